@@ -1,0 +1,114 @@
+"""What an environment is: a list of tasks, and episodes that start from one and go on turn by turn.
+
+An environment object holds its options and nothing of an episode: the state of an episode is plain data that travels
+with the trajectory, so that another process, on another machine, goes on from the last acknowledged turn. The broker
+uses `tasks` alone; the agent loop uses `start` and `step`.
+
+`step` is called in the agent loop's own thread and must return at once. A reward that may be slow, hang or crash is
+described as a `RewardJob`, which `services.environments.reward_pool` runs in a process that can be killed.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
+
+import msgspec
+
+Plain: TypeAlias = "None | bool | int | float | str | list[Plain] | dict[str, Plain]"
+"""What msgpack carries without help."""
+
+Task: TypeAlias = dict[str, Plain]
+State: TypeAlias = dict[str, Plain]
+Split = Literal["train", "eval"]
+
+
+class ChatMessage(TypedDict):
+    """One message of a conversation, as chat templates take it."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+class DemonstrationMessage(NamedTuple):
+    """One message of a demonstrated episode; `train` marks those that a cold start learns to say."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    train: bool
+
+
+class RewardJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A reward still to be worked out: `function(**arguments) -> float`, in a killable worker process."""
+
+    function: str
+    """Where to find it: "package.module:function"."""
+    arguments: dict[str, Plain]
+    deadline_s: float = 10.0
+    """Wall-clock seconds for the call alone; starting the worker and importing the function are not counted."""
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """The beginning of an episode: the conversation the policy answers, which is never trained on."""
+
+    state: State
+    messages: list[ChatMessage]
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """What one action led to."""
+
+    state: State
+    messages: list[ChatMessage]
+    """What the policy reads next (observation tokens); empty exactly when the episode is done."""
+    reward: float | RewardJob
+    """For this turn alone; finite. The episode's return is the sum over its turns."""
+    done: bool
+
+
+class TaskSource(Protocol):
+    """Tasks by index: the same index gives the same task, in every process, for ever."""
+
+    @property
+    def num_tasks(self) -> int | None:
+        """How many there are; None when every index from 0 up has one."""
+        ...
+
+    def task(self, index: int) -> Task:
+        """The task at `index`. Raises IndexError outside 0 .. num_tasks - 1."""
+        ...
+
+
+class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """For an environment that has nothing to set."""
+
+
+class Environment(ABC):
+    """Base of every environment; see `registry.create_environment` for how one is named in a configuration."""
+
+    options_type: ClassVar[type[msgspec.Struct]] = NoOptions
+    """What `__init__` takes: a frozen msgspec struct, every field with a default unless it must be given."""
+
+    @abstractmethod
+    def tasks(self, split: Split) -> TaskSource:
+        """The tasks to train on, or the held-out ones; the two have no task in common."""
+
+    @abstractmethod
+    def start(self, task: Task, seed: int) -> Start:
+        """Begin an episode. Whatever is random in it follows from `seed`, through the state."""
+
+    @abstractmethod
+    def step(self, state: State, action: str) -> Step:
+        """Take one assistant turn, decoded without special tokens. A bad action is data: it has a reward too.
+
+        Raises ValueError when `state` is not one of this environment's.
+        """
+
+
+class DemonstratingEnvironment(Environment):
+    """An environment that can show episodes, for the supervised cold start of a model that knows nothing."""
+
+    @abstractmethod
+    def demonstration(self, rng: random.Random) -> list[DemonstrationMessage]:
+        """One whole episode of a training task. It may be a bad one: `careless` teachers leave room to improve."""
