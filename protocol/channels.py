@@ -1,0 +1,29 @@
+"""The channels of the system as data: who binds, the pattern, the direction, the bounds."""
+
+import msgspec
+
+
+class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One ROUTER/DEALER channel. High-water marks are messages per peer; ``window`` the credit of sequenced messages."""
+
+    name: str
+    binds: str
+    connects: tuple[str, ...]
+    high_water_mark: int
+    window: int
+    resend_s: float
+    heartbeat_ms: int = 1000
+    heartbeat_timeout_ms: int = 4000
+
+
+WORK = ChannelSpec(name="work", binds="broker", connects=("rollout",), high_water_mark=1024, window=256, resend_s=3.0)
+BATCH = ChannelSpec(
+    name="batch",
+    binds="broker",
+    connects=("learner", "operator"),
+    high_water_mark=64,
+    window=16,
+    resend_s=3.0,
+)
+WEIGHTS = ChannelSpec(name="weights", binds="learner", connects=("rollout",), high_water_mark=64, window=16, resend_s=3.0)
+CHANNELS = (WORK, BATCH, WEIGHTS)

@@ -1,0 +1,136 @@
+"""Message <-> frames. Frame 0 is a msgpack header, every further frame one raw little-endian array.
+
+The header is a map: ``m`` the message (tagged), ``s`` its sequence number or nil, ``a`` a list of (name, dtype, shape) in
+the order of the frames. Decoding never copies an array: the result is a read-only view of the frame.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgpack
+import msgspec
+import numpy as np
+
+from protocol import limits
+from protocol.errors import ProtocolError
+from protocol.messages import AnyMessage, Message
+
+Array = np.ndarray[Any, Any]
+Frame = bytes | bytearray | memoryview
+DTYPES: Final[dict[str, np.dtype[Any]]] = {"int32": np.dtype("<i4"), "float32": np.dtype("<f4"), "uint8": np.dtype("u1")}
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A decoded message: the struct, its arrays (read-only views), and its sequence number if it has one."""
+
+    message: AnyMessage
+    arrays: dict[str, Array]
+    seq: int | None
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    m: AnyMessage
+    s: int | None
+    a: list[tuple[str, str, list[int]]]
+
+
+def encode(message: Message, arrays: Mapping[str, Array] | None = None, seq: int | None = None) -> list[Frame]:
+    """Frames of ``message``. Arrays must be those of ``message.ARRAYS``; they are not copied when contiguous.
+
+    Raises: ProtocolError when arrays are missing or of another dtype, or a limit is passed.
+    """
+    arrays = {} if arrays is None else arrays
+    kind = message_type(message)
+    if set(arrays) != set(message.ARRAYS):
+        raise ProtocolError(f"{kind}: arrays {sorted(arrays)} given, {sorted(message.ARRAYS)} expected")
+    described: list[tuple[str, str, tuple[int, ...]]] = []
+    frames: list[Frame] = [b""]
+    for name, dtype in message.ARRAYS.items():
+        array = arrays[name]
+        if array.dtype != DTYPES[dtype]:
+            raise ProtocolError(f"{kind}: array {name} has dtype {array.dtype}, {dtype} expected")
+        described.append((name, dtype, array.shape))
+        frames.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    frames[0] = msgpack.packb({"m": msgspec.to_builtins(message), "s": seq, "a": described}, use_bin_type=True)
+    _check_sizes(frames)
+    return frames
+
+
+def decode(frames: Sequence[Frame]) -> Received:
+    """The message in ``frames``.
+
+    Raises: ProtocolError naming the message type, field, value and limit; nothing else, whatever the bytes.
+    """
+    _check_sizes(frames)
+    header = _decode_header(frames[0])
+    message = header.m
+    kind = message_type(message)
+    expected = message.ARRAYS
+    if [name for name, _, _ in header.a] != list(expected) or len(frames) != 1 + len(expected):
+        raise ProtocolError(
+            f"{kind}: arrays {[name for name, _, _ in header.a]} in {len(frames) - 1} frames, {list(expected)} expected"
+        )
+    if header.s is not None and header.s < 0:
+        raise ProtocolError(f"{kind}: sequence number {header.s} is negative")
+    arrays = {
+        name: _array(kind, name, dtype, expected[name], shape, frame)
+        for (name, dtype, shape), frame in zip(header.a, frames[1:], strict=True)
+    }
+    try:
+        message.check_arrays(arrays)
+    except ValueError as error:
+        raise ProtocolError(f"{kind}: {error}") from error
+    return Received(message, arrays, header.s)
+
+
+def message_type(message: Message) -> str:
+    """The tag of a message, as it stands in errors, logs and metrics."""
+    return str(message.__struct_config__.tag)
+
+
+def _check_sizes(frames: Sequence[Frame]) -> None:
+    if not 1 <= len(frames) <= limits.MAX_FRAMES:
+        raise ProtocolError(f"message has {len(frames)} frames, 1 to {limits.MAX_FRAMES} allowed (MAX_FRAMES)")
+    sizes = [memoryview(frame).nbytes for frame in frames]
+    if sizes[0] > limits.MAX_HEADER_BYTES:
+        raise ProtocolError(f"header has {sizes[0]} bytes, {limits.MAX_HEADER_BYTES} allowed (MAX_HEADER_BYTES)")
+    if max(sizes) > limits.MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame has {max(sizes)} bytes, {limits.MAX_FRAME_BYTES} allowed (MAX_FRAME_BYTES)")
+    if sum(sizes) > limits.MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"message has {sum(sizes)} bytes, {limits.MAX_MESSAGE_BYTES} allowed (MAX_MESSAGE_BYTES)")
+
+
+def _decode_header(frame: Frame) -> _Header:
+    try:
+        plain = msgpack.unpackb(frame, raw=False, strict_map_key=True)
+    # msgpack documents ValueError (and its subclasses) and RecursionError-like StackError for every malformed input.
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"header is not msgpack: {type(error).__name__}: {error}") from error
+    try:
+        return msgspec.convert(plain, _Header)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ProtocolError(f"{_claimed_type(plain)}: {error}") from error
+
+
+def _claimed_type(plain: object) -> str:
+    """What a malformed message says it is, for the error; bounded, because it comes from outside."""
+    if isinstance(plain, dict) and isinstance(plain.get("m"), dict):
+        return str(plain["m"].get("type"))[:64]
+    return "header"
+
+
+def _array(kind: str, name: str, dtype: str, expected: str, shape: list[int], frame: Frame) -> Array:
+    if dtype != expected:
+        raise ProtocolError(f"{kind}: array {name} has dtype {dtype[:32]}, {expected} expected")
+    if len(shape) > limits.MAX_ARRAY_DIMENSIONS or any(size < 0 for size in shape):
+        raise ProtocolError(f"{kind}: array {name} has shape {shape[:8]}")
+    numpy_dtype = DTYPES[dtype]
+    num_bytes = memoryview(frame).nbytes
+    num_elements = 1
+    for size in shape:
+        num_elements *= size
+    if num_elements * numpy_dtype.itemsize != num_bytes:
+        raise ProtocolError(f"{kind}: array {name} of shape {shape} and dtype {dtype} does not fit {num_bytes} bytes")
+    array: Array = np.frombuffer(frame, dtype=numpy_dtype).reshape(shape)
+    array.flags.writeable = False
+    return array

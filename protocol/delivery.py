@@ -1,0 +1,104 @@
+"""Reliable, ordered delivery over a connection that may lose its tail: sequence numbers, cumulative acknowledgements,
+redelivery, duplicates. Go-back-N with a bounded window; pure (time comes in as a number), no sockets.
+
+The sender keeps every sequenced message until it is acknowledged, and sends all of them again after a reconnect or when no
+acknowledgement came for ``resend_s``. The receiver takes messages in order only: a gap means that something before it was
+lost, so it is ignored and the sender's resend fills it.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Outbox(Generic[T]):
+    """Sender's side. ``window`` bounds what is unacknowledged: ``has_room`` is the credit.
+
+    produces:     (seq, item) pairs to put on the wire
+    waits for:    acknowledgements
+    unblocked by: ``acknowledge``; ``reconnected`` and ``due`` give everything again
+    """
+
+    def __init__(self, window: int, resend_s: float) -> None:
+        if window < 1:
+            raise ValueError(f"window is {window}: at least 1 message must be allowed under way")
+        self._window = window
+        self._resend_s = resend_s
+        self._unacked: deque[tuple[int, T]] = deque()
+        self._next_seq = 0
+        self._last_progress = 0.0
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._unacked) < self._window
+
+    @property
+    def num_unacked(self) -> int:
+        return len(self._unacked)
+
+    @property
+    def first_seq(self) -> int:
+        """The oldest unacknowledged sequence number: what Hello tells the receiver to expect next."""
+        return self._unacked[0][0] if self._unacked else self._next_seq
+
+    def push(self, item: T, now: float) -> int:
+        """Take ``item``; returns its sequence number. Raises: ValueError when the window is full."""
+        if not self.has_room:
+            raise ValueError(f"window of {self._window} unacknowledged messages is full")
+        if not self._unacked:
+            self._last_progress = now
+        seq = self._next_seq
+        self._next_seq += 1
+        self._unacked.append((seq, item))
+        return seq
+
+    def acknowledge(self, next_seq: int, now: float) -> list[T]:
+        """Everything below ``next_seq`` is durable at the receiver; returns the items that this settles."""
+        settled = []
+        while self._unacked and self._unacked[0][0] < next_seq:
+            settled.append(self._unacked.popleft()[1])
+        if settled:
+            self._last_progress = now
+        return settled
+
+    def reconnected(self, now: float) -> Sequence[tuple[int, T]]:
+        """After a new handshake: everything unacknowledged, oldest first, to be sent again."""
+        self._last_progress = now
+        return tuple(self._unacked)
+
+    def due(self, now: float) -> Sequence[tuple[int, T]]:
+        """Everything unacknowledged, if nothing was acknowledged for ``resend_s``; else nothing."""
+        if not self._unacked or now - self._last_progress < self._resend_s:
+            return ()
+        return self.reconnected(now)
+
+
+class Inbox:
+    """Receiver's side, one per peer and session.
+
+    ``offer`` says whether a message is the next one. ``committed`` moves the acknowledgement: call it when the message is
+    durable, so that nothing is acknowledged that a crash could take back.
+    """
+
+    def __init__(self, first_seq: int) -> None:
+        self._expected = first_seq
+        self._durable = first_seq
+
+    @property
+    def next_seq(self) -> int:
+        """What the cumulative acknowledgement says: everything below is durable."""
+        return self._durable
+
+    def offer(self, seq: int) -> bool:
+        """True: take it. False: a duplicate, or a message behind a gap (the sender will send it again)."""
+        if seq != self._expected:
+            return False
+        self._expected += 1
+        return True
+
+    def committed(self) -> int:
+        """All that was taken is durable now; returns the cumulative acknowledgement."""
+        self._durable = self._expected
+        return self._durable

@@ -1,0 +1,24 @@
+"""Limits on everything that a peer can send. A message over a limit is refused with the limit's name and value."""
+
+from typing import Final
+
+PROTOCOL_VERSION: Final = 1
+
+MAX_HEADER_BYTES: Final = 4 * 1024 * 1024
+MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
+MAX_FRAMES: Final = 64
+MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
+MAX_ARRAY_DIMENSIONS: Final = 4
+
+MAX_NAME_CHARS: Final = 128
+MAX_REASON_CHARS: Final = 4096
+MAX_STATE_BYTES: Final = 256 * 1024
+MAX_TASK_BYTES: Final = 1024 * 1024
+MAX_CHUNK_TOKENS: Final = 1_000_000
+MAX_TURNS: Final = 4096
+MAX_LEASES_PER_MESSAGE: Final = 4096
+MAX_TRAJECTORIES_PER_BATCH: Final = 65_536
+MAX_TENSORS: Final = 2_000_000
+MAX_WEIGHT_CHUNK_BYTES: Final = 1024 * 1024
+MAX_METRICS: Final = 4096
+MAX_WINDOW: Final = 1024
