@@ -1,0 +1,1 @@
+"""Scaffolding that every process shares: settings, channels, lifecycle, telemetry. No torch."""

@@ -1,0 +1,97 @@
+"""Load a run's settings: TOML file < environment < ``--set section.key=value``; every error names the key and the way out."""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from services.runtime.settings import Settings
+
+ENVIRONMENT_PREFIX: Final = "GSPO_"
+RESERVED: Final = frozenset({"GSPO_DATA_DIR", "GSPO_LOG_LEVEL"})
+
+
+class ConfigurationError(ValueError):
+    """The configuration cannot be used; the text is meant for the person who wrote it."""
+
+
+def load_settings(path: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from ``path`` (None: the defaults), the environment and ``overrides`` ("section.key=value").
+
+    Raises: ConfigurationError naming the file, the key, the value and the way out.
+    """
+    plain = _read_toml(path) if path is not None else {}
+    origin = str(path) if path is not None else "defaults"
+    for name, value in environment.items():
+        if name.startswith(ENVIRONMENT_PREFIX) and "__" in name and name not in RESERVED:
+            _put(plain, name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"), _value(value), f"environment {name}")
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        if not separator:
+            raise ConfigurationError(f"--set {override!r}: expected section.key=value, such as batch.max_lag=2")
+        _put(plain, key.strip().split("."), _value(value.strip()), f"--set {override}")
+    try:
+        return Settings.model_validate(plain)
+    except ValidationError as error:
+        lines = [_explain(details) for details in error.errors()]
+        raise ConfigurationError(f"{origin}: " + "\n".join(lines)) from error
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{path}: no such file; examples are in examples/") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
+
+
+def _value(text: str) -> Any:
+    """A value as TOML reads it; bare words are strings, so that `--set environment.name=calculator` needs no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _put(plain: dict[str, Any], keys: Sequence[str], value: Any, origin: str) -> None:
+    if len(keys) < 2 or not all(keys):
+        raise ConfigurationError(f"{origin}: expected section.key, such as batch.max_lag")
+    table = plain
+    for key in keys[:-1]:
+        inner = table.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise ConfigurationError(f"{origin}: {key} is a value, not a section")
+        table = inner
+    table[keys[-1]] = value
+
+
+def _explain(details: ErrorDetails) -> str:
+    location = [str(part) for part in details["loc"]]
+    name = ".".join(location)
+    if details["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        close = difflib.get_close_matches(location[-1], known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "known keys: " + ", ".join(known)
+        return f"  {name}: unknown key; {hint}"
+    message = details["msg"].removeprefix("Value error, ")
+    if not location or isinstance(details["input"], dict):
+        return f"  {message}"
+    return f"  {name} is {details['input']!r}: {message}"
+
+
+def _known_keys(location: Sequence[str]) -> list[str]:
+    model: type[BaseModel] = Settings
+    for part in location:
+        annotation = model.model_fields[part].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return sorted(model.model_fields)

@@ -1,0 +1,251 @@
+"""One TOML file configures a whole run; each process reads the sections it needs.
+
+Precedence: file < environment (``GSPO_BATCH__MAX_LAG=2``) < command line (``--set batch.max_lag=2``). Unknown keys are errors.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, and a misspelt key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Run(Section):
+    """The run as a whole."""
+
+    directory: Path = Path("runs/default")
+    """Everything the run writes: ledger, checkpoints, metrics, logs, plots. Starting again with the same directory resumes."""
+    num_batches: int = Field(100, ge=1)
+    """The run ends after this many batches."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Seeds task order, sampling and the learner."""
+
+
+class Model(Section):
+    """The policy."""
+
+    path: Path = Path("models/tiny")
+    """Hugging Face model directory (config.json, *.safetensors, tokenizer.json): the starting weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which the weights are published and served."""
+
+
+class EnvironmentSection(Section):
+    """Where tasks and rewards come from."""
+
+    name: str = "arithmetic"
+    """A built-in environment (arithmetic, calculator, dataset) or "package.module:ClassName"."""
+    options: dict[str, Any] = {}
+    """Passed to the environment; see `gspo environments`."""
+
+
+class Sampling(Section):
+    """How the policy is sampled. Recorded with every batch, because the learner applies the same temperature."""
+
+    temperature: float = Field(1.0, ge=0, le=10)
+    """Divides the logits, in the engine and in the learner. 0 is refused: greedy tokens have no behaviour log-prob."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Only 1.0 can be trained on: a truncated distribution makes the ratio of an unchanged policy differ from 1."""
+    top_k: int = Field(-1, ge=-1)
+    """Only -1 (off) can be trained on, for the same reason."""
+    max_turn_tokens: int = Field(16, ge=1)
+    """Most tokens of one action turn."""
+    max_tokens: int = Field(256, ge=2)
+    """Most tokens of a whole trajectory, prompt and observations included."""
+
+    @model_validator(mode="after")
+    def _trainable(self) -> "Sampling":
+        if self.temperature == 0:
+            raise ValueError("sampling.temperature is 0: greedy tokens cannot be trained on; use a value such as 1.0")
+        if self.top_p != 1.0 or self.top_k != -1:
+            raise ValueError(
+                f"sampling.top_p is {self.top_p} and sampling.top_k is {self.top_k}: log-probs of a truncated distribution give a "
+                "ratio other than 1 for an unchanged policy; use top_p = 1.0 and top_k = -1"
+            )
+        if self.max_turn_tokens >= self.max_tokens:
+            raise ValueError(
+                f"sampling.max_turn_tokens is {self.max_turn_tokens} and sampling.max_tokens is {self.max_tokens}: "
+                "a turn must be shorter than the whole trajectory"
+            )
+        return self
+
+
+class BatchSection(Section):
+    """What makes a batch, and how stale it may be."""
+
+    group_size: int = Field(8, ge=2)
+    """Trajectories per prompt. 1 is refused: a group of one has no baseline."""
+    groups_per_batch: int = Field(32, ge=1)
+    """Whole groups per batch; a batch is trained under one policy version and ends with a publication."""
+    mini_batches: int = Field(4, ge=1)
+    """Optimizer steps per batch, each on groups_per_batch / mini_batches whole groups. The paper uses 4."""
+    max_lag: int = Field(2, ge=0)
+    """No token older than this many versions is trained on. 0: generation and training take turns."""
+
+    @model_validator(mode="after")
+    def _divisible(self) -> "BatchSection":
+        if self.groups_per_batch % self.mini_batches:
+            raise ValueError(
+                f"batch.groups_per_batch is {self.groups_per_batch}, batch.mini_batches is {self.mini_batches}: every mini-batch "
+                "holds whole groups, so the first must be a multiple of the second"
+            )
+        return self
+
+
+class ObjectiveSection(Section):
+    """GSPO-token with staleness-aware sequence clipping; see docs/design.md for the formulas."""
+
+    ratio_unit: Literal["sequence", "turn", "token"] = "sequence"
+    """Tokens that share one importance ratio: sequence (GSPO), turn, or token (GRPO)."""
+    eps_low: float = Field(3e-4, gt=0, lt=1)
+    """Lower clip at lag 0: ratios below 1 - eps_low are clipped. The paper: 3e-4 (GRPO 0.2)."""
+    eps_high: float = Field(4e-4, gt=0)
+    """Upper clip at lag 0: ratios above 1 + eps_high are clipped. The paper: 4e-4 (GRPO 0.27)."""
+    band_growth: float = Field(1.0, ge=0)
+    """c: the band of a sequence of lag d is (1 + c d) times as wide. 0: a fixed band."""
+    noise_z: float = Field(2.0, ge=0)
+    """z: the band is widened by z * sigma / sqrt(n), sigma being the measured engine-learner mismatch. 0: no noise floor."""
+    anchor: Literal["behaviour", "proximal"] = "behaviour"
+    """What the ratio is taken against: the engine's log-probs, or the learner's own at the start of the batch (one more
+    forward pass; the engine mismatch is then handled by mismatch_mode and the clip sees drift alone)."""
+    mismatch_mode: Literal["off", "truncate", "reject"] = "truncate"
+    """With anchor = "proximal": what is done with a sequence's mismatch factor beyond mismatch_cap."""
+    mismatch_cap: float = Field(2.0, gt=1)
+    """Largest mismatch factor (and 1 / smallest, when rejecting)."""
+    advantage: Literal["sequence", "turn"] = "sequence"
+    """Group-relative advantage of the whole trajectory, or per turn from the rewards that follow it."""
+    normalise_by_std: bool = True
+    """Divide group-relative advantages by the group's standard deviation, as the paper does."""
+
+
+class Evaluation(Section):
+    """Held-out problems, sampled as in training, never trained on."""
+
+    every_batches: int = Field(5, ge=0)
+    """Evaluate the newest version every so many batches, and at the start and end. 0: never."""
+    num_tasks: int = Field(64, ge=1)
+    """Held-out tasks per evaluation, the same each time."""
+
+
+class Broker(Section):
+    """The durable queue between rollouts and learner."""
+
+    work_endpoint: str = "tcp://127.0.0.1:7001"
+    """Rollouts connect here; the broker binds it."""
+    batch_endpoint: str = "tcp://127.0.0.1:7002"
+    """The learner and `gspo run` connect here; the broker binds it."""
+    lease_s: PositiveSeconds = 15.0
+    """A lease that is not renewed for so long ends; its trajectory goes on elsewhere from the last acknowledged token."""
+    max_attempts: int = Field(4, ge=1)
+    """A trajectory that failed (not: was handed back or lost) so often is dropped with its group, and reported."""
+    commit_interval_s: Annotated[float, Field(ge=0, le=1)] = 0.005
+    """Group commit: how long messages are gathered before one commit and its acknowledgements."""
+    failure_budget: int = Field(20, ge=1)
+    """The run stops with the reason after so many groups in a row were dropped because they failed."""
+    metrics_port: Port = 9101
+    """/metrics, /healthz and /readyz; 0: any free port (logged)."""
+
+
+class Rollout(Section):
+    """SGLang servers and the agent loops in front of them."""
+
+    num_servers: int = Field(2, ge=0)
+    """How many rollouts `gspo run` starts on this machine. Others may join at any time."""
+    server_url: str = ""
+    """Use the SGLang server that already runs here instead of starting one (it must see weights_directory)."""
+    server_port: Port = 0
+    """Port of the SGLang server; 0: any free one."""
+    server_args: list[str] = []
+    """More arguments for sglang.launch_server."""
+    max_total_tokens: int = Field(65536, ge=256)
+    """Size of SGLang's KV cache, in tokens (CPU)."""
+    max_running: int = Field(64, ge=1)
+    """Episodes in flight per server."""
+    chunk_tokens: int = Field(64, ge=1)
+    """Stream a chunk to the broker after so many new tokens (and at the end of each turn): what a crash can cost."""
+    pause_mode: Literal["retract", "in_place"] = "retract"
+    """How unfinished generations wait for a weight update. retract: their KV cache is computed again under the new weights,
+    so that each token's log-prob is that of one policy. in_place: faster, later tokens see the old cache."""
+    weights_directory: Path = Path("/dev/shm")
+    """Fetched weights are written below this directory (a memory file system) for SGLang to load."""
+    start_timeout_s: PositiveSeconds = 600.0
+    """SGLang must be healthy within this time."""
+    drain_s: PositiveSeconds = 10.0
+    """On SIGTERM: time to hand unfinished trajectories back."""
+    reward_workers: int = Field(1, ge=1)
+    """Killable worker processes for slow rewards (math-verify)."""
+    metrics_port: Port = 9110
+    """First rollout's port; `gspo run` gives the following ones port + 1, + 2, ... 0: any free port."""
+
+
+class Learner(Section):
+    """DeepSpeed."""
+
+    num_ranks: int = Field(1, ge=1)
+    """Processes that `gspo learner` starts on this machine (gloo on CPU, nccl on GPU)."""
+    zero_stage: int = Field(1, ge=0, le=3)
+    """DeepSpeed ZeRO stage."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the forward and backward pass; master weights are float32."""
+    learning_rate: float = Field(1e-6, gt=0)
+    """Constant after warmup_steps."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps of linear warmup."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are clipped to this norm."""
+    token_budget: int = Field(4096, ge=16)
+    """Most tokens of a packed micro-batch."""
+    logprob_chunk_tokens: int = Field(512, ge=1)
+    """Logits are held for so many tokens at a time."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+    checkpoint_every_batches: int = Field(10, ge=1)
+    """A crash repeats at most so many batches."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Older checkpoints are removed."""
+    weights_endpoint: str = "tcp://127.0.0.1:7003"
+    """Rollouts fetch weights here; the learner binds it."""
+    advertised_weights_endpoint: str = ""
+    """What rollouts connect to when it differs from weights_endpoint (a service name); empty: the same."""
+    metrics_port: Port = 9102
+    """/metrics, /healthz and /readyz; 0: any free port (logged)."""
+
+
+class Settings(BaseModel):
+    """All sections of a run's configuration file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    run: Run = Run()
+    model: Model = Model()
+    environment: EnvironmentSection = EnvironmentSection()
+    sampling: Sampling = Sampling()
+    batch: BatchSection = BatchSection()
+    objective: ObjectiveSection = ObjectiveSection()
+    evaluation: Evaluation = Evaluation()
+    broker: Broker = Broker()
+    rollout: Rollout = Rollout()
+    learner: Learner = Learner()
+
+    @model_validator(mode="after")
+    def _clip_fits_unit(self) -> "Settings":
+        objective = self.objective
+        if objective.ratio_unit == "sequence" and max(objective.eps_low, objective.eps_high) >= 0.2:
+            raise ValueError(
+                f"objective.eps_low is {objective.eps_low} and objective.eps_high is {objective.eps_high} with ratio_unit = "
+                '"sequence": a length-normalised ratio never moves so far, nothing would be clipped. The GSPO paper uses 3e-4 and '
+                '4e-4; 0.2 and 0.27 are its values for GRPO (ratio_unit = "token")'
+            )
+        return self
