@@ -1,0 +1,303 @@
+"""Sequences as the learner trains on them, and how they are packed into micro-batches.
+
+Host side (numpy): `TrainSequence` and `TrainGroup`, validated once when they are made. Device side (torch):
+`PackedBatch`, several sequences laid end to end without padding, every per-token tensor shifted so that index
+t describes the token that follows it.
+
+Letters in shapes: L tokens of one sequence, T tokens of a packed micro-batch, S sequences in it, G sequences of a group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_ARRAYS = {
+    "token_ids": np.dtype(np.int64),
+    "action_mask": np.dtype(np.bool_),
+    "behaviour_logprobs": np.dtype(np.float32),
+    "versions": np.dtype(np.int64),
+    "turn_ids": np.dtype(np.int32),
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainSequence:
+    """One finished trajectory: action tokens (the policy's) and observation tokens (prompt, tool or user turns).
+
+    Off the actions `behaviour_logprobs` is ignored, `versions` and `turn_ids` are -1. A sequence without any
+    action token is legal: it counts in N and contributes nothing else.
+
+    Raises ValueError on arrays whose type, length or values do not fit together.
+    """
+
+    token_ids: NDArray[np.int64]
+    """[L]"""
+    action_mask: NDArray[np.bool_]
+    """[L]; never set at index 0, because nothing predicts the first token."""
+    behaviour_logprobs: NDArray[np.float32]
+    """[L]; what the engine reported at the sampling temperature."""
+    versions: NDArray[np.int64]
+    """[L]; the policy version that made each action token."""
+    turn_ids: NDArray[np.int32]
+    """[L]; the turn, counted from 0, of each action token."""
+    temperature: float
+    """The sampling temperature; the learner divides its logits by it."""
+    advantages: NDArray[np.float32] | None = None
+    """[L]; None until the group's rewards have been turned into advantages."""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 2:
+            raise ValueError(f"token_ids has {self.num_tokens} tokens; a sequence needs a prompt token and one more")
+        for name, dtype in _ARRAYS.items():
+            self._check_array(name, self.__dict__[name], dtype)
+        if self.advantages is not None:
+            self._check_array("advantages", self.advantages, np.dtype(np.float32))
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise ValueError(f"temperature is {self.temperature}; training needs a sampling temperature above 0")
+        if self.token_ids.min() < 0:
+            raise ValueError(f"token_ids holds {self.token_ids.min()}; ids are not negative")
+        if self.action_mask[0]:
+            raise ValueError("action_mask is set at index 0; nothing predicts the first token, so it must be an observation")
+        self._check_actions()
+
+    def _check_array(self, name: str, array: NDArray[np.generic], dtype: np.dtype[np.generic]) -> None:
+        if array.dtype != dtype or array.shape != (self.num_tokens,):
+            found = f"{array.dtype}{list(array.shape)}"
+            raise ValueError(f"{name} is {found}; it must be {dtype}[{self.num_tokens}], one value per token id")
+        if dtype == np.float32 and not np.isfinite(array).all():
+            index = int(np.flatnonzero(~np.isfinite(array))[0])
+            raise ValueError(f"{name}[{index}] is {array[index]}; only finite values can be trained on")
+
+    def _check_actions(self) -> None:
+        behaviour = self.behaviour_logprobs[self.action_mask]
+        if (behaviour > 0).any():
+            raise ValueError(f"behaviour_logprobs holds {behaviour.max()}; a log-probability is at most 0")
+        for name in ("versions", "turn_ids"):
+            array = self.__dict__[name]
+            if (array[self.action_mask] < 0).any() or (array[~self.action_mask] != -1).any():
+                raise ValueError(f"{name} must be >= 0 on action tokens and -1 elsewhere")
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.token_ids.shape[0])
+
+    @property
+    def num_action_tokens(self) -> int:
+        return int(self.action_mask.sum())
+
+    def with_advantages(self, advantages_L: NDArray[np.float32]) -> TrainSequence:
+        return replace(self, advantages=advantages_L)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainGroup:
+    """The sequences sampled for one prompt, with their rewards. Groups enter and leave a batch whole."""
+
+    group_id: str
+    sequences: tuple[TrainSequence, ...]
+    rewards: NDArray[np.float64]
+    """[G]; one reward per sequence."""
+    turn_rewards: tuple[NDArray[np.float64], ...] | None = None
+    """Per sequence the rewards of its turns; None where credit is given to whole sequences."""
+
+    def __post_init__(self) -> None:
+        size = len(self.sequences)
+        if size == 0:
+            raise ValueError(f"group {self.group_id} has no sequences")
+        if self.rewards.shape != (size,) or not np.isfinite(self.rewards).all():
+            raise ValueError(f"group {self.group_id}: rewards is {self.rewards}; give {size} finite values")
+        if self.turn_rewards is None:
+            return
+        if len(self.turn_rewards) != size or not all(np.isfinite(rewards).all() for rewards in self.turn_rewards):
+            raise ValueError(f"group {self.group_id}: turn_rewards needs {size} arrays of finite values, one per sequence")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedBatch:
+    """S sequences end to end. Index t of a `_T` tensor describes the target token t + 1 of the same sequence.
+
+    The last index of each sequence has no target: `mask_T` is False there, and wherever the target is not an
+    action token; the other per-token values are 0 there (`turn_ids_T` -1, `temperatures_T` the sequence's
+    own).
+    """
+
+    input_ids: Tensor
+    """int64 [1, T]"""
+    position_ids: Tensor
+    """int64 [1, T]; starts at 0 in each sequence."""
+    cu_seqlens: tuple[int, ...]
+    """[S + 1] boundaries of the sequences."""
+    targets_T: Tensor
+    mask_T: Tensor
+    behaviour_T: Tensor
+    advantages_T: Tensor
+    sequence_ids_T: Tensor
+    """int64; 0 .. S - 1"""
+    turn_ids_T: Tensor
+    temperatures_T: Tensor
+    lags_T: Tensor
+    """float32; the learner's version minus the token's version."""
+    sequence_indices: tuple[int, ...]
+    """[S]; where each sequence stands in the mini-batch, for gathering results."""
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.sequence_indices)
+
+    @property
+    def num_tokens(self) -> int:
+        """Real tokens: 0 for the dummy of an empty micro-batch."""
+        return 0 if self.is_empty else int(self.input_ids.shape[1])
+
+    @property
+    def is_empty(self) -> bool:
+        return self.num_sequences == 0
+
+    def to(self, device: torch.device) -> PackedBatch:
+        """The same batch with its tensors on `device`."""
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
+
+def pack(
+    sequences: Sequence[TrainSequence], *, policy_version: int, sequence_indices: Sequence[int] | None = None
+) -> PackedBatch:
+    """Lay sequences end to end, targets shifted by one.
+
+    Args:
+        sequences: with advantages; none at all gives a dummy of one token that takes part in collectives and trains nothing.
+        policy_version: the learner's version at use, from which each token's lag is counted.
+        sequence_indices: where the sequences stand in the mini-batch; their own order when None.
+
+    Raises ValueError for a sequence without advantages, or one with a token newer than the learner.
+    """
+    indices = tuple(range(len(sequences))) if sequence_indices is None else tuple(sequence_indices)
+    if len(indices) != len(sequences):
+        raise ValueError(f"sequence_indices has {len(indices)} entries for {len(sequences)} sequences")
+    if not sequences:
+        return _dummy()
+    advantages = []
+    for index, sequence in zip(indices, sequences, strict=True):
+        if sequence.advantages is None:
+            raise ValueError(f"sequence {index} has no advantages; compute them for its group first")
+        newest = sequence.versions.max()
+        if newest > policy_version:
+            raise ValueError(f"sequence {index} has a token of version {newest}, newer than the learner's {policy_version}")
+        advantages.append(sequence.advantages)
+
+    lengths = [sequence.num_tokens for sequence in sequences]
+    mask = [_shifted(sequence.action_mask, False) for sequence in sequences]
+    mask_T = np.concatenate(mask)
+
+    def on_actions(arrays: Sequence[NDArray[np.generic]], off: float, dtype: type[np.generic]) -> Tensor:
+        shifted = np.concatenate([_shifted(array, off) for array in arrays])
+        return torch.from_numpy(np.where(mask_T, shifted, off).astype(dtype))
+
+    return PackedBatch(
+        input_ids=torch.from_numpy(np.concatenate([sequence.token_ids for sequence in sequences]))[None],
+        position_ids=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]))[None],
+        cu_seqlens=(0, *np.cumsum(lengths).tolist()),
+        targets_T=torch.from_numpy(np.concatenate([_shifted(sequence.token_ids, 0) for sequence in sequences])),
+        mask_T=torch.from_numpy(mask_T),
+        behaviour_T=on_actions([sequence.behaviour_logprobs for sequence in sequences], 0.0, np.float32),
+        advantages_T=on_actions(advantages, 0.0, np.float32),
+        sequence_ids_T=torch.from_numpy(np.repeat(np.arange(len(sequences)), lengths)),
+        turn_ids_T=on_actions([sequence.turn_ids for sequence in sequences], -1, np.int64),
+        temperatures_T=torch.from_numpy(
+            np.repeat(np.array([sequence.temperature for sequence in sequences], dtype=np.float32), lengths)
+        ),
+        lags_T=on_actions([policy_version - sequence.versions for sequence in sequences], 0, np.float32),
+        sequence_indices=indices,
+    )
+
+
+def _shifted(array: NDArray[np.generic], last: float) -> NDArray[np.generic]:
+    return np.append(array[1:], np.asarray(last, dtype=array.dtype))
+
+
+def _dummy() -> PackedBatch:
+    zeros = torch.zeros(1, dtype=torch.int64)
+    return PackedBatch(
+        input_ids=zeros[None].clone(),
+        position_ids=zeros[None].clone(),
+        cu_seqlens=(0, 1),
+        targets_T=zeros.clone(),
+        mask_T=torch.zeros(1, dtype=torch.bool),
+        behaviour_T=torch.zeros(1),
+        advantages_T=torch.zeros(1),
+        sequence_ids_T=zeros.clone(),
+        turn_ids_T=zeros - 1,
+        temperatures_T=torch.ones(1),
+        lags_T=torch.zeros(1),
+        sequence_indices=(),
+    )
+
+
+def plan_micro_batches(
+    lengths: Sequence[int], token_budget: int, num_ranks: int, *, max_sequence_tokens: int | None = None
+) -> list[list[list[int]]]:
+    """Spread sequences over ranks and micro-batches: `plan[rank][micro_batch]` holds indices into `lengths`.
+
+    Every rank gets the same number of micro-batches, because each is a round of collectives; where sequences
+    are too few, some are empty. A micro-batch holds at most `token_budget` tokens, except that a longer
+    sequence travels alone. Micro-batches of one round are of like size, because the slowest rank sets the
+    pace. The plan depends on nothing but the arguments.
+
+    Raises ValueError for a sequence above `max_sequence_tokens`.
+    """
+    if token_budget < 1 or num_ranks < 1:
+        raise ValueError(f"token_budget is {token_budget} and num_ranks {num_ranks}; both must be at least 1")
+    for index, length in enumerate(lengths):
+        if max_sequence_tokens is not None and length > max_sequence_tokens:
+            raise ValueError(f"sequence {index} has {length} tokens, above max_sequence_tokens = {max_sequence_tokens}")
+    longest_first = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    bins = _first_fit(lengths, longest_first, token_budget)
+    num_bins = max(1, math.ceil(len(bins) / num_ranks)) * num_ranks
+    levelled = _least_loaded(lengths, longest_first, token_budget, num_bins)
+    # Levelling can fail to find room where first-fit found it; a bin count that holds is worth more than even loads.
+    bins = levelled if levelled is not None else bins + [[] for _ in range(num_bins - len(bins))]
+    bins.sort(key=lambda members: (-sum(lengths[index] for index in members), members))
+    plan: list[list[list[int]]] = [[] for _ in range(num_ranks)]
+    for start in range(0, num_bins, num_ranks):
+        # Boustrophedon: the rank that got the largest of one round gets the smallest of the next.
+        ranks = range(num_ranks) if start // num_ranks % 2 == 0 else reversed(range(num_ranks))
+        for offset, rank in enumerate(ranks):
+            plan[rank].append(sorted(bins[start + offset]))
+    return plan
+
+
+def _first_fit(lengths: Sequence[int], order: Sequence[int], token_budget: int) -> list[list[int]]:
+    bins: list[list[int]] = []
+    loads: list[int] = []
+    for index in order:
+        for slot, load in enumerate(loads):
+            if load + lengths[index] <= token_budget:
+                bins[slot].append(index)
+                loads[slot] += lengths[index]
+                break
+        else:
+            bins.append([index])
+            loads.append(lengths[index])
+    return bins
+
+
+def _least_loaded(lengths: Sequence[int], order: Sequence[int], token_budget: int, num_bins: int) -> list[list[int]] | None:
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    loads = [0] * num_bins
+    for index in order:
+        slot = min(range(num_bins), key=lambda candidate: (loads[candidate], candidate))
+        if bins[slot] and loads[slot] + lengths[index] > token_budget:
+            return None
+        bins[slot].append(index)
+        loads[slot] += lengths[index]
+    return bins
