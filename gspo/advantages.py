@@ -1,0 +1,196 @@
+"""Group-relative advantages, per sequence or per turn, and their expansion to tokens.
+
+Sequence level (GRPO, arXiv 2402.03300; GSPO, eq. 6):  A_i = (r_i - mean(r)) / (std(r) + eps)  over the group of i.
+The deviation is the sample one (divided by G - 1). A group whose rewards are all equal carries no signal: its advantages
+are exactly 0 and it is flagged. All arithmetic is float64; results are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gspo.settings import require_number
+from gspo.validation import require_ids, require_mask, require_vector
+
+TurnCredit = Literal["return_to_go", "per_turn"]
+"""What a turn is credited with: the discounted sum of its and all later rewards, or its own reward."""
+
+STD_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class GroupAdvantages:
+    """Advantages of M trajectories and which of them lie in a group without signal."""
+
+    advantages_M: Tensor
+    zero_variance_M: Tensor
+    """bool: every reward of this trajectory's group is the same (or the group has one member)."""
+    num_groups: int
+    num_zero_variance_groups: int
+
+
+@dataclass(frozen=True)
+class TurnAdvantages:
+    """Advantages of every turn of M trajectories (float32, one tensor each) and which groups have no signal."""
+
+    advantages: list[Tensor]
+    zero_variance_M: Tensor
+    """bool: no turn of this trajectory's group has a signal."""
+    num_groups: int
+    num_zero_variance_groups: int
+
+
+def group_advantages(
+    rewards_M: Tensor | npt.ArrayLike,
+    group_ids_M: Tensor | npt.ArrayLike,
+    *,
+    normalise_std: bool = True,
+    eps: float = STD_EPS,
+) -> GroupAdvantages:
+    """Return one advantage per trajectory; `normalise_std=False` subtracts the mean only (Dr. GRPO, arXiv 2503.20783).
+
+    rewards_M: M numbers (torch, numpy or a list). group_ids_M: M integers or strings, in any order.
+    Raises ValueError for a non-finite reward (a missing reward must not become 0) or another number of group ids.
+    """
+    require_number("eps", eps, low=0.0)
+    rewards = _rewards("rewards_M", rewards_M)
+    groups = _groups(group_ids_M, rewards.shape[0])
+    advantages, has_signal = _normalise(rewards, groups, normalise_std=normalise_std, eps=eps)
+    num_groups = int(groups.max()) + 1 if groups.size else 0
+    alive = np.unique(groups[has_signal])
+    return GroupAdvantages(
+        advantages_M=torch.from_numpy(advantages.astype(np.float32)),
+        zero_variance_M=torch.from_numpy(~has_signal),
+        num_groups=num_groups,
+        num_zero_variance_groups=num_groups - alive.shape[0],
+    )
+
+
+def turn_advantages(
+    turn_rewards: Sequence[Tensor | npt.ArrayLike],
+    group_ids_M: Tensor | npt.ArrayLike,
+    *,
+    credit: TurnCredit = "return_to_go",
+    discount: float = 1.0,
+    normalise_std: bool = True,
+    eps: float = STD_EPS,
+) -> TurnAdvantages:
+    """Return one advantage per turn, normalised over the turns of the same index in the group.
+
+    turn_rewards: for each of M trajectories the rewards of its turns (lengths differ); an outcome reward belongs to the
+    last turn. A turn that no other member of the group has reached has nothing to be compared with: advantage 0.
+    Raises ValueError as `group_advantages`, for an unknown credit and for a discount outside [0, 1].
+    """
+    require_number("eps", eps, low=0.0)
+    require_number("discount", discount, low=0.0, high=1.0 + 1e-12)
+    if credit not in ("return_to_go", "per_turn"):
+        raise ValueError(f"credit is {credit!r}; choose one of return_to_go, per_turn")
+    groups = _groups(group_ids_M, len(turn_rewards))
+    rewards = [_rewards(f"turn_rewards[{i}]", values) for i, values in enumerate(turn_rewards)]
+    if credit == "return_to_go":
+        rewards = [_return_to_go(values, discount) for values in rewards]
+    lengths = [len(values) for values in rewards]
+    flat = np.concatenate([np.zeros(0), *rewards])
+    turn_of = np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(n) for n in lengths)])
+    trajectory_of = np.repeat(np.arange(len(rewards)), lengths)
+    comparable = _groups(groups[trajectory_of] * (max(lengths, default=0) + 1) + turn_of, flat.shape[0])
+    advantages, has_signal = _normalise(flat, comparable, normalise_std=normalise_std, eps=eps)
+    num_groups = int(groups.max()) + 1 if groups.size else 0
+    alive = np.unique(groups[trajectory_of[has_signal]])
+    parts = torch.from_numpy(advantages.astype(np.float32)).split(lengths) if lengths else ()
+    return TurnAdvantages(
+        advantages=list(parts),
+        zero_variance_M=torch.from_numpy(~np.isin(groups, alive)),
+        num_groups=num_groups,
+        num_zero_variance_groups=num_groups - alive.shape[0],
+    )
+
+
+def sequence_values_to_tokens(values_S: Tensor, sequence_ids_T: Tensor, mask_T: Tensor) -> Tensor:
+    """Give every action token the value of its sequence, every other token 0."""
+    require_vector("values_S", values_S)
+    require_mask("mask_T", mask_T)
+    require_ids("sequence_ids_T", sequence_ids_T, values_S.shape[0], mask_T)
+    if values_S.shape[0] == 0:
+        return values_S.new_zeros(mask_T.shape[0])
+    return torch.where(mask_T, values_S[torch.where(mask_T, sequence_ids_T, 0)], 0.0)
+
+
+def turn_values_to_tokens(values: Sequence[Tensor], sequence_ids_T: Tensor, turn_ids_T: Tensor, mask_T: Tensor) -> Tensor:
+    """Give every action token the value of its turn, every other token 0.
+
+    values: for each sequence of the micro-batch one number per turn; turn ids count from 0 within a sequence.
+    Raises ValueError for an action token whose turn has no value.
+    """
+    require_mask("mask_T", mask_T)
+    require_ids("sequence_ids_T", sequence_ids_T, len(values), mask_T)
+    device = mask_T.device
+    lengths_S = torch.tensor([len(turns) for turns in values], dtype=torch.int64, device=device)
+    if int(lengths_S.sum()) == 0 and not bool(mask_T.any()):
+        return torch.zeros(mask_T.shape[0], device=device)
+    ids_T = torch.where(mask_T, sequence_ids_T, 0)
+    missing = mask_T & ((turn_ids_T < 0) | (turn_ids_T >= lengths_S[ids_T]))
+    if bool(missing.any()):
+        index = int(torch.nonzero(missing)[0, 0])
+        sequence = int(sequence_ids_T[index])
+        raise ValueError(
+            f"turn_ids_T[{index}] is {int(turn_ids_T[index])} but sequence {sequence} has values for "
+            f"{int(lengths_S[sequence])} turns"
+        )
+    positions_T = torch.where(mask_T, (lengths_S.cumsum(0) - lengths_S)[ids_T] + turn_ids_T, 0)
+    return torch.where(mask_T, torch.cat([turns.to(device) for turns in values])[positions_T], 0.0)
+
+
+def _rewards(name: str, rewards: Tensor | npt.ArrayLike) -> npt.NDArray[np.float64]:
+    plain = rewards.detach().cpu().double().numpy() if isinstance(rewards, Tensor) else rewards
+    values = np.asarray(plain, dtype=np.float64)
+    if values.ndim != 1:
+        raise ValueError(f"{name} has shape {values.shape}; give a flat vector")
+    bad = np.flatnonzero(~np.isfinite(values))
+    if bad.size:
+        raise ValueError(
+            f"{name}[{bad[0]}] is {values[bad[0]]}; a missing reward is no reward of 0: drop the group or grade it again"
+        )
+    return values
+
+
+def _groups(group_ids: Tensor | npt.ArrayLike, length: int) -> npt.NDArray[np.int64]:
+    """Renumber group ids to 0..groups-1."""
+    plain = np.asarray(group_ids.cpu().numpy() if isinstance(group_ids, Tensor) else group_ids)
+    if plain.shape != (length,):
+        raise ValueError(f"group_ids_M has shape {plain.shape}; give one id for each of {length} trajectories")
+    return np.unique(plain, return_inverse=True)[1].astype(np.int64)
+
+
+def _normalise(
+    values: npt.NDArray[np.float64], groups: npt.NDArray[np.int64], *, normalise_std: bool, eps: float
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Return ((value - mean) / (std + eps), has signal) by group; exactly 0 where a group's values are all equal."""
+    num_groups = int(groups.max()) + 1 if groups.size else 0
+    count = np.bincount(groups, minlength=num_groups)
+    mean = np.bincount(groups, weights=values, minlength=num_groups) / count
+    centred = values - mean[groups]
+    std = np.sqrt(np.bincount(groups, weights=centred**2, minlength=num_groups) / np.maximum(count - 1, 1))
+    lowest, highest = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
+    np.minimum.at(lowest, groups, values)
+    np.maximum.at(highest, groups, values)
+    # Compared, not computed: equal rewards leave a rounding error of 1e-17 that a small eps would blow up.
+    has_signal = (highest > lowest)[groups]
+    scaled = centred / (std[groups] + eps) if normalise_std else centred
+    return np.where(has_signal, scaled, 0.0), has_signal
+
+
+def _return_to_go(rewards: npt.NDArray[np.float64], discount: float) -> npt.NDArray[np.float64]:
+    returns = np.zeros_like(rewards)
+    following = 0.0
+    for k in range(len(rewards) - 1, -1, -1):
+        following = rewards[k] + discount * following
+        returns[k] = following
+    return returns

@@ -1,0 +1,137 @@
+"""What the loss did, per sequence, and its summary by lag.
+
+Raw columns are merged over micro-batches and ranks and summarised once: quantiles of quantiles are not quantiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+LAG_BUCKETS: tuple[tuple[str, float], ...] = (
+    ("lag_0", 0.0),
+    ("lag_1", 1.0),
+    ("lag_2", 2.0),
+    ("lag_3_4", 4.0),
+    ("lag_5_up", float("inf")),
+)
+"""Name and largest lag. A lag is a mean over tokens: bucket lag_0 is made by the current version only, lag_1 is (0, 1]."""
+
+RATIO_QUANTILES: tuple[tuple[str, float], ...] = (("p01", 0.01), ("p50", 0.5), ("p99", 0.99))
+
+UNKNOWN_GROUP = -1.0
+
+
+@dataclass(frozen=True)
+class SequenceStats:
+    """One row per sequence, without gradient; NaN is "not measured" and never reaches a summary."""
+
+    num_tokens_S: Tensor
+    """Action tokens, before any rejection."""
+    lag_S: Tensor
+    objective_S: Tensor
+    """The sequence's part of J, times N."""
+    log_ratio_S: Tensor
+    """Mean log-ratio over the sequence's action tokens, clamped, whatever the ratio unit."""
+    clipped_high_S: Tensor
+    """Fraction of the action tokens whose gradient the upper bound removed (positive advantage)."""
+    clipped_low_S: Tensor
+    """Fraction of the action tokens whose gradient the lower bound removed (negative advantage)."""
+    clamped_tokens_S: Tensor
+    """Number of action tokens in units whose log-ratio was clamped."""
+    zero_advantage_S: Tensor
+    """1 where every action token has advantage 0, before mismatch weights."""
+    weight_S: Tensor
+    """Mismatch weight; 1 without."""
+    rejected_S: Tensor
+    """1 where the mismatch weight is 0."""
+    mismatch_kl_S: Tensor
+    """Nats per token, learner against engine; NaN if not measured."""
+    entropy_S: Tensor
+    """Nats per token; NaN if not measured."""
+    group_S: Tensor
+    """Group of the sequence, any integer below 2**53; -1 if unknown."""
+
+    def as_matrix(self) -> Tensor:
+        """Return float64 [S, columns], in field order: what ranks gather from each other."""
+        return torch.stack([getattr(self, field.name).double() for field in fields(self)], dim=1)
+
+    @classmethod
+    def from_matrix(cls, matrix: Tensor) -> SequenceStats:
+        """Inverse of `as_matrix` (columns stay float64). Raises ValueError for another number of columns."""
+        if matrix.dim() != 2 or matrix.shape[1] != len(fields(cls)):
+            raise ValueError(f"matrix has shape {tuple(matrix.shape)}; give [sequences, {len(fields(cls))}]")
+        return cls(*matrix.double().unbind(dim=1))
+
+    @classmethod
+    def merge(cls, parts: Sequence[SequenceStats]) -> SequenceStats:
+        """Concatenate the rows of several micro-batches or ranks."""
+        if not parts:
+            return cls.from_matrix(torch.zeros(0, len(fields(cls)), dtype=torch.float64))
+        return cls.from_matrix(torch.cat([part.as_matrix() for part in parts]))
+
+
+def summarise(stats: SequenceStats) -> dict[str, float]:
+    """Return finite numbers by "name/all" and "name/<lag bucket>"; what was not measured has no key.
+
+    Sequences without action tokens are counted in `sequences_empty/all` and appear nowhere else.
+    Every mean is over sequences (divided by their number in the bucket), as in the loss.
+    """
+    matrix = stats.as_matrix().cpu()
+    columns = SequenceStats.from_matrix(matrix)
+    present = columns.num_tokens_S > 0
+    summary = {"sequences_empty/all": float((~present).sum())}
+    summary |= _bucket_summary(SequenceStats.from_matrix(matrix[present]), "all")
+    low = -1.0
+    for name, high in LAG_BUCKETS:
+        chosen = present & (columns.lag_S > low) & (columns.lag_S <= high)
+        summary |= _bucket_summary(SequenceStats.from_matrix(matrix[chosen]), name)
+        low = high
+    return summary
+
+
+def effective_sample_size(weights_S: Tensor) -> float:
+    """Kish's (sum w)^2 / sum w^2 as a fraction of the number of weights, in [0, 1]; 0 if every weight is 0."""
+    squares = float(weights_S.square().sum())
+    if squares == 0:
+        return 0.0
+    return float(weights_S.sum()) ** 2 / squares / weights_S.shape[0]
+
+
+def _bucket_summary(stats: SequenceStats, bucket: str) -> dict[str, float]:
+    summary = {f"sequences/{bucket}": float(stats.num_tokens_S.shape[0])}
+    if stats.num_tokens_S.shape[0] == 0:
+        return summary
+    ratio_S = stats.log_ratio_S.exp()
+    values = {
+        "tokens": float(stats.num_tokens_S.sum()),
+        "lag": float(stats.lag_S.mean()),
+        "objective": float(stats.objective_S.mean()),
+        "clip_fraction_high": float(stats.clipped_high_S.mean()),
+        "clip_fraction_low": float(stats.clipped_low_S.mean()),
+        "clip_fraction": float((stats.clipped_high_S + stats.clipped_low_S).mean()),
+        "ratio_mean": float(ratio_S.mean()),
+        "ratio_min": float(ratio_S.min()),
+        "ratio_max": float(ratio_S.max()),
+        "effective_sample_size": effective_sample_size(ratio_S * stats.weight_S),
+        "mismatch_weight": float(stats.weight_S.mean()),
+        "rejected_sequences": float(stats.rejected_S.sum()),
+        "clamped_tokens": float(stats.clamped_tokens_S.sum()),
+        "zero_advantage_sequences": float(stats.zero_advantage_S.sum()),
+    }
+    for name, quantile in RATIO_QUANTILES:
+        values[f"ratio_{name}"] = float(torch.quantile(ratio_S, quantile))
+    for name, column in (("mismatch_kl", stats.mismatch_kl_S), ("entropy", stats.entropy_S)):
+        measured = column[~column.isnan()]
+        if measured.shape[0]:
+            values[name] = float(measured.mean())
+    groups = stats.group_S.unique()
+    known = groups[groups != UNKNOWN_GROUP]
+    if known.shape[0]:
+        alive = stats.group_S[stats.zero_advantage_S == 0].unique()
+        values["groups"] = float(known.shape[0])
+        values["zero_advantage_groups"] = float((~torch.isin(known, alive)).sum())
+    return summary | {f"{name}/{bucket}": value for name, value in values.items()}

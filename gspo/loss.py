@@ -1,0 +1,253 @@
+"""The GSPO-token loss with staleness-aware clipping, for any ratio unit.
+
+For sequence i with action tokens t in A_i, n_i = |A_i| (GSPO-token: arXiv 2507.18071, section 4.3; `sg` stops the gradient):
+
+    delta_t = log pi_theta(y_t) - log pi_anchor(y_t)
+    log s_u = mean of delta_t over the ratio unit u
+    log s_t = (log pi_theta(y_t) - sg[log pi_theta(y_t)]) + sg[log s_u(t)]
+    J       = 1/N * sum_i 1/n_i * sum_t min(s_t A_t, clip(s_t, lo_i, hi_i) A_t)
+
+Unit "sequence" is GSPO-token, and GSPO itself where A_t = A_i: same value, clip decision and gradient. Unit "token" is
+GRPO (sequence mean of token terms). N is the number of sequences of the whole optimizer step, over all ranks and
+micro-batches, so that the losses of its micro-batches *add up* to the loss of the step, however it is split.
+
+Tensors are flat over the micro-batch: `_T` per target token (index t is the prediction of token t), `_S` per sequence,
+`_U` per ratio unit. Padded [S, L] layouts are reshaped. Nothing is read where the mask is False: NaN may stand there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gspo.diagnostics import UNKNOWN_GROUP, SequenceStats
+from gspo.settings import Objective, RatioUnit
+from gspo.staleness import Band, MismatchWeights, mismatch_kl, mismatch_weights, objective_band
+from gspo.units import ratio_units, segment_mean, segment_sum
+from gspo.validation import (
+    require_finite,
+    require_ids,
+    require_mask,
+    require_not_negative,
+    require_precise,
+    require_vector,
+)
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """`loss` is -J of this micro-batch (scalar; its graph is alive also for empty input); `stats` has no gradient."""
+
+    loss: Tensor
+    stats: SequenceStats
+
+
+def gspo_loss(
+    logprobs_T: Tensor,
+    anchor_logprobs_T: Tensor,
+    advantages_T: Tensor,
+    mask_T: Tensor,
+    sequence_ids_T: Tensor,
+    turn_ids_T: Tensor | None = None,
+    *,
+    num_sequences: int,
+    band: Band,
+    ratio_unit: RatioUnit = "sequence",
+    tokens_per_sequence_S: Tensor | None = None,
+    mismatch_weights_S: Tensor | None = None,
+    log_ratio_clamp: float = 10.0,
+) -> LossOutput:
+    """Return -J of one micro-batch (formula in the module docstring) and its statistics per sequence.
+
+    logprobs_T: log pi_theta at the sampler's temperature, float32 (float64 is allowed), carries the gradient.
+    anchor_logprobs_T: behaviour or proximal log-probs, never with gradient. advantages_T: A_t, floating point.
+    mask_T: bool, True at action tokens. sequence_ids_T: int64 in [0, S), S = len(band.lag_S). turn_ids_T: int64 >= 0,
+    for unit "turn". A sequence or turn must not be split over micro-batches.
+    num_sequences: N, of the whole optimizer step. band: from `clip_band`. tokens_per_sequence_S: n_i, if some action
+    tokens of the trajectory are not in `mask_T`; otherwise counted. mismatch_weights_S: factors of A_t; 0 rejects a
+    sequence and changes neither n_i nor N; only meaningful with proximal anchors. log_ratio_clamp: |log s_u| beyond
+    it is clamped and counted; the gradient of a clamped unit stays, with the clamped ratio as its factor.
+
+    Raises ValueError naming argument, index and value: half precision, other shapes, non-finite values at action
+    tokens, ids out of range, num_sequences below the number of sequences present.
+    """
+    num_local = band.lag_S.shape[0]
+    _check(logprobs_T, anchor_logprobs_T, advantages_T, mask_T, sequence_ids_T, turn_ids_T, num_local)
+    zero = logprobs_T.new_zeros(())
+    logp_T = torch.where(mask_T, logprobs_T, zero)
+    anchor_T = torch.where(mask_T, anchor_logprobs_T.detach().to(logp_T.dtype), zero)
+    advantages_T = torch.where(mask_T, advantages_T.detach().to(logp_T.dtype), zero)
+    ids_T = torch.where(mask_T, sequence_ids_T, 0)
+    turns_T = None if turn_ids_T is None else torch.where(mask_T, turn_ids_T, 0)
+    units = ratio_units(ratio_unit, ids_T, turns_T, num_sequences=num_local)
+    counts_S = segment_sum(mask_T.to(logp_T.dtype), ids_T, num_local)
+    tokens_S = _tokens_per_sequence(tokens_per_sequence_S, counts_S)
+    _check_num_sequences(num_sequences, counts_S)
+    weights_S = _weights(mismatch_weights_S, counts_S)
+    weighted_T = advantages_T * weights_S[ids_T]
+
+    delta_T = logp_T.detach() - anchor_T
+    raw_log_ratio_U = segment_mean(delta_T, mask_T, units.ids_T, units.num_units)
+    log_ratio_U = raw_log_ratio_U.clamp(-log_ratio_clamp, log_ratio_clamp)
+    # The bracket is exactly zero; added last to the mean it would lose the digits that the band needs.
+    log_s_T = (logp_T - logp_T.detach()) + log_ratio_U[units.ids_T]
+
+    unit_tokens_U = segment_sum(mask_T.to(logp_T.dtype), units.ids_T, units.num_units)
+    log_lo_T, log_hi_T = band.bounds(ids_T, unit_tokens_U[units.ids_T])
+    # min(s A, clip(s) A) takes the clipped side exactly here. Deciding on logarithms keeps the digits that exp() would
+    # round away, and no tie of equal floats can split the gradient.
+    high_T = (weighted_T > 0) & (log_s_T > log_hi_T)
+    low_T = (weighted_T < 0) & (log_s_T < log_lo_T)
+    log_clipped_s_T = torch.where(high_T, log_hi_T.to(logp_T.dtype), log_s_T)
+    log_clipped_s_T = torch.where(low_T, log_lo_T.to(logp_T.dtype), log_clipped_s_T)
+    objective_S = segment_sum(log_clipped_s_T.exp() * weighted_T, ids_T, num_local) / tokens_S.clamp(min=1)
+    loss = -objective_S.sum() / num_sequences
+
+    def mean_S(values_T: Tensor) -> Tensor:
+        return segment_mean(values_T.to(delta_T.dtype), mask_T, ids_T, num_local)
+
+    clamped_T = (raw_log_ratio_U.abs() > log_ratio_clamp)[units.ids_T] & mask_T
+    unmeasured_S = torch.full_like(counts_S, float("nan"))
+    stats = SequenceStats(
+        num_tokens_S=tokens_S,
+        lag_S=band.lag_S.detach(),
+        objective_S=objective_S.detach(),
+        log_ratio_S=mean_S(delta_T).clamp(-log_ratio_clamp, log_ratio_clamp),
+        clipped_high_S=mean_S(high_T),
+        clipped_low_S=mean_S(low_T),
+        clamped_tokens_S=segment_sum(clamped_T.to(delta_T.dtype), ids_T, num_local),
+        zero_advantage_S=segment_sum(advantages_T.abs(), ids_T, num_local) == 0,
+        weight_S=weights_S,
+        rejected_S=weights_S == 0,
+        mismatch_kl_S=unmeasured_S,
+        entropy_S=unmeasured_S,
+        group_S=torch.full_like(counts_S, UNKNOWN_GROUP),
+    )
+    return LossOutput(loss, stats)
+
+
+def objective_loss(
+    objective: Objective,
+    logprobs_T: Tensor,
+    behaviour_logprobs_T: Tensor,
+    advantages_T: Tensor,
+    mask_T: Tensor,
+    sequence_ids_T: Tensor,
+    turn_ids_T: Tensor | None = None,
+    *,
+    lag_S: Tensor,
+    sigma: float,
+    num_sequences: int,
+    proximal_logprobs_T: Tensor | None = None,
+    entropy_T: Tensor | None = None,
+    group_ids_S: Tensor | None = None,
+) -> LossOutput:
+    """Return the loss that `objective` asks for: picks the anchor, the band and the mismatch weights, each once.
+
+    Arguments as in `gspo_loss`. lag_S from `sequence_lag`, sigma from `MismatchTracker`. The mismatch KL compares the
+    engine with the proximal log-probs where there are any, else with `logprobs_T` (exact in the first mini-batch).
+    entropy_T (nats, read at action tokens) and group_ids_S (int64) only feed the statistics.
+    Raises ValueError as `gspo_loss`, and if proximal log-probs are missing or given without use.
+    """
+    if objective.needs_proximal_logprobs != (proximal_logprobs_T is not None):
+        given = "missing" if proximal_logprobs_T is None else "given"
+        raise ValueError(f"proximal_logprobs_T is {given} with anchor {objective.anchor!r}; give it for 'proximal' only")
+    num_local = lag_S.shape[0]
+    weights: MismatchWeights | None = None
+    if proximal_logprobs_T is not None:
+        weights = mismatch_weights(
+            proximal_logprobs_T,
+            behaviour_logprobs_T,
+            mask_T,
+            sequence_ids_T,
+            num_local,
+            mode=objective.mismatch_mode,
+            cap=objective.mismatch_cap,
+        )
+    output = gspo_loss(
+        logprobs_T,
+        behaviour_logprobs_T if proximal_logprobs_T is None else proximal_logprobs_T,
+        advantages_T,
+        mask_T,
+        sequence_ids_T,
+        turn_ids_T,
+        num_sequences=num_sequences,
+        band=objective_band(objective, lag_S, sigma),
+        ratio_unit=objective.ratio_unit,
+        mismatch_weights_S=None if weights is None else weights.weights_S,
+        log_ratio_clamp=objective.log_ratio_clamp,
+    )
+    learner_T = logprobs_T if proximal_logprobs_T is None else proximal_logprobs_T
+    stats = replace(
+        output.stats,
+        mismatch_kl_S=mismatch_kl(learner_T, behaviour_logprobs_T, mask_T, sequence_ids_T, num_local),
+    )
+    if entropy_T is not None:
+        require_vector("entropy_T", entropy_T, mask_T.shape[0])
+        ids_T = torch.where(mask_T, sequence_ids_T, 0)
+        stats = replace(stats, entropy_S=segment_mean(entropy_T.detach().float(), mask_T, ids_T, num_local))
+    if group_ids_S is not None:
+        require_vector("group_ids_S", group_ids_S, num_local)
+        stats = replace(stats, group_S=group_ids_S)
+    return LossOutput(output.loss, stats)
+
+
+def _check(
+    logprobs_T: Tensor,
+    anchor_logprobs_T: Tensor,
+    advantages_T: Tensor,
+    mask_T: Tensor,
+    sequence_ids_T: Tensor,
+    turn_ids_T: Tensor | None,
+    num_local: int,
+) -> None:
+    require_vector("logprobs_T", logprobs_T)
+    length = logprobs_T.shape[0]
+    require_vector("mask_T", mask_T, length)
+    require_mask("mask_T", mask_T)
+    for name, values in (
+        ("logprobs_T", logprobs_T),
+        ("anchor_logprobs_T", anchor_logprobs_T),
+        ("advantages_T", advantages_T),
+    ):
+        require_vector(name, values, length)
+        require_precise(name, values)
+        require_finite(name, values.detach(), mask_T)
+    require_vector("sequence_ids_T", sequence_ids_T, length)
+    require_ids("sequence_ids_T", sequence_ids_T, num_local, mask_T)
+    if turn_ids_T is not None:
+        require_vector("turn_ids_T", turn_ids_T, length)
+
+
+def _tokens_per_sequence(tokens_per_sequence_S: Tensor | None, counts_S: Tensor) -> Tensor:
+    if tokens_per_sequence_S is None:
+        return counts_S
+    require_vector("tokens_per_sequence_S", tokens_per_sequence_S, counts_S.shape[0])
+    missing = tokens_per_sequence_S < counts_S
+    if bool(missing.any()):
+        index = int(torch.nonzero(missing)[0, 0])
+        raise ValueError(
+            f"tokens_per_sequence_S[{index}] is {tokens_per_sequence_S[index].item()} but mask_T has "
+            f"{int(counts_S[index])} action tokens there; give the number before any rejection"
+        )
+    return tokens_per_sequence_S.to(counts_S.dtype)
+
+
+def _weights(mismatch_weights_S: Tensor | None, counts_S: Tensor) -> Tensor:
+    if mismatch_weights_S is None:
+        return torch.ones_like(counts_S)
+    require_vector("mismatch_weights_S", mismatch_weights_S, counts_S.shape[0])
+    require_finite("mismatch_weights_S", mismatch_weights_S)
+    require_not_negative("mismatch_weights_S", mismatch_weights_S)
+    return mismatch_weights_S.detach().to(counts_S.dtype)
+
+
+def _check_num_sequences(num_sequences: int, counts_S: Tensor) -> None:
+    present = int((counts_S > 0).sum())
+    if num_sequences < max(present, 1):
+        raise ValueError(
+            f"num_sequences is {num_sequences} but this micro-batch alone has {present} sequences; give the number of "
+            "sequences of the whole optimizer step, over all ranks and micro-batches, before any rejection"
+        )

@@ -1,0 +1,266 @@
+"""Staleness and engine noise: sequence lag, the clip band that widens with both, and the mismatch of sequences.
+
+The band of sequence i, of lag d_i, for a unit of n tokens (the whole sequence in GSPO):
+
+    (1 + c * d_i) * (log(1 - eps_low), log(1 + eps_high))   widened on both sides by   z * sigma / sqrt(n)
+
+With d = 0 and sigma = 0 it is the clip of the GSPO paper (arXiv 2507.18071). Every version of lag adds legitimate
+drift, and the mean of n independent per-token errors of deviation sigma has the deviation sigma / sqrt(n).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gspo.settings import MismatchMode, Objective, require_number
+from gspo.units import segment_mean
+from gspo.validation import (
+    require_finite,
+    require_ids,
+    require_mask,
+    require_not_negative,
+    require_precise,
+    require_vector,
+)
+
+MAX_LOG_WEIGHT = 10.0
+"""exp of more than this says "other model"; it keeps weights finite whatever the engine reported."""
+
+
+def sequence_lag(
+    policy_version: int, versions_T: Tensor, mask_T: Tensor, sequence_ids_T: Tensor, num_sequences: int
+) -> Tensor:
+    """Return lag_S (float32): the mean over a sequence's action tokens of `policy_version` minus their version.
+
+    `versions_T` (int64) is read at action tokens only; a sequence without any has lag 0.
+    Raises ValueError for a token that is newer than the learner.
+    """
+    require_vector("versions_T", versions_T)
+    require_mask("mask_T", mask_T)
+    newer = mask_T & (versions_T > policy_version)
+    if bool(newer.any()):
+        index = int(torch.nonzero(newer)[0, 0])
+        raise ValueError(
+            f"versions_T[{index}] is {int(versions_T[index])} but policy_version is {policy_version}: a token cannot be "
+            "newer than the learner; versions must never be reused, also not after a restart"
+        )
+    require_ids("sequence_ids_T", sequence_ids_T, num_sequences, mask_T)
+    lag_T = (policy_version - versions_T).to(torch.float32)
+    return segment_mean(lag_T, mask_T, torch.where(mask_T, sequence_ids_T, 0), num_sequences)
+
+
+@dataclass(frozen=True)
+class Band:
+    """The clip band of each sequence in log space: drift part per sequence, noise part per unit."""
+
+    lag_S: Tensor
+    log_lo_S: Tensor
+    log_hi_S: Tensor
+    noise: float
+    """z * sigma, in nats: what one token's noise adds; a unit of n tokens gets noise / sqrt(n)."""
+
+    def bounds(self, sequence_ids: Tensor, num_tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (log_lo, log_hi) for units of `num_tokens` tokens that lie in sequences `sequence_ids`."""
+        margin = self.noise / num_tokens.clamp(min=1).sqrt()
+        return self.log_lo_S[sequence_ids] - margin, self.log_hi_S[sequence_ids] + margin
+
+
+def clip_band(
+    lag_S: Tensor,
+    *,
+    eps_low: float,
+    eps_high: float,
+    band_growth: float = 0.0,
+    noise_z: float = 0.0,
+    sigma: float = 0.0,
+) -> Band:
+    """Build the band of the module docstring; `clip_band(torch.zeros(S), eps_low=.., eps_high=..)` is the paper's.
+
+    lag_S: float, in versions, at least 0. sigma: nats, the deviation of one token's engine-versus-learner mismatch.
+    Raises ValueError for a value out of range.
+    """
+    require_vector("lag_S", lag_S)
+    require_precise("lag_S", lag_S)
+    require_finite("lag_S", lag_S)
+    require_not_negative("lag_S", lag_S)
+    require_number("eps_low", eps_low, low=0.0, high=1.0, low_open=True)
+    require_number("eps_high", eps_high, low=0.0, low_open=True)
+    for name, value in (("band_growth", band_growth), ("noise_z", noise_z), ("sigma", sigma)):
+        require_number(name, value, low=0.0)
+    growth_S = 1 + band_growth * lag_S
+    return Band(lag_S, growth_S * math.log1p(-eps_low), growth_S * math.log1p(eps_high), noise_z * sigma)
+
+
+def objective_band(objective: Objective, lag_S: Tensor, sigma: float) -> Band:
+    """Return the band that `objective` asks for.
+
+    With the proximal anchor the ratio starts at exactly 1 in every batch: it contains neither engine noise nor the
+    drift of the versions since sampling (the mismatch weight does), so the band is the plain one.
+    """
+    proximal = objective.anchor == "proximal"
+    return clip_band(
+        lag_S,
+        eps_low=objective.eps_low,
+        eps_high=objective.eps_high,
+        band_growth=0.0 if proximal else objective.band_growth,
+        noise_z=0.0 if proximal else objective.noise_z,
+        sigma=sigma,
+    )
+
+
+@dataclass(frozen=True)
+class MismatchWeights:
+    """One factor per sequence for its advantages; a rejected sequence has weight 0 and still counts in n and N."""
+
+    weights_S: Tensor
+    rejected_S: Tensor
+
+
+def mismatch_weights(
+    proximal_logprobs_T: Tensor,
+    behaviour_logprobs_T: Tensor,
+    mask_T: Tensor,
+    sequence_ids_T: Tensor,
+    num_sequences: int,
+    *,
+    mode: MismatchMode,
+    cap: float,
+) -> MismatchWeights:
+    """Return exp(mean(log pi_prox - mu)) per sequence, min(., cap) in mode "truncate", 0 outside [1/cap, cap] in "reject".
+
+    Log-probs are read at action tokens only; the weights carry no gradient. A sequence without action tokens has
+    weight 1. Raises ValueError for non-finite or half-precision log-probs and for ids out of range.
+    """
+    require_number("cap", cap, low=1.0, low_open=True)
+    delta_T, ids_T = _mismatch(proximal_logprobs_T, behaviour_logprobs_T, mask_T, sequence_ids_T, num_sequences)
+    log_weight_S = segment_mean(delta_T, mask_T, ids_T, num_sequences).clamp(-MAX_LOG_WEIGHT, MAX_LOG_WEIGHT)
+    rejected_S = torch.zeros_like(log_weight_S, dtype=torch.bool)
+    if mode == "off":
+        return MismatchWeights(torch.ones_like(log_weight_S), rejected_S)
+    if mode == "truncate":
+        return MismatchWeights(log_weight_S.exp().clamp(max=cap), rejected_S)
+    if mode != "reject":
+        raise ValueError(f"mode is {mode!r}; choose one of truncate, reject, off")
+    rejected_S = log_weight_S.abs() > math.log(cap)
+    return MismatchWeights(torch.where(rejected_S, 0.0, log_weight_S.exp()), rejected_S)
+
+
+def mismatch_kl(
+    learner_logprobs_T: Tensor,
+    behaviour_logprobs_T: Tensor,
+    mask_T: Tensor,
+    sequence_ids_T: Tensor,
+    num_sequences: int,
+) -> Tensor:
+    """Estimate KL(mu || pi) per sequence, in nats per token: mean of r - 1 - log r with r = pi / mu, tokens from mu.
+
+    The estimator ("k3", Schulman, http://joschu.net/blog/kl-approx.html) is unbiased and never negative.
+    """
+    delta_T, ids_T = _mismatch(learner_logprobs_T, behaviour_logprobs_T, mask_T, sequence_ids_T, num_sequences)
+    delta_T = delta_T.clamp(-MAX_LOG_WEIGHT, MAX_LOG_WEIGHT)
+    return segment_mean(torch.expm1(delta_T) - delta_T, mask_T, ids_T, num_sequences)
+
+
+def _mismatch(
+    learner_T: Tensor, behaviour_T: Tensor, mask_T: Tensor, sequence_ids_T: Tensor, num_sequences: int
+) -> tuple[Tensor, Tensor]:
+    """Return learner minus engine log-probs (0 off the mask), without gradient, and ids that are safe to index."""
+    length = mask_T.shape[0]
+    require_mask("mask_T", mask_T)
+    for name, values in (("learner log-probs", learner_T), ("behaviour_logprobs_T", behaviour_T)):
+        require_vector(name, values, length)
+        require_precise(name, values)
+        require_finite(name, values, mask_T)
+    require_vector("sequence_ids_T", sequence_ids_T, length)
+    require_ids("sequence_ids_T", sequence_ids_T, num_sequences, mask_T)
+    delta_T = torch.where(mask_T, learner_T.detach() - behaviour_T, learner_T.new_zeros(()))
+    return delta_T, torch.where(mask_T, sequence_ids_T, 0)
+
+
+@dataclass(frozen=True)
+class MismatchMoments:
+    """Count, sum and sum of squares of per-token mismatch; adds over micro-batches, and over ranks as a vector."""
+
+    count: float
+    total: float
+    total_of_squares: float
+
+    def __add__(self, other: MismatchMoments) -> MismatchMoments:
+        return MismatchMoments(
+            self.count + other.count, self.total + other.total, self.total_of_squares + other.total_of_squares
+        )
+
+    def as_tensor(self) -> Tensor:
+        """Return the three moments as float64 [3]; the sum of these over ranks (all-reduce) is that of the batch."""
+        return torch.tensor([self.count, self.total, self.total_of_squares], dtype=torch.float64)
+
+    @classmethod
+    def from_tensor(cls, moments: Tensor) -> MismatchMoments:
+        count, total, total_of_squares = moments.tolist()
+        return cls(count, total, total_of_squares)
+
+    @property
+    def variance(self) -> float:
+        """Variance about the mean (divided by the count), in nats squared; 0 for no tokens."""
+        if self.count == 0:
+            return 0.0
+        mean = self.total / self.count
+        return max(0.0, self.total_of_squares / self.count - mean * mean)
+
+
+def mismatch_moments(
+    learner_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, mask_T: Tensor, versions_T: Tensor, policy_version: int
+) -> MismatchMoments:
+    """Measure learner minus engine log-prob on the action tokens that `policy_version` itself has made (lag 0).
+
+    Valid while the learner still holds the weights of `policy_version`: at the first forward pass of a batch.
+    """
+    require_vector("versions_T", versions_T, mask_T.shape[0])
+    delta_T, _ = _mismatch(learner_logprobs_T, behaviour_logprobs_T, mask_T, torch.zeros_like(versions_T), 1)
+    fresh = delta_T[mask_T & (versions_T == policy_version)].double()
+    return MismatchMoments(float(fresh.shape[0]), float(fresh.sum()), float(fresh.square().sum()))
+
+
+class MismatchTracker:
+    """Running sigma: an exponential average of the variance of the per-token mismatch on lag-0 tokens.
+
+    sigma is 0 (the paper's clip) until something has been measured; a batch without lag-0 tokens changes nothing.
+    Give every rank the same (all-reduced) moments, so that every rank clips with the same band.
+    """
+
+    def __init__(self, *, decay: float = 0.9) -> None:
+        require_number("decay", decay, low=0.0, high=1.0)
+        self._decay = decay
+        self._variance = 0.0
+        self._num_updates = 0
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the mismatch of one token, in nats."""
+        return math.sqrt(self._variance)
+
+    def update(self, moments: MismatchMoments) -> None:
+        """Take one batch's moments in; the first one counts fully. Raises ValueError if they are not finite."""
+        if not all(map(math.isfinite, (moments.count, moments.total, moments.total_of_squares))):
+            raise ValueError(f"moments are {moments}; give finite ones")
+        if moments.count < 2:
+            return
+        decay = self._decay if self._num_updates else 0.0
+        self._variance = decay * self._variance + (1 - decay) * moments.variance
+        self._num_updates += 1
+
+    def state_dict(self) -> dict[str, float]:
+        return {"variance": self._variance, "num_updates": float(self._num_updates)}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Continue from a saved state. Raises ValueError for a state of other keys or impossible values."""
+        if set(state) != {"variance", "num_updates"}:
+            raise ValueError(f"state has keys {sorted(state)}; give those of state_dict: num_updates, variance")
+        require_number("variance", state["variance"], low=0.0)
+        require_number("num_updates", state["num_updates"], low=0.0)
+        self._variance = float(state["variance"])
+        self._num_updates = int(state["num_updates"])
