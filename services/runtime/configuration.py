@@ -1,4 +1,4 @@
-"""Load a run's settings: TOML file < environment < ``--set section.key=value``; every error names the key and the way out."""
+"""Load a run's settings: TOML file < environment < ``--set section.key=value``. Errors name the key and the way out."""
 
 import difflib
 import os

@@ -1,6 +1,7 @@
 """One TOML file configures a whole run; each process reads the sections it needs.
 
-Precedence: file < environment (``GSPO_BATCH__MAX_LAG=2``) < command line (``--set batch.max_lag=2``). Unknown keys are errors.
+Precedence: file < environment (``GSPO_BATCH__MAX_LAG=2``) < command line (``--set batch.max_lag=2``).
+Unknown keys are errors.
 """
 
 from pathlib import Path
@@ -22,7 +23,7 @@ class Run(Section):
     """The run as a whole."""
 
     directory: Path = Path("runs/default")
-    """Everything the run writes: ledger, checkpoints, metrics, logs, plots. Starting again with the same directory resumes."""
+    """Everything the run writes: ledger, checkpoints, metrics, logs, plots. The same directory again resumes the run."""
     num_batches: int = Field(100, ge=1)
     """The run ends after this many batches."""
     seed: int = Field(0, ge=0, lt=2**31)
@@ -67,8 +68,8 @@ class Sampling(Section):
             raise ValueError("sampling.temperature is 0: greedy tokens cannot be trained on; use a value such as 1.0")
         if self.top_p != 1.0 or self.top_k != -1:
             raise ValueError(
-                f"sampling.top_p is {self.top_p} and sampling.top_k is {self.top_k}: log-probs of a truncated distribution give a "
-                "ratio other than 1 for an unchanged policy; use top_p = 1.0 and top_k = -1"
+                f"sampling.top_p is {self.top_p} and sampling.top_k is {self.top_k}: log-probs of a truncated distribution "
+                "give a ratio other than 1 for an unchanged policy; use top_p = 1.0 and top_k = -1"
             )
         if self.max_turn_tokens >= self.max_tokens:
             raise ValueError(
@@ -94,8 +95,8 @@ class BatchSection(Section):
     def _divisible(self) -> "BatchSection":
         if self.groups_per_batch % self.mini_batches:
             raise ValueError(
-                f"batch.groups_per_batch is {self.groups_per_batch}, batch.mini_batches is {self.mini_batches}: every mini-batch "
-                "holds whole groups, so the first must be a multiple of the second"
+                f"batch.groups_per_batch is {self.groups_per_batch}, batch.mini_batches is {self.mini_batches}: every "
+                "mini-batch holds whole groups, so the first must be a multiple of the second"
             )
         return self
 
@@ -245,7 +246,7 @@ class Settings(BaseModel):
         if objective.ratio_unit == "sequence" and max(objective.eps_low, objective.eps_high) >= 0.2:
             raise ValueError(
                 f"objective.eps_low is {objective.eps_low} and objective.eps_high is {objective.eps_high} with ratio_unit = "
-                '"sequence": a length-normalised ratio never moves so far, nothing would be clipped. The GSPO paper uses 3e-4 and '
-                '4e-4; 0.2 and 0.27 are its values for GRPO (ratio_unit = "token")'
+                '"sequence": a length-normalised ratio never moves so far, nothing would be clipped. The GSPO paper uses '
+                '3e-4 and 4e-4; 0.2 and 0.27 are its values for GRPO (ratio_unit = "token")'
             )
         return self

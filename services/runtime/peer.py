@@ -1,0 +1,190 @@
+"""The connecting side of a channel: handshake, credit, redelivery, reconnection.
+
+A PeerClient turns a DEALER socket into a conversation that survives the other end's restart: it says Hello until it is
+welcomed, keeps every sequenced message until its acknowledgement, and sends all of them again after each new handshake.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import zmq.asyncio
+
+from protocol.channels import ChannelSpec
+from protocol.codec import Array, message_type
+from protocol.delivery import Outbox
+from protocol.limits import PROTOCOL_VERSION
+from protocol.messages import SEQUENCED, Ack, AnyMessage, Hello, Message, Refused, Role, Welcome
+from services.runtime.channel import DealerChannel, Incoming
+from services.runtime.clock import Clock
+from services.runtime.lifecycle import ServiceError
+
+log = structlog.get_logger()
+
+HELLO_INTERVAL_S: Final = 1.0
+TICK_S: Final = 0.25
+UNKNOWN_SESSION: Final = "unknown session"
+"""How a Refused begins whose sender does not know (any more) who we are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivered:
+    """A message for the service, with its arrays."""
+
+    message: AnyMessage
+    arrays: dict[str, Array]
+
+
+class PeerClient:
+    """One conversation with the binding end of a channel.
+
+    produces:     ``inbox``, the messages for the service; ``welcome``, the answer to the last handshake
+    waits for:    the other end; credit (``send`` of a sequenced message waits while the window is full)
+    unblocked by: Welcome; Ack
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        spec: ChannelSpec,
+        endpoint: str,
+        *,
+        role: Role,
+        peer: str,
+        session: str,
+        clock: Clock,
+    ) -> None:
+        """``session`` names this life of the process. Raises: EndpointError when the endpoint is malformed."""
+        self._channel = DealerChannel(context, spec, endpoint, identity=peer)
+        self._spec = spec
+        self._endpoint = endpoint
+        self._role: Role = role
+        self._peer = peer
+        self._session = session
+        self._clock = clock
+        self._outbox: Outbox[tuple[Message, Mapping[str, Array] | None]] = Outbox(spec.window, spec.resend_s)
+        self._room = asyncio.Condition()
+        self._welcomed = asyncio.Event()
+        self._last_hello = -HELLO_INTERVAL_S
+        self._last_heard = clock.now()
+        self.inbox: asyncio.Queue[Delivered] = asyncio.Queue(maxsize=spec.high_water_mark)
+        self.welcome: Welcome | None = None
+
+    @property
+    def num_unacknowledged(self) -> int:
+        return self._outbox.num_unacked
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since anything was heard from the other end."""
+        return self._clock.now() - self._last_heard
+
+    @property
+    def connected(self) -> bool:
+        return self._welcomed.is_set()
+
+    async def run(self) -> None:
+        """Keep the conversation going until cancelled. Raises: ServiceError when the other end refuses us for good."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._receive(), name=f"{self._spec.name}-receive")
+                tasks.create_task(self._tick(), name=f"{self._spec.name}-tick")
+        finally:
+            self._channel.close()
+
+    async def connected_welcome(self) -> Welcome:
+        """The other end's Welcome; waits for the handshake."""
+        await self._welcomed.wait()
+        assert self.welcome is not None
+        return self.welcome
+
+    async def send(self, message: Message, arrays: Mapping[str, Array] | None = None) -> None:
+        """Send. A sequenced message waits for credit and is kept until acknowledged; any other may be lost."""
+        if not isinstance(message, SEQUENCED):
+            if self._welcomed.is_set():
+                await self._channel.send(message, arrays)
+            return
+        async with self._room:
+            await self._room.wait_for(lambda: self._outbox.has_room)
+            seq = self._outbox.push((message, arrays), self._clock.now())
+        if self._welcomed.is_set():
+            await self._channel.send(message, arrays, seq)
+
+    async def flushed(self) -> None:
+        """Wait until everything sequenced is acknowledged."""
+        async with self._room:
+            await self._room.wait_for(lambda: not self._outbox.num_unacked)
+
+    async def _receive(self) -> None:
+        while True:
+            incoming = await self._channel.receive()
+            self._last_heard = self._clock.now()
+            await self._handle(incoming)
+
+    async def _handle(self, incoming: Incoming) -> None:
+        if incoming.received is None:
+            log.warning("message_ignored", channel=self._spec.name, error=incoming.error)
+            return
+        message = incoming.received.message
+        if isinstance(message, Welcome):
+            await self._on_welcome(message)
+        elif isinstance(message, Ack):
+            async with self._room:
+                if self._outbox.acknowledge(message.next_seq, self._clock.now()):
+                    self._room.notify_all()
+        elif isinstance(message, Refused):
+            await self._on_refused(message)
+        else:
+            await self.inbox.put(Delivered(message=message, arrays=incoming.received.arrays))
+
+    async def _on_welcome(self, welcome: Welcome) -> None:
+        log.info("connected", channel=self._spec.name, endpoint=self._endpoint, run_id=welcome.run_id)
+        first = not self._welcomed.is_set()
+        self.welcome = welcome
+        self._welcomed.set()
+        if first:
+            await self._send_again(self._outbox.reconnected(self._clock.now()))
+        await self.inbox.put(Delivered(message=welcome, arrays={}))
+
+    async def _on_refused(self, refused: Refused) -> None:
+        if refused.fatal:
+            raise ServiceError(f"{self._spec.name} channel: {self._endpoint} refused this process: {refused.reason}")
+        if refused.reason.startswith(UNKNOWN_SESSION):
+            if self._welcomed.is_set():
+                log.info("handshake_again", channel=self._spec.name, reason=refused.reason)
+            self._welcomed.clear()
+            await self._say_hello()
+            return
+        log.warning("message_refused", channel=self._spec.name, type=refused.message_type, reason=refused.reason)
+        await self.inbox.put(Delivered(message=refused, arrays={}))
+
+    async def _tick(self) -> None:
+        while True:
+            now = self._clock.now()
+            if not self._welcomed.is_set():
+                if now - self._last_hello >= HELLO_INTERVAL_S:
+                    await self._say_hello()
+            else:
+                await self._send_again(self._outbox.due(now))
+            await asyncio.sleep(TICK_S)
+
+    async def _say_hello(self) -> None:
+        self._last_hello = self._clock.now()
+        await self._channel.send(
+            Hello(
+                protocol_version=PROTOCOL_VERSION,
+                role=self._role,
+                peer=self._peer,
+                session=self._session,
+                first_seq=self._outbox.first_seq,
+            )
+        )
+
+    async def _send_again(self, pending: object) -> None:
+        assert isinstance(pending, tuple)
+        for seq, (message, arrays) in pending:
+            if not await self._channel.send(message, arrays, seq):
+                log.debug("resend_waits", channel=self._spec.name, type=message_type(message))
+                return
