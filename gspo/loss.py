@@ -75,40 +75,38 @@ def gspo_loss(
     """
     num_local = band.lag_S.shape[0]
     _check(logprobs_T, anchor_logprobs_T, advantages_T, mask_T, sequence_ids_T, turn_ids_T, num_local)
-    zero = logprobs_T.new_zeros(())
-    logp_T = torch.where(mask_T, logprobs_T, zero)
-    anchor_T = torch.where(mask_T, anchor_logprobs_T.detach().to(logp_T.dtype), zero)
-    advantages_T = torch.where(mask_T, advantages_T.detach().to(logp_T.dtype), zero)
+    logp_T = torch.where(mask_T, logprobs_T, logprobs_T.new_zeros(()))
+    dtype = logp_T.dtype
+    anchor_T = torch.where(mask_T, anchor_logprobs_T.detach().to(dtype), 0.0)
+    advantages_T = torch.where(mask_T, advantages_T.detach().to(dtype), 0.0)
     ids_T = torch.where(mask_T, sequence_ids_T, 0)
     turns_T = None if turn_ids_T is None else torch.where(mask_T, turn_ids_T, 0)
     units = ratio_units(ratio_unit, ids_T, turns_T, num_sequences=num_local)
-    counts_S = segment_sum(mask_T.to(logp_T.dtype), ids_T, num_local)
+    counts_S = segment_sum(mask_T.to(dtype), ids_T, num_local)
     tokens_S = _tokens_per_sequence(tokens_per_sequence_S, counts_S)
     _check_num_sequences(num_sequences, counts_S)
     weights_S = _weights(mismatch_weights_S, counts_S)
-    weighted_T = advantages_T * weights_S[ids_T]
 
     delta_T = logp_T.detach() - anchor_T
-    raw_log_ratio_U = segment_mean(delta_T, mask_T, units.ids_T, units.num_units)
-    log_ratio_U = raw_log_ratio_U.clamp(-log_ratio_clamp, log_ratio_clamp)
+    mean_delta_U = segment_mean(delta_T, mask_T, units.ids_T, units.num_units)
+    log_ratio_U = mean_delta_U.clamp(-log_ratio_clamp, log_ratio_clamp)
     # The bracket is exactly zero; added last to the mean it would lose the digits that the band needs.
     log_s_T = (logp_T - logp_T.detach()) + log_ratio_U[units.ids_T]
+    tokens_U = segment_sum(mask_T.to(dtype), units.ids_T, units.num_units)
+    log_lo_T, log_hi_T = band.bounds(ids_T, tokens_U[units.ids_T])
 
-    unit_tokens_U = segment_sum(mask_T.to(logp_T.dtype), units.ids_T, units.num_units)
-    log_lo_T, log_hi_T = band.bounds(ids_T, unit_tokens_U[units.ids_T])
     # min(s A, clip(s) A) takes the clipped side exactly here. Deciding on logarithms keeps the digits that exp() would
     # round away, and no tie of equal floats can split the gradient.
+    weighted_T = advantages_T * weights_S[ids_T]
     high_T = (weighted_T > 0) & (log_s_T > log_hi_T)
     low_T = (weighted_T < 0) & (log_s_T < log_lo_T)
-    log_clipped_s_T = torch.where(high_T, log_hi_T.to(logp_T.dtype), log_s_T)
-    log_clipped_s_T = torch.where(low_T, log_lo_T.to(logp_T.dtype), log_clipped_s_T)
+    log_clipped_s_T = torch.where(high_T, log_hi_T.to(dtype), torch.where(low_T, log_lo_T.to(dtype), log_s_T))
     objective_S = segment_sum(log_clipped_s_T.exp() * weighted_T, ids_T, num_local) / tokens_S.clamp(min=1)
-    loss = -objective_S.sum() / num_sequences
 
     def mean_S(values_T: Tensor) -> Tensor:
-        return segment_mean(values_T.to(delta_T.dtype), mask_T, ids_T, num_local)
+        return segment_mean(values_T.to(dtype), mask_T, ids_T, num_local)
 
-    clamped_T = (raw_log_ratio_U.abs() > log_ratio_clamp)[units.ids_T] & mask_T
+    clamped_T = (mean_delta_U.abs() > log_ratio_clamp)[units.ids_T] & mask_T
     unmeasured_S = torch.full_like(counts_S, float("nan"))
     stats = SequenceStats(
         num_tokens_S=tokens_S,
@@ -117,7 +115,7 @@ def gspo_loss(
         log_ratio_S=mean_S(delta_T).clamp(-log_ratio_clamp, log_ratio_clamp),
         clipped_high_S=mean_S(high_T),
         clipped_low_S=mean_S(low_T),
-        clamped_tokens_S=segment_sum(clamped_T.to(delta_T.dtype), ids_T, num_local),
+        clamped_tokens_S=segment_sum(clamped_T.to(dtype), ids_T, num_local),
         zero_advantage_S=segment_sum(advantages_T.abs(), ids_T, num_local) == 0,
         weight_S=weights_S,
         rejected_S=weights_S == 0,
@@ -125,7 +123,7 @@ def gspo_loss(
         entropy_S=unmeasured_S,
         group_S=torch.full_like(counts_S, UNKNOWN_GROUP),
     )
-    return LossOutput(loss, stats)
+    return LossOutput(-objective_S.sum() / num_sequences, stats)
 
 
 def objective_loss(
@@ -203,6 +201,8 @@ def _check(
     turn_ids_T: Tensor | None,
     num_local: int,
 ) -> None:
+    if num_local == 0:
+        raise ValueError("band has 0 sequences; give an idle rank's micro-batch one sequence with an all-False mask")
     require_vector("logprobs_T", logprobs_T)
     length = logprobs_T.shape[0]
     require_vector("mask_T", mask_T, length)
