@@ -79,7 +79,7 @@ def gspo_loss(
     dtype = logp_T.dtype
     anchor_T = torch.where(mask_T, anchor_logprobs_T.detach().to(dtype), 0.0)
     advantages_T = torch.where(mask_T, advantages_T.detach().to(dtype), 0.0)
-    ids_T = torch.where(mask_T, sequence_ids_T, 0)
+    ids_T = torch.where(mask_T, sequence_ids_T, 0).long()
     turns_T = None if turn_ids_T is None else torch.where(mask_T, turn_ids_T, 0)
     units = ratio_units(ratio_unit, ids_T, turns_T, num_sequences=num_local)
     counts_S = segment_sum(mask_T.to(dtype), ids_T, num_local)
@@ -184,7 +184,7 @@ def objective_loss(
     )
     if entropy_T is not None:
         require_vector("entropy_T", entropy_T, mask_T.shape[0])
-        ids_T = torch.where(mask_T, sequence_ids_T, 0)
+        ids_T = torch.where(mask_T, sequence_ids_T, 0).long()
         stats = replace(stats, entropy_S=segment_mean(entropy_T.detach().float(), mask_T, ids_T, num_local))
     if group_ids_S is not None:
         require_vector("group_ids_S", group_ids_S, num_local)

@@ -41,7 +41,8 @@ def require_ids(name: str, ids: Tensor, limit: int, where: Tensor | None = None)
     """Raise ValueError unless `ids` are integers in [0, limit) (where `where` holds)."""
     if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} is {ids.dtype}; give int64 ids")
-    bad = (ids < 0) | (ids >= limit)
+    wide = ids.long()  # 2**31 does not fit into an int32 comparison
+    bad = (wide < 0) | (wide >= limit)
     _refuse_first(name, ids, bad if where is None else bad & where, f"ids lie in [0, {limit})")
 
 

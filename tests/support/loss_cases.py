@@ -40,9 +40,7 @@ class Flat:
         noise: float = 0.0,
         log_ratio_clamp: float = 10.0,
     ) -> LossOutput:
-        band = clip_band(
-            self.lag_S, eps_low=eps_low, eps_high=eps_high, band_growth=band_growth, noise_z=1.0, sigma=noise
-        )
+        band = clip_band(self.lag_S, eps_low=eps_low, eps_high=eps_high, band_growth=band_growth, noise_z=1.0, sigma=noise)
         return gspo_loss(
             self.logprobs_T,
             self.anchor_T,

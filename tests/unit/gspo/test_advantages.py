@@ -1,0 +1,129 @@
+"""Group-relative advantages by sequence and by turn, and their expansion to tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo.advantages import (
+    group_advantages,
+    sequence_values_to_tokens,
+    turn_advantages,
+    turn_values_to_tokens,
+)
+
+
+@given(
+    rows=st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([-1.0, 0.0, 0.1, 0.5, 1.0, 7.0])), max_size=30),
+    normalise_std=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_advantages_are_relative_to_the_group_in_any_order_of_members(
+    rows: list[tuple[str, float]], normalise_std: bool
+) -> None:
+    result = group_advantages([r for _, r in rows], [g for g, _ in rows], normalise_std=normalise_std, eps=1e-6)
+    groups = {g: np.array([r for h, r in rows if h == g]) for g, _ in rows}
+    for i, (g, reward) in enumerate(rows):
+        members = groups[g]
+        if np.ptp(members) == 0:
+            assert result.advantages_M[i].item() == 0.0
+            assert result.zero_variance_M[i].item()
+            continue
+        scale = members.std(ddof=1) + 1e-6 if normalise_std else 1.0
+        assert result.advantages_M[i].item() == pytest.approx((reward - members.mean()) / scale, rel=1e-5, abs=1e-6)
+        assert not result.zero_variance_M[i].item()
+    assert result.num_groups == len(groups)
+    assert result.num_zero_variance_groups == sum(np.ptp(members) == 0 for members in groups.values())
+
+
+def test_torch_numpy_and_lists_give_the_same_advantages() -> None:
+    rewards, groups = [0.0, 1.0, 1.0, 0.5], [3, 3, 9, 9]
+    expected = [-(0.5**0.5), 0.5**0.5, 0.5**0.5, -(0.5**0.5)]
+    for result in (
+        group_advantages(rewards, groups, eps=0.0),
+        group_advantages(np.array(rewards, dtype=np.float32), np.array(groups), eps=0.0),
+        group_advantages(torch.tensor(rewards, dtype=torch.bfloat16), torch.tensor(groups), eps=0.0),
+    ):
+        assert result.advantages_M.dtype == torch.float32
+        assert result.advantages_M.tolist() == pytest.approx(expected)
+
+
+def test_equal_rewards_give_exactly_zero_even_without_eps() -> None:
+    result = group_advantages([0.1] * 3 + [0.1, 0.3], [0] * 3 + [1] * 2, eps=0.0)
+    assert result.advantages_M[:3].tolist() == [0.0, 0.0, 0.0]
+    assert result.zero_variance_M.tolist() == [True, True, True, False, False]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_missing_reward_is_refused_with_its_index(bad: float) -> None:
+    with pytest.raises(ValueError, match=rf"rewards_M\[2\] is {bad}"):
+        group_advantages([0.0, 1.0, bad], [0, 0, 0])
+    with pytest.raises(ValueError, match=rf"turn_rewards\[1\]\[0\] is {bad}"):
+        turn_advantages([[0.0], [bad]], [0, 0])
+
+
+def test_another_number_of_group_ids_is_refused() -> None:
+    with pytest.raises(ValueError, match="one id for each of 3 trajectories"):
+        group_advantages([0.0, 1.0, 1.0], [0, 0])
+
+
+def test_turns_are_compared_with_the_same_turn_of_the_group() -> None:
+    result = turn_advantages(
+        [[0.0, 1.0], [1.0, 0.0], [5.0], [2.0, 2.0, 9.0]], [0, 0, 1, 0], credit="per_turn", normalise_std=False
+    )
+    assert [part.tolist() for part in result.advantages] == [[-1.0, 0.0], [0.0, -1.0], [0.0], [1.0, 1.0, 0.0]]
+    assert result.zero_variance_M.tolist() == [False, False, True, False]
+    assert (result.num_groups, result.num_zero_variance_groups) == (2, 1)
+
+
+def test_return_to_go_credits_a_turn_with_the_discounted_rewards_that_follow() -> None:
+    result = turn_advantages(
+        [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]], [0, 0], credit="return_to_go", discount=0.5, normalise_std=False
+    )
+    assert [part.tolist() for part in result.advantages] == [[0.125, 0.25, 0.5], [-0.125, -0.25, -0.5]]
+
+
+def test_with_one_turn_each_turn_advantages_are_sequence_advantages() -> None:
+    rewards, groups = [0.0, 1.0, 0.25, 3.0, 3.0], [0, 0, 0, 1, 1]
+    by_sequence = group_advantages(rewards, groups)
+    by_turn = turn_advantages([[r] for r in rewards], groups)
+    assert torch.cat(by_turn.advantages).tolist() == by_sequence.advantages_M.tolist()
+    assert by_turn.zero_variance_M.tolist() == by_sequence.zero_variance_M.tolist()
+
+
+def test_trajectories_without_turns_and_batches_without_trajectories_are_legal() -> None:
+    result = turn_advantages([[], [1.0], []], [0, 0, 1])
+    assert [part.tolist() for part in result.advantages] == [[], [0.0], []]
+    assert result.num_zero_variance_groups == 2
+    assert turn_advantages([], []).advantages == []
+    assert group_advantages([], []).num_groups == 0
+
+
+@pytest.mark.parametrize("arguments", [{"credit": "monte_carlo"}, {"discount": 1.5}, {"discount": -0.1}])
+def test_unknown_credit_and_impossible_discounts_are_refused(arguments: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(arguments))} is"):
+        turn_advantages([[1.0]], [0], **arguments)  # type: ignore[arg-type]
+
+
+def test_values_reach_exactly_the_action_tokens_of_their_sequence_or_turn() -> None:
+    mask_T = torch.tensor([False, True, True, False, True, True])
+    ids_T = torch.tensor([-1, 0, 0, 0, 1, 1])
+    turns_T = torch.tensor([-1, 0, 1, -1, 0, 2])
+    by_sequence = sequence_values_to_tokens(torch.tensor([1.5, -2.0]), ids_T, mask_T)
+    assert by_sequence.tolist() == [0.0, 1.5, 1.5, 0.0, -2.0, -2.0]
+    values = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0])]
+    assert turn_values_to_tokens(values, ids_T, turns_T, mask_T).tolist() == [0.0, 1.0, 2.0, 0.0, 3.0, 5.0]
+
+
+def test_tokens_without_a_value_are_refused_and_no_tokens_need_none() -> None:
+    mask_T, ids_T = torch.tensor([True, True]), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match=r"turn_ids_T\[1\] is 1 but sequence 1 has values for 1 turns"):
+        turn_values_to_tokens([torch.zeros(2), torch.zeros(1)], ids_T, torch.tensor([0, 1]), mask_T)
+    with pytest.raises(ValueError, match=r"sequence_ids_T\[1\] is 1"):
+        sequence_values_to_tokens(torch.zeros(1), ids_T, mask_T)
+    nothing = torch.tensor([False, False])
+    assert turn_values_to_tokens([], ids_T, ids_T, nothing).tolist() == [0.0, 0.0]
+    assert sequence_values_to_tokens(torch.zeros(0), ids_T, nothing).tolist() == [0.0, 0.0]

@@ -1,0 +1,66 @@
+"""The objective's validation, and that the package can be imported without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import gspo
+from gspo.settings import Objective
+
+
+def test_the_defaults_are_the_papers_clip_values() -> None:
+    objective = Objective()
+    assert (objective.ratio_unit, objective.eps_low, objective.eps_high) == ("sequence", 3e-4, 4e-4)
+
+
+@pytest.mark.parametrize(("eps_low", "eps_high"), [(0.2, 4e-4), (3e-4, 0.2), (0.2, 0.27)])
+def test_grpos_eps_on_sequence_ratios_is_refused_with_the_papers_values(eps_low: float, eps_high: float) -> None:
+    with pytest.raises(ValueError, match=r"3e-4 / 4e-4; 0\.2 / 0\.27 are GRPO's"):
+        Objective(eps_low=eps_low, eps_high=eps_high)
+
+
+def test_grpos_eps_on_token_ratios_is_accepted() -> None:
+    assert Objective(ratio_unit="token", eps_low=0.2, eps_high=0.27).eps_high == 0.27
+
+
+def test_counting_the_mismatch_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="would count it twice"):
+        Objective(anchor="behaviour", mismatch_mode="truncate")
+    assert Objective(anchor="proximal", mismatch_mode="truncate").needs_proximal_logprobs
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ratio_unit", "chunk"),
+        ("anchor", "reference"),
+        ("mismatch_mode", "clip"),
+        ("eps_low", 0.0),
+        ("eps_low", 1.0),
+        ("eps_low", float("nan")),
+        ("eps_high", -1e-4),
+        ("band_growth", -0.1),
+        ("noise_z", float("inf")),
+        ("mismatch_cap", 1.0),
+        ("log_ratio_clamp", 0.0),
+    ],
+)
+def test_a_value_out_of_range_is_named(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field} is {value!r}"):
+        Objective(**{"ratio_unit": "token", field: value})
+
+
+def test_importing_the_package_and_its_settings_does_not_import_torch() -> None:
+    program = "import sys, gspo; gspo.Objective(); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+def test_every_public_name_can_be_imported_and_others_cannot() -> None:
+    for name in gspo.__all__:
+        assert getattr(gspo, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'gspo_los'"):
+        gspo.gspo_los  # noqa: B018

@@ -1,0 +1,219 @@
+"""Lag, the clip band, the running sigma, mismatch weights and segment means."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo.settings import Objective
+from gspo.staleness import (
+    MismatchMoments,
+    MismatchTracker,
+    clip_band,
+    mismatch_kl,
+    mismatch_moments,
+    mismatch_weights,
+    objective_band,
+    sequence_lag,
+)
+from gspo.units import ratio_units, segment_mean
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.floats(-5, 5, width=32)), max_size=40),
+)
+@settings(max_examples=50, deadline=None)
+def test_a_segment_mean_is_the_mean_of_the_masked_values_and_zero_without_any(
+    rows: list[tuple[int, bool, float]],
+) -> None:
+    ids_T = torch.tensor([row[0] for row in rows], dtype=torch.int64)
+    mask_T = torch.tensor([row[1] for row in rows], dtype=torch.bool)
+    values_T = torch.tensor([row[2] for row in rows], dtype=torch.float32)
+    means = segment_mean(torch.where(mask_T, values_T, float("nan")), mask_T, ids_T, 5)
+    for segment in range(5):
+        chosen = [value for i, kept, value in rows if i == segment and kept]
+        expected = math.fsum(chosen) / len(chosen) if chosen else 0.0
+        assert means[segment].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_turns_are_pairs_of_sequence_and_turn_id() -> None:
+    sequence_ids_T, turn_ids_T = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 0, 7, 0, 7, 7], dtype=torch.int32)
+    units = ratio_units("turn", sequence_ids_T, turn_ids_T, num_sequences=2)
+    assert (units.ids_T.tolist(), units.num_units) == ([0, 0, 1, 2, 3, 3], 4)
+
+
+def test_a_sequences_lag_is_the_mean_over_its_action_tokens() -> None:
+    versions_T = torch.tensor([7, 7, 6, 5, -1, 99, 10])
+    mask_T = torch.tensor([True, True, True, True, False, False, True])
+    ids_T = torch.tensor([0, 0, 1, 1, 1, 3, 2])
+    assert sequence_lag(10, versions_T, mask_T, ids_T, 4).tolist() == [3.0, 4.5, 0.0, 0.0]
+
+
+def test_a_token_newer_than_the_learner_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"versions_T\[1\] is 11 but policy_version is 10"):
+        sequence_lag(10, torch.tensor([10, 11]), torch.tensor([True, True]), torch.tensor([0, 0]), 1)
+
+
+def test_large_version_numbers_keep_their_difference() -> None:
+    newest = 2**53
+    lag_S = sequence_lag(newest, torch.tensor([newest - 1]), torch.tensor([True]), torch.tensor([0]), 1)
+    assert lag_S.tolist() == [1.0]
+
+
+def test_at_lag_zero_without_noise_the_band_is_the_papers_clip() -> None:
+    band = objective_band(Objective(band_growth=3.0, noise_z=2.0), torch.zeros(2, dtype=torch.float64), sigma=0.0)
+    log_lo, log_hi = band.bounds(torch.tensor([0, 1, 1]), torch.tensor([1.0, 5.0, 1000.0]))
+    assert log_lo.exp().tolist() == pytest.approx([1 - 3e-4] * 3, rel=1e-15)
+    assert log_hi.exp().tolist() == pytest.approx([1 + 4e-4] * 3, rel=1e-15)
+
+
+def test_the_band_grows_with_lag_and_noise_as_documented() -> None:
+    band = clip_band(
+        torch.tensor([2.0], dtype=torch.float64), eps_low=0.1, eps_high=0.2, band_growth=0.5, noise_z=3.0, sigma=0.02
+    )
+    log_lo, log_hi = band.bounds(torch.tensor([0]), torch.tensor([9.0]))
+    assert log_lo.item() == pytest.approx(2.0 * math.log(0.9) - 0.02)
+    assert log_hi.item() == pytest.approx(2.0 * math.log(1.2) + 0.02)
+
+
+def test_a_proximal_anchor_needs_neither_growth_nor_a_noise_floor() -> None:
+    objective = Objective(anchor="proximal", band_growth=3.0, noise_z=2.0)
+    band = objective_band(objective, torch.tensor([4.0], dtype=torch.float64), sigma=0.5)
+    log_lo, log_hi = band.bounds(torch.tensor([0]), torch.tensor([4.0]))
+    assert (log_lo.item(), log_hi.item()) == (math.log1p(-3e-4), math.log1p(4e-4))
+
+
+@pytest.mark.parametrize(
+    ("lag", "arguments", "message"),
+    [
+        ([0.0, -1.0], {}, r"lag_S\[1\] is -1\.0"),
+        ([float("nan")], {}, r"lag_S\[0\] is nan"),
+        ([0.0], {"sigma": float("nan")}, "sigma is nan"),
+        ([0.0], {"eps_low": 1.5}, "eps_low is 1.5"),
+        ([0.0], {"noise_z": -1.0}, "noise_z is -1.0"),
+    ],
+)
+def test_a_band_of_impossible_values_is_refused(lag: list[float], arguments: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        clip_band(torch.tensor(lag), **{"eps_low": 3e-4, "eps_high": 4e-4, **arguments})
+
+
+def test_moments_are_measured_on_fresh_action_tokens_only_and_add_up() -> None:
+    generator = np.random.default_rng(0)
+    noise = generator.normal(0.01, 0.02, size=1000).astype(np.float32)
+    learner_T = torch.zeros(1000) + torch.from_numpy(noise)
+    mask_T = torch.from_numpy(generator.random(1000) < 0.8)
+    versions_T = torch.from_numpy(generator.integers(3, 5, size=1000))
+    learner_T[~mask_T], learner_T[mask_T & (versions_T == 3)] = float("nan"), 1e6
+    expected = noise[(mask_T & (versions_T == 4)).numpy()].astype(np.float64)
+
+    whole = mismatch_moments(learner_T, torch.zeros(1000), mask_T, versions_T, 4)
+    parts = [
+        mismatch_moments(learner_T[s], torch.zeros(1000)[s], mask_T[s], versions_T[s], 4)
+        for s in (slice(0, 300), slice(300, 1000))
+    ]
+    reduced = MismatchMoments.from_tensor(parts[0].as_tensor() + parts[1].as_tensor())
+    assert whole.count == len(expected)
+    assert whole.variance == pytest.approx(expected.var(), rel=1e-9)
+    assert (parts[0] + parts[1]).variance == pytest.approx(whole.variance, rel=1e-12)
+    assert reduced == parts[0] + parts[1]
+
+
+def moments_of(sigma: float, count: float = 100.0, mean: float = 0.3) -> MismatchMoments:
+    return MismatchMoments(count, count * mean, count * (sigma**2 + mean**2))
+
+
+def test_sigma_is_zero_until_measured_then_the_first_batchs_then_an_average() -> None:
+    tracker = MismatchTracker(decay=0.75)
+    assert tracker.sigma == 0.0
+    tracker.update(moments_of(0.02))
+    assert tracker.sigma == pytest.approx(0.02)
+    tracker.update(moments_of(0.04))
+    assert tracker.sigma == pytest.approx(math.sqrt(0.75 * 0.02**2 + 0.25 * 0.04**2))
+
+
+def test_a_batch_without_fresh_tokens_changes_nothing() -> None:
+    tracker = MismatchTracker()
+    tracker.update(moments_of(0.02))
+    before = tracker.state_dict()
+    tracker.update(MismatchMoments(0.0, 0.0, 0.0))
+    tracker.update(MismatchMoments(1.0, 0.5, 0.25))
+    assert tracker.state_dict() == before
+
+
+def test_the_tracker_continues_from_its_state() -> None:
+    first, second = MismatchTracker(), MismatchTracker()
+    first.update(moments_of(0.02))
+    second.load_state_dict(first.state_dict())
+    for tracker in (first, second):
+        tracker.update(moments_of(0.06))
+    assert second.sigma == first.sigma
+
+
+def test_impossible_states_and_moments_are_refused() -> None:
+    tracker = MismatchTracker()
+    with pytest.raises(ValueError, match=r"variance is -1\.0"):
+        tracker.load_state_dict({"variance": -1.0, "num_updates": 1.0})
+    with pytest.raises(ValueError, match="state has keys"):
+        tracker.load_state_dict({"variance": 1.0})
+    with pytest.raises(ValueError, match="give finite ones"):
+        tracker.update(MismatchMoments(2.0, float("nan"), 1.0))
+    with pytest.raises(ValueError, match=r"decay is 1\.0"):
+        MismatchTracker(decay=1.0)
+
+
+def weights_of(mode: str, mean_logs: list[float]) -> tuple[list[float], list[bool]]:
+    proximal_T = torch.tensor([x + d for x in mean_logs for d in (-0.5, 0.5)], dtype=torch.float64) - 2.0
+    behaviour_T = torch.full_like(proximal_T, -2.0)
+    ids_T = torch.arange(len(mean_logs)).repeat_interleave(2)
+    weights = mismatch_weights(
+        proximal_T,
+        behaviour_T,
+        torch.ones_like(ids_T, dtype=torch.bool),
+        ids_T,
+        len(mean_logs) + 1,
+        mode=mode,  # type: ignore[arg-type]
+        cap=1.25,
+    )
+    return weights.weights_S.tolist(), weights.rejected_S.tolist()
+
+
+def test_truncation_bounds_the_exponential_of_the_mean_from_above_only() -> None:
+    weights, rejected = weights_of("truncate", [0.1, 0.3, -0.3])
+    assert weights == pytest.approx([math.exp(0.1), 1.25, math.exp(-0.3), 1.0])
+    assert not any(rejected)
+
+
+def test_rejection_takes_both_sides_of_the_cap_and_keeps_the_weights_between() -> None:
+    weights, rejected = weights_of("reject", [0.1, 0.3, -0.3, -0.2])
+    assert weights == pytest.approx([math.exp(0.1), 0.0, 0.0, math.exp(-0.2), 1.0])
+    assert rejected == [False, True, True, False, False]
+
+
+def test_without_a_mode_every_weight_is_one_and_an_unknown_mode_is_refused() -> None:
+    assert weights_of("off", [0.3, -9.0]) == ([1.0, 1.0, 1.0], [False, False, False])
+    with pytest.raises(ValueError, match="mode is 'clip'"):
+        weights_of("clip", [0.0])
+
+
+def test_a_missing_behaviour_log_prob_is_named() -> None:
+    mask_T, ids_T = torch.tensor([True, True]), torch.tensor([0, 0])
+    with pytest.raises(ValueError, match=r"behaviour_logprobs_T\[1\] is nan"):
+        mismatch_weights(torch.zeros(2), torch.tensor([0.0, float("nan")]), mask_T, ids_T, 1, mode="reject", cap=1.1)
+
+
+def test_the_mismatch_kl_estimates_the_divergence_of_two_distributions() -> None:
+    generator = torch.Generator().manual_seed(0)
+    behaviour = torch.log_softmax(torch.randn(50, generator=generator), 0)
+    learner = torch.log_softmax(behaviour + 0.3 * torch.randn(50, generator=generator), 0)
+    exact = (behaviour.exp() * (behaviour - learner)).sum().item()
+    tokens_T = torch.multinomial(behaviour.exp(), 20_000, replacement=True, generator=generator)
+    mask_T = torch.ones(20_000, dtype=torch.bool)
+    ids_T = torch.zeros(20_000, dtype=torch.int64)
+    kl = mismatch_kl(learner[tokens_T], behaviour[tokens_T], mask_T, ids_T, 1).item()
+    assert kl == pytest.approx(exact, rel=0.05)
