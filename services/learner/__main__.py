@@ -1,0 +1,127 @@
+"""`gspo learner CONFIG`: wiring of the learner process; with several ranks it starts them through torchrun."""
+
+import os
+import signal
+import sys
+import threading
+import uuid
+from contextlib import nullcontext
+from typing import Final
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from services.learner.engine_settings import LearnerEngineSettings
+from services.runtime.arguments import ProcessArguments, parse_process_arguments
+from services.runtime.channel import EndpointError
+from services.runtime.clock import MonotonicClock
+from services.runtime.configuration import ConfigurationError
+from services.runtime.lifecycle import EXIT_CONFIGURATION, EXIT_FAILED, ServiceError, flatten
+from services.runtime.logs import configure_logging
+from services.runtime.settings import Settings
+from services.runtime.telemetry import Health, TelemetryServer
+
+log = structlog.get_logger()
+
+MAX_QUIET_S: Final = 1800.0
+FAILURES: Final = (ServiceError, EndpointError, ConfigurationError)
+
+
+def main() -> int:
+    """Start the learner, or torchrun with ``num_ranks`` of them. Returns the exit status."""
+    configure_logging("learner")
+    try:
+        arguments = parse_process_arguments(
+            "gspo learner", "Train: batches in, policy versions out (DeepSpeed).", default_name="learner"
+        )
+        _require_model(arguments.settings)
+    except ConfigurationError as error:
+        log.error("cannot_start", error=str(error))
+        return EXIT_CONFIGURATION
+    if arguments.settings.learner.num_ranks > 1 and "RANK" not in os.environ:
+        _become_torchrun(arguments)
+    return _run(arguments.settings)
+
+
+def _require_model(settings: Settings) -> None:
+    if not (settings.model.path / "config.json").is_file():
+        raise ConfigurationError(
+            f"model.path is {settings.model.path}: no config.json there. It must be a Hugging Face model directory; "
+            f"`gspo model tiny {settings.model.path}` makes a small one"
+        )
+
+
+def _become_torchrun(arguments: ProcessArguments) -> None:
+    ranks = arguments.settings.learner.num_ranks
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    log.info("starting_ranks", ranks=ranks)
+    os.execv(sys.executable, [*command, "-m", "services.learner", *arguments.forwarded])
+
+
+def _run(settings: Settings) -> int:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        _serve(settings, stop)
+    except FAILURES as error:
+        log.error("stopped_by_error", error=str(error))
+        return EXIT_FAILED
+    except ExceptionGroup as group:
+        known, unknown = group.split(FAILURES)
+        if unknown is not None or known is None:
+            raise
+        for error in flatten(known):
+            log.error("stopped_by_error", error=str(error))
+        return EXIT_FAILED
+    return 0
+
+
+def _serve(settings: Settings, stop: threading.Event) -> None:
+    # torch and DeepSpeed take seconds to import: only when the configuration is known to be good.
+    import torch
+
+    from services.learner.engine import LearnerEngine
+    from services.learner.link import Link
+    from services.learner.metrics import LearnerMetrics
+    from services.learner.service import LearnerService
+
+    clock = MonotonicClock()
+    rank = int(os.environ.get("RANK", "0"))
+    registry = CollectorRegistry()
+    metrics = LearnerMetrics(registry)
+    health = Health(clock, MAX_QUIET_S)
+    engine_settings = _engine_settings(settings, "cuda" if torch.cuda.is_available() else "cpu")
+    telemetry = TelemetryServer("0.0.0.0", settings.learner.metrics_port, registry, health) if rank == 0 else nullcontext()
+    link = (
+        Link(settings, session=uuid.uuid4().hex, clock=clock, health=health, metrics=metrics) if rank == 0 else nullcontext()
+    )
+    with telemetry, link as opened:
+        engine = LearnerEngine.create(settings.model.path, engine_settings)
+        try:
+            LearnerService(settings, engine, opened, clock=clock, health=health, metrics=metrics, stop=stop).run()
+        finally:
+            engine.close()
+
+
+def _engine_settings(settings: Settings, device: str) -> LearnerEngineSettings:
+    learner = settings.learner
+    return LearnerEngineSettings(
+        device="cuda" if device == "cuda" else "cpu",
+        dtype=learner.dtype,
+        zero_stage=learner.zero_stage,
+        learning_rate=learner.learning_rate,
+        warmup_steps=learner.warmup_steps,
+        betas=learner.betas,
+        weight_decay=learner.weight_decay,
+        max_grad_norm=learner.max_grad_norm,
+        token_budget=learner.token_budget,
+        max_sequence_tokens=settings.sampling.max_tokens,
+        logprob_chunk_tokens=learner.logprob_chunk_tokens,
+        activation_checkpointing=learner.activation_checkpointing,
+        seed=settings.run.seed,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

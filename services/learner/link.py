@@ -1,0 +1,237 @@
+"""Rank 0's connection to the world, in a thread of its own, so that collectives never share a thread with sockets.
+
+The training thread calls blocking methods; the thread's event loop holds the batch channel, the weight server and the
+telemetry. Queues between the two are bounded; every blocking call has a timeout and ends when the link fails.
+"""
+
+import asyncio
+import concurrent.futures
+import queue
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import structlog
+import zmq.asyncio
+
+from protocol.channels import BATCH, WEIGHTS
+from protocol.codec import Array
+from protocol.messages import (
+    Batch,
+    BatchPending,
+    BatchRequest,
+    Checkpointed,
+    EndOfRun,
+    Message,
+    Published,
+    Resume,
+    Trained,
+    Welcome,
+)
+from services.learner.metrics import LearnerMetrics
+from services.learner.snapshot import Snapshot, SnapshotStore
+from services.learner.weight_server import WeightServer
+from services.runtime.channel import RouterChannel
+from services.runtime.clock import Clock
+from services.runtime.peer import Delivered, PeerClient
+from services.runtime.settings import Settings
+from services.runtime.telemetry import Health
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+CALL_TIMEOUT_S: Final = 600.0
+REQUEST_INTERVAL_S: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchArrived:
+    """A batch with its arrays: int32 token_ids [T] and float32 logprobs [T]."""
+
+    batch: Batch
+    arrays: dict[str, Array]
+
+
+class Link:
+    """Use as a context manager. Raises what ended the link from every later call.
+
+    produces:     batches and ends of run, in order of request
+    waits for:    the broker
+    unblocked by: Batch, EndOfRun; the caller's timeout
+    """
+
+    def __init__(self, settings: Settings, *, session: str, clock: Clock, health: Health, metrics: LearnerMetrics) -> None:
+        self._settings = settings
+        self._session = session
+        self._clock = clock
+        self._health = health
+        self._metrics = metrics
+        self._store = SnapshotStore()
+        self._arrived: queue.Queue[BatchArrived | EndOfRun] = queue.Queue(maxsize=4)
+        self._wanted: BatchRequest | None = None
+        self._resume: Resume | None = None
+        self._started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run_thread, name="learner-link", daemon=True)
+        self._failure: BaseException | None = None
+        self._main: asyncio.Task[None] | None = None
+        self.waiting_for = "the broker"
+
+    def __enter__(self) -> "Link":
+        self._thread.start()
+        self._loop = self._started.result(timeout=CALL_TIMEOUT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._main is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join(timeout=10.0)
+
+    # --- called by the training thread -------------------------------------------------------------------------------
+
+    def wait_welcome(self, timeout_s: float) -> Welcome | None:
+        """The broker's Welcome; None when it did not come in time."""
+        try:
+            return self._call(self._client.connected_welcome(), timeout_s)
+        except TimeoutError:
+            return None
+
+    def resume(self, next_batch: int) -> None:
+        """Tell the broker where the checkpoint stands: also again after each new handshake."""
+        self._resume = Resume(next_batch=next_batch)
+        self._call(self._client.send(self._resume))
+
+    def request(self, index: int, policy_version: int) -> None:
+        """Ask for a batch; repeated by the link until it arrives."""
+        self._wanted = BatchRequest(index=index, policy_version=policy_version)
+        self._call(self._client.send(self._wanted))
+
+    def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None:
+        """What was requested; None when it did not come in time."""
+        self._require_alive()
+        try:
+            return self._arrived.get(timeout=timeout_s)
+        except queue.Empty:
+            self._require_alive()
+            return None
+
+    def publish(self, snapshot: Snapshot, trained_batches: int) -> None:
+        """Serve ``snapshot``, then announce it: it is published only when it can be fetched."""
+        endpoint = self._settings.learner.advertised_weights_endpoint or self._weights_endpoint
+        announcement = Published(
+            policy_version=snapshot.policy_version,
+            endpoint=endpoint,
+            digest=snapshot.manifest.digest,
+            num_bytes=snapshot.manifest.num_bytes,
+            trained_batches=trained_batches,
+        )
+        self._call(self._publish(snapshot, announcement))
+
+    def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
+        """Report a trained batch."""
+        self._call(self._client.send(Trained(index=index, policy_version=policy_version, metrics=metrics)))
+
+    def checkpointed(self, next_batch: int, policy_version: int) -> None:
+        """Report a durable checkpoint."""
+        self._call(self._client.send(Checkpointed(next_batch=next_batch, policy_version=policy_version)))
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the broker has acknowledged everything; False when it did not in time."""
+        try:
+            self._call(self._client.flushed(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = CALL_TIMEOUT_S) -> T:
+        if self._failure is not None:
+            coroutine.close()
+            self._require_alive()
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(timeout=timeout_s)
+        except concurrent.futures.CancelledError:
+            self._require_alive()
+            raise
+        except TimeoutError:
+            future.cancel()
+            self._require_alive()
+            raise
+
+    def _require_alive(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # --- the link's own thread ---------------------------------------------------------------------------------------
+
+    def _run_thread(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except asyncio.CancelledError:
+            log.debug("link_closed")
+        # Whatever ended this thread is raised in the training thread by its next call.
+        except BaseException as error:  # noqa: BLE001
+            self._failure = error
+            if not self._started.done():
+                self._started.set_exception(error)
+
+    async def _serve(self) -> None:
+        context = zmq.asyncio.Context()
+        try:
+            channel = RouterChannel(context, WEIGHTS, self._settings.learner.weights_endpoint)
+            self._weights_endpoint = channel.endpoint
+            self._client = PeerClient(
+                context,
+                BATCH,
+                self._settings.broker.batch_endpoint,
+                role="learner",
+                peer="learner",
+                session=self._session,
+                clock=self._clock,
+            )
+            server = WeightServer(channel, self._store, self._metrics)
+            self._main = asyncio.current_task()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(server.run(), name="weight-server")
+                tasks.create_task(self._client.run(), name="batch-client")
+                tasks.create_task(self._receive(), name="receive")
+                tasks.create_task(self._repeat(), name="repeat")
+                self._started.set_result(asyncio.get_running_loop())
+        finally:
+            context.destroy(linger=1000)
+
+    async def _publish(self, snapshot: Snapshot, announcement: Published) -> None:
+        self._store.add(snapshot)
+        self._metrics.policy_version.set(snapshot.policy_version)
+        await self._client.send(announcement)
+
+    async def _receive(self) -> None:
+        while True:
+            delivered = await self._client.inbox.get()
+            await self._on_message(delivered)
+
+    async def _on_message(self, delivered: Delivered) -> None:
+        message = delivered.message
+        wanted = self._wanted
+        if isinstance(message, Batch | EndOfRun):
+            if wanted is None or message.index != wanted.index:
+                return  # an answer to a request that was answered already
+            self._wanted = None
+            arrived = BatchArrived(batch=message, arrays=delivered.arrays) if isinstance(message, Batch) else message
+            await asyncio.to_thread(self._arrived.put, arrived)
+        elif isinstance(message, BatchPending):
+            self.waiting_for = f"{message.groups_ready} of {message.groups_needed} groups; {message.waiting_for}"
+        elif isinstance(message, Welcome) and self._resume is not None:
+            await self._client.send(self._resume)
+            await self._ask_again()
+
+    async def _repeat(self) -> None:
+        while True:
+            self._health.turn()
+            await self._ask_again()
+            await asyncio.sleep(REQUEST_INTERVAL_S)
+
+    async def _ask_again(self) -> None:
+        wanted: Message | None = self._wanted
+        if wanted is not None:
+            await self._client.send(wanted)

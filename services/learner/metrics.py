@@ -1,0 +1,53 @@
+"""Prometheus metrics of the learner. Declared once; the registry is passed in."""
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+
+class LearnerMetrics:
+    """What rank 0 of the learner exports."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.batches = Counter("gspo_learner_batches_total", "Batches trained", registry=registry)
+        self.tokens = Counter("gspo_learner_tokens_total", "Tokens trained on, observations included", registry=registry)
+        self.trajectories = Counter("gspo_learner_trajectories_total", "Trajectories trained on", registry=registry)
+        self.policy_version = Gauge("gspo_learner_policy_version", "Newest published policy version", registry=registry)
+        self.next_batch = Gauge("gspo_learner_next_batch", "Index of the next batch", registry=registry)
+        self.train_seconds = Histogram(
+            "gspo_learner_batch_seconds",
+            "Time to train one batch",
+            buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
+            registry=registry,
+        )
+        self.wait_seconds = Counter("gspo_learner_wait_seconds_total", "Time spent waiting for batches", registry=registry)
+        self.publish_seconds = Histogram(
+            "gspo_learner_publish_seconds", "Time to export and publish a version", registry=registry
+        )
+        self.checkpoint_seconds = Histogram(
+            "gspo_learner_checkpoint_seconds", "Time to save a checkpoint", registry=registry
+        )
+        self.weight_bytes_sent = Counter(
+            "gspo_learner_weight_bytes_sent_total", "Bytes of weights sent to rollouts", registry=registry
+        )
+        self.weight_loads = Counter(
+            "gspo_learner_weight_loads_total", "Versions that an engine loaded and verified", registry=registry
+        )
+        self.weight_loads_failed = Counter(
+            "gspo_learner_weight_loads_failed_total", "Versions that an engine did not load", registry=registry
+        )
+        self.messages_refused = Counter(
+            "gspo_learner_messages_refused_total", "Messages that were not accepted", ["channel"], registry=registry
+        )
+        self.diagnostics = Gauge(
+            "gspo_learner_diagnostic",
+            "Diagnostics of the last batch: reward, clip fractions, ratio quantiles, mismatch, entropy, by lag bucket",
+            ["name", "lag"],
+            registry=registry,
+        )
+
+    def set_diagnostics(self, metrics: Mapping[str, float]) -> None:
+        """Export a batch's metrics: "clip_fraction/lag_1" becomes name="clip_fraction", lag="lag_1"."""
+        for key, value in metrics.items():
+            name, _, bucket = key.partition("/")
+            self.diagnostics.labels(name=name, lag=bucket).set(value)

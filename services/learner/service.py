@@ -1,0 +1,231 @@
+"""The learner's training loop: batches in, policy versions out. Collectives happen here, in the main thread, alone."""
+
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+import structlog
+import torch
+
+from gspo.settings import Objective
+from gspo.staleness import MismatchTracker
+from protocol.messages import EndOfRun
+from services.learner.batches import groups_of
+from services.learner.checkpoint import CheckpointState, find_latest, load_checkpoint, save_checkpoint
+from services.learner.engine import LearnerEngine
+from services.learner.export import export_model
+from services.learner.link import BatchArrived, Link
+from services.learner.metrics import LearnerMetrics
+from services.learner.share import share
+from services.learner.snapshot import build_snapshot
+from services.learner.trainer import AdvantageSettings, train_batch
+from services.runtime.clock import Clock
+from services.runtime.lifecycle import ServiceError
+from services.runtime.settings import Settings
+from services.runtime.telemetry import Health
+
+log = structlog.get_logger()
+
+POLL_S: Final = 1.0
+WAITING_LOG_S: Final = 15.0
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class LearnerService:
+    """One rank of the learner.
+
+    produces:     policy versions; a Trained report per batch; checkpoints; at the end an export
+    waits for:    batches
+    unblocked by: a batch, the end of the run, ``stop``
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: LearnerEngine,
+        link: Link | None,
+        *,
+        clock: Clock,
+        health: Health,
+        metrics: LearnerMetrics,
+        stop: threading.Event,
+    ) -> None:
+        """``link`` is rank 0's; None on the others."""
+        self._settings = settings
+        self._engine = engine
+        self._link = link
+        self._clock = clock
+        self._health = health
+        self._metrics = metrics
+        self._stop = stop
+        self._mismatch = MismatchTracker()
+        self._next_batch = 0
+        self._policy_version = 0
+        self._checkpointed_batch = 0
+        self._root = settings.run.directory / "checkpoints"
+        self._objective = objective_of(settings)
+        self._advantages = AdvantageSettings(
+            credit="sequence" if settings.objective.advantage == "sequence" else "return_to_go",
+            normalise_std=settings.objective.normalise_by_std,
+        )
+
+    def run(self) -> None:
+        """Train until the run ends or ``stop`` is set. Raises: ServiceError; what the engine raises."""
+        self._resume()
+        self._publish()
+        while True:
+            directive = self._next()
+            if directive is None:
+                log.info("stopping", next_batch=self._next_batch)
+                self._checkpoint()
+                return
+            if isinstance(directive, EndOfRun):
+                self._finish(directive)
+                return
+            self._train(directive)
+
+    def _resume(self) -> None:
+        latest = find_latest(self._root)
+        if latest is not None:
+            state = load_checkpoint(self._engine, latest)
+            self._next_batch = self._checkpointed_batch = state.batch_position
+            self._mismatch.load_state_dict(state.mismatch)
+            log.info("resumed", checkpoint=str(latest), next_batch=self._next_batch)
+        newest = torch.zeros(1, dtype=torch.int64)
+        if self._link is not None:
+            newest[0] = self._broker_version(self._link)
+            self._link.resume(self._next_batch)
+        # Versions are never reused: what this learner publishes comes after everything published before.
+        self._policy_version = int(self._engine.broadcast(newest)[0])
+
+    def _broker_version(self, link: Link) -> int:
+        while True:
+            welcome = link.wait_welcome(POLL_S)
+            if welcome is not None:
+                return welcome.policy_version
+            if self._stop.is_set():
+                raise ServiceError("stopped before the broker answered")
+            self._health.not_ready(f"no answer from the broker at {self._settings.broker.batch_endpoint}")
+
+    def _next(self) -> BatchArrived | EndOfRun | None:
+        """The next thing to do, on every rank; None: stop."""
+        if self._link is not None:
+            self._link.request(self._next_batch, self._policy_version)
+        begin = last_log = self._clock.now()
+        while True:
+            arrived = self._link.take(POLL_S) if self._link is not None else None
+            directive, stop = share(self._engine, arrived, self._stop.is_set())
+            self._metrics.wait_seconds.inc(self._clock.now() - max(begin, last_log))
+            if stop or directive is not None:
+                return None if stop else directive
+            now = self._clock.now()
+            if self._link is not None and now - last_log >= WAITING_LOG_S:
+                log.info("waiting_for_batch", batch=self._next_batch, waiting_for=self._link.waiting_for)
+                last_log = now
+
+    def _train(self, arrived: BatchArrived) -> None:
+        batch = arrived.batch
+        begin = self._clock.now()
+        groups = groups_of(batch, arrived.arrays)
+        report = train_batch(
+            self._engine,
+            groups,
+            objective=self._objective,
+            policy_version=batch.policy_version,
+            num_mini_batches=self._settings.batch.mini_batches,
+            mismatch=self._mismatch,
+            advantages=self._advantages,
+        )
+        trained = self._clock.now()
+        self._next_batch = batch.index + 1
+        self._publish()
+        published = self._clock.now()
+        if self._next_batch - self._checkpointed_batch >= self._settings.learner.checkpoint_every_batches:
+            self._checkpoint()
+        metrics = {
+            **report.metrics,
+            "train_s": trained - begin,
+            "publish_s": published - trained,
+            "checkpoint_s": self._clock.now() - published,
+        }
+        self._report(batch.index, metrics, num_tokens=int(arrived.arrays["token_ids"].shape[0]), items=len(batch.items))
+
+    def _report(self, index: int, metrics: Mapping[str, float], *, num_tokens: int, items: int) -> None:
+        if self._link is None:
+            return
+        self._metrics.batches.inc()
+        self._metrics.tokens.inc(num_tokens)
+        self._metrics.trajectories.inc(items)
+        self._metrics.next_batch.set(self._next_batch)
+        self._metrics.train_seconds.observe(metrics["train_s"])
+        self._metrics.publish_seconds.observe(metrics["publish_s"])
+        self._metrics.set_diagnostics(metrics)
+        self._health.progress()
+        self._link.trained(index, self._policy_version, dict(metrics))
+        log.info("batch_trained", batch=index, policy_version=self._policy_version, train_s=round(metrics["train_s"], 3))
+
+    def _publish(self) -> None:
+        """Export the weights as the next policy version. Collective."""
+        dtype = DTYPES[self._settings.model.dtype]
+        self._policy_version += 1
+        weights = self._engine.serving_weights(dtype)
+        if self._link is None:
+            for _ in weights:
+                pass
+            return
+        snapshot = build_snapshot(self._policy_version, weights)
+        self._link.publish(snapshot, self._next_batch)
+        self._health.progress()
+        log.info("published", policy_version=self._policy_version, num_bytes=snapshot.manifest.num_bytes)
+
+    def _checkpoint(self) -> None:
+        """Save, then tell the broker that these batches need not be delivered again. Collective."""
+        if self._next_batch == self._checkpointed_batch and self._next_batch > 0:
+            return
+        begin = self._clock.now()
+        state = CheckpointState(
+            policy_version=self._policy_version,
+            batch_position=self._next_batch,
+            mismatch=dict(self._mismatch.state_dict()),
+        )
+        path = save_checkpoint(self._engine, self._root, state, keep=self._settings.learner.keep_checkpoints)
+        self._checkpointed_batch = self._next_batch
+        if self._link is not None:
+            self._metrics.checkpoint_seconds.observe(self._clock.now() - begin)
+            self._link.checkpointed(self._next_batch, self._policy_version)
+            log.info("checkpoint_saved", path=str(path), next_batch=self._next_batch)
+
+    def _finish(self, end: EndOfRun) -> None:
+        self._checkpoint()
+        destination = self._settings.run.directory / "export"
+        export_model(
+            self._engine, destination, tokenizer_from=self._settings.model.path, dtype=DTYPES[self._settings.model.dtype]
+        )
+        if self._link is None:
+            return
+        log.info("run_complete", reason=end.reason, export=str(destination))
+        if not self._link.flush(10.0):
+            log.warning("broker_did_not_acknowledge")
+        self._serve_until_stopped()
+
+    def _serve_until_stopped(self) -> None:
+        """Rollouts that join, or still evaluate the last version, must be able to fetch it."""
+        assert self._link is not None
+        while not self._stop.wait(POLL_S):
+            self._health.progress()
+            self._link.take(0.01)
+
+
+def objective_of(settings: Settings) -> Objective:
+    """The library's objective from a run's settings."""
+    section = settings.objective
+    return Objective(
+        ratio_unit=section.ratio_unit,
+        eps_low=section.eps_low,
+        eps_high=section.eps_high,
+        band_growth=section.band_growth,
+        noise_z=section.noise_z,
+        anchor=section.anchor,
+        mismatch_mode=section.mismatch_mode,
+        mismatch_cap=section.mismatch_cap,
+    )

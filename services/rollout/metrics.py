@@ -1,0 +1,47 @@
+"""Prometheus metrics of a rollout. Declared once; the registry is passed in."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+
+class RolloutMetrics:
+    """What a rollout exports."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.episodes_running = Gauge("gspo_rollout_episodes_running", "Episodes in flight", registry=registry)
+        self.episodes = Counter(
+            "gspo_rollout_episodes_total", "Episodes that ended here, by how", ["outcome"], registry=registry
+        )
+        self.resumed = Counter(
+            "gspo_rollout_episodes_resumed_total", "Leases taken with tokens of a former lease", registry=registry
+        )
+        self.tokens = Counter("gspo_rollout_tokens_total", "Tokens, by kind", ["kind"], registry=registry)
+        self.chunks = Counter("gspo_rollout_chunks_total", "Chunks streamed to the broker", registry=registry)
+        self.unacknowledged = Gauge(
+            "gspo_rollout_unacknowledged_messages", "Messages that the broker has not acknowledged", registry=registry
+        )
+        self.policy_version = Gauge(
+            "gspo_rollout_policy_version", "Verified policy version that the engine serves", registry=registry
+        )
+        self.weight_updates = Counter(
+            "gspo_rollout_weight_updates_total", "Weight updates, by outcome", ["outcome"], registry=registry
+        )
+        self.weight_bytes = Counter("gspo_rollout_weight_bytes_total", "Bytes of weights fetched", registry=registry)
+        self.weight_fetch_seconds = Histogram(
+            "gspo_rollout_weight_fetch_seconds", "Time to fetch and check a version", registry=registry
+        )
+        self.pause_seconds = Histogram(
+            "gspo_rollout_generation_pause_seconds",
+            "Time that generation stood still for a weight update",
+            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30),
+            registry=registry,
+        )
+        self.episode_seconds = Histogram(
+            "gspo_rollout_episode_seconds",
+            "Time of an episode from its lease to its end here",
+            buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
+            registry=registry,
+        )
+        self.reward_failures = Counter(
+            "gspo_rollout_reward_failures_total", "Rewards that could not be computed", ["failure"], registry=registry
+        )
+        self.status = Gauge("gspo_rollout_status", "1 for the status that the rollout is in", ["status"], registry=registry)

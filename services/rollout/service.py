@@ -1,0 +1,274 @@
+"""A rollout: one SGLang server and the episodes in flight on it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final, Literal
+
+import structlog
+
+from protocol.messages import (
+    Heartbeat,
+    Lease,
+    LeaseEnded,
+    LeaseKey,
+    LeaseRequest,
+    NoLease,
+    Pulse,
+    Release,
+    Welcome,
+)
+from services.rollout.agent import Agent, EpisodeFailed
+from services.rollout.engine import EngineError
+from services.rollout.metrics import RolloutMetrics
+from services.rollout.sync import WeightSync
+from services.rollout.trajectory import Trajectory
+from services.runtime.clock import Clock
+from services.runtime.lifecycle import ServiceError, until_stopped
+from services.runtime.peer import Delivered, PeerClient
+from services.runtime.settings import Rollout
+from services.runtime.telemetry import Health
+
+log = structlog.get_logger()
+
+HEARTBEAT_S: Final = 1.0
+REQUEST_TIMEOUT_S: Final = 3.0
+ENGINE_FAILURES_ALLOWED: Final = 3
+STATUSES: Final = ("starting", "verifying", "serving", "draining", "quarantined")
+Status = Literal["starting", "verifying", "serving", "draining", "quarantined"]
+
+
+class RolloutService:
+    """Leases in, chunks and finishes out.
+
+    produces:     episodes, at most ``max_running`` at a time; heartbeats
+    waits for:    leases; weights
+    unblocked by: Lease, NoLease and its pause, Pulse; a finished episode
+    """
+
+    def __init__(
+        self,
+        *,
+        agent: Agent,
+        broker: PeerClient,
+        sync: WeightSync,
+        settings: Rollout,
+        clock: Clock,
+        health: Health,
+        metrics: RolloutMetrics,
+    ) -> None:
+        self._agent = agent
+        self._broker = broker
+        self._sync = sync
+        self._settings = settings
+        self._clock = clock
+        self._health = health
+        self._metrics = metrics
+        self._running: dict[int, tuple[int, asyncio.Task[None]]] = {}
+        self._wake = asyncio.Event()
+        self._request_id = 0
+        self._asked_at = 0.0
+        self._expected = 0
+        self._ask_again_at = 0.0
+        self._draining = False
+        self._engine_failures = 0
+        self._broker_stopping = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until ``stop`` is set or the run is over; then hand everything back.
+
+        Raises: ServiceError when the engine keeps failing.
+        """
+        async with self._conversations():
+            async with asyncio.TaskGroup() as tasks:
+                loops = [
+                    tasks.create_task(self._receive(tasks), name="receive"),
+                    tasks.create_task(self._ask(), name="ask"),
+                    tasks.create_task(self._beat(), name="heartbeat"),
+                ]
+                await self._until_over(stop)
+                self._draining = True
+                for loop in loops[1:]:
+                    loop.cancel()
+                await self._drain()
+                loops[0].cancel()
+
+    @asynccontextmanager
+    async def _conversations(self) -> AsyncIterator[None]:
+        """The broker's channel and the weight channel stay open until everything was handed back."""
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(self._broker.run(), name="broker-client"),
+                tasks.create_task(self._sync.run(), name="weight-sync"),
+            ]
+            try:
+                yield
+            finally:
+                for task in running:
+                    task.cancel()
+
+    async def _until_over(self, stop: asyncio.Event) -> None:
+        stopped: asyncio.Future[Any]
+        waits: list[Coroutine[Any, Any, Any]] = [stop.wait(), self._broker_stopping.wait()]
+        async with asyncio.TaskGroup() as tasks:
+            pending = [tasks.create_task(wait) for wait in waits]
+            _, rest = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for stopped in rest:
+                stopped.cancel()
+
+    @property
+    def _status(self) -> Status:
+        if self._draining:
+            return "draining"
+        if self._sync.quarantined:
+            return "quarantined"
+        if self._sync.policy_version == 0:
+            return "verifying" if self._sync.loading else "starting"
+        return "serving"
+
+    # --- receive -----------------------------------------------------------------------------------------------------
+
+    async def _receive(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            delivered = await self._broker.inbox.get()
+            self._health.turn()
+            self._on_message(delivered, tasks)
+
+    def _on_message(self, delivered: Delivered, tasks: asyncio.TaskGroup) -> None:
+        message = delivered.message
+        if isinstance(message, Welcome):
+            self._sync.announce(message.policy_version, message.weights_endpoint)
+            self._ask_again_at = 0.0
+            self._wake.set()
+        elif isinstance(message, Pulse):
+            self._sync.announce(message.policy_version, message.weights_endpoint)
+            if message.stopping:
+                self._broker_stopping.set()
+        elif isinstance(message, Lease):
+            self._start_episode(message, delivered, tasks)
+        elif isinstance(message, NoLease):
+            if message.request_id == self._request_id:
+                self._expected = 0
+                self._ask_again_at = self._clock.now() + message.retry_s
+                self._wake.set()
+        elif isinstance(message, LeaseEnded):
+            self._end_episode(message)
+
+    def _start_episode(self, lease: Lease, delivered: Delivered, tasks: asyncio.TaskGroup) -> None:
+        self._expected = max(0, self._expected - 1)
+        former = self._running.get(lease.trajectory_id)
+        if former is not None:
+            if former[0] == lease.epoch:
+                return
+            former[1].cancel("a newer lease")
+        trajectory = Trajectory(lease, delivered.arrays)
+        task = tasks.create_task(
+            self._episode(lease, delivered, trajectory), name=f"trajectory-{lease.trajectory_id}-{lease.epoch}"
+        )
+        self._running[lease.trajectory_id] = (lease.epoch, task)
+        self._metrics.episodes_running.set(len(self._running))
+        if lease.num_tokens:
+            self._metrics.resumed.inc()
+            log.info("trajectory_resumed", trajectory_id=lease.trajectory_id, epoch=lease.epoch, num_tokens=lease.num_tokens)
+
+    def _end_episode(self, ended: LeaseEnded) -> None:
+        running = self._running.get(ended.trajectory_id)
+        if running is not None and running[0] == ended.epoch:
+            log.info("lease_ended", trajectory_id=ended.trajectory_id, epoch=ended.epoch, reason=ended.reason)
+            self._metrics.episodes.labels(outcome="lease_ended").inc()
+            running[1].cancel("lease ended")
+
+    # --- episodes ----------------------------------------------------------------------------------------------------
+
+    async def _episode(self, lease: Lease, delivered: Delivered, trajectory: Trajectory) -> None:
+        begin = self._clock.now()
+        try:
+            await self._agent.run(lease, delivered.arrays, trajectory)
+            self._engine_failures = 0
+            self._health.progress()
+        except EpisodeFailed as error:
+            log.warning("episode_failed", trajectory_id=lease.trajectory_id, reason=str(error))
+            self._metrics.episodes.labels(outcome="failed").inc()
+            await self._release(lease, str(error), failed=True)
+        except EngineError as error:
+            self._metrics.episodes.labels(outcome="engine_error").inc()
+            await self._agent.send_chunk(trajectory)
+            await self._release(lease, f"engine: {error}", failed=False)
+            self._on_engine_error(error)
+        except asyncio.CancelledError:
+            if self._draining:
+                await self._agent.send_chunk(trajectory)
+                await self._release(lease, "draining", failed=False)
+                self._metrics.episodes.labels(outcome="handed_back").inc()
+            raise
+        finally:
+            if self._running.get(lease.trajectory_id, (None,))[0] == lease.epoch:
+                del self._running[lease.trajectory_id]
+            self._metrics.episodes_running.set(len(self._running))
+            self._metrics.episode_seconds.observe(self._clock.now() - begin)
+            self._wake.set()
+
+    async def _release(self, lease: Lease, reason: str, *, failed: bool) -> None:
+        await self._broker.send(
+            Release(trajectory_id=lease.trajectory_id, epoch=lease.epoch, reason=reason[:4000], failed=failed)
+        )
+
+    def _on_engine_error(self, error: EngineError) -> None:
+        self._engine_failures += 1
+        log.warning("engine_error", error=str(error), failures=self._engine_failures)
+        self._ask_again_at = self._clock.now() + HEARTBEAT_S
+        if self._engine_failures >= ENGINE_FAILURES_ALLOWED * max(1, self._settings.max_running):
+            raise ServiceError(f"the engine keeps failing: {error}")
+
+    async def _drain(self) -> None:
+        """Hand unfinished trajectories back; what the broker does not acknowledge in time resumes from before it."""
+        self._health.not_ready("draining")
+        episodes = [task for _, task in self._running.values()]
+        log.info("draining", episodes=len(episodes), budget_s=self._settings.drain_s)
+        try:
+            async with asyncio.timeout(self._settings.drain_s):
+                await self._send_heartbeat()
+                for task in episodes:
+                    task.cancel("draining")
+                if episodes:
+                    await asyncio.wait(episodes)
+                await self._broker.flushed()
+        except TimeoutError:
+            log.warning("drain_incomplete", unacknowledged=self._broker.num_unacknowledged)
+
+    # --- leases and heartbeats ---------------------------------------------------------------------------------------
+
+    async def _ask(self) -> None:
+        while True:
+            now = self._clock.now()
+            waiting = self._expected > 0 and now - self._asked_at < REQUEST_TIMEOUT_S
+            room = self._settings.max_running - len(self._running)
+            if self._status == "serving" and not waiting and room > 0 and now >= self._ask_again_at:
+                self._request_id += 1
+                self._asked_at, self._expected = now, room
+                await self._broker.send(
+                    LeaseRequest(request_id=self._request_id, capacity=room, policy_version=self._sync.policy_version)
+                )
+            delay = self._ask_again_at - now if self._ask_again_at > now else HEARTBEAT_S
+            await until_stopped(self._wake, delay)
+            self._wake.clear()
+
+    async def _beat(self) -> None:
+        while True:
+            self._health.turn()
+            await self._send_heartbeat()
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _send_heartbeat(self) -> None:
+        status = self._status
+        for name in STATUSES:
+            self._metrics.status.labels(status=name).set(name == status)
+        self._metrics.unacknowledged.set(self._broker.num_unacknowledged)
+        if status != "serving":
+            self._health.not_ready(self._sync.quarantined or status)
+        elif not self._broker.connected:
+            self._health.not_ready("the broker is away")
+        else:
+            self._health.progress()
+        leases = [LeaseKey(trajectory_id, epoch) for trajectory_id, (epoch, _) in self._running.items()]
+        await self._broker.send(Heartbeat(policy_version=self._sync.policy_version, status=status, leases=leases))

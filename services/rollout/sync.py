@@ -1,0 +1,181 @@
+"""Keeps the engine on the newest policy version: fetch, verify, pause, load, verify again, go on.
+
+A version counts as served only after the engine's own checksums agree with what was sent. Until the first such version, and
+after a failed update, the rollout is not serving: it takes no lease and generates nothing.
+"""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import structlog
+import zmq.asyncio
+
+from protocol.channels import WEIGHTS
+from protocol.messages import Loaded
+from services.rollout.engine import Engine, EngineError
+from services.rollout.metrics import RolloutMetrics
+from services.rollout.verify import verify_loaded
+from services.rollout.weights import FetchedWeights, FetchError, fetch_newest, write_for_engine
+from services.runtime.clock import Clock
+from services.runtime.lifecycle import ServiceError
+from services.runtime.peer import PeerClient
+
+log = structlog.get_logger()
+
+RETRY_S: Final = 1.0
+MAX_FAILED_LOADS: Final = 3
+CONNECT_S: Final = 10.0
+
+
+class VerificationError(RuntimeError):
+    """The engine does not hold what was sent."""
+
+
+class WeightSync:
+    """Follows the announced version.
+
+    produces:     ``policy_version``, the verified version that the engine serves (0: none yet)
+    waits for:    ``announce``; the weight server; the engine
+    unblocked by: the broker's Pulse, which repeats the newest version about every second
+    """
+
+    def __init__(
+        self,
+        *,
+        context: zmq.asyncio.Context,
+        engine: Engine,
+        model_directory: Path,
+        work_directory: Path,
+        pause_mode: str,
+        peer: str,
+        session: str,
+        clock: Clock,
+        metrics: RolloutMetrics,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._engine = engine
+        self._model_directory = model_directory
+        self._work_directory = work_directory
+        self._pause_mode = pause_mode
+        self._peer = peer
+        self._session = session
+        self._clock = clock
+        self._metrics = metrics
+        self._on_change = on_change
+        self._announced = (0, "")
+        self._wake = asyncio.Event()
+        self._failed_loads = 0
+        self.policy_version = 0
+        self.quarantined = ""
+        self.loading = False
+
+    def announce(self, policy_version: int, endpoint: str) -> None:
+        """The broker says that ``policy_version`` can be fetched at ``endpoint``."""
+        self._announced = (policy_version, endpoint)
+        if policy_version > self.policy_version and endpoint:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Follow until cancelled. Raises: ServiceError when updates keep failing: the engine must be started afresh."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                await self._follow(self._announced[1])
+        finally:
+            shutil.rmtree(self._work_directory, ignore_errors=True)
+
+    async def _follow(self, endpoint: str) -> None:
+        """Load versions from one weight server until the newest is served or the server moved."""
+        async with self._connected(endpoint) as client:
+            while self._announced[1] == endpoint and self._announced[0] > self.policy_version:
+                try:
+                    async with asyncio.timeout(CONNECT_S):
+                        await client.connected_welcome()
+                    begin = self._clock.now()
+                    weights = await fetch_newest(client, self.policy_version)
+                except (FetchError, TimeoutError) as error:
+                    log.warning("weights_not_fetched", endpoint=endpoint, error=str(error) or "no answer")
+                    self._metrics.weight_updates.labels(outcome="not_fetched").inc()
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                if weights is None:
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                self._metrics.weight_fetch_seconds.observe(self._clock.now() - begin)
+                self._metrics.weight_bytes.inc(weights.manifest.num_bytes)
+                await self._load(client, weights)
+
+    @asynccontextmanager
+    async def _connected(self, endpoint: str) -> AsyncIterator[PeerClient]:
+        client = PeerClient(
+            self._context, WEIGHTS, endpoint, role="rollout", peer=self._peer, session=self._session, clock=self._clock
+        )
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(client.run(), name="weights-client")
+            try:
+                yield client
+            finally:
+                running.cancel()
+
+    async def _load(self, client: PeerClient, weights: FetchedWeights) -> None:
+        version = weights.policy_version
+        directory = self._work_directory / f"version-{version}"
+        await asyncio.to_thread(self._write, weights, directory)
+        self.loading = True
+        begin = self._clock.now()
+        try:
+            await self._engine.pause(self._pause_mode)
+            await self._engine.update_weights_from_disk(directory, version)
+            await self._verify(weights)
+            self.policy_version, self.quarantined = version, ""
+            await self._engine.resume()
+        except (EngineError, VerificationError) as error:
+            await self._on_failed(client, weights, str(error))
+            return
+        finally:
+            self.loading = False
+            shutil.rmtree(directory, ignore_errors=True)
+        pause_s = self._clock.now() - begin
+        self._failed_loads = 0
+        self._metrics.policy_version.set(version)
+        self._metrics.pause_seconds.observe(pause_s)
+        self._metrics.weight_updates.labels(outcome="loaded").inc()
+        log.info("weights_loaded", policy_version=version, pause_s=round(pause_s, 3))
+        self._on_change()
+        await client.send(Loaded(policy_version=version, digest=weights.manifest.digest, pause_s=pause_s))
+
+    def _write(self, weights: FetchedWeights, directory: Path) -> None:
+        write_for_engine(weights, directory)
+        shutil.copyfile(self._model_directory / "config.json", directory / "config.json")
+
+    async def _verify(self, weights: FetchedWeights) -> None:
+        served = await self._engine.weight_version()
+        if served != weights.policy_version:
+            raise VerificationError(f"the engine says version {served}, sent was {weights.policy_version}")
+        verification = await verify_loaded(self._engine, weights.tensors())
+        if not verification.ok:
+            raise VerificationError(
+                f"the engine's weights differ from what was sent: mismatched {verification.mismatched[:5]}, "
+                f"missing {verification.missing[:5]}"
+            )
+        if verification.unverified:
+            log.warning("tensors_unverified", number=len(verification.unverified), names=verification.unverified[:5])
+
+    async def _on_failed(self, client: PeerClient, weights: FetchedWeights, error: str) -> None:
+        """The engine stays paused: nothing is generated by weights that are in doubt."""
+        self.policy_version, self.quarantined = 0, error
+        self._failed_loads += 1
+        self._metrics.policy_version.set(0)
+        self._metrics.weight_updates.labels(outcome="failed").inc()
+        log.error("weights_not_loaded", policy_version=weights.policy_version, error=error, attempt=self._failed_loads)
+        self._on_change()
+        await client.send(Loaded(policy_version=weights.policy_version, digest=weights.manifest.digest, error=error[:4000]))
+        if self._failed_loads >= MAX_FAILED_LOADS:
+            raise ServiceError(f"the engine did not take policy version {weights.policy_version}: {error}")
+        await asyncio.sleep(RETRY_S)

@@ -1,0 +1,155 @@
+"""Chat messages to token ids and back, without torch: the model's own tokenizer.json and chat template.
+
+Text becomes tokens exactly once: prompts and observations are encoded here; action tokens come from the engine as ids and
+are only ever decoded (for the environment), never encoded again.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+from tokenizers import Tokenizer
+
+Messages = Sequence[Mapping[str, object]]
+SENTINEL: Final = "\u0001gspo\u0001"
+"""Stands for the assistant's turn when an observation is rendered alone; no template or text contains it."""
+
+
+class TokenizerError(ValueError):
+    """The model's tokenizer or chat template cannot be used; the text names the file and the way out."""
+
+
+class ChatTokenizer:
+    """Tokenizer and chat template of one model directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """Load. Raises: TokenizerError when files are missing, broken or do not match the model's vocabulary."""
+        config = _read_json(directory / "tokenizer_config.json")
+        model_config = _read_json(directory / "config.json")
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise TokenizerError(
+                f"{path}: no such file; save the tokenizer in the fast format: "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            )
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        # The tokenizers package raises bare Exception for every malformed file.
+        except Exception as error:
+            raise TokenizerError(f"{path}: not a tokenizer: {error}") from error
+        self._specials = {
+            name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+        }
+        self._template = _compile_template(_template_text(directory, config), directory)
+        self.vocab_size = int(model_config.get("vocab_size", self._tokenizer.get_vocab_size(with_added_tokens=True)))
+        largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        if largest >= self.vocab_size:
+            raise TokenizerError(
+                f"{directory}: the tokenizer has token id {largest}, the model's vocabulary has {self.vocab_size} tokens: "
+                "they do not belong together"
+            )
+        self.stop_ids = self._stop_ids(directory, model_config)
+        self._eos_text = self._specials["eos_token"]
+
+    def prompt_ids(self, messages: Messages) -> list[int]:
+        """Token ids of a new conversation, ready for the assistant's first turn."""
+        return self._encode(self._render(messages, add_generation_prompt=True))
+
+    def observation_ids(self, messages: Messages, *, after_stop: bool) -> list[int]:
+        """Token ids between an assistant turn and the next one: what the template puts there, and ``messages``.
+
+        ``after_stop``: the assistant's turn ended with a sampled stop token, so the template's own is left out.
+        """
+        before: list[Mapping[str, object]] = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
+        text = self._render([*before, *messages], add_generation_prompt=True)
+        _, found, tail = text.partition(SENTINEL)
+        if not found:
+            raise TokenizerError("the chat template drops the assistant's content: multi-turn episodes cannot be rendered")
+        if after_stop and self._eos_text:
+            tail = tail.removeprefix(self._eos_text)
+        return self._encode(tail)
+
+    def action_text(self, token_ids: Sequence[int]) -> str:
+        """Text of action tokens, without special tokens: what the environment sees."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _render(self, messages: Messages, *, add_generation_prompt: bool) -> str:
+        specials = {name: text for name, text in self._specials.items() if text}
+        try:
+            return str(
+                self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **specials)
+            )
+        except jinja2.TemplateError as error:
+            raise TokenizerError(f"the chat template refuses the conversation: {error}") from error
+
+    def _stop_ids(self, directory: Path, model_config: dict[str, Any]) -> frozenset[int]:
+        generation = directory / "generation_config.json"
+        configured = _read_json(generation).get("eos_token_id") if generation.is_file() else None
+        if configured is None:
+            configured = model_config.get("eos_token_id")
+        ids = set(configured) if isinstance(configured, list) else {configured} if configured is not None else set()
+        eos = self._specials["eos_token"]
+        if eos and (eos_id := self._tokenizer.token_to_id(eos)) is not None:
+            ids.add(eos_id)
+        if not ids:
+            raise TokenizerError(f"{directory}: no eos_token and no eos_token_id: the end of a turn cannot be recognised")
+        return frozenset(int(token) for token in ids)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise TokenizerError(
+            f"{path}: no such file. model.path must be a Hugging Face model directory; "
+            f"`gspo model tiny {path.parent}` makes a small one"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(plain, dict):
+        raise TokenizerError(f"{path}: expected a JSON object")
+    return plain
+
+
+def _token_text(value: Any) -> str:
+    """A special token is a string or an object with a ``content``."""
+    if isinstance(value, dict):
+        return str(value.get("content", ""))
+    return value if isinstance(value, str) else ""
+
+
+def _template_text(directory: Path, config: dict[str, Any]) -> str:
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if not isinstance(template, str):
+        raise TokenizerError(f"{directory}: no chat_template.jinja and no chat_template in tokenizer_config.json")
+    return template
+
+
+def _compile_template(text: str, directory: Path) -> jinja2.Template:
+    def raise_exception(message: str) -> str:
+        raise jinja2.TemplateError(message)
+
+    def strftime_now(pattern: str) -> str:
+        return datetime.now(UTC).strftime(pattern)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    try:
+        return environment.from_string(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise TokenizerError(f"{directory}: chat template line {error.lineno}: {error}") from error

@@ -1,0 +1,103 @@
+"""One trajectory as it grows: tokens with kind, turn, log-prob and version; what of it is sent; how it is resumed."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+
+from protocol.messages import Chunk, Lease, Plain, Segment, VersionRun
+
+OBSERVATION_VERSION: Final = -1
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class Trajectory:
+    """Tokens, the turn they belong to, and how many of them were handed to the broker.
+
+    ``turn_done``: the action of turn ``turn`` is complete and the environment's step is due.
+    """
+
+    def __init__(self, lease: Lease, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Start, or go on from the tokens that came with the lease."""
+        self.trajectory_id = lease.trajectory_id
+        self.epoch = lease.epoch
+        self.state: Plain | None = lease.state
+        self.turn_done = lease.turn_done
+        self.turn_rewards = list(lease.turn_rewards)
+        self.token_ids: list[int] = arrays["token_ids"].tolist()
+        self._logprobs: list[float] = arrays["logprobs"].tolist()
+        self._kinds: list[tuple[bool, int]] = []
+        for segment in lease.segments:
+            self._kinds.extend([(segment.kind == "action", segment.turn)] * segment.num_tokens)
+        self._versions: list[int] = []
+        for run in lease.version_runs:
+            self._versions.extend([run.version] * run.num_tokens)
+        self.turn = len(self.turn_rewards)
+        self._num_sent = len(self.token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_unsent(self) -> int:
+        return len(self.token_ids) - self._num_sent
+
+    @property
+    def action_ids(self) -> list[int]:
+        """Token ids of the current turn's action so far."""
+        mark = (True, self.turn)
+        return [token for token, kind in zip(self.token_ids, self._kinds, strict=True) if kind == mark]
+
+    def observe(self, token_ids: Sequence[int]) -> None:
+        """Append tokens that the policy did not make: prompt, tool answer, template."""
+        self._append(token_ids, [0.0] * len(token_ids), [OBSERVATION_VERSION] * len(token_ids), action=False)
+
+    def act(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
+        """Append tokens that the engine sampled, each with its log-prob and policy version."""
+        self._append(token_ids, logprobs, versions, action=True)
+
+    def end_turn(self, reward: float) -> None:
+        """The environment has stepped: the turn's reward is known, the next turn begins."""
+        self.turn_rewards.append(reward)
+        self.turn += 1
+        self.turn_done = False
+
+    def take_chunk(self) -> tuple[Chunk, Arrays] | None:
+        """All tokens that were not sent yet, as a chunk; None when there are none."""
+        begin, end = self._num_sent, len(self.token_ids)
+        if begin == end:
+            return None
+        self._num_sent = end
+        segments = [
+            Segment("action" if action else "observation", turn, sum(1 for _ in run))
+            for (action, turn), run in groupby(self._kinds[begin:end])
+        ]
+        version_runs = [VersionRun(version, sum(1 for _ in run)) for version, run in groupby(self._versions[begin:end])]
+        chunk = Chunk(
+            trajectory_id=self.trajectory_id,
+            epoch=self.epoch,
+            offset=begin,
+            num_tokens=end - begin,
+            segments=segments,
+            version_runs=version_runs,
+            state=self.state,
+            turn_done=self.turn_done,
+            turn_rewards=list(self.turn_rewards),
+        )
+        arrays: Arrays = {
+            "token_ids": np.asarray(self.token_ids[begin:end], dtype=np.int32),
+            "logprobs": np.asarray(self._logprobs[begin:end], dtype=np.float32),
+        }
+        return chunk, arrays
+
+    def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, action: bool) -> None:
+        if not len(token_ids) == len(logprobs) == len(versions):
+            raise ValueError(
+                f"{len(token_ids)} token ids, {len(logprobs)} log-probs and {len(versions)} versions: one of each per token"
+            )
+        self.token_ids.extend(token_ids)
+        self._logprobs.extend(logprobs)
+        self._versions.extend(versions)
+        self._kinds.extend([(action, self.turn)] * len(token_ids))

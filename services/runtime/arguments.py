@@ -1,0 +1,49 @@
+"""The command line that every process shares: a configuration file and overrides."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.runtime.configuration import load_settings
+from services.runtime.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessArguments:
+    """What a process was started with. ``forwarded`` starts another one with the same configuration."""
+
+    settings: Settings
+    name: str
+    forwarded: tuple[str, ...]
+
+
+def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
+    """CONFIG and --set."""
+    parser.add_argument("config", type=Path, help="the run's TOML file; examples are in examples/")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="override one setting, such as --set batch.max_lag=0; can be given often",
+    )
+
+
+def parse_process_arguments(
+    prog: str, description: str, default_name: str, argv: Sequence[str] | None = None
+) -> ProcessArguments:
+    """Parse the command line of one process. Raises: ConfigurationError; SystemExit for --help and unknown arguments."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    add_configuration_arguments(parser)
+    parser.add_argument("--name", default=default_name, help="this process's name among its peers (default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    forwarded = [str(arguments.config)]
+    for override in arguments.overrides:
+        forwarded += ["--set", override]
+    return ProcessArguments(
+        settings=load_settings(arguments.config, arguments.overrides),
+        name=arguments.name,
+        forwarded=(*forwarded, "--name", arguments.name),
+    )
