@@ -125,8 +125,8 @@ class PackedBatch:
     """S sequences end to end. Index t of a `_T` tensor describes the target token t + 1 of the same sequence.
 
     The last index of each sequence has no target: `mask_T` is False there, and wherever the target is not an
-    action token; the other per-token values are 0 there (`turn_ids_T` -1, `temperatures_T` the sequence's
-    own).
+    action token; the other per-token values are 0 there (`turn_ids_T` and `versions_T` -1,
+    `temperatures_T` the sequence's own).
     """
 
     input_ids: Tensor
@@ -143,8 +143,8 @@ class PackedBatch:
     """int64; 0 .. S - 1"""
     turn_ids_T: Tensor
     temperatures_T: Tensor
-    lags_T: Tensor
-    """float32; the learner's version minus the token's version."""
+    versions_T: Tensor
+    """int64; the policy version that made each action token, -1 elsewhere."""
     sequence_indices: tuple[int, ...]
     """[S]; where each sequence stands in the mini-batch, for gathering results."""
 
@@ -176,7 +176,7 @@ def pack(
 
     Args:
         sequences: with advantages; none at all gives a dummy of one token that takes part in collectives and trains nothing.
-        policy_version: the learner's version at use, from which each token's lag is counted.
+        policy_version: the learner's version at use; no token may be newer.
         sequence_indices: where the sequences stand in the mini-batch; their own order when None.
 
     Raises ValueError for a sequence without advantages, or one with a token newer than the learner.
@@ -216,7 +216,7 @@ def pack(
         temperatures_T=torch.from_numpy(
             np.repeat(np.array([sequence.temperature for sequence in sequences], dtype=np.float32), lengths)
         ),
-        lags_T=on_actions([policy_version - sequence.versions for sequence in sequences], 0, np.float32),
+        versions_T=on_actions([sequence.versions for sequence in sequences], -1, np.int64),
         sequence_indices=indices,
     )
 
@@ -238,7 +238,7 @@ def _dummy() -> PackedBatch:
         sequence_ids_T=zeros.clone(),
         turn_ids_T=zeros - 1,
         temperatures_T=torch.ones(1),
-        lags_T=torch.zeros(1),
+        versions_T=zeros - 1,
         sequence_indices=(),
     )
 

@@ -45,7 +45,7 @@ def test_each_index_describes_the_token_that_follows_it() -> None:
     assert packed.sequence_ids_T.tolist() == [0, 0, 0, 1, 1, 1, 1]
     assert packed.turn_ids_T.tolist() == [0, 0, -1, -1, 0, -1, -1]
     assert packed.temperatures_T.tolist() == [0.5, 0.5, 0.5, 1, 1, 1, 1]
-    assert packed.lags_T.tolist() == [2, 3, 0, 0, 3, 0, 0]
+    assert packed.versions_T.tolist() == [1, 0, -1, -1, 0, -1, -1]
     assert (packed.num_sequences, packed.num_tokens, packed.is_empty) == (2, 7, False)
 
 

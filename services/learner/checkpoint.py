@@ -1,0 +1,222 @@
+"""Checkpoints of the learner: model, optimizer, random state, policy version, position in the order of batches.
+
+    root/version-0000000012-batch-0000000003/   one checkpoint, published by a rename
+        engine/                                 DeepSpeed's own files
+        random-00000.json ...                   random states, one file per rank
+        checkpoint.json                         everything else, and the size of every other file
+    root/latest                                 name of the newest
+
+A writer that is killed leaves `.partial-*`, which nothing reads and the next writer removes. Ranks on several hosts
+need one shared file system.
+
+DeepSpeed's files are torch.save archives and hold pickles. They are read only from a directory that this module
+wrote; everything of ours is JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.learner.durable import (
+    discard_directory,
+    make_partial_directory,
+    partial_path,
+    publish_directory,
+    remove_leftovers,
+    replace_file,
+)
+
+_FORMAT = 1
+_METADATA = "checkpoint.json"
+_ENGINE = "engine"
+_LATEST = "latest"
+_PREFIX = "version-"
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be used, with the reason and the way out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointState:
+    """Where a run stands, beside its weights."""
+
+    policy_version: int
+    """The version of the weights."""
+    batch_position: int
+    """Batches trained so far: the next one to ask for."""
+    mismatch: dict[str, float]
+    """`MismatchTracker.state_dict()`"""
+
+
+class CheckpointEngine(Protocol):
+    """What a checkpoint needs of an engine."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    def layout(self) -> dict[str, Any]: ...
+    def weights_digest(self) -> str: ...
+    def save_state(self, directory: Path) -> None: ...
+    def load_state(self, directory: Path) -> None: ...
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
+    def barrier(self) -> None: ...
+
+
+def save_checkpoint(engine: CheckpointEngine, root: Path, state: CheckpointState, *, keep: int = 3) -> Path:
+    """Write a checkpoint below `root`, make it the latest and remove all but the newest `keep`. Collective.
+
+    Returns when it is durable; at once where this version and position are saved already.
+    Raises ValueError for `keep` below 1, OSError for a disk that fails.
+    """
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least the new checkpoint must stay")
+    destination = root / f"{_PREFIX}{state.policy_version:010d}-batch-{state.batch_position:010d}"
+    # Rank 0 alone looks, so that all ranks go the same way.
+    exists = engine.rank == 0 and (destination / _METADATA).is_file()
+    if bool(engine.sum_over_ranks(torch.tensor([float(exists)])).item()):
+        return destination
+    if engine.rank == 0:
+        remove_leftovers(root)
+        make_partial_directory(destination)
+    engine.barrier()
+    partial = partial_path(destination)
+    engine.save_state(partial / _ENGINE)
+    random_file = partial / _random_name(engine.rank)
+    random_file.write_text(json.dumps(_random_state()), encoding="utf-8")
+    digest = engine.weights_digest()
+    engine.barrier()
+    if engine.rank == 0:
+        _write_metadata(partial, state, engine.layout(), digest)
+        publish_directory(partial, destination)
+        replace_file(root / _LATEST, destination.name + "\n")
+        # The new one stays even where a run that was given up had got further.
+        others = [path for path in _complete(root) if path != destination]
+        for old in others[: max(0, len(others) - (keep - 1))]:
+            discard_directory(old)
+    engine.barrier()
+    return destination
+
+
+def find_latest(root: Path) -> Path | None:
+    """The newest complete checkpoint, or None where there is none yet.
+
+    Raises CheckpointError when `latest` names one that is gone.
+    """
+    pointer = root / _LATEST
+    if not pointer.is_file():
+        # A writer may have been killed between its first checkpoint's rename and the pointer.
+        complete = _complete(root)
+        return complete[-1] if complete else None
+    path = root / pointer.read_text(encoding="utf-8").strip()
+    if not (path / _METADATA).is_file():
+        found = ", ".join(other.name for other in _complete(root)) or "none"
+        raise CheckpointError(f"{pointer} names {path.name}, which is not there; complete checkpoints: {found}")
+    return path
+
+
+def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
+    """Load `path` into an engine that has not trained yet; random states included. Collective.
+
+    Raises CheckpointError, on all ranks alike and before anything is loaded, for a checkpoint that is truncated or of
+    another model, layout or number of ranks; and afterwards if the loaded weights are not those that were saved.
+    """
+    metadata = read_metadata(path)
+    _require_same_layout(path, metadata["layout"], engine.layout())
+    random_state = json.loads((path / _random_name(engine.rank)).read_text(encoding="utf-8"))
+    engine.load_state(path / _ENGINE)
+    digest = engine.weights_digest()
+    if digest != metadata["weights_digest"]:
+        raise CheckpointError(
+            f"{path}: the weights after loading have digest {digest}, saved were {metadata['weights_digest']}; "
+            "resume from another checkpoint"
+        )
+    _restore_random_state(random_state)
+    return CheckpointState(**metadata["state"])
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The metadata of a complete checkpoint.
+
+    Raises CheckpointError for a directory that is none, is of another format, or misses bytes of any file.
+    """
+    file = path / _METADATA
+    if not file.is_file():
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {_METADATA}")
+    try:
+        metadata: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged: {error}; resume from another checkpoint") from error
+    if metadata.get("format") != _FORMAT:
+        raise CheckpointError(f"{path} has format {metadata.get('format')}; this learner reads {_FORMAT}")
+    for name, size in metadata["files"].items():
+        found = (path / name).stat().st_size if (path / name).is_file() else 0
+        if found != size:
+            raise CheckpointError(f"{path / name} has {found} bytes, {size} were written; resume from another checkpoint")
+    return metadata
+
+
+def _write_metadata(partial: Path, state: CheckpointState, layout: dict[str, Any], digest: str) -> None:
+    files = {str(file.relative_to(partial)): file.stat().st_size for file in sorted(partial.rglob("*")) if file.is_file()}
+    metadata = {
+        "format": _FORMAT,
+        "state": vars(state),
+        "layout": layout,
+        "weights_digest": digest,
+        "files": files,
+    }
+    (partial / _METADATA).write_text(json.dumps(metadata, indent=1), encoding="utf-8")
+
+
+def _require_same_layout(path: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
+    for key, value in present.items():
+        if saved.get(key) != value:
+            raise CheckpointError(f"{path} was saved with {key} = {saved.get(key)}, this learner has {value}; use the same")
+
+
+def _complete(root: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(path for path in root.glob(f"{_PREFIX}*") if (path / _METADATA).is_file())
+
+
+def _random_name(rank: int) -> str:
+    return f"random-{rank:05d}.json"
+
+
+def _random_state() -> dict[str, Any]:
+    version, internal, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": [kind, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
+        "torch": _encode(torch.get_rng_state()),
+        "cuda": _encode(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
+    }
+
+
+def _restore_random_state(state: dict[str, Any]) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(_decode(state["torch"]))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_decode(state["cuda"]))
+
+
+def _encode(state: Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def _decode(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

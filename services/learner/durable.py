@@ -1,0 +1,70 @@
+"""Directories that appear whole or not at all, also after kill -9 and power loss."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+_PARTIAL = ".partial-"
+_DISCARDED = ".discarded-"
+
+
+def partial_path(destination: Path) -> Path:
+    """Where the content of `destination` is written first."""
+    return destination.with_name(_PARTIAL + destination.name)
+
+
+def make_partial_directory(destination: Path) -> Path:
+    """Make `partial_path(destination)`, empty; the leftover of an interrupted writer of it is removed."""
+    partial = partial_path(destination)
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Remove what interrupted writers left in `parent`; only for its one owner."""
+    for leftover in [*parent.glob(_PARTIAL + "*"), *parent.glob(_DISCARDED + "*")]:
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+
+
+def publish_directory(partial: Path, destination: Path) -> None:
+    """Flush every file of `partial` to disk, then give it its name. An existing `destination` is replaced:
+    for an instant neither is there."""
+    for directory, _, files in os.walk(partial):
+        for name in files:
+            _flush(Path(directory) / name)
+        _flush(Path(directory))
+    if destination.exists():
+        discard_directory(destination)
+    partial.rename(destination)
+    _flush(destination.parent)
+
+
+def discard_directory(directory: Path) -> None:
+    """Remove a directory such that half of it is never taken for the whole."""
+    discarded = directory.with_name(_DISCARDED + directory.name)
+    if discarded.exists():
+        shutil.rmtree(discarded)
+    directory.rename(discarded)
+    shutil.rmtree(discarded)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a small file so that a reader sees the old content or the new."""
+    partial = path.with_name(_PARTIAL + path.name)
+    partial.write_text(text, encoding="utf-8")
+    _flush(partial)
+    partial.rename(path)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,305 @@
+"""The learner's model and optimizer in DeepSpeed: forward passes, optimizer steps, weights. No sockets.
+
+Every method marked collective must be called by all ranks in the same order with as many micro-batches.
+This is the only module that imports deepspeed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import deepspeed.ops
+import torch
+import torch.distributed
+from deepspeed.accelerator import get_accelerator
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from gspo.logprobs import TokenLogProbs
+from gspo.packing import PackedBatch
+from gspo.policy import load_policy, prepare_policy
+from gspo.serving import is_partitioned, serving_weights
+from protocol.digests import tensor_digest
+from services.learner.engine_settings import Device, DType, LearnerEngineSettings
+from services.learner.gradients import (
+    GradientWatch,
+    MissingGradientError,
+    NonFiniteGradientError,
+    NonFiniteLossError,
+)
+from services.learner.step import LossFn, StepResult
+
+_DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_STATE_TAG = "state"
+_NEVER = 10**9
+
+
+def init_distributed(device: Device) -> None:
+    """Join the process group of torchrun's environment, or make one of this process alone, without a port.
+
+    Raises RuntimeError when DeepSpeed has taken to another device.
+    """
+    deepspeed.utils.logger.setLevel(logging.WARNING)
+    found = get_accelerator().device_name()
+    if found != device:
+        raise RuntimeError(f"DeepSpeed has chosen {found}; set DS_ACCELERATOR={device} before the process starts")
+    # Written for SIMD kernels that a compiler would have to build; gloo alone is enough.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if torch.distributed.is_initialized():
+        return
+    backend = "nccl" if device == "cuda" else "gloo"
+    if "RANK" not in os.environ:
+        os.environ["LOCAL_RANK"] = "0"  # DeepSpeed reads it, whoever made the group.
+        store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, missing from __all__
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False)
+
+
+class LearnerEngine:
+    """A policy in training. Make it with `create` or `from_model`, leave it with `close`."""
+
+    def __init__(self, engine: Any, settings: LearnerEngineSettings) -> None:
+        self._engine = engine
+        self.settings = settings
+        self.model: Any = engine.module
+        self.device = torch.device(engine.device)
+        self.rank = torch.distributed.get_rank()
+        self.world_size = torch.distributed.get_world_size()
+        self.token_budget = settings.token_budget
+        self.max_sequence_tokens = settings.max_sequence_tokens
+        self._watch = GradientWatch(self.model.named_parameters())
+        self._coverage_known = False
+
+    @classmethod
+    def create(cls, model_dir: Path, settings: LearnerEngineSettings) -> LearnerEngine:
+        """Load the model of `model_dir` on all ranks; with ZeRO-3 no rank ever holds the whole of it. Collective."""
+        init_distributed(settings.device)
+        partition_while_loading = None
+        if settings.zero_stage == 3:
+            from transformers.integrations import HfDeepSpeedConfig
+
+            # from_pretrained looks for a living object of this class.
+            partition_while_loading = HfDeepSpeedConfig(_deepspeed_config(settings))
+        model = load_policy(model_dir, _DTYPES[settings.dtype])
+        del partition_while_loading
+        return cls.from_model(model, settings)
+
+    @classmethod
+    def from_model(cls, model: Any, settings: LearnerEngineSettings) -> LearnerEngine:
+        """Train a model that is in memory, the same on all ranks. Collective. The model is changed in place."""
+        init_distributed(settings.device)
+        torch.manual_seed(settings.seed)
+        prepare_policy(
+            model,
+            logprob_chunk_tokens=settings.logprob_chunk_tokens,
+            activation_checkpointing=settings.activation_checkpointing,
+        )
+        warmup = max(1, settings.warmup_steps)
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            # A list, as a generator here can pair checkpoints with the wrong parameters.
+            model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
+            config=_deepspeed_config(settings),
+            # DeepSpeed's own warm-up trains its first two steps at a learning rate of 0.
+            lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup)),
+            dist_init_required=False,
+        )
+        return cls(engine, settings)
+
+    def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
+        """Log-probs of one micro-batch under the present weights, without gradient. Collective."""
+        with torch.no_grad():
+            return self._forward(packed.to(self.device), with_entropy)
+
+    def train_mini_batch(self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn) -> StepResult:
+        """One optimizer step on the sum of the micro-batches' losses over all ranks. Collective.
+
+        Args:
+            micro_batches: this rank's; as many on every rank, empty ones where there is nothing.
+            loss_fn: not called for an empty micro-batch.
+
+        Raises NonFiniteLossError, NonFiniteGradientError or, in the first step, MissingGradientError: on all ranks
+        together and before the step.
+        """
+        if not micro_batches:
+            raise ValueError("a mini-batch needs at least one micro-batch, if only an empty one")
+        totals = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for index, micro_batch in enumerate(micro_batches):
+            packed = micro_batch.to(self.device)
+            self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
+            result = self._forward(packed, with_entropy=True)
+            loss = _micro_batch_loss(packed, result, loss_fn)
+            totals[0] += loss.detach()
+            totals[1] += packed.num_tokens
+            # DeepSpeed averages over ranks; the loss is a sum.
+            self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
+        loss_sum, num_tokens = self.sum_over_ranks(totals).tolist()
+        self._require_sound_gradients(loss_sum)
+        learning_rate = float(self._engine.get_lr()[0])
+        grad_norm = self._step()
+        return StepResult(loss=loss_sum, grad_norm=grad_norm, learning_rate=learning_rate, num_tokens=int(num_tokens))
+
+    def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
+        result: TokenLogProbs = self._engine(
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            cu_seqlens=packed.cu_seqlens,
+            targets_T=packed.targets_T,
+            temperatures_T=packed.temperatures_T,
+            with_entropy=with_entropy,
+        )
+        return result
+
+    def _require_sound_gradients(self, loss: float) -> None:
+        received, non_finite = self.sum_over_ranks(self._watch.take(self.device)).tolist()
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(f"the loss over all ranks is {loss}; no step was made")
+        bad = [name for name, count in zip(self._watch.names, non_finite, strict=True) if count]
+        if bad:
+            raise NonFiniteGradientError(f"{len(bad)} parameters have non-finite gradients: {_some(bad)}; no step was made")
+        if self._coverage_known:
+            return
+        pairs = zip(self._watch.names, received, strict=True)
+        missing = [name for name, count in pairs if count < self.world_size]
+        if missing:
+            raise MissingGradientError(
+                f"{len(missing)} of {len(received)} parameters got no gradient: {_some(missing)}; "
+                "they are frozen or cut off from the loss, no step was made"
+            )
+        self._coverage_known = True
+
+    def _step(self) -> float:
+        # In float32 without ZeRO DeepSpeed does not say.
+        before = None
+        if self.settings.zero_stage == 0:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            before = float(torch.nn.utils.get_total_norm(gradients))
+        self._engine.step()
+        grad_norm = float(self._engine.get_global_grad_norm()) if before is None else before
+        if not math.isfinite(grad_norm):
+            raise NonFiniteGradientError(f"the gradient norm over all ranks is {grad_norm}; the weights are spoilt")
+        return grad_norm
+
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        """The element-wise sum of every rank's tensor; a new tensor on the engine's device. Collective."""
+        summed = tensor.detach().to(self.device, copy=True)
+        torch.distributed.all_reduce(summed)
+        return summed
+
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> Tensor:
+        """The tensor of rank `source`; the others give one of the same shape and type. Collective."""
+        received = tensor.detach().to(self.device, copy=True)
+        torch.distributed.broadcast(received, src=source)
+        return received
+
+    def barrier(self) -> None:
+        """Return when all ranks have come here. Collective."""
+        torch.distributed.barrier()
+
+    def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """All weights as inference engines load them, on rank 0; other ranks get nothing and must exhaust it. Collective.
+
+        See `gspo.serving.serving_weights`: a tensor is valid only until the next one is asked for.
+        """
+        return serving_weights(self.model, gathered=_gathered, emit=self.rank == 0, dtype=dtype)
+
+    def weights_digest(self, dtype: torch.dtype | None = None) -> str:
+        """Hexadecimal digest of all serving weights, names and shapes included; the same on every rank. Collective."""
+        state = hashlib.blake2b(digest_size=32)
+        for name, tensor in self.serving_weights(dtype):
+            data = tensor.cpu().reshape(-1).view(torch.uint8).numpy().data
+            state.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0{tensor_digest(data)}\n".encode())
+        digest = torch.tensor(list(state.digest()), dtype=torch.uint8)
+        return bytes(self.broadcast(digest).tolist()).hex()
+
+    def layout(self) -> dict[str, Any]:
+        """What a checkpoint and the engine that loads it must have in common; plain values, as JSON keeps them."""
+        shapes = hashlib.blake2b(digest_size=16)
+        for name, parameter in self.model.named_parameters():
+            shape = parameter.ds_shape if is_partitioned(parameter) else parameter.shape
+            shapes.update(f"{name}\0{tuple(shape)}\n".encode())
+        return {
+            "model": type(self.model).__name__,
+            "parameters": shapes.hexdigest(),
+            "dtype": self.settings.dtype,
+            "zero_stage": self.settings.zero_stage,
+            "num_ranks": self.world_size,
+        }
+
+    def save_state(self, directory: Path) -> None:
+        """Write model, optimizer and scheduler with DeepSpeed's own writer. Collective.
+
+        These files are torch.save archives, which hold pickles: load them only from where this learner wrote them.
+        """
+        self._engine.save_checkpoint(str(directory), tag=_STATE_TAG, save_latest=False)
+
+    def load_state(self, directory: Path) -> None:
+        """Read what `save_state` wrote, into an engine that has not trained yet. Collective.
+
+        Raises RuntimeError when DeepSpeed finds nothing to load.
+        """
+        loaded, _ = self._engine.load_checkpoint(str(directory), tag=_STATE_TAG)
+        if loaded is None:
+            raise RuntimeError(f"DeepSpeed found no state in {directory}")
+
+    def close(self) -> None:
+        """Leave the process group. Collective."""
+        self._engine.destroy()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def _micro_batch_loss(packed: PackedBatch, result: TokenLogProbs, loss_fn: LossFn) -> Tensor:
+    # An empty micro-batch walks through the same collectives and adds gradients of exactly 0.
+    if packed.is_empty:
+        return result.logprobs_T.sum() * 0.0
+    # loss_fn would raise on this rank alone and leave the others waiting; a NaN is found by all of them together.
+    if not bool(torch.isfinite(result.logprobs_T[packed.mask_T]).all()):
+        return result.logprobs_T.sum() * math.nan
+    return loss_fn(packed, result)
+
+
+def _deepspeed_config(settings: LearnerEngineSettings) -> dict[str, Any]:
+    world_size = torch.distributed.get_world_size()
+    return {
+        # Nominal: micro-batches are packed by tokens and the boundary of a step is set by hand.
+        "train_batch_size": world_size,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": settings.max_grad_norm,
+        "steps_per_print": _NEVER,
+        "bf16": {"enabled": settings.dtype == "bfloat16"},
+        "zero_optimization": {
+            "stage": settings.zero_stage,
+            "reduce_bucket_size": 50_000_000,
+            "stage3_param_persistence_threshold": settings.zero3_persistence_elements,
+        },
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": settings.learning_rate,
+                "betas": list(settings.betas),
+                "eps": settings.adam_eps,
+                "weight_decay": settings.weight_decay,
+                # PyTorch's own: DeepSpeed's would be compiled at the first start.
+                "torch_adam": True,
+            },
+        },
+    }
+
+
+def _gathered(value: Tensor) -> AbstractContextManager[Any]:
+    context: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters([value], enabled=is_partitioned(value))
+    return context
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

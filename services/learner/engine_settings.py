@@ -1,0 +1,53 @@
+"""Settings of the learner's engine, without torch: a service can check them before it loads anything."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Device = Literal["cpu", "cuda"]
+DType = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerEngineSettings:
+    """Raises ValueError for a combination that would train wrongly."""
+
+    device: Device = "cpu"
+    dtype: DType = "float32"
+    zero_stage: int = 1
+    """0 replicates everything; 1 partitions optimizer states, 2 gradients too, 3 parameters too."""
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    """Optimizer steps over which the learning rate rises from learning_rate / warmup_steps; constant afterwards."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm; 0 leaves them."""
+    token_budget: int = 8192
+    """Tokens of one packed micro-batch on one rank."""
+    max_sequence_tokens: int | None = None
+    """A longer sequence is an error; None lets any length travel, alone in its micro-batch."""
+    logprob_chunk_tokens: int = 1024
+    """Rows of logits held at once."""
+    activation_checkpointing: bool = False
+    """Recompute activations in backward: about a third more time for a fraction of the memory."""
+    zero3_persistence_elements: int = 100_000
+    """ZeRO-3 keeps parameters below this size whole on every rank: fewer gathers for more memory."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.zero_stage not in (0, 1, 2, 3):
+            raise ValueError(f"zero_stage is {self.zero_stage}; it must be 0, 1, 2 or 3")
+        if self.dtype not in get_args(DType):
+            raise ValueError(f"dtype is {self.dtype!r}; it must be one of {list(get_args(DType))}")
+        if self.dtype == "bfloat16" and self.zero_stage == 0:
+            raise ValueError("zero_stage 0 with bfloat16 gets Adam's first step wrong; use zero_stage 1 or higher")
+        for name in ("token_budget", "logprob_chunk_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("learning_rate", "max_grad_norm", "weight_decay", "warmup_steps"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be finite and at least 0")

@@ -1,0 +1,110 @@
+"""Export of the policy as an ordinary Hugging Face checkpoint: safetensors, configuration, tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from services.learner.durable import make_partial_directory, publish_directory
+
+if TYPE_CHECKING:
+    from services.learner.engine import LearnerEngine
+
+# Of a model directory these are weights or what this module writes itself; the rest belongs to tokenizer and prompt.
+_NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "config.json")
+
+
+def export_model(
+    engine: LearnerEngine,
+    destination: Path,
+    *,
+    tokenizer_from: Path,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = 2 << 30,
+) -> Path:
+    """Write a directory that `from_pretrained` loads. Collective; whole or not at all; replaces an older export.
+
+    Args:
+        tokenizer_from: model directory from which everything but weights and configuration is copied.
+        dtype: of the weights; None keeps the learner's.
+        max_shard_bytes: rank 0 holds at most one shard of this size, or one larger tensor, in memory.
+
+    Raises ValueError when tokenizer_from is no directory; then nothing has been written.
+    """
+    if not tokenizer_from.is_dir():
+        raise ValueError(f"tokenizer_from is {tokenizer_from}, which is no directory; give that of the model trained from")
+    weights = engine.serving_weights(dtype)
+    if engine.rank != 0:
+        for _ in weights:
+            raise AssertionError("only rank 0 is given weights")
+        engine.barrier()
+        return destination
+    partial = make_partial_directory(destination)
+    writer = _ShardWriter(partial, max_shard_bytes)
+    for name, tensor in weights:
+        writer.add(name, tensor)
+    writer.finish()
+    config = engine.model.config.to_dict() | {"dtype": str(dtype or engine.model.dtype).removeprefix("torch.")}
+    type(engine.model.config).from_dict(config).save_pretrained(partial)
+    if engine.model.generation_config is not None:
+        engine.model.generation_config.save_pretrained(partial)
+    _copy_companions(tokenizer_from, partial)
+    publish_directory(partial, destination)
+    engine.barrier()
+    return destination
+
+
+class _ShardWriter:
+    """Collects tensors up to a size, writes them, and at the end gives the files their conventional names."""
+
+    def __init__(self, directory: Path, max_shard_bytes: int) -> None:
+        self._directory = directory
+        self._max_shard_bytes = max_shard_bytes
+        self._pending: dict[str, Tensor] = {}
+        self._pending_bytes = 0
+        self._total_bytes = 0
+        self._shards: list[list[str]] = []
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        num_bytes = tensor.numel() * tensor.element_size()
+        if self._pending and self._pending_bytes + num_bytes > self._max_shard_bytes:
+            self._write()
+        # A copy: the tensor is valid only until the next one is asked for.
+        self._pending[name] = tensor.to("cpu", copy=True)
+        self._pending_bytes += num_bytes
+        self._total_bytes += num_bytes
+
+    def finish(self) -> None:
+        self._write()
+        if len(self._shards) == 1:
+            self._temporary(0).rename(self._directory / "model.safetensors")
+            return
+        weight_map: dict[str, str] = {}
+        for index, names in enumerate(self._shards):
+            file = f"model-{index + 1:05d}-of-{len(self._shards):05d}.safetensors"
+            self._temporary(index).rename(self._directory / file)
+            weight_map |= dict.fromkeys(names, file)
+        content = {"metadata": {"total_size": self._total_bytes}, "weight_map": weight_map}
+        (self._directory / "model.safetensors.index.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+    def _write(self) -> None:
+        save_file(self._pending, self._temporary(len(self._shards)), metadata={"format": "pt"})
+        self._shards.append(list(self._pending))
+        self._pending = {}
+        self._pending_bytes = 0
+
+    def _temporary(self, index: int) -> Path:
+        return self._directory / f"shard-{index}.tmp"
+
+
+def _copy_companions(source: Path, destination: Path) -> None:
+    skipped = {path for pattern in _NOT_COPIED for path in source.glob(pattern)}
+    for path in source.iterdir():
+        if path.is_file() and path not in skipped and not (destination / path.name).exists():
+            shutil.copyfile(path, destination / path.name)

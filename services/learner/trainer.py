@@ -1,0 +1,307 @@
+"""One batch of whole groups into optimizer steps: advantages, mini-batches, loss, mismatch and diagnostics.
+
+Every rank is given the same full batch and takes its share by a plan that all ranks compute alike, so that nothing
+but gradients and a table of statistics has to cross between ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gspo.advantages import group_advantages, turn_advantages
+from gspo.diagnostics import SequenceStats, summarise
+from gspo.logprobs import TokenLogProbs
+from gspo.loss import objective_loss
+from gspo.packing import PackedBatch, TrainGroup, TrainSequence, pack, plan_micro_batches
+from gspo.settings import Objective
+from gspo.staleness import MismatchMoments, MismatchTracker, mismatch_moments, sequence_lag
+from services.learner.step import LossFn, StepResult
+
+Credit = Literal["sequence", "return_to_go", "per_turn"]
+
+
+class TrainingEngine(Protocol):
+    """What the trainer needs of an engine."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def token_budget(self) -> int: ...
+    @property
+    def max_sequence_tokens(self) -> int | None: ...
+    def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs: ...
+    def train_mini_batch(self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn) -> StepResult: ...
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageSettings:
+    """How rewards become advantages."""
+
+    credit: Credit = "sequence"
+    """One advantage per sequence from its reward, or one per turn from `turn_rewards`."""
+    discount: float = 1.0
+    """Of later turns' rewards, for return_to_go."""
+    normalise_std: bool = True
+    """Divide by the group's deviation; False subtracts the mean only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchReport:
+    """What training on one batch did; the same on every rank."""
+
+    metrics: dict[str, float]
+    """Per batch by name; those of `gspo.diagnostics.summarise` by "name/bucket"."""
+
+
+@dataclass(frozen=True)
+class _MiniBatch:
+    """One optimizer step: its share of this rank, and where its rows lie in the batch's table of statistics."""
+
+    micro_batches: list[PackedBatch]
+    num_sequences: int
+    first_row: int
+
+
+def train_batch(
+    engine: TrainingEngine,
+    groups: Sequence[TrainGroup],
+    *,
+    objective: Objective,
+    policy_version: int,
+    num_mini_batches: int,
+    mismatch: MismatchTracker,
+    advantages: AdvantageSettings | None = None,
+) -> BatchReport:
+    """Make `num_mini_batches` optimizer steps on the groups, in their order. Collective.
+
+    Args:
+        groups: the same on every rank.
+        policy_version: the version that the engine's weights are before the batch; lags are counted from it.
+        num_mini_batches: at most the number of groups; mini-batches hold consecutive whole groups.
+        mismatch: updated from the first forward pass of the batch, the same on every rank.
+        advantages: None for the defaults.
+
+    Raises ValueError for a batch that cannot be trained on, GradientError (see the engine) for a step that was not
+    made.
+    """
+    credit = AdvantageSettings() if advantages is None else advantages
+    sequences, group_ids, num_silent_groups = sequences_with_advantages(groups, credit)
+    mini_batches = _plan(engine, groups, sequences, policy_version, num_mini_batches)
+    run = _BatchRun(engine, objective, policy_version, mismatch, group_ids, len(sequences))
+    if objective.needs_proximal_logprobs:
+        run.measure_proximal(mini_batches)
+    steps = [run.step(mini_batch, is_first=index == 0) for index, mini_batch in enumerate(mini_batches)]
+    rewards = np.concatenate([group.rewards for group in groups])
+    metrics = {
+        "loss": sum(step.loss for step in steps) / len(steps),
+        "grad_norm": sum(step.grad_norm for step in steps) / len(steps),
+        "grad_norm_max": max(step.grad_norm for step in steps),
+        "learning_rate": steps[-1].learning_rate,
+        "packed_tokens": float(sum(step.num_tokens for step in steps)),
+        "optimizer_steps": float(len(steps)),
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std()),
+        "zero_variance_groups": float(num_silent_groups),
+        "mismatch_sigma": mismatch.sigma,
+    }
+    return BatchReport(metrics=metrics | summarise(run.gathered_stats()))
+
+
+def sequences_with_advantages(
+    groups: Sequence[TrainGroup], settings: AdvantageSettings
+) -> tuple[list[TrainSequence], Tensor, int]:
+    """The groups' sequences in order with their advantages, int64 [M] which group each is of, and how many groups
+    carry no signal.
+
+    Raises ValueError where turns are to be credited and rewards of turns are missing.
+    """
+    members = [sequence for group in groups for sequence in group.sequences]
+    group_ids = np.repeat(np.arange(len(groups)), [len(group.sequences) for group in groups])
+    if settings.credit == "sequence":
+        rewards = np.concatenate([group.rewards for group in groups])
+        by_sequence = group_advantages(rewards, group_ids, normalise_std=settings.normalise_std)
+        values = [np.full(1, value, dtype=np.float32) for value in by_sequence.advantages_M.tolist()]
+        turns = [np.where(sequence.action_mask, 0, -1) for sequence in members]
+        num_silent = by_sequence.num_zero_variance_groups
+    else:
+        by_turn = turn_advantages(
+            [rewards for group in groups for rewards in _turn_rewards(group)],
+            group_ids,
+            credit=settings.credit,
+            discount=settings.discount,
+            normalise_std=settings.normalise_std,
+        )
+        values = [advantages.numpy() for advantages in by_turn.advantages]
+        turns = [sequence.turn_ids for sequence in members]
+        num_silent = by_turn.num_zero_variance_groups
+    trained = [
+        sequence.with_advantages(_to_tokens(value, turn))
+        for sequence, value, turn in zip(members, values, turns, strict=True)
+    ]
+    return trained, torch.from_numpy(group_ids), num_silent
+
+
+def _turn_rewards(group: TrainGroup) -> Sequence[NDArray[np.float64]]:
+    if group.turn_rewards is None:
+        raise ValueError(f"group {group.group_id} has no turn_rewards; give them, or credit = 'sequence'")
+    for sequence, rewards in zip(group.sequences, group.turn_rewards, strict=True):
+        if sequence.turn_ids.max() >= len(rewards):
+            raise ValueError(
+                f"group {group.group_id}: a sequence has {sequence.turn_ids.max() + 1} turns and {len(rewards)} turn rewards"
+            )
+    return group.turn_rewards
+
+
+def _to_tokens(values: NDArray[np.float32], turn_ids_L: NDArray[np.integer]) -> NDArray[np.float32]:
+    on_actions = turn_ids_L >= 0
+    advantages_L = np.zeros(turn_ids_L.shape, dtype=np.float32)
+    advantages_L[on_actions] = values[turn_ids_L[on_actions]]
+    return advantages_L
+
+
+def split_groups(num_groups: int, num_mini_batches: int) -> list[range]:
+    """Consecutive groups of each mini-batch; sizes differ by at most one, the larger ones first.
+
+    Raises ValueError when there are fewer groups than mini-batches.
+    """
+    if not 1 <= num_mini_batches <= num_groups:
+        raise ValueError(f"num_mini_batches is {num_mini_batches} for a batch of {num_groups} groups; each needs one group")
+    size, larger = divmod(num_groups, num_mini_batches)
+    starts = [index * size + min(index, larger) for index in range(num_mini_batches + 1)]
+    return [range(start, end) for start, end in pairwise(starts)]
+
+
+def _plan(
+    engine: TrainingEngine,
+    groups: Sequence[TrainGroup],
+    sequences: Sequence[TrainSequence],
+    policy_version: int,
+    num_mini_batches: int,
+) -> list[_MiniBatch]:
+    first_rows = np.concatenate([[0], np.cumsum([len(group.sequences) for group in groups])]).tolist()
+    mini_batches = []
+    for chosen in split_groups(len(groups), num_mini_batches):
+        start, end = first_rows[chosen.start], first_rows[chosen.stop]
+        members = sequences[start:end]
+        plan = plan_micro_batches(
+            [sequence.num_tokens for sequence in members],
+            engine.token_budget,
+            engine.world_size,
+            max_sequence_tokens=engine.max_sequence_tokens,
+        )
+        packed = [
+            pack([members[index] for index in indices], policy_version=policy_version, sequence_indices=indices)
+            for indices in plan[engine.rank]
+        ]
+        mini_batches.append(_MiniBatch(packed, len(members), start))
+    return mini_batches
+
+
+class _BatchRun:
+    """The steps of one batch and what they leave behind."""
+
+    def __init__(
+        self,
+        engine: TrainingEngine,
+        objective: Objective,
+        policy_version: int,
+        mismatch: MismatchTracker,
+        group_ids: Tensor,
+        num_rows: int,
+    ) -> None:
+        self._engine = engine
+        self._objective = objective
+        self._policy_version = policy_version
+        self._mismatch = mismatch
+        self._group_ids = group_ids
+        self._num_rows = num_rows
+        self._rows: list[Tensor] = []
+        self._stats: list[SequenceStats] = []
+        self._proximal: dict[tuple[int, ...], Tensor] = {}
+        """By the rows of a micro-batch's sequences in the batch."""
+
+    def measure_proximal(self, mini_batches: Sequence[_MiniBatch]) -> None:
+        """The learner's own log-probs at the start of the batch, on the path that the update takes."""
+        moments = MismatchMoments(0.0, 0.0, 0.0)
+        for mini_batch in mini_batches:
+            for packed in mini_batch.micro_batches:
+                logprobs_T = self._engine.logprobs(packed).logprobs_T
+                if packed.is_empty:
+                    continue
+                self._proximal[_rows(mini_batch, packed)] = logprobs_T
+                moments += self._moments(packed.to(logprobs_T.device), logprobs_T)
+        self._update_mismatch(moments)
+
+    def step(self, mini_batch: _MiniBatch, *, is_first: bool) -> StepResult:
+        sigma = self._mismatch.sigma
+        measures_mismatch = is_first and not self._objective.needs_proximal_logprobs
+        moments: list[MismatchMoments] = [MismatchMoments(0.0, 0.0, 0.0)]
+
+        def loss_fn(packed: PackedBatch, result: TokenLogProbs) -> Tensor:
+            if measures_mismatch:
+                # The weights are still those of the start of the batch, so this costs no forward pass of its own.
+                moments.append(self._moments(packed, result.logprobs_T))
+            return self._loss(mini_batch, packed, result, sigma)
+
+        step = self._engine.train_mini_batch(mini_batch.micro_batches, loss_fn)
+        if measures_mismatch:
+            self._update_mismatch(sum(moments[1:], start=moments[0]))
+        return step
+
+    def gathered_stats(self) -> SequenceStats:
+        """The statistics of the whole batch's sequences, in their order. Collective.
+
+        Each row is filled by the one rank that trained the sequence and 0 elsewhere, so that a sum gathers.
+        """
+        own = SequenceStats.merge(self._stats).as_matrix()
+        table = torch.zeros(self._num_rows, own.shape[1], dtype=torch.float64, device=own.device)
+        if self._rows:
+            table[torch.cat(self._rows).to(own.device)] = own
+        return SequenceStats.from_matrix(self._engine.sum_over_ranks(table).cpu())
+
+    def _loss(self, mini_batch: _MiniBatch, packed: PackedBatch, result: TokenLogProbs, sigma: float) -> Tensor:
+        rows = _rows(mini_batch, packed)
+        chosen = torch.tensor(rows)
+        output = objective_loss(
+            self._objective,
+            result.logprobs_T,
+            packed.behaviour_T,
+            packed.advantages_T,
+            packed.mask_T,
+            packed.sequence_ids_T,
+            packed.turn_ids_T,
+            lag_S=sequence_lag(
+                self._policy_version, packed.versions_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences
+            ),
+            sigma=sigma,
+            num_sequences=mini_batch.num_sequences,
+            proximal_logprobs_T=self._proximal[rows] if self._objective.needs_proximal_logprobs else None,
+            entropy_T=result.entropies_T,
+            group_ids_S=self._group_ids[chosen].to(packed.mask_T.device),
+        )
+        self._rows.append(chosen)
+        self._stats.append(output.stats)
+        return output.loss
+
+    def _moments(self, packed: PackedBatch, logprobs_T: Tensor) -> MismatchMoments:
+        return mismatch_moments(
+            logprobs_T.detach(), packed.behaviour_T, packed.mask_T, packed.versions_T, self._policy_version
+        )
+
+    def _update_mismatch(self, moments: MismatchMoments) -> None:
+        self._mismatch.update(MismatchMoments.from_tensor(self._engine.sum_over_ranks(moments.as_tensor())))
+
+
+def _rows(mini_batch: _MiniBatch, packed: PackedBatch) -> tuple[int, ...]:
+    return tuple(mini_batch.first_row + index for index in packed.sequence_indices)

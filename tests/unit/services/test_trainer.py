@@ -1,0 +1,169 @@
+"""Batches into optimizer steps, on a table in place of a language model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gspo.packing import TrainGroup, pack
+from gspo.settings import Objective
+from gspo.staleness import MismatchTracker
+from services.learner.trainer import AdvantageSettings, BatchReport, sequences_with_advantages, split_groups, train_batch
+from tests.support.bigram_engine import BigramEngine
+from tests.support.sequences import random_groups
+
+WIDE = Objective(eps_low=0.1, eps_high=0.19)
+
+
+def own_logprobs(engine: BigramEngine, groups: list[TrainGroup], noise: float = 0.0) -> list[TrainGroup]:
+    """The groups with the engine's own log-probs as behaviour, plus noise."""
+    generator = np.random.default_rng(3)
+    result = []
+    for group in groups:
+        members = []
+        for sequence in group.sequences:
+            packed = pack([sequence.with_advantages(np.zeros(sequence.num_tokens, dtype=np.float32))], policy_version=9)
+            logprobs = engine.logprobs(packed).logprobs_T.numpy()
+            noisy = np.append(0, logprobs[:-1]) + noise * generator.standard_normal(sequence.num_tokens)
+            behaviour = np.where(sequence.action_mask, np.minimum(noisy, 0), 0).astype(np.float32)
+            members.append(replace(sequence, behaviour_logprobs=behaviour))
+        result.append(replace(group, sequences=tuple(members)))
+    engine.num_forward_passes = 0
+    return result
+
+
+def train(engine: BigramEngine, groups: list[TrainGroup], objective: Objective = WIDE, **changes: int) -> BatchReport:
+    arguments = {"policy_version": 0, "num_mini_batches": 1} | changes
+    return train_batch(engine, groups, objective=objective, mismatch=MismatchTracker(), **arguments)
+
+
+def test_the_gradient_of_an_on_policy_batch_is_that_of_the_weighted_log_likelihood() -> None:
+    engine = BigramEngine(token_budget=50)
+    groups = own_logprobs(engine, random_groups(3, 4, seed=1))
+    table = engine.table.detach().clone().requires_grad_()
+    train(engine, groups)
+
+    sequences, _, _ = sequences_with_advantages(groups, AdvantageSettings())
+    objective = torch.zeros(())
+    for sequence in sequences:
+        assert sequence.advantages is not None
+        logprobs = torch.log_softmax(table, -1)[sequence.token_ids[:-1], sequence.token_ids[1:]]
+        weights = torch.from_numpy(sequence.advantages[1:])
+        objective = objective + (logprobs * weights).sum() / sequence.num_action_tokens / 12
+    (expected,) = torch.autograd.grad(-objective, table)
+    torch.testing.assert_close(engine.gradients[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_step_does_not_depend_on_the_token_budget() -> None:
+    groups = own_logprobs(BigramEngine(), random_groups(4, 3, seed=2), noise=0.05)
+    gradients = []
+    for token_budget in (10, 60, 10_000):
+        engine = BigramEngine(token_budget=token_budget)
+        train(engine, groups)
+        gradients.append(engine.gradients[0])
+    torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(gradients[1], gradients[2], rtol=1e-4, atol=1e-6)
+
+
+def test_mini_batches_are_steps_on_consecutive_whole_groups() -> None:
+    together = BigramEngine()
+    groups = own_logprobs(together, random_groups(4, 3, seed=4))
+    report = train(together, groups, num_mini_batches=2)
+    apart = BigramEngine()
+    train(apart, groups[:2])
+    train(apart, groups[2:])
+    assert torch.equal(together.table, apart.table)
+    assert report.metrics["optimizer_steps"] == 2
+    assert report.metrics["sequences/all"] == 12
+    assert report.metrics["groups/all"] == 4
+
+
+def test_splitting_groups_keeps_their_order_and_uses_each_once() -> None:
+    assert [list(part) for part in split_groups(7, 3)] == [[0, 1, 2], [3, 4], [5, 6]]
+    with pytest.raises(ValueError, match="num_mini_batches is 3 for a batch of 2 groups"):
+        split_groups(2, 3)
+
+
+def test_sigma_is_the_deviation_of_engine_noise_on_tokens_of_the_present_version() -> None:
+    engine = BigramEngine()
+    groups = own_logprobs(engine, random_groups(20, 4, seed=5), noise=0.05)
+    assert train(engine, groups).metrics["mismatch_sigma"] == pytest.approx(0.05, rel=0.1)
+    stale = own_logprobs(BigramEngine(), random_groups(4, 4, seed=5), noise=0.05)
+    assert train(BigramEngine(), stale, policy_version=1).metrics["mismatch_sigma"] == 0
+
+
+def test_a_proximal_anchor_costs_one_forward_pass_and_starts_every_ratio_at_one() -> None:
+    engine = BigramEngine(token_budget=10_000)
+    groups = own_logprobs(engine, random_groups(4, 3, seed=6), noise=0.3)
+    report = train(engine, groups, replace(WIDE, anchor="proximal"))
+    assert engine.num_forward_passes == 1
+    assert report.metrics["ratio_max/all"] == 1
+    assert report.metrics["ratio_min/all"] == 1
+    assert report.metrics["mismatch_sigma"] == pytest.approx(0.3, rel=0.3)
+    behaviour = train(BigramEngine(token_budget=10_000), groups)
+    assert behaviour.metrics["ratio_max/all"] > 1.001
+
+
+def test_a_proximal_anchor_stays_at_the_start_of_the_batch_over_its_mini_batches() -> None:
+    engine = BigramEngine(learning_rate=1.0)
+    groups = own_logprobs(engine, random_groups(4, 3, seed=6))
+    report = train(engine, groups, replace(WIDE, anchor="proximal"), num_mini_batches=2)
+    assert report.metrics["ratio_max/all"] > 1.0001
+
+
+def test_lags_are_counted_from_the_version_before_the_batch() -> None:
+    groups = random_groups(2, 3, seed=7, versions=(3, 3))
+    report = train(BigramEngine(), groups, policy_version=5)
+    assert report.metrics["lag/all"] == 2
+    assert report.metrics["sequences/lag_2"] == 6
+
+
+def test_turn_credit_gives_every_token_the_advantage_of_its_turn() -> None:
+    (group,) = random_groups(1, 3, seed=8)
+    settings = AdvantageSettings(credit="per_turn", normalise_std=False)
+    sequences, _, _ = sequences_with_advantages([group], settings)
+    assert group.turn_rewards is not None
+    first_turn = np.mean([rewards[0] for rewards in group.turn_rewards])
+    for sequence, rewards in zip(sequences, group.turn_rewards, strict=True):
+        assert sequence.advantages is not None
+        np.testing.assert_allclose(sequence.advantages[sequence.turn_ids == 0], rewards[0] - first_turn, rtol=1e-5)
+        assert not sequence.advantages[~sequence.action_mask].any()
+
+
+def test_turn_credit_without_turn_rewards_is_refused() -> None:
+    (group,) = random_groups(1, 2, seed=9)
+    settings = AdvantageSettings(credit="return_to_go")
+    with pytest.raises(ValueError, match="group-0 has no turn_rewards"):
+        sequences_with_advantages([replace(group, turn_rewards=None)], settings)
+    with pytest.raises(ValueError, match="turns and 0 turn rewards"):
+        sequences_with_advantages([replace(group, turn_rewards=(np.zeros(0), np.zeros(9)))], settings)
+
+
+def test_groups_with_equal_rewards_are_counted_and_train_nothing() -> None:
+    engine = BigramEngine()
+    groups = [replace(group, rewards=np.full(3, 0.7)) for group in own_logprobs(engine, random_groups(2, 3, seed=10))]
+    report = train(engine, groups)
+    assert report.metrics["zero_variance_groups"] == 2
+    assert not engine.gradients[0].any()
+
+
+def test_a_sequence_without_actions_counts_in_the_number_of_sequences_only() -> None:
+    engine = BigramEngine()
+    (group,) = own_logprobs(engine, random_groups(1, 2, seed=11))
+    first = group.sequences[0]
+    nothing = np.full(first.num_tokens, -1)
+    empty = replace(
+        first,
+        action_mask=np.zeros(first.num_tokens, dtype=np.bool_),
+        versions=nothing,
+        turn_ids=nothing.astype(np.int32),
+    )
+    report = train(engine, [replace(group, sequences=(empty, group.sequences[1]))])
+    assert report.metrics["sequences_empty/all"] == 1
+    alone = replace(group.sequences[1], advantages=None)
+    sequences, _, _ = sequences_with_advantages([replace(group, sequences=(empty, alone))], AdvantageSettings())
+    advantage = float(np.abs(sequences[1].advantages[alone.action_mask]).max())  # type: ignore[index]
+    assert abs(report.metrics["loss"]) == pytest.approx(advantage / 2, rel=1e-4)
