@@ -1,0 +1,243 @@
+"""What is asked of the engine and what it answers: requests, pieces of output, and the version of every token. Pure.
+
+SGLang reports the exact spans of policy versions with the last piece of a request only; a piece before that says which
+version the server had when the piece left. So a token is tagged early only where no weight update can have touched
+its request; other tokens are held back until the spans are there.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+
+from protocol.messages import VersionRun
+
+FinishReason = Literal["stop", "length", "abort"]
+MAX_SEED: Final = 2**63 - 1
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drawn. Log-probs are those at `temperature`, before top_p and top_k cut the distribution."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 is greedy decoding, whose log-probs are at temperature 1: for evaluation, never for training."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: all tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    """The same seed, tokens and weights give the same samples, on a server in deterministic mode; others ignore it."""
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}, must be at least 1")
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature is {self.temperature}, must be finite and not negative")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}, must be in (0, 1]")
+        if self.top_k != -1 and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}, must be at least 1, or -1 for all tokens")
+        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"seed is {self.seed}, must be in [0, 2^63)")
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion to sample: token ids in, token ids out."""
+
+    rid: str
+    """Names the request for `abort`; unique among the requests under way, without '#' and ';'."""
+    input_ids: Sequence[int] | np.ndarray[Any, Any]
+    """All tokens so far, int [T], T >= 1."""
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
+        if not self.rid or "#" in self.rid or ";" in self.rid:
+            raise ValueError(f"rid is {self.rid!r}, must not be empty and not contain '#' or ';'")
+        if len(self.input_ids) == 0:
+            raise ValueError(f"request {self.rid}: input_ids is empty, SGLang needs at least one token")
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens of one request, in order, each exactly once."""
+
+    token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    """int32 [n]; n may be 0 in the last piece."""
+    logprobs: np.ndarray[Any, np.dtype[np.float32]]
+    """float32 [n], of the token that was sampled, at the sampling temperature."""
+    version_runs: list[VersionRun]
+    """The policy version that made each token; the runs add up to n."""
+    finish_reason: FinishReason | None = None
+    """None: more pieces follow. "stop" ends with the stop token itself, which was sampled and is in `token_ids`."""
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens as the server sent them; `spans` (version, start, end over all output tokens) only when finished."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    server_version: int
+    finish_reason: FinishReason | None
+    spans: list[tuple[int, int, int]] | None
+
+
+class _Finish(msgspec.Struct):
+    type: FinishReason
+    message: str | None = None
+    status_code: int | None = None
+
+
+class _Span(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Meta(msgspec.Struct):
+    completion_tokens: int
+    weight_version: str
+    finish_reason: _Finish | None = None
+    output_token_logprobs: list[tuple[float, int, Any]] = []
+    weight_versions: list[_Span] | None = None
+
+
+class _Event(msgspec.Struct):
+    output_ids: list[int] = []
+    meta_info: _Meta | None = None
+    error: Any = None
+
+
+class OutputDecoder:
+    """Payloads of one request's answer -> `Output`s that hold each token once.
+
+    `incremental` says whether the server sends new tokens only (--incremental-streaming-output) or all of them again
+    with every event; `completion_tokens`, which always counts all, decides what is new. That also takes care of the
+    abort of a queued request, where SGLang repeats the last token.
+    """
+
+    def __init__(self, *, incremental: bool) -> None:
+        self._incremental = incremental
+        self._num_tokens = 0
+        self._decoder = msgspec.json.Decoder(_Event)
+
+    def decode(self, payload: bytes) -> Output:
+        """Raises: ValueError saying what is wrong with the payload; RequestRefused when the server refused the request."""
+        event = self._decoder.decode(payload)
+        if event.error is not None or event.meta_info is None:
+            raise RequestRefused(f"the server answered {payload[:500].decode(errors='replace')}")
+        meta = event.meta_info
+        finish = meta.finish_reason
+        if finish is not None and finish.status_code is not None:
+            raise RequestRefused(f"the server gave up the request: {finish.status_code} {finish.message}")
+        num_new = meta.completion_tokens - self._num_tokens
+        if num_new < 0:
+            raise ValueError(f"completion_tokens fell from {self._num_tokens} to {meta.completion_tokens}")
+        start = 0 if self._incremental else self._num_tokens
+        token_ids = event.output_ids[start : start + num_new]
+        entries = meta.output_token_logprobs[start : start + num_new]
+        if len(token_ids) != num_new or len(entries) != num_new:
+            raise ValueError(f"{num_new} new tokens announced, {len(token_ids)} ids and {len(entries)} log-probs sent")
+        if [entry[1] for entry in entries] != token_ids:
+            raise ValueError(f"log-probs are of tokens {[entry[1] for entry in entries]}, the output is {token_ids}")
+        self._num_tokens = meta.completion_tokens
+        spans = None
+        if finish is not None:
+            spans = _spans(meta, self._num_tokens)
+        return Output(
+            token_ids=token_ids,
+            logprobs=[entry[0] for entry in entries],
+            server_version=parse_version(meta.weight_version),
+            finish_reason=None if finish is None else finish.type,
+            spans=spans,
+        )
+
+
+class RequestRefused(ValueError):
+    """The server answered with an error instead of tokens."""
+
+
+class VersionTagger:
+    """`Output`s of one HTTP request -> `Piece`s with exact versions.
+
+    push(output, settled=True) promises that no weight update fell between the start of the request and the moment
+    the output was received, so that the server's version made all of its tokens. Without it tokens are held, and so are
+    fewer than `piece_tokens`: SGLang sends the first token of every request alone.
+    """
+
+    def __init__(self, piece_tokens: int = 1) -> None:
+        self._piece_tokens = piece_tokens
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._num_given = 0
+        self._first_version: int | None = None
+
+    @property
+    def num_held(self) -> int:
+        """Tokens received and not given out yet."""
+        return len(self._token_ids)
+
+    def push(self, output: Output, *, settled: bool) -> Piece | None:
+        """Returns the tokens whose version is known now; None when there are none. The last output always gives a piece."""
+        if self._first_version is None:
+            self._first_version = output.server_version
+        self._token_ids += output.token_ids
+        self._logprobs += output.logprobs
+        if output.spans is not None:
+            return self._give(version_runs(output.spans, self._num_given), output.finish_reason)
+        # Another client may have updated the server: a changed version unsettles the request as well.
+        enough = len(self._token_ids) >= self._piece_tokens
+        if enough and settled and output.server_version == self._first_version:
+            return self._give([VersionRun(output.server_version, len(self._token_ids))], None)
+        return None
+
+    def _give(self, runs: list[VersionRun], finish_reason: FinishReason | None) -> Piece:
+        piece = Piece(
+            token_ids=np.array(self._token_ids, dtype=np.int32),
+            logprobs=np.array(self._logprobs, dtype=np.float32),
+            version_runs=runs,
+            finish_reason=finish_reason,
+        )
+        self._num_given += len(self._token_ids)
+        self._token_ids, self._logprobs = [], []
+        return piece
+
+
+def version_runs(spans: Sequence[tuple[int, int, int]], skip: int) -> list[VersionRun]:
+    """The runs of the output tokens from index `skip` on; spans are (version, start, end), in order, without gaps."""
+    runs: list[VersionRun] = []
+    for version, start, end in spans:
+        num_tokens = end - max(start, skip)
+        if num_tokens <= 0:
+            continue
+        if runs and runs[-1].version == version:
+            runs[-1] = VersionRun(version, runs[-1].num_tokens + num_tokens)
+        else:
+            runs.append(VersionRun(version, num_tokens))
+    return runs
+
+
+def parse_version(text: str) -> int:
+    """Raises: ValueError for a server that was started without a number as its --weight-version."""
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(
+            f"the server's weight version is {text!r}, not a number: start it with --weight-version, "
+            f"or load a version before the first request"
+        )
+    return int(text)
+
+
+def _spans(meta: _Meta, num_tokens: int) -> list[tuple[int, int, int]]:
+    if meta.weight_versions is None:
+        return [(parse_version(meta.weight_version), 0, num_tokens)] if num_tokens else []
+    spans = [(parse_version(span.version), span.start, span.end) for span in meta.weight_versions]
+    expected = 0
+    for _, start, end in spans:
+        if start != expected or end < start:
+            raise ValueError(f"version spans have a gap: {spans}")
+        expected = end
+    if expected != num_tokens:
+        raise ValueError(f"version spans {spans} end at {expected}, the output has {num_tokens} tokens")
+    return spans

@@ -1,0 +1,111 @@
+"""Plain PyTorch on CPU as an SGLang out-of-tree platform.
+
+Every fused operation runs its `forward_native` reference, attention is SDPA (`torch_native`), process groups are
+gloo, nothing is captured in graphs. Correct, not fast: scheduler, radix cache, HTTP and weight updates are SGLang's own.
+"""
+
+import gc
+from typing import Any
+
+import psutil
+import torch
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import SRTPlatform
+
+
+class TorchCpuPlatform(SRTPlatform):
+    """What SGLang asks its platform for; the answers for a machine that has only a CPU."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+
+    def init_backend(self) -> None:
+        """Replace, in each worker, the three compiled functions that have no PyTorch reference of their own."""
+        import sglang.srt.batch_invariant_ops as batch_invariant_ops
+        from sglang.srt.layers import sampler
+        from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
+
+        from services.sglang_cpu.murmur import murmur_hash32
+
+        # Routed-expert capture registers its host buffer with CUDA by default; there is nothing to register with.
+        ALLOC_MEMORY_FUNCS["cpu"] = _allocate_plain
+        # --enable-deterministic-inference, for one sampling seed per request: its hash is a compiled operation, and its
+        # batch-invariant matrix products are Triton kernels without a CPU counterpart.
+        sampler.murmur_hash32 = murmur_hash32
+        batch_invariant_ops.enable_batch_invariant_mode = _keep_ordinary_kernels
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Let --enable-deterministic-inference accept the only attention there is, with the prefix cache.
+
+        SGLang turns the cache off where it could change the last bits of a result. It can here too (1e-6 in float32), but
+        without it the cache, which weight updates must flush, would never run on CPU.
+        """
+        from sglang.srt.arg_groups import choices
+
+        for backends in (
+            choices.DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
+            choices.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND,
+        ):
+            if "torch_native" not in backends:
+                backends.append("torch_native")
+
+    def get_default_attention_backend(self) -> str:
+        return "torch_native"
+
+    def get_dispatch_key_name(self) -> str:
+        return "native"
+
+    def get_compile_backend(self, mode: str | None = None) -> str:
+        return "eager"
+
+    def get_device_total_memory(self, device_id: int = 0) -> int:
+        return int(psutil.virtual_memory().total)
+
+    def get_current_memory_usage(self, device: torch.device | None = None) -> float:
+        memory = psutil.virtual_memory()
+        return float(memory.total - memory.available)
+
+    def get_available_memory(self, device_id: int = 0) -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
+
+    def get_device(self, device_id: int = 0) -> torch.device:
+        return torch.device("cpu")
+
+    def set_device(self, device: torch.device) -> None:
+        """There is one device; it is always current."""
+
+    def get_device_name(self, device_id: int = 0) -> str:
+        return "cpu"
+
+    def get_device_uuid(self, device_id: int = 0) -> str:
+        return "cpu"
+
+    def get_device_capability(self, device_id: int = 0) -> None:
+        """No compute capability: nothing may choose a kernel by it."""
+
+    def empty_cache(self) -> None:
+        gc.collect()
+
+    def synchronize(self) -> None:
+        """Operations on the CPU are done when they return."""
+
+    def get_torch_distributed_backend_str(self) -> str:
+        return "gloo"
+
+    def get_torch_profiler_activity_str(self) -> str:
+        return "CPU"
+
+    def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
+        return torch.profiler.ProfilerActivity.CPU
+
+
+def _allocate_plain(
+    dims: Any, dtype: torch.dtype, device: Any, pin_memory: bool, allocator: Any, registration_granularity_bytes: Any = None
+) -> torch.Tensor:
+    return torch.empty(dims, dtype=dtype, device=device)
+
+
+def _keep_ordinary_kernels(*args: Any, **kwargs: Any) -> None:
+    """In place of batch-invariant kernels: on one thread the ordinary ones give the same result at every batch size used."""

@@ -1,0 +1,69 @@
+"""A tiny random Qwen3-MoE checkpoint, small enough that a server of it starts and answers in tests."""
+
+from pathlib import Path
+from typing import Any
+
+TINY_VOCAB_SIZE = 512
+TINY_EOS_TOKEN_ID = 2
+
+
+def tiny_qwen3_moe(seed: int = 0) -> Any:
+    """A float32 `Qwen3MoeForCausalLM` of 2 layers and 4 experts whose distribution is far from flat.
+
+    Weights are drawn wider than transformers' own initialisation: with 0.02 all tokens are almost equally likely and
+    a wrong weight would hardly move a log-prob.
+    """
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        vocab_size=TINY_VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        max_position_embeddings=4096,
+        rope_theta=1e6,
+        tie_word_embeddings=False,
+        eos_token_id=TINY_EOS_TOKEN_ID,
+        bos_token_id=0,
+        pad_token_id=5,
+    )
+    model = Qwen3MoeForCausalLM(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
+                std = 0.3 if ("embed" in name or "lm_head" in name) else 0.12
+                parameter.normal_(0.0, std, generator=generator)
+            else:
+                parameter.copy_(1.0 + 0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.to(torch.float32).eval()
+
+
+def save_tiny_model(directory: Path, seed: int = 0) -> Any:
+    """Write checkpoint and byte-level tokenizer to `directory`; return the model itself, for reference log-probs."""
+    model = tiny_qwen3_moe(seed)
+    model.save_pretrained(directory)
+    _byte_level_tokenizer().save_pretrained(directory)
+    return model
+
+
+def _byte_level_tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<pad>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(specials + alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
