@@ -62,7 +62,7 @@ def gspo_loss(
     """Return -J of one micro-batch (formula in the module docstring) and its statistics per sequence.
 
     logprobs_T: log pi_theta at the sampler's temperature, float32 (float64 is allowed), carries the gradient.
-    anchor_logprobs_T: behaviour or proximal log-probs, never with gradient. advantages_T: A_t, floating point.
+    anchor_logprobs_T: behaviour or proximal log-probs, never with gradient. advantages_T: A_t, float32 or float64.
     mask_T: bool, True at action tokens. sequence_ids_T: int64 in [0, S), S = len(band.lag_S). turn_ids_T: int64 >= 0,
     for unit "turn". A sequence or turn must not be split over micro-batches.
     num_sequences: N, of the whole optimizer step. band: from `clip_band`. tokens_per_sequence_S: n_i, if some action
@@ -77,7 +77,6 @@ def gspo_loss(
     _check(logprobs_T, anchor_logprobs_T, advantages_T, mask_T, sequence_ids_T, turn_ids_T, num_local)
     logp_T = torch.where(mask_T, logprobs_T, logprobs_T.new_zeros(()))
     dtype = logp_T.dtype
-    anchor_T = torch.where(mask_T, anchor_logprobs_T.detach().to(dtype), 0.0)
     advantages_T = torch.where(mask_T, advantages_T.detach().to(dtype), 0.0)
     ids_T = torch.where(mask_T, sequence_ids_T, 0).long()
     turns_T = None if turn_ids_T is None else torch.where(mask_T, turn_ids_T, 0)
@@ -87,7 +86,7 @@ def gspo_loss(
     _check_num_sequences(num_sequences, counts_S)
     weights_S = _weights(mismatch_weights_S, counts_S)
 
-    delta_T = logp_T.detach() - anchor_T
+    delta_T = logp_T.detach() - anchor_logprobs_T.detach().to(dtype)
     mean_delta_U = segment_mean(delta_T, mask_T, units.ids_T, units.num_units)
     log_ratio_U = mean_delta_U.clamp(-log_ratio_clamp, log_ratio_clamp)
     # The bracket is exactly zero; added last to the mean it would lose the digits that the band needs.

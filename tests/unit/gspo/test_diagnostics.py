@@ -98,6 +98,11 @@ def test_the_effective_sample_size_is_kishs_fraction() -> None:
     assert effective_sample_size(torch.zeros(3)) == 0.0
 
 
+def test_mismatch_weights_reduce_the_effective_sample_size() -> None:
+    flat = pack([one_sequence([0.0], 1.0, weight=weight) for weight in (0.0, 1.0, 1.0, 0.0)])
+    assert summarise(flat.loss(4).stats)["effective_sample_size/all"] == pytest.approx(0.5)
+
+
 def test_a_matrix_of_another_version_is_refused() -> None:
     with pytest.raises(ValueError, match=r"matrix has shape \(2, 3\)"):
         SequenceStats.from_matrix(torch.zeros(2, 3))

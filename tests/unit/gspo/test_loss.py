@@ -320,8 +320,9 @@ def test_the_behaviour_anchor_puts_engine_noise_into_the_band_and_no_weight_on_t
 
 
 def test_the_proximal_anchor_counts_the_mismatch_in_the_weight_and_not_in_the_ratio_or_band() -> None:
-    flat = pack([one_sequence([0.05] * 4, 1.0, lag=3.0), one_sequence([0.5] * 4, 1.0)])
-    proximal_T = flat.logprobs_T.detach() - 0.001
+    drifted, rejected, inside = ([0.05] * 4, [0.5] * 4, [0.05] * 4)
+    flat = pack([one_sequence(drifted, 1.0, lag=3.0), one_sequence(rejected, 1.0), one_sequence(inside, 1.0)])
+    proximal_T = flat.logprobs_T.detach() - torch.tensor([0.001] * 4 + [0.0] * 4 + [0.0002] * 4)
     arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, flat.mask_T, flat.sequence_ids_T)
     objective = Objective(anchor="proximal", mismatch_mode="reject", mismatch_cap=1.2, band_growth=5.0, noise_z=3.0)
     output = objective_loss(
@@ -329,16 +330,19 @@ def test_the_proximal_anchor_counts_the_mismatch_in_the_weight_and_not_in_the_ra
         *arguments,
         lag_S=flat.lag_S,
         sigma=1.0,
-        num_sequences=2,
+        num_sequences=3,
         proximal_logprobs_T=proximal_T,
-        entropy_T=torch.tensor([1.0] * 4 + [2.0] * 4),
-        group_ids_S=torch.tensor([5, 6]),
+        entropy_T=torch.tensor([1.0] * 4 + [2.0] * 4 + [3.0] * 4),
+        group_ids_S=torch.tensor([5, 6, 6]),
     )
-    assert output.stats.weight_S.tolist() == pytest.approx([math.exp(0.049), 0.0], rel=1e-5)
-    assert output.stats.clipped_high_S.tolist() == [1.0, 0.0]
-    assert output.loss.item() == pytest.approx(-math.exp(0.049) * (1 + EPS_HIGH) / 2, rel=1e-5)
-    assert output.stats.entropy_S.tolist() == [1.0, 2.0]
-    assert output.stats.group_S.tolist() == [5, 6]
+    assert output.stats.weight_S.tolist() == pytest.approx([math.exp(0.049), 0.0, math.exp(0.0498)], rel=1e-5)
+    assert output.stats.clipped_high_S.tolist() == [1.0, 0.0, 0.0]
+    expected = [math.exp(0.049) * (1 + EPS_HIGH), 0.0, math.exp(0.0498) * math.exp(0.0002)]
+    assert output.stats.objective_S.tolist() == pytest.approx(expected, rel=1e-6)
+    assert output.loss.item() == pytest.approx(-sum(expected) / 3, rel=1e-6)
+    assert output.stats.mismatch_kl_S[0].item() == pytest.approx(math.expm1(0.049) - 0.049, rel=1e-3)
+    assert output.stats.entropy_S.tolist() == [1.0, 2.0, 3.0]
+    assert output.stats.group_S.tolist() == [5, 6, 6]
 
 
 def test_proximal_log_probs_are_asked_for_exactly_where_they_are_used() -> None:
