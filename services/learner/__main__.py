@@ -71,8 +71,8 @@ def _run(settings: Settings) -> int:
         known, unknown = group.split(FAILURES)
         if unknown is not None or known is None:
             raise
-        for error in flatten(known):
-            log.error("stopped_by_error", error=str(error))
+        for failure in flatten(known):
+            log.error("stopped_by_error", error=str(failure))
         return EXIT_FAILED
     return 0
 

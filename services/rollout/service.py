@@ -73,6 +73,7 @@ class RolloutService:
         self._draining = False
         self._engine_failures = 0
         self._broker_stopping = asyncio.Event()
+        sync.on_change(self._wake.set)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until ``stop`` is set or the run is over; then hand everything back.

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 import zmq.asyncio
@@ -50,12 +50,11 @@ class WeightSync:
         engine: Engine,
         model_directory: Path,
         work_directory: Path,
-        pause_mode: str,
+        pause_mode: Literal["retract", "in_place"],
         peer: str,
         session: str,
         clock: Clock,
         metrics: RolloutMetrics,
-        on_change: Callable[[], None],
     ) -> None:
         self._context = context
         self._engine = engine
@@ -66,13 +65,17 @@ class WeightSync:
         self._session = session
         self._clock = clock
         self._metrics = metrics
-        self._on_change = on_change
+        self._on_change: Callable[[], None] = lambda: None
         self._announced = (0, "")
         self._wake = asyncio.Event()
         self._failed_loads = 0
         self.policy_version = 0
         self.quarantined = ""
         self.loading = False
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """``callback`` is called when another version is served, or none."""
+        self._on_change = callback
 
     def announce(self, policy_version: int, endpoint: str) -> None:
         """The broker says that ``policy_version`` can be fetched at ``endpoint``."""
@@ -82,13 +85,10 @@ class WeightSync:
 
     async def run(self) -> None:
         """Follow until cancelled. Raises: ServiceError when updates keep failing: the engine must be started afresh."""
-        try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                await self._follow(self._announced[1])
-        finally:
-            shutil.rmtree(self._work_directory, ignore_errors=True)
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._follow(self._announced[1])
 
     async def _follow(self, endpoint: str) -> None:
         """Load versions from one weight server until the newest is served or the server moved."""

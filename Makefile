@@ -1,0 +1,70 @@
+# `make demo` sets up and runs the main job, `make test` sets up and runs all checks. `make help` lists the rest.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# The CPU build of PyTorch. Where the package index has only CUDA builds, point this at a CPU index or a local wheel.
+TORCH ?= torch==2.13.0
+CONFIG ?= examples/arithmetic.toml
+RUN_ARGS ?=
+
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help setup demo demo-calculator demo-gsm8k test lint types contracts unit test-slow test-demo test-gpu clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.installed ## install everything into .venv (CPU; about 3 minutes the first time)
+
+$(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml Makefile
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.11, or run make PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH)
+	# --no-deps: SGLang's own requirements are CUDA builds; requirements/cpu.txt names every package it needs on CPU.
+	$(PIP) --no-deps -r requirements/cpu.txt -r requirements/dev.txt
+	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 $(PIP) --no-deps --no-build-isolation deepspeed==0.19.8
+	$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+models/tiny/config.json: | setup
+	$(BIN)/gspo model tiny models/tiny
+
+demo: models/tiny/config.json ## run the main job: arithmetic, 2 SGLang servers, about 8 minutes
+	$(BIN)/gspo run $(CONFIG) $(RUN_ARGS)
+
+demo-calculator: ## the same with multi-turn tool use
+	$(MAKE) demo CONFIG=examples/calculator.toml
+
+demo-gsm8k: ## 3 batches on GSM8K rows (GSPO_DATA_DIR/gsm8k/train.jsonl)
+	$(MAKE) demo CONFIG=examples/gsm8k.toml
+
+test: lint types contracts unit ## set up; lint, types, import contracts, and all fast tests
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+contracts: setup
+	$(BIN)/lint-imports --no-cache
+
+unit: setup
+	$(BIN)/python -m pytest -m "not slow and not gpu and not demo"
+
+test-slow: setup ## tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+test-demo: setup models/tiny/config.json ## whole demo runs: three seeds, kills of each process
+	$(BIN)/python -m pytest -m demo
+
+test-gpu: setup ## tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+clean: ## remove the environment, caches and the tiny model (not the runs)
+	rm -rf $(VENV) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist

@@ -1,0 +1,113 @@
+"""The `gspo` command: one entry for people; every process is started as its own module."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from services.runtime.arguments import add_configuration_arguments
+from services.runtime.configuration import ConfigurationError
+from services.runtime.lifecycle import EXIT_CONFIGURATION
+
+PROCESSES: Final = {
+    "broker": "start the broker: the durable queue between rollouts and learner",
+    "rollout": "start one rollout: an SGLang server (or the one at rollout.server_url) and its agent loop",
+    "learner": "start the learner: DeepSpeed, on learner.num_ranks ranks",
+}
+
+DESCRIPTION: Final = """\
+GSPO for mixture-of-experts language models: SGLang rollouts stream trajectories over ZeroMQ to a DeepSpeed learner.
+
+  gspo model tiny models/tiny          make a small model to try things with (about a minute)
+  gspo run examples/arithmetic.toml    run everything on this machine, with live progress
+  gspo plot runs/arithmetic            draw a run's metrics
+
+On a cluster each process is started by itself: gspo broker CONFIG, gspo rollout CONFIG, gspo learner CONFIG.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and act. Returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in PROCESSES:
+        return _become(f"services.{words[0]}", words[1:])
+    if words[:2] == ["model", "tiny"]:
+        return _become("services.learner.tiny_command", words[2:])
+    arguments = _parser().parse_args(words)
+    try:
+        return _act(arguments)
+    except (ConfigurationError, ValueError) as error:
+        print(f"gspo {arguments.command}: {error}", file=sys.stderr)
+        return EXIT_CONFIGURATION
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gspo", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="run broker, rollouts and learner on this machine, with live progress")
+    add_configuration_arguments(run)
+    run.add_argument("--plain", action="store_true", help="one line per event instead of a live table")
+    for name, text in PROCESSES.items():
+        commands.add_parser(name, help=text, add_help=False)
+    model = commands.add_parser("model", help="make a model to start from")
+    model.add_argument("kind", choices=["tiny"], help="tiny: byte-level tokenizer, small Qwen3-MoE, supervised cold start")
+    check = commands.add_parser("check", help="check a configuration file and print all settings")
+    add_configuration_arguments(check)
+    plot = commands.add_parser("plot", help="draw a run's metrics.jsonl and print its table")
+    plot.add_argument("directory", type=Path, help="the run's directory")
+    commands.add_parser("environments", help="list the environments and their options")
+    return parser
+
+
+def _act(arguments: argparse.Namespace) -> int:
+    if arguments.command == "run":
+        from services.cli.run import run_command
+
+        return run_command(arguments.config, arguments.overrides, plain=arguments.plain)
+    if arguments.command == "check":
+        from services.runtime.configuration import load_settings
+
+        print(load_settings(arguments.config, arguments.overrides).model_dump_json(indent=2))
+        return 0
+    if arguments.command == "plot":
+        return _plot(arguments.directory)
+    return _environments()
+
+
+def _plot(directory: Path) -> int:
+    from rich.console import Console
+
+    from services.cli.report import summary_table, write_plot
+
+    path = write_plot(directory)
+    Console().print(summary_table(directory))
+    print(path)
+    return 0
+
+
+def _environments() -> int:
+    import msgspec
+
+    from services.environments.registry import ENVIRONMENTS, find_environment
+
+    for name in ENVIRONMENTS:
+        environment = find_environment(name)
+        print(f"{name}: {(environment.__doc__ or '').splitlines()[0]}")
+        for option in msgspec.structs.fields(environment.options_type):
+            default = "required" if option.required else f"default {option.default!r}"
+            print(f"    {option.name} ({default})")
+    print('"package.module:ClassName": an Environment class of your own')
+    return 0
+
+
+def _become(module: str, words: Sequence[str]) -> int:
+    """Replace this process, so that signals go straight to the service."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *words])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

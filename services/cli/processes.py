@@ -1,0 +1,38 @@
+"""Which processes a run consists of, from its settings."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from services.cli.supervisor import ProcessSpec
+from services.runtime.settings import Settings
+
+GRACE_S: Final = 20.0
+LEARNER_GRACE_S: Final = 60.0
+
+
+def process_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:
+    """Broker, learner and ``num_servers`` rollouts; ``forwarded``: configuration file and overrides.
+
+    Rollouts stop first, because they hand their trajectories to the broker; the learner saves a checkpoint and tells the
+    broker; the broker goes last.
+    """
+    specs = [
+        ProcessSpec(name="broker", module="services.broker", arguments=tuple(forwarded), stop_order=2, grace_s=GRACE_S),
+        ProcessSpec(
+            name="learner", module="services.learner", arguments=tuple(forwarded), stop_order=1, grace_s=LEARNER_GRACE_S
+        ),
+    ]
+    for index in range(settings.rollout.num_servers):
+        first_port = settings.rollout.metrics_port
+        port = first_port + index if first_port else 0
+        arguments = (*forwarded, "--set", f"rollout.metrics_port={port}", "--name", f"rollout-{index}")
+        specs.append(
+            ProcessSpec(
+                name=f"rollout-{index}",
+                module="services.rollout",
+                arguments=arguments,
+                stop_order=0,
+                grace_s=settings.rollout.drain_s + GRACE_S,
+            )
+        )
+    return specs

@@ -1,0 +1,35 @@
+"""Reads a run's metrics.jsonl: what the table and the plot are made of."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def read_rows(path: Path, event: str) -> list[Row]:
+    """Rows of one kind of event, in order; a last line that was cut by a crash is left out.
+
+    Raises: ValueError naming the file and line for any other line that is not a JSON object.
+    """
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                continue
+            raise ValueError(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{number}: expected a JSON object")
+        if row.get("event") == event:
+            rows.append(row)
+    return rows
+
+
+def column(rows: list[Row], key: str) -> list[float]:
+    """Values of ``key``; NaN where a row lacks it, so that plots show a gap."""
+    return [float(row[key]) if isinstance(row.get(key), int | float) else float("nan") for row in rows]

@@ -1,0 +1,135 @@
+"""`gspo run`: everything on this machine, with live progress, and a report at the end."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import zmq.asyncio
+from rich.console import Console
+
+from protocol.channels import BATCH
+from protocol.messages import Status, StatusRequest
+from services.cli.display import Display
+from services.cli.processes import process_specs
+from services.cli.report import summary_table, write_plot
+from services.cli.supervisor import Supervisor
+from services.runtime.clock import MonotonicClock
+from services.runtime.configuration import ConfigurationError, load_settings
+from services.runtime.lifecycle import ServiceError, run_process, until_stopped
+from services.runtime.logs import configure_logging
+from services.runtime.peer import PeerClient
+from services.runtime.settings import Settings
+
+log = structlog.get_logger()
+
+REFRESH_S: Final = 1.0
+STATUS_TIMEOUT_S: Final = 3.0
+
+
+def run_command(config: Path, overrides: Sequence[str], *, plain: bool) -> int:
+    """Run everything that ``config`` describes. Returns the exit status."""
+    configure_logging("run")
+    settings = load_settings(config, overrides)
+    if not (settings.model.path / "config.json").is_file():
+        raise ConfigurationError(
+            f"model.path is {settings.model.path}: no model there; `gspo model tiny {settings.model.path}` makes a small one"
+        )
+    forwarded = [str(config)]
+    for override in overrides:
+        forwarded += ["--set", override]
+    console = Console()
+    status = run_process(partial(_run, settings, tuple(forwarded), console, plain))
+    _report(settings.run.directory, console)
+    return status
+
+
+async def _run(settings: Settings, forwarded: Sequence[str], console: Console, plain: bool, stop: asyncio.Event) -> None:
+    directory = settings.run.directory
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "settings.json").write_text(json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
+    clock = MonotonicClock()
+    supervisor = Supervisor(process_specs(settings, forwarded), directory / "logs", clock)
+    watcher = Watcher(settings, supervisor, clock)
+    try:
+        with Display(console, str(directory), plain=plain) as display:
+            display.say(f"starting {len(supervisor.children)} processes; logs are in {directory / 'logs'}")
+            async with asyncio.TaskGroup() as tasks:
+                keeping = tasks.create_task(supervisor.run(), name="supervisor")
+                try:
+                    await watcher.watch(stop, display)
+                finally:
+                    display.say("stopping all processes")
+                    await supervisor.stop()
+                await keeping
+    finally:
+        watcher.close()
+    if watcher.error:
+        raise ServiceError(watcher.error)
+
+
+class Watcher:
+    """Asks the broker for the run's status until the run is over.
+
+    waits for:    the broker; the next second
+    unblocked by: Status; ``stop``
+    """
+
+    def __init__(self, settings: Settings, supervisor: Supervisor, clock: MonotonicClock) -> None:
+        self._supervisor = supervisor
+        self._clock = clock
+        self._context = zmq.asyncio.Context()
+        self._client = PeerClient(
+            self._context,
+            BATCH,
+            settings.broker.batch_endpoint,
+            role="operator",
+            peer=f"operator-{uuid.uuid4().hex[:8]}",
+            session=uuid.uuid4().hex,
+            clock=clock,
+        )
+        self.error = ""
+
+    async def watch(self, stop: asyncio.Event, display: Display) -> None:
+        """Show the run until it is finished or ``stop`` is set."""
+        begin = self._clock.now()
+        async with asyncio.TaskGroup() as tasks:
+            conversation = tasks.create_task(self._client.run(), name="operator")
+            while not await until_stopped(stop, REFRESH_S):
+                status = await self._status()
+                display.show(status, self._supervisor.children, self._clock.now() - begin)
+                if status is not None and status["finished"]:
+                    self.error = status["error"]
+                    break
+            conversation.cancel()
+
+    async def _status(self) -> dict[str, Any] | None:
+        """The broker's status; None when it does not answer."""
+        if not self._client.connected:
+            return None
+        await self._client.send(StatusRequest())
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                while True:
+                    message = (await self._client.inbox.get()).message
+                    if isinstance(message, Status):
+                        return message.status
+        except TimeoutError:
+            return None
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+def _report(directory: Path, console: Console) -> None:
+    try:
+        path = write_plot(directory)
+    except ValueError as error:
+        console.print(f"no report: {error}")
+        return
+    console.print(summary_table(directory))
+    console.print(f"metrics: {directory / 'metrics.jsonl'}\nplot:    {path}", soft_wrap=True)

@@ -1,0 +1,145 @@
+"""Runs the processes of a run on this machine: starts them, keeps their logs, starts a crashed one again, stops them all."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from services.runtime.clock import Clock
+from services.runtime.lifecycle import EXIT_CONFIGURATION, ServiceError, die_with_parent, until_stopped
+
+log = structlog.get_logger()
+
+MAX_RESTARTS: Final = 5
+RESTART_WINDOW_S: Final = 300.0
+BACKOFF_S: Final = 1.0
+TAIL_LINES: Final = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessSpec:
+    """One process: `python -m module *arguments`. ``stop_order``: processes of a lower number are stopped first."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    stop_order: int
+    grace_s: float
+
+
+@dataclass(kw_only=True)
+class Child:
+    """A process as it runs."""
+
+    spec: ProcessSpec
+    log_path: Path
+    process: asyncio.subprocess.Process | None = None
+    restarts: deque[float] = field(default_factory=deque)
+    num_restarts: int = 0
+    state: str = "starting"
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process is not None and self.process.returncode is None else None
+
+
+class Supervisor:
+    """Keeps ``specs`` running.
+
+    produces:     running processes
+    waits for:    their ends
+    unblocked by: an exit, which is followed by a restart with backoff; ``stop``
+    """
+
+    def __init__(self, specs: Sequence[ProcessSpec], log_directory: Path, clock: Clock) -> None:
+        log_directory.mkdir(parents=True, exist_ok=True)
+        self.children = [Child(spec=spec, log_path=log_directory / f"{spec.name}.log") for spec in specs]
+        self._clock = clock
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Keep all of them running until ``stop``. Raises: ServiceError with the log's tail when one cannot run."""
+        async with asyncio.TaskGroup() as tasks:
+            for child in self.children:
+                tasks.create_task(self._keep(child), name=child.spec.name)
+
+    async def stop(self) -> None:
+        """SIGTERM in stop order, SIGKILL after each grace period; returns when all are gone."""
+        self._stopping.set()
+        for order in sorted({child.spec.stop_order for child in self.children}):
+            group = [child for child in self.children if child.spec.stop_order == order]
+            await asyncio.gather(*(self._end(child) for child in group))
+
+    async def _keep(self, child: Child) -> None:
+        while not self._stopping.is_set():
+            status = await self._run_once(child)
+            if self._stopping.is_set():
+                return
+            if status == 0:
+                child.state = "finished"
+                return
+            if status == EXIT_CONFIGURATION:
+                raise ServiceError(f"{child.spec.name} cannot start:\n{tail(child.log_path)}")
+            now = self._clock.now()
+            child.restarts.append(now)
+            while child.restarts and now - child.restarts[0] > RESTART_WINDOW_S:
+                child.restarts.popleft()
+            if len(child.restarts) > MAX_RESTARTS:
+                raise ServiceError(
+                    f"{child.spec.name} ended {len(child.restarts)} times within {RESTART_WINDOW_S:.0f} s, last with status "
+                    f"{status}; its log {child.log_path} ends with:\n{tail(child.log_path)}"
+                )
+            child.num_restarts += 1
+            child.state = f"restarting after status {status}"
+            log.warning("process_ended", process=child.spec.name, status=status, restarts=child.num_restarts)
+            await until_stopped(self._stopping, BACKOFF_S * len(child.restarts))
+
+    async def _run_once(self, child: Child) -> int:
+        spec = child.spec
+        with child.log_path.open("ab") as output:
+            child.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                spec.module,
+                *spec.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # Its own session: Ctrl-C reaches this process alone, which then stops the others in order.
+                start_new_session=True,
+                # However this process ends, the others do not outlive it.
+                preexec_fn=die_with_parent,
+                env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+            )
+        child.state = "running"
+        return await child.process.wait()
+
+    async def _end(self, child: Child) -> None:
+        process = child.process
+        if process is None or process.returncode is not None:
+            return
+        child.state = "stopping"
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(child.spec.grace_s):
+                await process.wait()
+        except TimeoutError:
+            log.warning("process_killed", process=child.spec.name, grace_s=child.spec.grace_s)
+            process.kill()
+            await process.wait()
+        child.state = "stopped"
+
+
+def tail(path: Path) -> str:
+    """The last lines of a log."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 16_384))
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(f"    {line}" for line in lines[-TAIL_LINES:])

@@ -1,0 +1,158 @@
+"""`gspo rollout CONFIG`: wiring of one rollout: SGLang server, engine client, agent loop, weight sync."""
+
+import asyncio
+import sys
+import tempfile
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+import zmq.asyncio
+from prometheus_client import CollectorRegistry
+
+from protocol.channels import WORK
+from services.environments.registry import create_environment
+from services.environments.reward_pool import RewardPool, RewardPoolOptions
+from services.rollout.agent import Agent
+from services.rollout.engine import Engine, EngineError
+from services.rollout.metrics import RolloutMetrics
+from services.rollout.server import EngineServer, ServerError, ServerOptions
+from services.rollout.service import RolloutService
+from services.rollout.sync import WeightSync
+from services.rollout.tokens import ChatTokenizer, TokenizerError
+from services.runtime.arguments import ProcessArguments, parse_process_arguments
+from services.runtime.clock import MonotonicClock
+from services.runtime.configuration import ConfigurationError
+from services.runtime.lifecycle import EXIT_CONFIGURATION, ServiceError, run_process
+from services.runtime.logs import configure_logging
+from services.runtime.peer import PeerClient
+from services.runtime.settings import Settings
+from services.runtime.telemetry import Health, TelemetryServer
+
+log = structlog.get_logger()
+
+MAX_QUIET_S: Final = 120.0
+
+
+def main() -> int:
+    """Run one rollout until SIGTERM or the end of the run. Returns the exit status."""
+    configure_logging("rollout")
+    try:
+        arguments = parse_process_arguments(
+            "gspo rollout", "Sample: leases in, trajectories out (SGLang and the agent loop).", default_name="rollout-0"
+        )
+    except ConfigurationError as error:
+        log.error("cannot_start", error=str(error))
+        return EXIT_CONFIGURATION
+    return run_process(partial(run_rollout, arguments))
+
+
+async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event) -> None:
+    """Start SGLang (or use the one at server_url) and work for the broker until ``stop``.
+
+    Raises: ConfigurationError, EndpointError, ServiceError with the way out.
+    """
+    settings = arguments.settings
+    clock, registry = MonotonicClock(), CollectorRegistry()
+    metrics, health = RolloutMetrics(registry), Health(clock, MAX_QUIET_S)
+    try:
+        tokenizer = ChatTokenizer(settings.model.path)
+        environment = create_environment(settings.environment.name, settings.environment.options)
+    except (TokenizerError, ValueError) as error:
+        raise ConfigurationError(str(error)) from error
+    session = uuid.uuid4().hex
+    context = zmq.asyncio.Context()
+    try:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(TelemetryServer("0.0.0.0", settings.rollout.metrics_port, registry, health))
+            engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size))
+            rewards = await stack.enter_async_context(RewardPool(RewardPoolOptions(num_workers=settings.rollout.reward_workers)))
+            broker = PeerClient(
+                context, WORK, settings.broker.work_endpoint,
+                role="rollout", peer=arguments.name, session=session, clock=clock,
+            )  # fmt: skip
+            agent = Agent(
+                environment=environment,
+                tokenizer=tokenizer,
+                engine=engine,
+                rewards=rewards,
+                broker=broker,
+                sampling=settings.sampling,
+                chunk_tokens=settings.rollout.chunk_tokens,
+                metrics=metrics,
+            )
+            directory = stack.enter_context(_weights_directory(settings))
+            sync = WeightSync(
+                context=context,
+                engine=engine,
+                model_directory=settings.model.path,
+                work_directory=Path(directory),
+                pause_mode=settings.rollout.pause_mode,
+                peer=arguments.name,
+                session=session,
+                clock=clock,
+                metrics=metrics,
+            )
+            service = RolloutService(
+                agent=agent,
+                broker=broker,
+                sync=sync,
+                settings=settings.rollout,
+                clock=clock,
+                health=health,
+                metrics=metrics,
+            )
+            await service.run(stop)
+    except (ServerError, EngineError) as error:
+        raise ServiceError(str(error)) from error
+    finally:
+        context.destroy(linger=1000)
+
+
+def _weights_directory(settings: Settings) -> "tempfile.TemporaryDirectory[str]":
+    parent = settings.rollout.weights_directory
+    if not parent.is_dir():
+        raise ConfigurationError(
+            f"rollout.weights_directory is {parent}: no such directory. Fetched weights are written there for SGLang to "
+            "load; a memory file system such as /dev/shm is best"
+        )
+    return tempfile.TemporaryDirectory(prefix="gspo-weights-", dir=parent)
+
+
+@asynccontextmanager
+async def _engine(settings: Settings, name: str, vocab_size: int) -> AsyncIterator[Engine]:
+    """The client of a running server: the one at server_url, or one started here that ends with this process."""
+    rollout = settings.rollout
+    if rollout.server_url:
+        async with Engine(rollout.server_url, vocab_size=vocab_size, chunk_tokens=rollout.chunk_tokens) as engine:
+            yield engine
+        return
+    options = ServerOptions(
+        model_path=settings.model.path,
+        log_path=settings.run.directory / "logs" / f"{name}-sglang.log",
+        dtype=settings.model.dtype,
+        port=rollout.server_port,
+        max_total_tokens=rollout.max_total_tokens,
+        extra_args=tuple(rollout.server_args),
+        start_timeout_s=rollout.start_timeout_s,
+    )
+    async with EngineServer(options) as server:
+        async with Engine(server.url, vocab_size=vocab_size, chunk_tokens=rollout.chunk_tokens) as engine:
+            async with asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(_fail_when_dead(server), name="watch-server")
+                try:
+                    yield engine
+                finally:
+                    watch.cancel()
+
+
+async def _fail_when_dead(server: EngineServer) -> None:
+    raise ServiceError(await server.wait_dead())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
