@@ -1,7 +1,14 @@
 """A tiny random Qwen3-MoE checkpoint, small enough that a server of it starts and answers in tests."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+from safetensors import deserialize, serialize_file
+
+from protocol.digests import tensor_digest
+from protocol.messages import TensorInfo
 
 TINY_VOCAB_SIZE = 512
 TINY_EOS_TOKEN_ID = 2
@@ -67,3 +74,40 @@ def _byte_level_tokenizer() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
+
+
+def checkpoint_tensors(directory: Path) -> list[tuple[TensorInfo, bytes]]:
+    """Every tensor of `directory`/model.safetensors, as a rollout receives it."""
+    dtypes: dict[str, Literal["float32", "bfloat16"]] = {"F32": "float32", "BF16": "bfloat16"}
+    tensors = []
+    offset = 0
+    for name, entry in deserialize((directory / "model.safetensors").read_bytes()):
+        data = bytes(entry["data"])
+        info = TensorInfo(
+            name=name,
+            dtype=dtypes[entry["dtype"]],
+            shape=list(entry["shape"]),
+            offset=offset,
+            num_bytes=len(data),
+            digest=tensor_digest(data),
+        )
+        offset += len(data)
+        tensors.append((info, data))
+    return tensors
+
+
+def write_checkpoint(tensors: Iterable[tuple[TensorInfo, bytes]], directory: Path) -> None:
+    """Write tensors to `directory`/model.safetensors."""
+    directory.mkdir(parents=True, exist_ok=True)
+    entries = {info.name: {"dtype": info.dtype, "shape": info.shape, "data": data} for info, data in tensors}
+    serialize_file(entries, str(directory / "model.safetensors"), {"format": "pt"})
+
+
+def reference_logprobs(model: Any, token_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray[Any, Any]:
+    """Log-probs of token_ids[1:] given what precedes each, at `temperature`, float32 [T - 1], by transformers."""
+    import torch
+
+    ids_1T = torch.tensor([list(token_ids)])
+    with torch.no_grad():
+        logprobs_TV = (model(ids_1T).logits[0, :-1].float() / temperature).log_softmax(-1)
+    return logprobs_TV.gather(-1, ids_1T[0, 1:, None])[:, 0].numpy()
