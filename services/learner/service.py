@@ -226,6 +226,7 @@ def objective_of(settings: Settings) -> Objective:
         band_growth=section.band_growth,
         noise_z=section.noise_z,
         anchor=section.anchor,
-        mismatch_mode=section.mismatch_mode,
+        # Against the engine's own log-probs the ratio holds the mismatch already: a weight would count it twice.
+        mismatch_mode=section.mismatch_mode if section.anchor == "proximal" else "off",
         mismatch_cap=section.mismatch_cap,
     )

@@ -1,0 +1,148 @@
+"""Builders of valid protocol messages, to be varied by tests."""
+
+from typing import Any
+
+import numpy as np
+
+from protocol.messages import (
+    Ack,
+    Batch,
+    BatchItem,
+    BatchPending,
+    BatchRequest,
+    Checkpointed,
+    Chunk,
+    EndOfRun,
+    Finish,
+    Heartbeat,
+    Hello,
+    Lease,
+    LeaseEnded,
+    LeaseKey,
+    LeaseRequest,
+    Loaded,
+    Manifest,
+    ManifestRequest,
+    Message,
+    NoLease,
+    Published,
+    Pulse,
+    Refused,
+    Release,
+    Resume,
+    Segment,
+    Status,
+    StatusRequest,
+    StopRequest,
+    TensorInfo,
+    Trained,
+    VersionRun,
+    WeightChunk,
+    WeightGone,
+    WeightRequest,
+    Welcome,
+)
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def token_arrays(num_tokens: int) -> Arrays:
+    """Distinct token ids and log-probs."""
+    return {
+        "token_ids": np.arange(num_tokens, dtype=np.int32) + 5,
+        "logprobs": -np.arange(num_tokens, dtype=np.float32) / 8,
+    }
+
+
+def a_chunk(**changes: Any) -> Chunk:
+    """Two observation tokens and three action tokens of two versions."""
+    fields: dict[str, Any] = {
+        "trajectory_id": 7,
+        "epoch": 2,
+        "offset": 0,
+        "num_tokens": 5,
+        "segments": [Segment("observation", 0, 2), Segment("action", 0, 3)],
+        "version_runs": [VersionRun(-1, 2), VersionRun(3, 1), VersionRun(4, 2)],
+        "state": {"answer": 42, "nested": [1, None, "x", 0.5]},
+        "turn_done": True,
+        "turn_rewards": [0.5],
+    }
+    return Chunk(**{**fields, **changes})
+
+
+def a_lease(**changes: Any) -> Lease:
+    """A lease that resumes the tokens of ``a_chunk``."""
+    chunk = a_chunk()
+    fields: dict[str, Any] = {
+        "trajectory_id": 7,
+        "epoch": 3,
+        "group_id": 1,
+        "split": "train",
+        "task": {"question": "1+1="},
+        "seed": 99,
+        "lease_s": 15.0,
+        "num_tokens": 5,
+        "segments": chunk.segments,
+        "version_runs": chunk.version_runs,
+        "state": chunk.state,
+        "turn_done": False,
+        "turn_rewards": [],
+    }
+    return Lease(**{**fields, **changes})
+
+
+def a_batch() -> Batch:
+    """Two trajectories of five tokens."""
+    chunk = a_chunk()
+    item = BatchItem(7, 1, 5, chunk.segments, chunk.version_runs, [1.0], "done")
+    other = BatchItem(8, 1, 5, chunk.segments, chunk.version_runs, [0.0], "length")
+    return Batch(index=4, policy_version=5, temperature=1.0, items=[item, other])
+
+
+def a_manifest() -> Manifest:
+    """One tensor of eight bytes."""
+    tensor = TensorInfo("model.norm.weight", "float32", [2], 0, 8, "ab" * 32)
+    return Manifest(
+        policy_version=5, kind="snapshot", base_version=0, num_bytes=8, chunk_bytes=1024, digest="cd" * 32, tensors=[tensor]
+    )
+
+
+def one_of_each() -> list[tuple[Message, Arrays]]:
+    """Every message type once, with its arrays."""
+    return [
+        (Hello(protocol_version=1, role="rollout", peer="r0", session="s", first_seq=3), {}),
+        (
+            Welcome(
+                protocol_version=1, run_id="run", window=8, policy_version=2, weights_endpoint="tcp://x:1", next_batch=1
+            ),
+            {},
+        ),
+        (Refused(reason="no", message_type="chunk", fatal=True), {}),
+        (Ack(next_seq=9), {}),
+        (LeaseRequest(request_id=1, capacity=4, policy_version=2), {}),
+        (a_lease(), token_arrays(5)),
+        (NoLease(request_id=1, reason="window_full", retry_s=0.5), {}),
+        (a_chunk(), token_arrays(5)),
+        (Finish(trajectory_id=7, epoch=2, num_tokens=5, reason="done", turn_rewards=[0.5, 1.0]), {}),
+        (Release(trajectory_id=7, epoch=2, reason="draining", failed=False), {}),
+        (LeaseEnded(trajectory_id=7, epoch=2, reason="expired"), {}),
+        (Heartbeat(policy_version=2, status="serving", leases=[LeaseKey(7, 2)], metrics={"load": 0.5}), {}),
+        (Pulse(policy_version=3, weights_endpoint="tcp://x:1", stopping=True), {}),
+        (BatchRequest(index=4, policy_version=5), {}),
+        (BatchPending(index=4, groups_ready=3, groups_needed=8, waiting_for="group 9"), {}),
+        (a_batch(), token_arrays(10)),
+        (EndOfRun(index=60, reason="complete"), {}),
+        (Published(policy_version=5, endpoint="tcp://x:1", digest="cd" * 32, num_bytes=8, trained_batches=4), {}),
+        (Trained(index=4, policy_version=5, metrics={"loss": 0.25, "entropy": None}), {}),
+        (Checkpointed(next_batch=5, policy_version=6), {}),
+        (Resume(next_batch=5), {}),
+        (ManifestRequest(have_version=4), {}),
+        (a_manifest(), {}),
+        (WeightRequest(policy_version=5, first_chunk=0, num_chunks=1), {}),
+        (WeightChunk(policy_version=5, chunk=0), {"data": np.arange(8, dtype=np.uint8)}),
+        (WeightGone(policy_version=5, newest_version=6), {}),
+        (Loaded(policy_version=5, digest="cd" * 32, pause_s=0.25), {}),
+        (StatusRequest(), {}),
+        (Status(status={"batches_trained": 3, "reward": None}), {}),
+        (StopRequest(reason="enough"), {}),
+    ]

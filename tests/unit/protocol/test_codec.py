@@ -1,0 +1,161 @@
+"""The codec: round trips, golden frames, hostile bytes, limits."""
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import limits
+from protocol.codec import decode, encode, message_type
+from protocol.errors import ProtocolError
+from protocol.messages import AnyMessage, Finish
+from tests.support.builders import a_batch, a_chunk, a_lease, one_of_each, token_arrays
+
+GOLDEN = Path(__file__).parent / "golden" / "frames.json"
+EACH = [pytest.param(message, arrays, id=message_type(message)) for message, arrays in one_of_each()]
+
+
+def test_the_builders_cover_every_message_type() -> None:
+    assert {type(message) for message, _ in one_of_each()} == set(get_args(AnyMessage))
+
+
+@pytest.mark.parametrize(("message", "arrays"), EACH)
+def test_a_message_survives_the_wire_with_its_arrays_and_sequence_number(message, arrays) -> None:
+    received = decode([bytes(frame) for frame in encode(message, arrays, seq=12)])
+    assert received.message == message
+    assert received.seq == 12
+    assert set(received.arrays) == set(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(received.arrays[name], array)
+        assert received.arrays[name].dtype == array.dtype
+
+
+@pytest.mark.parametrize(("message", "arrays"), EACH)
+def test_frames_are_those_of_the_recorded_protocol_version(message, arrays) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    assert golden["protocol_version"] == limits.PROTOCOL_VERSION
+    recorded = [bytes.fromhex(frame) for frame in golden["frames"][message_type(message)]]
+    assert decode(recorded).message == message
+    assert [bytes(frame) for frame in encode(message, arrays, seq=1)] == recorded
+
+
+def test_arrays_are_views_of_the_frame_and_read_only() -> None:
+    frame = bytearray(encode(a_chunk(), token_arrays(5))[1])
+    frames = [encode(a_chunk(), token_arrays(5))[0], frame, encode(a_chunk(), token_arrays(5))[2]]
+    token_ids = decode(frames).arrays["token_ids"]
+    frame[0] = 77
+    assert token_ids[0] == 77
+    with pytest.raises(ValueError, match="read-only"):
+        token_ids[0] = 1
+
+
+@given(st.lists(st.binary(max_size=200), max_size=6))
+def test_any_bytes_are_decoded_or_refused_with_a_protocol_error(frames: list[bytes]) -> None:
+    try:
+        decode(frames)
+    except ProtocolError as error:
+        assert str(error)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from([message for message, _ in one_of_each()]), st.data())
+def test_a_message_with_a_field_replaced_is_decoded_or_refused_with_its_type(message, data) -> None:
+    arrays = next(arrays for other, arrays in one_of_each() if other == message)
+    frames = [bytes(frame) for frame in encode(message, arrays)]
+    header = msgpack.unpackb(frames[0])
+    field = data.draw(st.sampled_from(sorted(header["m"])))
+    header["m"][field] = data.draw(PLAIN)
+    try:
+        decode([msgpack.packb(header), *frames[1:]])
+    except ProtocolError as error:
+        assert field == "type" or message_type(message) in str(error)
+
+
+def test_deeply_nested_msgpack_is_refused_and_does_not_end_the_process() -> None:
+    with pytest.raises(ProtocolError):
+        decode([b"\x91" * 100_000 + b"\xc0"])
+
+
+def test_an_unknown_field_is_refused_by_its_name() -> None:
+    header = msgpack.unpackb(
+        bytes(encode(Finish(trajectory_id=1, epoch=1, num_tokens=2, reason="done", turn_rewards=[1.0]))[0])
+    )
+    header["m"]["bonus"] = 3
+    with pytest.raises(ProtocolError, match=r"finish.*bonus"):
+        decode([msgpack.packb(header)])
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_not_finite_is_refused_with_its_place(reward: float) -> None:
+    header = msgpack.unpackb(
+        bytes(encode(Finish(trajectory_id=1, epoch=1, num_tokens=2, reason="done", turn_rewards=[1.0]))[0])
+    )
+    header["m"]["turn_rewards"] = [0.0, reward]
+    with pytest.raises(ProtocolError, match=r"turn_rewards\[1\]"):
+        decode([msgpack.packb(header)])
+
+
+@pytest.mark.parametrize("value", [float("nan"), 0.5])
+def test_a_logprob_that_is_none_is_refused_with_its_place(value: float) -> None:
+    arrays = token_arrays(5)
+    arrays["logprobs"][3] = value
+    with pytest.raises(ProtocolError, match=r"logprobs\[3\]"):
+        decode(encode(a_chunk(), arrays))
+
+
+def test_segments_that_do_not_cover_the_tokens_are_refused() -> None:
+    frames = encode(a_chunk(), token_arrays(5))
+    header = msgpack.unpackb(bytes(frames[0]))
+    header["m"]["num_tokens"] = 6
+    with pytest.raises(ProtocolError, match="segments cover 5 tokens, num_tokens is 6"):
+        decode([msgpack.packb(header), *frames[1:]])
+
+
+def test_arrays_that_do_not_cover_the_tokens_are_refused() -> None:
+    with pytest.raises(ProtocolError, match=r"token_ids has shape \(4,\), num_tokens is 5"):
+        decode(encode(a_lease(), token_arrays(4)))
+
+
+def test_a_frame_that_does_not_fit_its_shape_is_refused() -> None:
+    frames = encode(a_batch(), token_arrays(10))
+    with pytest.raises(ProtocolError, match=r"token_ids of shape \[10\].*does not fit 39 bytes"):
+        decode([frames[0], bytes(frames[1])[:-1], frames[2]])
+
+
+def test_a_missing_frame_is_refused() -> None:
+    frames = encode(a_chunk(), token_arrays(5))
+    with pytest.raises(ProtocolError, match=r"in 1 frames, \['token_ids', 'logprobs'\] expected"):
+        decode(frames[:2])
+
+
+def test_a_header_over_the_limit_is_refused_with_the_limits_name() -> None:
+    with pytest.raises(ProtocolError, match="MAX_HEADER_BYTES"):
+        decode([bytes(limits.MAX_HEADER_BYTES + 1)])
+
+
+def test_more_frames_than_allowed_are_refused() -> None:
+    with pytest.raises(ProtocolError, match="MAX_FRAMES"):
+        decode([b""] * (limits.MAX_FRAMES + 1))
+
+
+def test_encoding_without_the_arrays_is_an_error_of_the_caller() -> None:
+    with pytest.raises(ProtocolError, match=r"arrays \[\] given"):
+        encode(a_chunk())
+
+
+def test_encoding_an_array_of_another_dtype_is_an_error_of_the_caller() -> None:
+    arrays = token_arrays(5)
+    arrays["token_ids"] = arrays["token_ids"].astype(np.int64)
+    with pytest.raises(ProtocolError, match="dtype int64, int32 expected"):
+        encode(a_chunk(), arrays)

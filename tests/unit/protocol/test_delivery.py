@@ -1,0 +1,108 @@
+"""Reliable delivery against a line that loses, repeats and reorders."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.delivery import Inbox, Outbox
+
+
+def test_the_window_bounds_what_is_unacknowledged() -> None:
+    outbox: Outbox[str] = Outbox(window=2, resend_s=1.0)
+    outbox.push("a", now=0.0)
+    outbox.push("b", now=0.0)
+    assert not outbox.has_room
+    with pytest.raises(ValueError, match="window of 2"):
+        outbox.push("c", now=0.0)
+    assert outbox.acknowledge(1, now=0.0) == ["a"]
+    assert outbox.has_room
+
+
+def test_nothing_is_due_while_acknowledgements_make_progress() -> None:
+    outbox: Outbox[str] = Outbox(window=8, resend_s=1.0)
+    outbox.push("a", now=0.0)
+    outbox.push("b", now=0.9)
+    assert outbox.due(0.99) == ()
+    outbox.acknowledge(1, now=0.99)
+    assert outbox.due(1.5) == ()
+    assert outbox.due(1.99) == ((1, "b"),)
+    assert outbox.due(2.5) == ()
+
+
+def test_a_reconnection_sends_everything_unacknowledged_again_in_order() -> None:
+    outbox: Outbox[str] = Outbox(window=8, resend_s=1.0)
+    for item in "abc":
+        outbox.push(item, now=0.0)
+    outbox.acknowledge(1, now=0.0)
+    assert outbox.reconnected(0.1) == ((1, "b"), (2, "c"))
+    assert outbox.first_seq == 1
+
+
+def test_a_message_behind_a_gap_is_not_taken() -> None:
+    inbox = Inbox(first_seq=3)
+    assert not inbox.offer(4)
+    assert inbox.offer(3)
+    assert inbox.offer(4)
+    assert not inbox.offer(3)
+
+
+def test_nothing_is_acknowledged_before_it_is_durable() -> None:
+    inbox = Inbox(first_seq=0)
+    inbox.offer(0)
+    assert inbox.next_seq == 0
+    assert inbox.committed() == 1
+    assert inbox.next_seq == 1
+
+
+@given(
+    st.lists(st.sampled_from(["send", "lose", "duplicate", "swap", "ack", "lose_ack", "reconnect", "crash"]), max_size=200)
+)
+def test_everything_arrives_once_and_in_order_whatever_the_line_does(weather: list[str]) -> None:
+    outbox: Outbox[int] = Outbox(window=4, resend_s=1.0)
+    inbox = Inbox(first_seq=0)
+    taken: list[int] = []
+    durable = 0
+    line: list[tuple[int, int]] = []
+    now, produced = 0.0, 0
+
+    def arrive() -> None:
+        nonlocal durable
+        while line:
+            seq, item = line.pop(0)
+            if inbox.offer(seq):
+                taken.append(item)
+        inbox.committed()
+        durable = len(taken)
+
+    for event in weather:
+        now += 0.4
+        if event == "send" and outbox.has_room:
+            line.append((outbox.push(produced, now), produced))
+            produced += 1
+        elif event == "lose" and line:
+            line.pop()
+        elif event == "duplicate" and line:
+            line.append(line[0])
+        elif event == "swap":
+            line.reverse()
+        elif event == "ack":
+            arrive()
+            outbox.acknowledge(inbox.next_seq, now)
+        elif event == "lose_ack":
+            arrive()
+        elif event == "reconnect":
+            line[:] = outbox.reconnected(now)
+        elif event == "crash":
+            # The receiver forgets what was not durable; the sender says what it expects to be acknowledged next.
+            del taken[durable:]
+            inbox = Inbox(first_seq=outbox.first_seq)
+            del taken[outbox.first_seq :]
+            durable = len(taken)
+            line[:] = outbox.reconnected(now)
+        line.extend(outbox.due(now))
+    while outbox.num_unacked:
+        now += 2.0
+        line.extend(outbox.due(now))
+        arrive()
+        outbox.acknowledge(inbox.next_seq, now)
+    assert taken == list(range(produced))
