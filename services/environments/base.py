@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 
 import msgspec
 
-Plain: TypeAlias = "None | bool | int | float | str | list[Plain] | dict[str, Plain]"
+Plain: TypeAlias = "bool | int | float | str | list[Plain] | dict[str, Plain] | None"
 """What msgpack carries without help."""
 
 Task: TypeAlias = dict[str, Plain]
@@ -90,6 +90,9 @@ class Environment(ABC):
     options_type: ClassVar[type[msgspec.Struct]] = NoOptions
     """What `__init__` takes: a frozen msgspec struct, every field with a default unless it must be given."""
 
+    def __init__(self, options: msgspec.Struct) -> None:  # noqa: B027 - for classes that have nothing to set
+        """Build from checked options, an `options_type`. An environment with nothing to set leaves this as it is."""
+
     @abstractmethod
     def tasks(self, split: Split) -> TaskSource:
         """The tasks to train on, or the held-out ones; the two have no task in common."""
@@ -110,5 +113,9 @@ class DemonstratingEnvironment(Environment):
     """An environment that can show episodes, for the supervised cold start of a model that knows nothing."""
 
     @abstractmethod
-    def demonstration(self, rng: random.Random) -> list[DemonstrationMessage]:
-        """One whole episode of a training task. It may be a bad one: `careless` teachers leave room to improve."""
+    def demonstration(self, rng: random.Random, *, careful: bool) -> list[DemonstrationMessage]:
+        """One whole episode of a training task.
+
+        A careful teacher is always right. A careless one knows how it is done, and is right about a third of the
+        time: a model that imitates it has the skill and a bad policy, which leaves reinforcement something to do.
+        """

@@ -1,0 +1,102 @@
+"""Sums in one turn: the policy reads "12+7=" and must answer "19" and nothing else."""
+
+from __future__ import annotations
+
+import random
+from typing import Annotated, Literal
+
+import msgspec
+
+from services.environments.base import (
+    DemonstratingEnvironment,
+    DemonstrationMessage,
+    Split,
+    Start,
+    State,
+    Step,
+    Task,
+    TaskSource,
+)
+from services.environments.expression import evaluate
+from services.environments.generated import GeneratedTasks, draw_problem
+
+Habit = Literal["right", "shrug", "hedge", "copy", "slip", "drop"]
+
+CARELESS_HABITS: dict[Habit, float] = {
+    "right": 0.35,
+    "shrug": 0.50,
+    "hedge": 0.04,
+    "copy": 0.04,
+    "slip": 0.04,
+    "drop": 0.03,
+}
+"""How often the careless teacher does what. The right habit is not the most frequent one, so a model that imitates
+it and decodes greedily shrugs: reinforcement has to find out which habit pays."""
+
+
+class ArithmeticOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which sums there are."""
+
+    max_operand: Annotated[int, msgspec.Meta(ge=9, le=999_999)] = 49
+    """Operands are drawn from 0 to this number, evenly."""
+    operators: Annotated[str, msgspec.Meta(pattern=r"^[-+*]+$", max_length=3)] = "+"
+    """The operators that a problem may have, one character each: "+", "-", "*"."""
+    num_eval_tasks: Annotated[int, msgspec.Meta(ge=1)] = 256
+    """Size of the held-out split; the training split has no end."""
+
+
+class Arithmetic(DemonstratingEnvironment):
+    """One sum, one answer: 1 when it is exactly right, else 0."""
+
+    options_type = ArithmeticOptions
+
+    def __init__(self, options: ArithmeticOptions) -> None:
+        self._options = options
+
+    def tasks(self, split: Split) -> TaskSource:
+        """Sums of one split; a sum is in one split only."""
+        return GeneratedTasks(self._draw, split, self._options.num_eval_tasks if split == "eval" else None)
+
+    def start(self, task: Task, seed: int) -> Start:
+        """Ask for the sum; nothing in this environment is random."""
+        problem = str(task["problem"])
+        return Start(state={"problem": problem}, messages=[{"role": "user", "content": f"{problem}="}])
+
+    def step(self, state: State, action: str) -> Step:
+        """Compare the answer; the episode is over."""
+        reward = 1.0 if action.strip() == str(evaluate(str(state["problem"]))) else 0.0
+        return Step(state=state, messages=[], reward=reward, done=True)
+
+    def demonstration(self, rng: random.Random, *, careful: bool) -> list[DemonstrationMessage]:
+        """A training sum with an answer: the right one, or that of the careless teacher."""
+        problem = draw_problem(self._draw, "train", rng)
+        habit: Habit = "right" if careful else _careless_habit(rng)
+        return [
+            DemonstrationMessage("user", f"{problem}=", train=False),
+            DemonstrationMessage("assistant", _answer(problem, habit, rng), train=True),
+        ]
+
+    def _draw(self, rng: random.Random) -> str:
+        left, right = rng.randint(0, self._options.max_operand), rng.randint(0, self._options.max_operand)
+        return f"{left}{rng.choice(self._options.operators)}{right}"
+
+
+def _careless_habit(rng: random.Random) -> Habit:
+    return rng.choices(list(CARELESS_HABITS), weights=list(CARELESS_HABITS.values()))[0]
+
+
+def _answer(problem: str, habit: Habit, rng: random.Random) -> str:
+    right = str(evaluate(problem))
+    match habit:
+        case "right":
+            return right
+        case "shrug":
+            return "?"
+        case "hedge":
+            return f"{right}?"
+        case "copy":
+            return problem
+        case "slip":
+            return right[:-1] + str((int(right[-1]) + rng.randint(1, 9)) % 10)
+        case "drop":
+            return right[:-1]

@@ -1,0 +1,127 @@
+"""Products in several turns: the policy may call a calculator before it answers.
+
+The policy reads "34*57", may say "[34*57]", reads "1938" from the tool, and answers "1938". Any turn that is not
+a call in square brackets is the answer and ends the episode.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Annotated
+
+import msgspec
+
+from services.environments.base import (
+    ChatMessage,
+    DemonstratingEnvironment,
+    DemonstrationMessage,
+    Split,
+    Start,
+    State,
+    Step,
+    Task,
+    TaskSource,
+)
+from services.environments.expression import evaluate
+from services.environments.generated import GeneratedTasks, draw_problem
+
+SHRUG = "?"
+
+
+class CalculatorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which problems there are, and what a turn is worth."""
+
+    max_operand: Annotated[int, msgspec.Meta(ge=9, le=999_999)] = 99
+    """Operands are drawn from 2 to this number, evenly."""
+    operators: Annotated[str, msgspec.Meta(pattern=r"^[-+*]+$", max_length=3)] = "*-"
+    """The operators that a problem may have, one character each: "+", "-", "*"."""
+    max_turns: Annotated[int, msgspec.Meta(ge=2, le=64)] = 3
+    """Assistant turns of an episode; a call in the last one ends it without an answer."""
+    call_reward: Annotated[float, msgspec.Meta(ge=-1, le=1)] = 0.0
+    """Reward of a turn that calls the tool with an expression it can work out: above 0 a bonus, below 0 a price."""
+    bad_call_reward: Annotated[float, msgspec.Meta(ge=-1, le=1)] = 0.0
+    """Reward of a turn that calls the tool with something it cannot work out."""
+    num_eval_tasks: Annotated[int, msgspec.Meta(ge=1)] = 256
+    """Size of the held-out split; the training split has no end."""
+
+
+class CalculatorState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An episode between two turns."""
+
+    problem: str
+    num_turns: int
+
+
+class Calculator(DemonstratingEnvironment):
+    """One problem, a few calls, one answer: 1 when it is exactly right, plus what the calls are worth."""
+
+    options_type = CalculatorOptions
+
+    def __init__(self, options: CalculatorOptions) -> None:
+        self._options = options
+
+    def tasks(self, split: Split) -> TaskSource:
+        """Problems of one split; a problem is in one split only."""
+        return GeneratedTasks(self._draw, split, self._options.num_eval_tasks if split == "eval" else None)
+
+    def start(self, task: Task, seed: int) -> Start:
+        """Ask for the value; nothing in this environment is random."""
+        problem = str(task["problem"])
+        return Start(state={"problem": problem, "num_turns": 0}, messages=[_question(problem)])
+
+    def step(self, state: State, action: str) -> Step:
+        """Answer a call, or take the answer and end the episode."""
+        before = msgspec.convert(state, CalculatorState)
+        after: State = {"problem": before.problem, "num_turns": before.num_turns + 1}
+        said = action.strip()
+        if not (said.startswith("[") and said.endswith("]")):
+            reward = 1.0 if said == str(evaluate(before.problem)) else 0.0
+            return Step(state=after, messages=[], reward=reward, done=True)
+        try:
+            output, reward = str(evaluate(said[1:-1])), self._options.call_reward
+        except ValueError as error:
+            output, reward = f"error: {error}", self._options.bad_call_reward
+        done = before.num_turns + 1 >= self._options.max_turns
+        messages: list[ChatMessage] = [] if done else [{"role": "tool", "content": output}]
+        return Step(state=after, messages=messages, reward=reward, done=done)
+
+    def demonstration(self, rng: random.Random, *, careful: bool) -> list[DemonstrationMessage]:
+        """A training problem with a call and an answer, or what the careless teacher makes of it."""
+        problem = draw_problem(self._draw, "train", rng)
+        turns = [DemonstrationMessage("user", _question(problem)["content"], train=False)]
+        said = f"[{problem}]" if careful else _careless_first_turn(problem, rng)
+        turns.append(DemonstrationMessage("assistant", said, train=True))
+        if not said.startswith("["):
+            return turns
+        output = str(evaluate(said[1:-1]))
+        turns.append(DemonstrationMessage("tool", output, train=False))
+        answer = output if careful else _careless_answer(output, rng)
+        turns.append(DemonstrationMessage("assistant", answer, train=True))
+        return turns
+
+    def _draw(self, rng: random.Random) -> str:
+        left, right = rng.randint(2, self._options.max_operand), rng.randint(2, self._options.max_operand)
+        return f"{left}{rng.choice(self._options.operators)}{right}"
+
+
+def _question(problem: str) -> ChatMessage:
+    return {"role": "user", "content": problem}
+
+
+def _careless_first_turn(problem: str, rng: random.Random) -> str:
+    """What the careless teacher does first: mostly shrug; sometimes guess, or add where it should not."""
+    habit = rng.choices(["call", "shrug", "guess", "add"], weights=[0.40, 0.53, 0.03, 0.04])[0]
+    match habit:
+        case "call":
+            return f"[{problem}]"
+        case "shrug":
+            return SHRUG
+        case "guess":
+            return str(rng.randint(10, 9999))
+        case _:
+            return f"[{problem.replace('*', '+').replace('-', '+')}]"
+
+
+def _careless_answer(output: str, rng: random.Random) -> str:
+    """What the careless teacher makes of a tool's output: reads it out, hedges, or shrugs."""
+    return rng.choices([output, f"{output}?", SHRUG], weights=[0.86, 0.07, 0.07])[0]

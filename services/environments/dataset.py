@@ -1,0 +1,188 @@
+"""Questions with known answers, from a JSONL or Parquet file; the answer is compared as mathematics.
+
+GSM8K's files work as they are: columns `question` and `answer`, of which the final answer follows "####".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import structlog
+
+from services.environments.base import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
+
+log = structlog.get_logger(__name__)
+
+VERIFY_ANSWER = "services.environments.math_reward:verify_answer"
+
+
+class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the questions are and how they are asked."""
+
+    train_path: str = ""
+    """File of the training split, *.jsonl or *.parquet; "" when there is none."""
+    eval_path: str = ""
+    """File of the held-out split, likewise."""
+    prompt_column: str = "question"
+    answer_column: str = "answer"
+    answer_marker: str = "####"
+    """The final answer is what follows the last of these, in the file and in what the policy says; "" for the whole
+    text. A policy that does not write it is judged by all that it said."""
+    system_prompt: str = "Solve the problem step by step. Give the final answer after ####."
+    """The system message; "" for none."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """What a row without a usable question or answer does: stops the run, or is counted and left out."""
+    reward_deadline_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 10.0
+    """Wall-clock seconds for comparing one answer; a comparison over it is killed and gives no reward."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One usable row."""
+
+    prompt: str
+    answer: str
+
+
+class Dataset(Environment):
+    """One question, one answer, compared by math-verify in a reward worker: 1 or 0."""
+
+    options_type = DatasetOptions
+
+    def __init__(self, options: DatasetOptions) -> None:
+        self._options = options
+
+    def tasks(self, split: Split) -> TaskSource:
+        """The rows of the split's file, in its order. Raises ValueError naming the file and line of a bad row."""
+        name = f"{split}_path"
+        path = self._options.train_path if split == "train" else self._options.eval_path
+        if not path:
+            raise ValueError(f"the dataset environment needs {name} for its {split} split: name a .jsonl or .parquet file")
+        return RowTasks(load_rows(Path(path), self._options))
+
+    def start(self, task: Task, seed: int) -> Start:
+        """Ask the question; nothing in this environment is random."""
+        messages: list[ChatMessage] = []
+        if self._options.system_prompt:
+            messages.append({"role": "system", "content": self._options.system_prompt})
+        messages.append({"role": "user", "content": str(task["prompt"])})
+        return Start(state={"answer": str(task["answer"])}, messages=messages)
+
+    def step(self, state: State, action: str) -> Step:
+        """Hand the answer over for comparison; the episode is over."""
+        said = final_answer(action, self._options.answer_marker)
+        job = RewardJob(
+            function=VERIFY_ANSWER,
+            arguments={"gold": str(state["answer"]), "answer": action if said is None else said},
+            deadline_s=self._options.reward_deadline_s,
+        )
+        return Step(state=state, messages=[], reward=job, done=True)
+
+
+class RowTasks:
+    """`TaskSource` over rows held in memory."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    @property
+    def num_tasks(self) -> int:
+        """How many usable rows there are."""
+        return len(self._rows)
+
+    def task(self, index: int) -> Task:
+        """`{"prompt": text, "answer": text}` of row `index`. Raises IndexError outside 0 .. num_tasks - 1."""
+        if not 0 <= index < len(self._rows):
+            raise IndexError(f"task {index} does not exist: there are {len(self._rows)}")
+        return {"prompt": self._rows[index].prompt, "answer": self._rows[index].answer}
+
+
+def load_rows(path: Path, options: DatasetOptions) -> list[Row]:
+    """The usable rows of `path`.
+
+    Raises ValueError, with the file, the line and what is wrong, for a bad row (unless they are skipped), for a file
+    that cannot be read or is of another kind, and when no row is left.
+    """
+    rows: list[Row] = []
+    num_skipped = 0
+    for place, record in _records(path):
+        try:
+            rows.append(_row(record, options))
+        except ValueError as error:
+            if options.on_bad_row == "error":
+                raise ValueError(
+                    f'{path}, {place}: {error}. Correct the row, or set on_bad_row = "skip" to leave such rows out'
+                ) from error
+            num_skipped += 1
+            log.warning("dataset_row_skipped", path=str(path), place=place, reason=str(error))
+    if not rows:
+        raise ValueError(f"{path} has no usable row ({num_skipped} skipped)")
+    log.info("dataset_loaded", path=str(path), num_rows=len(rows), num_skipped=num_skipped)
+    return rows
+
+
+def final_answer(text: str, marker: str) -> str | None:
+    """What follows the last `marker` in `text`, or None when it is not there; all of it when `marker` is ""."""
+    if not marker:
+        return text.strip()
+    _, found, answer = text.rpartition(marker)
+    return answer.strip() if found else None
+
+
+def _records(path: Path) -> Iterator[tuple[str, Any]]:
+    """Each row with its place: a line of JSON as it is, or a mapping."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path.absolute()}")
+    if path.suffix == ".jsonl":
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield f"line {number}", line
+    elif path.suffix == ".parquet":
+        yield from _parquet_records(path)
+    else:
+        raise ValueError(f"{path} is neither .jsonl nor .parquet")
+
+
+def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
+    # Tens of megabytes that only Parquet needs.
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is not a Parquet file: {error}") from error
+    for number, record in enumerate(table.to_pylist(), start=1):
+        yield f"row {number}", record
+
+
+def _row(record: Any, options: DatasetOptions) -> Row:
+    """The row in `record`: a line of JSON, or a mapping. Raises ValueError with what is wrong."""
+    if isinstance(record, bytes):
+        try:
+            record = msgspec.json.decode(record)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"a JSON object is needed, found {type(record).__name__}")
+    prompt = _text(record, options.prompt_column)
+    text = _text(record, options.answer_column)
+    answer = final_answer(text, options.answer_marker)
+    if not answer:
+        raise ValueError(f'no answer after "{options.answer_marker}" in column "{options.answer_column}"')
+    return Row(prompt=prompt, answer=answer)
+
+
+def _text(record: dict[str, Any], column: str) -> str:
+    if column not in record:
+        raise ValueError(f'no column "{column}": there are {", ".join(sorted(record))}')
+    value = record[column]
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError(f'column "{column}" is {value!r}, not text')
+    text = str(value).strip()
+    if not text:
+        raise ValueError(f'column "{column}" is empty')
+    return text

@@ -1,0 +1,17 @@
+"""Whether two mathematical answers mean the same. Imported by reward workers alone: symbolic algebra takes seconds to
+load, may take for ever to run, and limits itself by signals that only a process's main thread receives."""
+
+from __future__ import annotations
+
+from math_verify import parse, verify
+
+
+def verify_answer(gold: str, answer: str) -> float:
+    """1 when the last answer found in `answer` equals `gold`, else 0.
+
+    Raises ValueError when `gold` itself cannot be read: that is a mistake in the data, not a wrong answer.
+    """
+    gold_parsed = parse(gold)
+    if not gold_parsed:
+        raise ValueError(f"the data set's answer {gold!r} is not a mathematical expression")
+    return 1.0 if verify(gold_parsed, parse(answer)) else 0.0

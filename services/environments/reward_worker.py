@@ -1,0 +1,130 @@
+"""The process that works out rewards: jobs in on stdin, results out on what was stdout, one at a time.
+
+Each message is a 4-byte big-endian length and that many bytes of msgpack. For a job the worker answers twice: that the
+function is at hand (its import may take seconds, once), and then what came of the call. Limits on memory and CPU time
+are the process's own (setrlimit); the wall-clock limit is the parent's, who kills.
+
+Run as: python -m services.environments.reward_worker MEMORY_BYTES CPU_SECONDS
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import queue
+import resource
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import msgpack
+
+LENGTH = struct.Struct(">I")
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+MAX_DETAIL_CHARS = 500
+
+
+def write_message(stream: BinaryIO, message: dict[str, Any]) -> None:
+    """Write one message and flush it."""
+    body = msgpack.packb(message)
+    stream.write(LENGTH.pack(len(body)) + body)
+    stream.flush()
+
+
+def read_message(stream: BinaryIO) -> dict[str, Any] | None:
+    """The next message, or None at the end of the stream."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    message: dict[str, Any] = msgpack.unpackb(stream.read(length))
+    return message
+
+
+def find_function(path: str) -> Callable[..., Any]:
+    """The function at "package.module:function". Raises ValueError when there is none."""
+    module_name, colon, function_name = path.partition(":")
+    if not colon:
+        raise ValueError(f'"{path}" is not of the form "package.module:function"')
+    try:
+        found = vars(importlib.import_module(module_name)).get(function_name)
+    except ImportError as error:
+        raise ValueError(f'cannot import "{module_name}": {error}') from error
+    if not callable(found):
+        raise ValueError(f'"{module_name}" has no function called "{function_name}"')
+    return found  # type: ignore[no-any-return]
+
+
+def grade(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Call `function` and say what came of it: {"reward": float} or {"failure": reason, "detail": text}."""
+    try:
+        value = function(**arguments)
+    except MemoryError:
+        return {"failure": "memory", "detail": "the job needed more memory than a worker may have"}
+    except Exception as error:  # noqa: BLE001 - the code is somebody else's, and how it fails is data
+        return {"failure": "raised", "detail": f"{type(error).__name__}: {error}"[:MAX_DETAIL_CHARS]}
+    if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
+        return {"failure": "not_finite", "detail": f"the reward is {value!r}"[:MAX_DETAIL_CHARS]}
+    return {"reward": float(value)}
+
+
+def limit_memory(memory_bytes: int) -> None:
+    """Bound the address space, and leave no core file of what goes over it."""
+    _set_soft_limit(resource.RLIMIT_AS, memory_bytes)
+    _set_soft_limit(resource.RLIMIT_CORE, 0)
+
+
+def limit_cpu_of_next_job(cpu_s: int) -> None:
+    """Let the process use `cpu_s` more seconds; over them the kernel ends it (SIGXCPU)."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    _set_soft_limit(resource.RLIMIT_CPU, math.ceil(usage.ru_utime + usage.ru_stime) + cpu_s)
+
+
+def _set_soft_limit(limit: int, value: int) -> None:
+    """Set a limit of this process, as far as the hard limit that it was started with allows."""
+    _, hard = resource.getrlimit(limit)
+    resource.setrlimit(limit, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _take_stdout() -> BinaryIO:
+    """The pipe to the parent, out of the reach of whatever reward code prints (that goes nowhere)."""
+    results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return results
+
+
+def _read_jobs(jobs: queue.Queue[dict[str, Any]]) -> None:
+    """Pass on jobs; when the parent is gone end the process, also in the middle of a job that hangs."""
+    while True:
+        job = read_message(sys.stdin.buffer)
+        if job is None:
+            os._exit(0)
+        jobs.put(job)
+
+
+def main(memory_bytes: int, cpu_s: int) -> None:
+    """Serve jobs until the parent goes away."""
+    results = _take_stdout()
+    limit_memory(memory_bytes)
+    jobs: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=1)
+    threading.Thread(target=_read_jobs, args=(jobs,), name="read-jobs", daemon=True).start()
+    # Jobs run in the main thread: math-verify's own time limit is a signal, which no other thread receives.
+    while True:
+        job = jobs.get()
+        try:
+            function = find_function(job["function"])
+        except ValueError as error:
+            write_message(results, {"failure": "unknown_function", "detail": str(error)[:MAX_DETAIL_CHARS]})
+            continue
+        write_message(results, {"found": True})
+        limit_cpu_of_next_job(cpu_s)
+        write_message(results, grade(function, job["arguments"]))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,130 @@
+"""Rewards in killable processes: whatever a job does, the pool answers and the next job is served."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from services.environments.base import Plain, RewardJob
+from services.environments.reward_pool import RewardPool, RewardPoolOptions
+from services.environments.reward_worker import MAX_MESSAGE_BYTES
+
+OPTIONS = RewardPoolOptions(num_workers=1, memory_bytes=1024**3, cpu_s=1)
+
+
+def job(name: str, deadline_s: float = 30.0, **arguments: Plain) -> RewardJob:
+    return RewardJob(function=f"tests.support.reward_functions:{name}", arguments=arguments, deadline_s=deadline_s)
+
+
+@pytest_asyncio.fixture
+async def pool() -> AsyncIterator[RewardPool]:
+    async with RewardPool(OPTIONS) as pool:
+        yield pool
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_reward_comes_back_although_the_function_prints(pool: RewardPool) -> None:
+    result = await pool.grade(job("length", text="four"))
+    assert (result.reward, result.failure) == (4.0, None)
+
+
+async def test_one_worker_serves_one_job_after_another(pool: RewardPool) -> None:
+    first = await pool.grade(job("process_id"))
+    second = await pool.grade(job("process_id"))
+    assert first.reward == second.reward
+    assert first.reward != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "detail"),
+    [
+        ("refuse", "raised", "KeyError: 'x'"),
+        ("not_a_number", "not_finite", "nan"),
+        ("infinite", "not_finite", "inf"),
+        ("words", "not_finite", "'one'"),
+        ("missing", "unknown_function", "missing"),
+        ("crash", "crashed", "ended during the job"),
+        ("leave", "crashed", "ended during the job"),
+    ],
+)
+async def test_a_failed_job_is_an_answer_with_its_reason_and_the_next_is_served(
+    pool: RewardPool, name: str, reason: str, detail: str
+) -> None:
+    result = await pool.grade(job(name, text="x") if name == "refuse" else job(name))
+    assert (result.reward, result.failure) == (None, reason)
+    assert detail in result.detail
+    assert (await pool.grade(job("length", text="ab"))).reward == 2.0
+
+
+async def test_a_missing_module_is_named(pool: RewardPool) -> None:
+    result = await pool.grade(RewardJob(function="no_such_package.rewards:f", arguments={}))
+    assert result.failure == "unknown_function"
+    assert "no_such_package" in result.detail
+
+
+async def test_a_job_over_its_deadline_is_killed_with_its_worker(pool: RewardPool) -> None:
+    worker = (await pool.grade(job("process_id"))).reward
+    assert worker is not None
+    started = time.monotonic()
+    result = await pool.grade(job("hang", deadline_s=0.2))
+    assert result.failure == "deadline"
+    assert time.monotonic() - started < 10
+    assert not is_running(int(worker))
+    assert (await pool.grade(job("process_id"))).reward != worker
+
+
+async def test_a_job_that_burns_cpu_time_is_ended_by_its_limit(pool: RewardPool) -> None:
+    result = await pool.grade(job("burn", deadline_s=60))
+    assert result.failure == "crashed"
+
+
+async def test_a_job_that_wants_too_much_memory_fails_and_a_smaller_one_does_not(pool: RewardPool) -> None:
+    assert (await pool.grade(job("allocate", num_bytes=2 * 1024**3))).failure == "memory"
+    assert (await pool.grade(job("allocate", num_bytes=1024))).reward == 1024.0
+
+
+async def test_a_job_too_large_for_the_pipe_is_refused(pool: RewardPool) -> None:
+    result = await pool.grade(job("length", text="x" * (MAX_MESSAGE_BYTES + 1)))
+    assert result.failure == "too_large"
+
+
+async def test_more_jobs_than_workers_wait_and_are_all_served(pool: RewardPool) -> None:
+    results = await asyncio.gather(*(pool.grade(job("length", text="x" * n)) for n in range(20)))
+    assert [result.reward for result in results] == [float(n) for n in range(20)]
+
+
+async def test_a_cancelled_job_frees_its_worker_for_the_next(pool: RewardPool) -> None:
+    await pool.grade(job("length", text=""))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await pool.grade(job("hang", deadline_s=600))
+    assert (await pool.grade(job("length", text="abc"))).reward == 3.0
+
+
+async def test_closing_ends_running_and_waiting_jobs_and_leaves_no_process() -> None:
+    pool = RewardPool(OPTIONS)
+    worker = (await pool.grade(job("process_id"))).reward
+    assert worker is not None
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(pool.grade(job("hang", deadline_s=600)), name="running")
+        waiting = group.create_task(pool.grade(job("hang", deadline_s=600)), name="waiting")
+        await asyncio.sleep(0)
+        await pool.close()
+    assert (running.result().failure, waiting.result().failure) == ("closed", "closed")
+    assert not is_running(int(worker))
+
+
+async def test_a_worker_is_replaced_after_so_many_jobs() -> None:
+    async with RewardPool(RewardPoolOptions(num_workers=1, max_jobs_per_worker=2)) as pool:
+        workers = [(await pool.grade(job("process_id"))).reward for _ in range(3)]
+    assert workers[0] == workers[1] != workers[2]
