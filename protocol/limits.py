@@ -4,7 +4,7 @@ from typing import Final
 
 PROTOCOL_VERSION: Final = 1
 
-MAX_HEADER_BYTES: Final = 4 * 1024 * 1024
+MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 MAX_FRAMES: Final = 64
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
