@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
+from numpy.typing import NDArray
 
 from gspo.packing import TrainGroup, TrainSequence
+
+_SEQUENCE_ARRAYS = ("token_ids", "action_mask", "behaviour_logprobs", "versions", "turn_ids")
 
 
 def random_sequence(
@@ -49,4 +55,33 @@ def random_groups(
                 turn_rewards=tuple(generator.random(int(member.turn_ids.max()) + 1) for member in members),
             )
         )
+    return groups
+
+
+def save_groups(path: Path, groups: Sequence[TrainGroup]) -> None:
+    """Write groups, without rewards of turns, for another process."""
+    arrays: dict[str, NDArray[np.generic]] = {}
+    for g, group in enumerate(groups):
+        arrays[f"{g}/rewards"] = group.rewards
+        for s, sequence in enumerate(group.sequences):
+            arrays[f"{g}/{s}/temperature"] = np.array(sequence.temperature)
+            for name in _SEQUENCE_ARRAYS:
+                arrays[f"{g}/{s}/{name}"] = getattr(sequence, name)
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+
+
+def load_groups(path: Path) -> list[TrainGroup]:
+    """Read what `save_groups` wrote."""
+    arrays = np.load(path, allow_pickle=False)
+    groups: list[TrainGroup] = []
+    while f"{len(groups)}/rewards" in arrays:
+        g, rewards = len(groups), arrays[f"{len(groups)}/rewards"]
+        members = tuple(
+            TrainSequence(
+                temperature=float(arrays[f"{g}/{s}/temperature"]),
+                **{name: arrays[f"{g}/{s}/{name}"] for name in _SEQUENCE_ARRAYS},
+            )
+            for s in range(len(rewards))
+        )
+        groups.append(TrainGroup(group_id=f"group-{g}", sequences=members, rewards=rewards))
     return groups

@@ -1,0 +1,225 @@
+"""DeepSpeed's engine on one rank and on two, in every ZeRO stage, against plain PyTorch on padded rows.
+
+All numbers are float32 on one thread per process. Each group of assertions shares one start of the processes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from gspo.loss import objective_loss
+from gspo.packing import TrainGroup, TrainSequence
+from gspo.staleness import MismatchTracker, mismatch_moments, sequence_lag
+from services.learner.trainer import AdvantageSettings, sequences_with_advantages, split_groups
+from tests.support.learner_worker import NUM_MINI_BATCHES, OBJECTIVE, SETTINGS
+from tests.support.sequences import random_groups, save_groups
+from tests.support.tiny_model import TINY_VOCAB_SIZE, save_tiny_model
+
+STAGES = (0, 1, 2, 3)
+LAYOUTS = [(stage, num_ranks) for stage in STAGES for num_ranks in (1, 2)]
+
+
+def run_worker(scenario: str, work: Path, num_ranks: int) -> list[dict[str, Any]]:
+    """Run the worker on `num_ranks` processes; the results of every rank."""
+    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    launcher = [sys.executable]
+    if num_ranks > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+    command = [*launcher, "-m", "tests.support.learner_worker", scenario, str(work)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return [
+        json.loads((work / f"{scenario}-{rank}-of-{num_ranks}.json").read_text(encoding="utf-8"))
+        for rank in range(num_ranks)
+    ]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and groups whose behaviour log-probs are its own with engine noise."""
+    torch.set_num_threads(1)
+    directory = tmp_path_factory.mktemp("learner")
+    model = save_tiny_model(directory / "model")
+    groups = random_groups(5, 3, seed=1, vocab_size=TINY_VOCAB_SIZE, versions=(0, 1))
+    generator = np.random.default_rng(2)
+    noisy = []
+    for group in groups:
+        members = []
+        for sequence, logprobs in zip(group.sequences, padded_logprobs(model, group.sequences), strict=True):
+            noise = 0.03 * generator.standard_normal(sequence.num_tokens)
+            behaviour = np.minimum(np.append(0, logprobs.detach().numpy()) + noise, 0)
+            members.append(
+                replace(sequence, behaviour_logprobs=np.where(sequence.action_mask, behaviour, 0).astype(np.float32))
+            )
+        noisy.append(replace(group, sequences=tuple(members)))
+    save_groups(directory / "groups.npz", noisy)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def results(work: Path) -> dict[int, list[dict[str, Any]]]:
+    """By number of ranks, of every rank."""
+    return {num_ranks: run_worker("stages", work, num_ranks) for num_ranks in (1, 2)}
+
+
+def padded_logprobs(model: Any, sequences: tuple[TrainSequence, ...] | list[TrainSequence]) -> list[Tensor]:
+    """Of each sequence's tokens 1 .. L - 1, by transformers' own forward on right-padded rows."""
+    longest = max(sequence.num_tokens for sequence in sequences)
+    input_ids = torch.full((len(sequences), longest), 5)
+    attention_mask = torch.zeros(len(sequences), longest, dtype=torch.long)
+    for row, sequence in enumerate(sequences):
+        input_ids[row, : sequence.num_tokens] = torch.from_numpy(sequence.token_ids)
+        attention_mask[row, : sequence.num_tokens] = 1
+    log_softmax = torch.log_softmax(model(input_ids=input_ids, attention_mask=attention_mask).logits.float(), dim=-1)
+    targets = [torch.from_numpy(sequence.token_ids[1:, None]) for sequence in sequences]
+    return [log_softmax[row, : len(target)].gather(-1, target).squeeze(-1) for row, target in enumerate(targets)]
+
+
+@pytest.fixture(scope="module")
+def reference(work: Path) -> dict[str, Any]:
+    """The same batch with plain PyTorch: padded rows, no micro-batches, AdamW."""
+    from transformers import AutoModelForCausalLM
+
+    from tests.support.sequences import load_groups
+
+    groups: list[TrainGroup] = load_groups(work / "groups.npz")
+    sequences, _, _ = sequences_with_advantages(groups, AdvantageSettings())
+    model = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=SETTINGS["learning_rate"], eps=SETTINGS["adam_eps"], weight_decay=SETTINGS["weight_decay"]
+    )
+    mismatch = MismatchTracker()
+    losses, grad_norms = [], []
+    for step, chosen in enumerate(split_groups(len(groups), NUM_MINI_BATCHES)):
+        members = sequences[3 * chosen.start : 3 * chosen.stop]
+        logprobs_T = torch.cat(padded_logprobs(model, members))
+        mask_T, behaviour_T, advantages_T, versions_T = (
+            torch.from_numpy(np.concatenate([getattr(sequence, name)[1:] for sequence in members]))
+            for name in ("action_mask", "behaviour_logprobs", "advantages", "versions")
+        )
+        lengths = torch.tensor([sequence.num_tokens - 1 for sequence in members])
+        ids_T = torch.repeat_interleave(torch.arange(len(members)), lengths)
+        output = objective_loss(
+            OBJECTIVE,
+            logprobs_T,
+            behaviour_T,
+            advantages_T,
+            mask_T,
+            ids_T,
+            lag_S=sequence_lag(1, versions_T, mask_T, ids_T, len(members)),
+            sigma=mismatch.sigma,
+            num_sequences=len(members),
+        )
+        if step == 0:
+            mismatch.update(mismatch_moments(logprobs_T, behaviour_T, mask_T, versions_T, 1))
+        for group in optimizer.param_groups:
+            group["lr"] = SETTINGS["learning_rate"] * min(1, (step + 1) / SETTINGS["warmup_steps"])
+        optimizer.zero_grad()
+        output.loss.backward()
+        losses.append(float(output.loss.detach()))
+        grad_norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+        optimizer.step()
+    model.save_pretrained(work / "reference")
+    return {
+        "loss": sum(losses) / 2,
+        "grad_norm": sum(grad_norms) / 2,
+        "sigma": mismatch.sigma,
+        "before": load_file(work / "model" / "model.safetensors"),
+        "weights": load_file(work / "reference" / "model.safetensors"),
+    }
+
+
+@pytest.mark.parametrize(("stage", "num_ranks"), LAYOUTS)
+def test_training_equals_plain_pytorch_on_padded_rows(
+    work: Path, results: dict[int, list[dict[str, Any]]], reference: dict[str, Any], stage: int, num_ranks: int
+) -> None:
+    for rank in results[num_ranks]:
+        metrics = rank[str(stage)]["metrics"]
+        assert metrics["loss"] == pytest.approx(reference["loss"], abs=1e-6)
+        assert metrics["grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-4)
+        assert metrics["mismatch_sigma"] == pytest.approx(reference["sigma"], rel=1e-3)
+        assert metrics["learning_rate"] == SETTINGS["learning_rate"]
+        assert metrics["sequences/all"] == 15
+    weights = load_file(work / f"trained-{stage}-{num_ranks}.safetensors")
+    assert set(weights) == set(reference["weights"])
+    for name, expected in reference["weights"].items():
+        change = (expected - reference["before"][name]).norm()
+        assert change > 0, name
+        assert (weights[name] - expected).norm() <= 2e-3 * change, name
+
+
+def test_some_ratios_are_clipped_and_two_ranks_report_the_same(results: dict[int, list[dict[str, Any]]]) -> None:
+    first, second = (rank["1"]["metrics"] for rank in results[2])
+    assert first == second
+    assert 0 < first["clip_fraction/all"] < 1
+
+
+@pytest.mark.parametrize(("stage", "num_ranks"), LAYOUTS)
+def test_a_resumed_run_goes_on_bit_for_bit(
+    results: dict[int, list[dict[str, Any]]], reference: dict[str, Any], stage: int, num_ranks: int
+) -> None:
+    for rank in results[num_ranks]:
+        result = rank[str(stage)]
+        assert result["resumed"] == result["went_on"]
+        assert len({result["untouched"], result["resumed_weights"], result["went_on"]}) == 3
+        assert result["batch_position"] == 1
+
+
+def test_a_checkpoint_of_another_stage_is_refused_on_every_rank(results: dict[int, list[dict[str, Any]]]) -> None:
+    for rank in results[2]:
+        assert "was saved with zero_stage = 1, this learner has 3" in rank["other_stage"]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("stage", [2, 3])
+def test_an_export_loads_in_transformers_bit_for_bit(
+    work: Path, results: dict[int, list[dict[str, Any]]], stage: int, num_ranks: int
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    directory = work / f"export-{stage}-{num_ranks}"
+    assert len(list(directory.glob("model-*-of-*.safetensors"))) > 1
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
+    assert model.dtype == torch.float32
+    AutoTokenizer.from_pretrained(directory)
+    model.save_pretrained(work / f"again-{stage}-{num_ranks}")
+    again = load_file(work / f"again-{stage}-{num_ranks}" / "model.safetensors")
+    served = load_file(work / f"exported-{stage}-{num_ranks}.safetensors")
+    assert set(again) == set(served)
+    assert all(torch.equal(again[name], served[name]) for name in served)
+
+
+def test_bfloat16_training_moves_every_tensor(work: Path) -> None:
+    (result,) = run_worker("bfloat16", work, 1)
+    assert math.isfinite(result["metrics"]["grad_norm"])
+    before = load_file(work / "model" / "model.safetensors")
+    after = load_file(work / "bfloat16.safetensors")
+    assert all(tensor.dtype == torch.bfloat16 for tensor in after.values())
+    moved = [name for name in before if not torch.equal(after[name], before[name].bfloat16())]
+    assert len(moved) == len(before)
+
+
+def test_a_step_that_must_not_be_made_is_refused_on_every_rank_and_changes_nothing(work: Path) -> None:
+    for rank in run_worker("faults", work, 2):
+        assert rank["frozen"]["message"].startswith("MissingGradientError: 1 of 25 parameters got no gradient: ")
+        assert "model.layers.1.mlp.gate.weight" in rank["frozen"]["message"]
+        assert rank["nan_loss"]["message"].startswith("NonFiniteLossError: the loss over all ranks is nan")
+        assert rank["nan_gradient"]["message"].startswith("NonFiniteGradientError: ")
+        assert rank["nan_model"]["message"].startswith("NonFiniteLossError: ")
+        assert rank["sound"]["message"] == ""
+        assert not rank["sound"]["untouched"]
+        for fault in ("frozen", "nan_loss", "nan_gradient"):
+            assert rank[fault]["untouched"], fault
