@@ -1,0 +1,78 @@
+"""What the ledger asks its shell to do. Whatever has an effect outside is done after the rows of the round are durable."""
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from protocol.messages import Chunk, Message, Split
+from services.broker.records import Row
+
+
+class Who(NamedTuple):
+    """One life of a peer."""
+
+    peer: str
+    session: str
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all actions."""
+
+
+class Save(Action, frozen=True, kw_only=True):
+    """Write this row (a later one with the same key replaces it)."""
+
+    row: Row
+
+
+class AppendChunk(Action, frozen=True, kw_only=True):
+    """Write the chunk that was just handed in, with its arrays."""
+
+    chunk: Chunk
+
+
+class Reply(Action, frozen=True, kw_only=True):
+    """Send a message without arrays."""
+
+    to: Who
+    message: Message
+
+
+class Announce(Action, frozen=True, kw_only=True):
+    """Send a message to every rollout that is known: a hint."""
+
+    message: Message
+
+
+class GrantLease(Action, frozen=True, kw_only=True):
+    """Send a Lease: the shell adds the task and the acknowledged tokens."""
+
+    to: Who
+    trajectory_id: int
+    epoch: int
+    group_id: int
+    split: Split
+    task_index: int
+    seed: int
+    num_tokens: int
+
+
+class DeliverBatch(Action, frozen=True, kw_only=True):
+    """Send batch ``index`` as it is recorded."""
+
+    to: Who
+    index: int
+
+
+class Record(Action, frozen=True, kw_only=True):
+    """One line for the run's record; the shell adds the time."""
+
+    line: dict[str, Any]
+
+
+class Note(Action, frozen=True, kw_only=True):
+    """One event for the log."""
+
+    event: str
+    fields: dict[str, Any]
+    level: str = "info"

@@ -1,0 +1,145 @@
+"""The order of batches and of versions: what was assembled, published, trained and settled."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from protocol.messages import Checkpointed, Published, Trained
+from services.broker.records import BatchRow, BatchStats, Row, SettledRow, Snapshot, TrainedRow, TrajectoryRow, VersionRow
+
+REMEMBERED: Final = 64
+"""Publications and trainings kept to recognise one that is delivered again: more than the channel's window."""
+
+
+class Batches:
+    """Dense batch indices, growing versions.
+
+    ``next_version`` is the version at which the next new batch will be assembled: each batch that is assembled but not yet
+    part of the newest weights will bring one more publication. After a learner's restart it therefore counts the batches
+    that are delivered again.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._batches: dict[int, BatchRow] = {row.index: row for row in snapshot.batches}
+        self._versions: dict[int, VersionRow] = {row.policy_version: row for row in snapshot.versions}
+        self._trained: list[TrainedRow] = list(snapshot.trained)
+        self.num_assembled = max(self._batches, default=-1) + 1
+        self.settled = snapshot.next_batch_settled
+
+    @property
+    def newest(self) -> VersionRow | None:
+        """The newest publication; None before the first."""
+        return self._versions[max(self._versions)] if self._versions else None
+
+    @property
+    def newest_version(self) -> int:
+        """0 before the first publication."""
+        return max(self._versions, default=0)
+
+    @property
+    def num_trained(self) -> int:
+        """Batches that the newest published weights were trained on."""
+        return self.newest.trained_batches if self.newest is not None else 0
+
+    @property
+    def next_version(self) -> int:
+        return self.newest_version + self.num_assembled - self.num_trained
+
+    @property
+    def last(self) -> BatchRow | None:
+        return self._batches.get(self.num_assembled - 1)
+
+    def batch(self, index: int) -> BatchRow | None:
+        """An assembled batch that no checkpoint covers, or the last one."""
+        return self._batches.get(index)
+
+    def assemble(self, policy_version: int, groups: Sequence[Sequence[TrajectoryRow]]) -> BatchRow:
+        """Record the next batch."""
+        row = BatchRow(
+            index=self.num_assembled,
+            policy_version=policy_version,
+            group_ids=tuple(members[0].group_id for members in groups),
+            stats=batch_stats(policy_version, groups),
+        )
+        self._batches[row.index] = row
+        self.num_assembled += 1
+        return row
+
+    def publish(self, published: Published) -> list[Row]:
+        """A new version; nothing for one that is delivered again.
+
+        Raises: ValueError for a version that is not larger than all before, or trained on batches that do not exist.
+        """
+        row = VersionRow(
+            policy_version=published.policy_version,
+            endpoint=published.endpoint,
+            digest=published.digest,
+            num_bytes=published.num_bytes,
+            trained_batches=published.trained_batches,
+        )
+        if self._versions.get(row.policy_version) == row:
+            return []
+        if row.policy_version <= self.newest_version:
+            raise ValueError(
+                f"policy_version is {row.policy_version}, but {self.newest_version} is published: versions are never "
+                f"reused; publish {self.newest_version + 1} (Welcome.policy_version + 1)"
+            )
+        if row.trained_batches > self.num_assembled:
+            raise ValueError(f"trained_batches is {row.trained_batches}: only {self.num_assembled} batches exist")
+        self._versions[row.policy_version] = row
+        if len(self._versions) > REMEMBERED:
+            del self._versions[min(self._versions)]
+        return [row]
+
+    def train(self, trained: Trained) -> list[Row]:
+        """A batch was trained; nothing for a message that is delivered again. Raises: ValueError for no such batch."""
+        if trained.index >= self.num_assembled:
+            raise ValueError(f"index is {trained.index}: only {self.num_assembled} batches exist")
+        row = TrainedRow(index=trained.index, policy_version=trained.policy_version)
+        if row in self._trained:
+            return []
+        self._trained = [*self._trained[1 - REMEMBERED :], row]
+        return [row]
+
+    def was_trained(self, index: int) -> bool:
+        """Trained before, as far as is remembered."""
+        return any(row.index == index for row in self._trained)
+
+    def settle(self, checkpointed: Checkpointed) -> list[Row]:
+        """A checkpoint covers more batches. Raises: ValueError when it covers batches that do not exist."""
+        if checkpointed.next_batch > self.num_assembled:
+            raise ValueError(f"next_batch is {checkpointed.next_batch}: only {self.num_assembled} batches exist")
+        if checkpointed.next_batch <= self.settled:
+            return []
+        self.settled = checkpointed.next_batch
+        for index in [index for index in self._batches if index < min(self.settled, self.num_assembled - 1)]:
+            del self._batches[index]
+        return [SettledRow(next_batch=self.settled)]
+
+    def check_resume(self, next_batch: int) -> None:
+        """Raises: ValueError when a learner cannot go on from a checkpoint that covers the batches below ``next_batch``."""
+        if next_batch > self.num_assembled:
+            raise ValueError(
+                f"the checkpoint covers {next_batch} batches, this run has assembled {self.num_assembled}: "
+                "checkpoint and ledger belong to different runs; check run.directory"
+            )
+        if next_batch < self.settled:
+            raise ValueError(
+                f"the checkpoint covers {next_batch} batches, but {self.settled} are settled by a newer one: resume from "
+                "the newest checkpoint, or start with a new run.directory"
+            )
+
+
+def batch_stats(policy_version: int, groups: Sequence[Sequence[TrajectoryRow]]) -> BatchStats:
+    """Statistics of a batch assembled at ``policy_version``; every trajectory has action tokens."""
+    rows = [row for members in groups for row in members]
+    lags = [policy_version - row.version_sum / row.num_action_tokens for row in rows]
+    return BatchStats(
+        num_groups=len(groups),
+        num_trajectories=len(rows),
+        num_tokens=sum(row.num_tokens for row in rows),
+        num_action_tokens=sum(row.num_action_tokens for row in rows),
+        mean_reward=sum(row.reward for row in rows) / len(rows),
+        mean_lag=sum(lags) / len(rows),
+        max_lag=max(policy_version - row.min_version for row in rows),
+        num_uniform_groups=sum(1 for members in groups if len({row.reward for row in members}) == 1),
+    )

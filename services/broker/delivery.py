@@ -1,0 +1,68 @@
+"""Leases and batches as messages: metadata of the ledger joined with tokens of the store."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from protocol.codec import Array
+from protocol.messages import Batch, BatchItem, Lease, Plain
+from services.broker.actions import GrantLease
+from services.broker.payload import Payload
+from services.broker.records import BatchRow, TrajectoryRow
+
+NO_TOKENS: Final = Payload(
+    token_ids=np.zeros(0, "<i4"),
+    logprobs=np.zeros(0, "<f4"),
+    segments=[],
+    version_runs=[],
+    state=None,
+    turn_done=False,
+    turn_rewards=[],
+)
+
+
+def lease_message(grant: GrantLease, task: Plain, payload: Payload, lease_s: float) -> tuple[Lease, dict[str, Array]]:
+    """A Lease with all acknowledged tokens."""
+    message = Lease(
+        trajectory_id=grant.trajectory_id,
+        epoch=grant.epoch,
+        group_id=grant.group_id,
+        split=grant.split,
+        task=task,
+        seed=grant.seed,
+        lease_s=lease_s,
+        num_tokens=payload.num_tokens,
+        segments=payload.segments,
+        version_runs=payload.version_runs,
+        state=payload.state,
+        turn_done=payload.turn_done,
+        turn_rewards=payload.turn_rewards,
+    )
+    return message, {"token_ids": payload.token_ids, "logprobs": payload.logprobs}
+
+
+def batch_message(
+    row: BatchRow, items: Sequence[tuple[TrajectoryRow, Payload]], temperature: float
+) -> tuple[Batch, dict[str, Array]]:
+    """A recorded batch; the same rows give the same bytes."""
+    batch_items = []
+    for trajectory, payload in items:
+        assert trajectory.finish_reason is not None, trajectory
+        batch_items.append(
+            BatchItem(
+                trajectory.trajectory_id,
+                trajectory.group_id,
+                trajectory.num_tokens,
+                payload.segments,
+                payload.version_runs,
+                list(trajectory.turn_rewards),
+                trajectory.finish_reason,
+            )
+        )
+    message = Batch(index=row.index, policy_version=row.policy_version, temperature=temperature, items=batch_items)
+    arrays = {
+        "token_ids": np.concatenate([payload.token_ids for _, payload in items]),
+        "logprobs": np.concatenate([payload.logprobs for _, payload in items]),
+    }
+    return message, arrays

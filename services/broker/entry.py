@@ -1,0 +1,160 @@
+"""Wiring of the broker process: settings -> parts -> run."""
+
+import asyncio
+import uuid
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+import zmq.asyncio
+from prometheus_client import CollectorRegistry
+
+from protocol.channels import BATCH, WORK
+from protocol.limits import MAX_FRAME_BYTES, MAX_TRAJECTORIES_PER_BATCH
+from services.broker.ledger import Ledger
+from services.broker.metrics import BrokerMetrics
+from services.broker.record import RecordFile
+from services.broker.service import Broker
+from services.broker.state import LedgerConfig
+from services.broker.store import Store, StoreMismatch, StoreUnavailable
+from services.environments.base import TaskSource
+from services.environments.registry import create_environment
+from services.runtime.channel import RouterChannel
+from services.runtime.clock import MonotonicClock
+from services.runtime.configuration import ConfigurationError
+from services.runtime.fingerprint import run_fingerprint
+from services.runtime.lifecycle import ServiceError
+from services.runtime.settings import Settings
+from services.runtime.telemetry import Health, TelemetryServer
+
+log = structlog.get_logger()
+
+LEDGER_FILE: Final = "ledger.sqlite3"
+RECORD_FILE: Final = "metrics.jsonl"
+MAX_QUIET_S: Final = 30.0
+TOKEN_BYTES: Final = 4
+
+
+async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
+    """Serve the run in ``run.directory`` until ``stop`` is set.
+
+    Raises: ConfigurationError, EndpointError, ServiceError; each names the value and the way out.
+    """
+    _check_batch_fits(settings)
+    tasks = _tasks(settings)
+    directory = settings.run.directory
+    clock = MonotonicClock()
+    health = Health(clock, MAX_QUIET_S)
+    registry = CollectorRegistry()
+    metrics = BrokerMetrics(registry)
+    fingerprint = run_fingerprint(settings)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        record = RecordFile(directory / RECORD_FILE)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(f"run.directory is {directory}: cannot be used: {error}") from error
+    with (
+        _open_store(settings, fingerprint) as store,
+        TelemetryServer("0.0.0.0", settings.broker.metrics_port, registry, health) as telemetry,
+    ):
+        config = ledger_config(settings, tasks, store.run_id, fingerprint)
+        ledger = Ledger(
+            config,
+            store.snapshot(),
+            {"rollout": WORK.window, "learner": BATCH.window, "operator": BATCH.window},
+            clock.now(),
+        )
+        context = zmq.asyncio.Context()
+        work = RouterChannel(context, WORK, settings.broker.work_endpoint)
+        try:
+            batch = RouterChannel(context, BATCH, settings.broker.batch_endpoint)
+            broker = Broker(
+                ledger,
+                store,
+                {WORK: work, BATCH: batch},
+                tasks,
+                record,
+                metrics,
+                health,
+                clock,
+                lambda: datetime.now(tz=UTC).timestamp(),
+                commit_interval_s=settings.broker.commit_interval_s,
+                temperature=settings.sampling.temperature,
+            )
+            log.info(
+                "broker_started",
+                run_id=store.run_id,
+                fingerprint=fingerprint,
+                directory=str(directory),
+                work_endpoint=work.endpoint,
+                batch_endpoint=batch.endpoint,
+                metrics_port=telemetry.port,
+                next_batch=ledger.state.batches.num_assembled,
+                policy_version=ledger.state.batches.newest_version,
+                open_groups=ledger.state.groups.num_training,
+            )
+            try:
+                await broker.run(stop)
+            finally:
+                batch.close()
+        finally:
+            work.close()
+            context.term()
+    log.info("broker_stopped")
+
+
+def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str, fingerprint: str) -> LedgerConfig:
+    """The ledger's rules out of the settings."""
+    num_eval_tasks = tasks["eval"].num_tasks
+    wanted = settings.evaluation.num_tasks
+    return LedgerConfig(
+        run_id=run_id,
+        fingerprint=fingerprint,
+        seed=settings.run.seed,
+        num_batches=settings.run.num_batches,
+        group_size=settings.batch.group_size,
+        groups_per_batch=settings.batch.groups_per_batch,
+        max_lag=settings.batch.max_lag,
+        max_tokens=settings.sampling.max_tokens,
+        lease_s=settings.broker.lease_s,
+        max_attempts=settings.broker.max_attempts,
+        failure_budget=settings.broker.failure_budget,
+        evaluate_every_batches=settings.evaluation.every_batches,
+        num_eval_tasks=wanted if num_eval_tasks is None else min(wanted, num_eval_tasks),
+        num_train_tasks=tasks["train"].num_tasks,
+    )
+
+
+def _tasks(settings: Settings) -> dict[str, TaskSource]:
+    try:
+        environment = create_environment(settings.environment.name, settings.environment.options)
+        tasks = {"train": environment.tasks("train"), "eval": environment.tasks("eval")}
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(f"environment: {error}") from error
+    if tasks["train"].num_tasks == 0:
+        raise ConfigurationError(f"environment {settings.environment.name!r} has no training tasks: check its options")
+    return tasks
+
+
+def _open_store(settings: Settings, fingerprint: str) -> Store:
+    try:
+        return Store(settings.run.directory / LEDGER_FILE, fingerprint=fingerprint, run_id=uuid.uuid4().hex[:12])
+    except StoreMismatch as error:
+        raise ConfigurationError(str(error)) from error
+    except StoreUnavailable as error:
+        raise ServiceError(str(error)) from error
+
+
+def _check_batch_fits(settings: Settings) -> None:
+    """A batch travels as one message, so its longest possible form must fit one."""
+    num_trajectories = settings.batch.groups_per_batch * settings.batch.group_size
+    if num_trajectories > MAX_TRAJECTORIES_PER_BATCH:
+        raise ConfigurationError(
+            f"batch.groups_per_batch * batch.group_size is {num_trajectories}: {MAX_TRAJECTORIES_PER_BATCH} allowed"
+        )
+    num_bytes = num_trajectories * settings.sampling.max_tokens * TOKEN_BYTES
+    if num_bytes > MAX_FRAME_BYTES:
+        raise ConfigurationError(
+            f"a batch of {num_trajectories} trajectories of sampling.max_tokens = {settings.sampling.max_tokens} could have "
+            f"{num_bytes} bytes of token ids, {MAX_FRAME_BYTES} fit a message: use smaller batches or shorter trajectories"
+        )

@@ -1,0 +1,72 @@
+"""Passes over the held-out tasks: when one is due, and what came of it."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from services.broker.records import EvaluationRow, Snapshot, TrajectoryRow, VersionRow
+
+
+class Evaluations:
+    """At most one is open. Due: weights trained on 0, every_batches, 2 * every_batches, ... batches, and the last weights.
+
+    A due one is skipped while another is open, except the last, which the run waits for.
+    """
+
+    def __init__(self, snapshot: Snapshot, *, every_batches: int, num_batches: int, num_tasks: int) -> None:
+        self._rows: dict[int, EvaluationRow] = {row.evaluation_id: row for row in snapshot.evaluations}
+        self._every_batches = every_batches
+        self._num_batches = num_batches
+        self._num_tasks = num_tasks
+
+    @property
+    def enabled(self) -> bool:
+        return self._every_batches > 0 and self._num_tasks > 0
+
+    @property
+    def open(self) -> EvaluationRow | None:
+        return next((row for row in self._rows.values() if row.status == "open"), None)
+
+    @property
+    def last_done(self) -> EvaluationRow | None:
+        done = [row for row in self._rows.values() if row.status == "done"]
+        return max(done, key=lambda row: row.evaluation_id, default=None)
+
+    @property
+    def final_is_missing(self) -> bool:
+        """The run is not complete before the final one."""
+        if not self.enabled:
+            return False
+        return not any(row.batch >= self._num_batches and row.status == "done" for row in self._rows.values())
+
+    def is_due(self, newest: VersionRow | None) -> bool:
+        """The newest weights should be evaluated now."""
+        if newest is None or not self.enabled or self.open is not None:
+            return False
+        batch = newest.trained_batches
+        if any(row.batch == batch for row in self._rows.values()):
+            return False
+        return batch % self._every_batches == 0 or batch >= self._num_batches
+
+    def start(self, newest: VersionRow) -> EvaluationRow:
+        row = EvaluationRow(
+            evaluation_id=max(self._rows, default=-1) + 1,
+            policy_version=newest.policy_version,
+            batch=newest.trained_batches,
+            num_tasks=self._num_tasks,
+        )
+        self._rows[row.evaluation_id] = row
+        return row
+
+    def close(self, evaluation_id: int, trajectories: Sequence[TrajectoryRow]) -> EvaluationRow:
+        """Its trajectories are all finished or failed. A failed one is counted, and is not a reward of 0."""
+        rewards = [row.reward for row in trajectories if row.status == "finished"]
+        row = replace(
+            self._rows[evaluation_id],
+            status="done",
+            reward=sum(rewards) / len(rewards) if rewards else None,
+            num_finished=len(rewards),
+            num_failed=len(trajectories) - len(rewards),
+        )
+        self._rows[evaluation_id] = row
+        return row

@@ -1,0 +1,169 @@
+"""The broker's decisions: events in, actions out. No sockets, clocks, disks or logs; it knows ids, offsets, lengths,
+versions and epochs, never tokens.
+
+Each event is handled as a whole and returns the actions in order. The shell makes the rows (``Save``, ``AppendChunk``)
+durable first and carries out the rest afterwards, acknowledgements included: the ledger may therefore answer as if
+everything it decided were on disk already.
+"""
+
+from typing import Any, Final
+
+from protocol.codec import message_type
+from protocol.limits import PROTOCOL_VERSION
+from protocol.messages import (
+    SEQUENCED,
+    Ack,
+    AnyMessage,
+    BatchRequest,
+    Checkpointed,
+    Chunk,
+    Finish,
+    Heartbeat,
+    Hello,
+    LeaseRequest,
+    Message,
+    Published,
+    Refused,
+    Release,
+    Resume,
+    Role,
+    Status,
+    StatusRequest,
+    StopRequest,
+    Trained,
+    Welcome,
+)
+from services.broker.actions import Action, Note, Reply, Who
+from services.broker.peers import Peer, Peers, SessionRefused
+from services.broker.records import Snapshot
+from services.broker.state import LedgerConfig, State
+from services.broker.status import status_of
+from services.broker.training import Training
+from services.broker.work import Work
+
+UNKNOWN_SESSION: Final = "unknown session: say hello"
+ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
+    "rollout": (LeaseRequest, Chunk, Finish, Release, Heartbeat),
+    "learner": (BatchRequest, Published, Trained, Checkpointed, Resume),
+    "operator": (StatusRequest, StopRequest),
+}
+
+
+class Ledger:
+    """The whole state machine. ``window`` bounds each peer's unacknowledged messages, by role."""
+
+    def __init__(self, config: LedgerConfig, snapshot: Snapshot, windows: dict[Role, int], now: float) -> None:
+        self.state = State(config, snapshot)
+        self.peers = Peers()
+        self.work = Work(self.state, now)
+        self.training = Training(self.state, self.work, now)
+        self._windows = windows
+
+    def on_hello(self, hello: Hello, now: float) -> list[Action]:
+        """First message of a session, or of a connection. The answer is Welcome or a fatal Refused."""
+        who = Who(hello.peer, hello.session)
+        if hello.protocol_version != PROTOCOL_VERSION:
+            reason = (
+                f"hello: protocol_version is {hello.protocol_version}, this broker speaks {PROTOCOL_VERSION}: "
+                "run the same release everywhere"
+            )
+            return [_refused(who, reason, "hello", fatal=True)]
+        try:
+            replaced = self.peers.hello(who, hello.role, hello.first_seq, now)
+        except SessionRefused as error:
+            return [_refused(who, f"hello: {error}", "hello", fatal=True)]
+        actions: list[Action] = [
+            Note(event="session_replaced", fields={"peer": other.peer, "session": other.session, "by": who.peer})
+            for other in replaced
+        ]
+        if hello.role == "rollout":
+            actions += self.work.session_started(who)
+        elif hello.role == "learner" and replaced:
+            self.training.session_started()
+        actions.append(Note(event="hello", fields={"peer": who.peer, "session": who.session, "role": hello.role}))
+        newest = self.state.batches.newest
+        welcome = Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            run_id=self.state.config.run_id,
+            window=self._windows[hello.role],
+            policy_version=self.state.batches.newest_version,
+            weights_endpoint=newest.endpoint if newest is not None else "",
+            next_batch=self.state.batches.settled,
+            fingerprint=self.state.config.fingerprint,
+        )
+        return [*actions, Reply(to=who, message=welcome), *self._advance(now)]
+
+    def on_message(self, who: Who, message: AnyMessage, seq: int | None, now: float) -> list[Action]:
+        """Any message of a session. A sequenced one is acknowledged, also when it is a duplicate or refused."""
+        peer = self.peers.get(who)
+        kind = message_type(message)
+        if peer is None:
+            return [_refused(who, UNKNOWN_SESSION, kind)]
+        peer.last_seen = now
+        if not isinstance(message, ALLOWED[peer.role]):
+            return [_refused(who, f"{kind}: not expected from a {peer.role}", kind)]
+        if not isinstance(message, SEQUENCED):
+            return [*self._handle(peer, message, now), *self._advance_after(message, now)]
+        if seq is None:
+            return [_refused(who, f"{kind}: has no sequence number, and must arrive", kind)]
+        if not peer.inbox.offer(seq):
+            return [Reply(to=who, message=Ack(next_seq=peer.inbox.next_seq))]
+        actions = self._handle(peer, message, now)
+        ack = Reply(to=who, message=Ack(next_seq=peer.inbox.committed()))
+        return [*actions, ack, *self._advance_after(message, now)]
+
+    def on_undelivered(self, trajectory_id: int, epoch: int, now: float) -> list[Action]:
+        """A Lease could not be sent."""
+        return [*self.work.undelivered(trajectory_id, epoch), *self._advance(now)]
+
+    def on_tick(self, now: float) -> list[Action]:
+        """Time has passed: leases expire, silent peers are forgotten, a waiting learner hears what it waits for."""
+        gone = [Note(event="peer_forgotten", fields={"peer": who.peer}) for who in self.peers.prune(now)]
+        return [*self.work.expire(now), *gone, *self._advance(now)]
+
+    def status(self, now: float) -> dict[str, Any]:
+        """A snapshot of the run for display."""
+        return status_of(self.state, self.peers, self.training, now)
+
+    def _handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
+        who = peer.who
+        match message:
+            case LeaseRequest():
+                peer.policy_version = message.policy_version
+                return self.work.on_lease_request(who, message, now)
+            case Chunk():
+                return self.work.on_chunk(who, message)
+            case Finish():
+                return self.work.on_finish(who, message)
+            case Release():
+                return self.work.on_release(who, message)
+            case Heartbeat():
+                self.peers.heartbeat(who, message)
+                return self.work.on_heartbeat(who, message, now)
+            case BatchRequest():
+                return self.training.on_batch_request(who, message)
+            case Published():
+                return self.training.on_published(who, message)
+            case Trained():
+                return self.training.on_trained(who, message, now)
+            case Checkpointed():
+                return self.training.on_checkpointed(who, message)
+            case Resume():
+                return self.training.on_resume(who, message)
+            case StatusRequest():
+                return [Reply(to=who, message=Status(status=self.status(now)))]
+            case StopRequest():
+                return self.state.stop(f"stopped by {who.peer}: {message.reason}")
+            case _:
+                raise AssertionError(f"{message_type(message)} is allowed and not handled")
+
+    def _advance_after(self, message: Message, now: float) -> list[Action]:
+        """Frequent messages complete no group: what they may change otherwise is seen at the next tick."""
+        return [] if isinstance(message, (LeaseRequest, Chunk, Heartbeat)) else self._advance(now)
+
+    def _advance(self, now: float) -> list[Action]:
+        return [*self.state.start_evaluation_if_due(), *self.training.advance(now)]
+
+
+def _refused(who: Who, reason: str, kind: str, *, fatal: bool = False) -> Reply:
+    return Reply(to=who, message=Refused(reason=reason, message_type=kind, fatal=fatal))

@@ -1,0 +1,89 @@
+"""Prometheus metrics of the broker. Labels are closed sets."""
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from services.broker.ledger import ALLOWED, Ledger
+from services.broker.status import groups_by_state
+
+REFUSAL_REASONS: Final = ("undecodable", "unknown_session", "fatal", "refused")
+LENGTH_BUCKETS: Final = (16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+COMMIT_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+
+
+class BrokerMetrics:
+    """Everything is registered in ``registry`` once; ``observe`` copies the ledger's gauges."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"gspo_broker_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(f"gspo_broker_{name}", text, labels, registry=registry)
+
+        self.messages = counter("messages_total", "Messages received, by type.", ("type",))
+        self.refused = counter("refused_total", "Messages refused, by type and reason.", ("type", "reason"))
+        self.chunks = counter("chunks_total", "Chunks stored.")
+        self.tokens = counter("tokens_total", "Tokens stored.")
+        self.leases_granted = counter("leases_granted_total", "Leases granted.")
+        self.leases_ended = counter("leases_ended_total", "LeaseEnded sent: expired, fenced, refused or dropped.")
+        self.dropped = counter("dropped_groups_total", "Groups dropped, by reason.", ("reason",))
+        self.commit_failures = counter("commit_failures_total", "Commits that failed and were tried again.")
+        self.commit_s = Histogram(
+            "gspo_broker_commit_seconds", "Duration of a commit.", buckets=COMMIT_BUCKETS, registry=registry
+        )
+        self.trajectory_tokens = Histogram(
+            "gspo_broker_trajectory_tokens",
+            "Length of trajectories, finished ones and those of dropped groups: shows the length bias of drops.",
+            ("outcome",),
+            buckets=LENGTH_BUCKETS,
+            registry=registry,
+        )
+        self.queue = gauge("queue_messages", "Messages received and not yet handled.")
+        self.leases = gauge("leases", "Leases held now.")
+        self.free = gauge("free_trajectories", "Admitted trajectories that nobody extends now.")
+        self.groups = gauge("groups", "Training groups, by state.", ("state",))
+        self.outstanding = gauge("admission_groups", "Groups admitted and not yet batched or dropped.")
+        self.window = gauge("admission_limit_groups", "Most groups that may be admitted at a time.")
+        self.assembled = gauge("batches_assembled", "Batches assembled: the index of the next one.")
+        self.trained = gauge("batches_trained", "Batches that the newest weights were trained on.")
+        self.settled = gauge("batches_settled", "Batches covered by a checkpoint.")
+        self.version = gauge("policy_version", "Newest published policy version.")
+        self.train_reward = gauge("train_reward", "Mean reward of the last batch.")
+        self.eval_reward = gauge("eval_reward", "Mean reward of the last evaluation on held-out tasks.")
+        self.lag_mean = gauge("lag_mean_versions", "Mean lag of the last batch's trajectories.")
+        self.lag_max = gauge("lag_max_versions", "Largest lag of an action token of the last batch.")
+        self.peers = gauge("peers", "Known sessions, by role.", ("role",))
+        self.database_bytes = gauge("database_bytes", "Size of the ledger's database.")
+        self.stopping = gauge("stopping", "1 while the run stops or is finished.")
+        for reason in ("stale", "failed"):
+            self.dropped.labels(reason)
+        for role in ALLOWED:
+            self.peers.labels(role)
+
+    def observe(self, ledger: Ledger, queue_messages: int) -> None:
+        """Copy what the ledger says now."""
+        state = ledger.state
+        self.queue.set(queue_messages)
+        self.leases.set(len(state.groups.leased()))
+        self.free.set(state.groups.num_free)
+        for name, count in groups_by_state(state).items():
+            self.groups.labels(name).set(count)
+        self.outstanding.set(state.groups.num_training)
+        self.window.set((state.config.max_lag + 1) * state.config.groups_per_batch)
+        self.assembled.set(state.batches.num_assembled)
+        self.trained.set(state.batches.num_trained)
+        self.settled.set(state.batches.settled)
+        self.version.set(state.batches.newest_version)
+        for role in ALLOWED:
+            self.peers.labels(role).set(len(ledger.peers.of_role(role)))
+        self.stopping.set(int(bool(state.stop_reason) or state.finished))
+        last = state.batches.last
+        if last is not None:
+            self.train_reward.set(last.stats.mean_reward)
+            self.lag_mean.set(last.stats.mean_lag)
+            self.lag_max.set(last.stats.max_lag)
+        evaluated = state.evaluations.last_done
+        if evaluated is not None and evaluated.reward is not None:
+            self.eval_reward.set(evaluated.reward)

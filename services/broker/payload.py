@@ -1,0 +1,121 @@
+"""Tokens as they are stored and joined again: chunks on disk <-> leases and batches on the wire."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import msgspec
+import numpy as np
+
+from protocol.codec import Array
+from protocol.messages import Chunk, Plain, Segment, VersionRun
+
+
+class _ChunkHeader(msgspec.Struct, frozen=True, array_like=True):
+    """What is stored of a chunk beside its tokens."""
+
+    segments: list[Segment]
+    version_runs: list[VersionRun]
+    state: Plain | None
+    turn_done: bool
+    turn_rewards: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredChunk:
+    """One chunk as it lies on disk: little-endian int32 token ids and float32 log-probs."""
+
+    trajectory_id: int
+    start: int
+    epoch: int
+    num_tokens: int
+    header: bytes
+    token_ids: bytes
+    logprobs: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payload:
+    """All acknowledged tokens of one trajectory."""
+
+    token_ids: Array
+    logprobs: Array
+    segments: list[Segment]
+    version_runs: list[VersionRun]
+    state: Plain | None
+    turn_done: bool
+    turn_rewards: list[float]
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.token_ids.shape[0])
+
+
+def stored_chunk(chunk: Chunk, token_ids: Array, logprobs: Array) -> StoredChunk:
+    """A chunk that came in, for the disk."""
+    header = _ChunkHeader(chunk.segments, chunk.version_runs, chunk.state, chunk.turn_done, chunk.turn_rewards)
+    return StoredChunk(
+        trajectory_id=chunk.trajectory_id,
+        start=chunk.offset,
+        epoch=chunk.epoch,
+        num_tokens=chunk.num_tokens,
+        header=msgpack.packb(msgspec.to_builtins(header), use_bin_type=True),
+        token_ids=token_ids.astype("<i4", copy=False).tobytes(),
+        logprobs=logprobs.astype("<f4", copy=False).tobytes(),
+    )
+
+
+def join(chunks: Sequence[StoredChunk]) -> Payload:
+    """One trajectory from its chunks in order.
+
+    Raises: ValueError when they do not follow each other without a gap.
+    """
+    segments: list[Segment] = []
+    runs: list[VersionRun] = []
+    state: Plain | None = None
+    turn_done = False
+    turn_rewards: list[float] = []
+    num_tokens = 0
+    for chunk in chunks:
+        if chunk.start != num_tokens:
+            raise ValueError(f"trajectory {chunk.trajectory_id}: a chunk starts at {chunk.start}, {num_tokens} expected")
+        num_tokens += chunk.num_tokens
+        header = msgspec.convert(msgpack.unpackb(chunk.header, raw=False), _ChunkHeader)
+        segments += header.segments
+        runs += header.version_runs
+        state = state if header.state is None else header.state
+        turn_done, turn_rewards = header.turn_done, header.turn_rewards
+    return Payload(
+        token_ids=_concatenate((chunk.token_ids for chunk in chunks), "<i4"),
+        logprobs=_concatenate((chunk.logprobs for chunk in chunks), "<f4"),
+        segments=merge_segments(segments),
+        version_runs=merge_runs(runs),
+        state=state,
+        turn_done=turn_done,
+        turn_rewards=turn_rewards,
+    )
+
+
+def merge_segments(segments: Iterable[Segment]) -> list[Segment]:
+    """Neighbours of the same kind and turn become one: how an episode was cut into chunks leaves no trace."""
+    merged: list[Segment] = []
+    for segment in segments:
+        if merged and (merged[-1].kind, merged[-1].turn) == (segment.kind, segment.turn):
+            segment = Segment(segment.kind, segment.turn, merged.pop().num_tokens + segment.num_tokens)
+        merged.append(segment)
+    return merged
+
+
+def merge_runs(runs: Iterable[VersionRun]) -> list[VersionRun]:
+    """Neighbours of the same version become one."""
+    merged: list[VersionRun] = []
+    for run in runs:
+        if merged and merged[-1].version == run.version:
+            run = VersionRun(run.version, merged.pop().num_tokens + run.num_tokens)
+        merged.append(run)
+    return merged
+
+
+def _concatenate(parts: Iterable[bytes], dtype: str) -> np.ndarray[Any, Any]:
+    return np.frombuffer(b"".join(parts), dtype=dtype)

@@ -1,0 +1,40 @@
+"""metrics.jsonl in the run's directory: one line per event, for people and plots. The broker is its only writer.
+
+The lines are durable in the store first; the file is brought up to date from there, so that neither a crash nor a full disk
+leaves a line out or in twice.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+class RecordFile:
+    """Appends numbered lines; ``last`` is the number of the last one in the file."""
+
+    def __init__(self, path: Path) -> None:
+        """Take up an existing file: a half-written last line is cut off. Raises: OSError when it cannot be used."""
+        self.path = path
+        self.last = 0
+        self._end = 0
+        if path.exists():
+            with path.open("rb") as lines:
+                for line in lines:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._end += len(line)
+                    self.last = int(json.loads(line)["record"])
+
+    def append(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Write lines that carry "record", in order. Raises: OSError; the next call writes over whatever was left."""
+        data = b"".join(json.dumps(line, allow_nan=False).encode() + b"\n" for line in lines)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            file.truncate(self._end)
+            file.seek(self._end)
+            file.write(data)
+        self._end += len(data)
+        if lines:
+            self.last = int(lines[-1]["record"])

@@ -1,0 +1,150 @@
+"""What the broker knows durably: one frozen struct per row. The ledger's state is made of these very rows, so that what
+is in memory and what is on disk cannot drift apart, and recovery is reading them back.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from protocol.messages import Split
+
+GroupStatus = Literal["open", "complete", "batched", "dropped", "evaluated"]
+TrajectoryStatus = Literal["free", "leased", "finished", "failed"]
+DropReason = Literal["stale", "failed"]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all rows."""
+
+
+class GroupRow(Row, frozen=True, kw_only=True):
+    """One prompt and the trajectories sampled for it. In memory while ``open`` or ``complete``."""
+
+    group_id: int
+    split: Split
+    prompt: int
+    """Position in the order of prompts (train) or among the held-out tasks (eval)."""
+    task_index: int
+    evaluation: int | None
+    """The evaluation it belongs to; None for training."""
+    status: GroupStatus
+    batch: int | None = None
+    """The batch it went into; None before, and for dropped and held-out groups."""
+    drop_reason: DropReason | None = None
+
+
+class TrajectoryRow(Row, frozen=True, kw_only=True):
+    """One episode: how far it is acknowledged, who may extend it, and which versions made it."""
+
+    trajectory_id: int
+    group_id: int
+    status: TrajectoryStatus = "free"
+    epoch: int = 0
+    holder_peer: str = ""
+    """Peer and session that hold the lease; empty when nobody does."""
+    holder_session: str = ""
+    lease_version: int = 0
+    """Lower bound of the version of what the holder will still generate; 0 without a lease."""
+    lease_start: int = 0
+    """Acknowledged tokens at the grant: the holder's first offset."""
+    attempts: int = 0
+    """Failed attempts, not counting leases that expired or were handed back."""
+    num_tokens: int = 0
+    num_action_tokens: int = 0
+    version_sum: int = 0
+    """Sum over action tokens of the version that made them: gives the mean lag."""
+    min_version: int = 0
+    """Oldest version of an action token; 0 without any."""
+    num_turns: int = 0
+    """Highest action turn + 1."""
+    finish_reason: Literal["done", "length"] | None = None
+    turn_rewards: tuple[float, ...] = ()
+    """Of the finished episode; empty before."""
+
+    @property
+    def reward(self) -> float:
+        return sum(self.turn_rewards)
+
+
+class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a batch when it is assembled. A trajectory's lag is the mean over its action tokens."""
+
+    num_groups: int
+    num_trajectories: int
+    num_tokens: int
+    num_action_tokens: int
+    mean_reward: float
+    mean_lag: float
+    max_lag: int
+    """Of any single action token."""
+    num_uniform_groups: int
+    """Groups whose rewards are all equal: no advantage, no gradient."""
+
+
+class BatchRow(Row, frozen=True, kw_only=True):
+    """The recorded content and order of one batch; never changed once written."""
+
+    index: int
+    policy_version: int
+    group_ids: tuple[int, ...]
+    stats: BatchStats
+
+
+class VersionRow(Row, frozen=True, kw_only=True):
+    """One publication."""
+
+    policy_version: int
+    endpoint: str
+    digest: str
+    num_bytes: int
+    trained_batches: int
+
+
+class TrainedRow(Row, frozen=True, kw_only=True):
+    """Batch ``index`` was trained at ``policy_version``; several rows when batches were delivered again."""
+
+    index: int
+    policy_version: int
+
+
+class EvaluationRow(Row, frozen=True, kw_only=True):
+    """One pass over the held-out tasks. ``reward`` is the mean over finished trajectories; None while open or if none."""
+
+    evaluation_id: int
+    policy_version: int
+    batch: int
+    """Batches that the evaluated weights were trained on."""
+    num_tasks: int
+    status: Literal["open", "done"] = "open"
+    reward: float | None = None
+    num_finished: int = 0
+    num_failed: int = 0
+
+
+class SettledRow(Row, frozen=True, kw_only=True):
+    """All batches below ``next_batch`` are covered by a checkpoint."""
+
+    next_batch: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything from which a ledger goes on: rows that are still in play, and the ends of the counters."""
+
+    groups: tuple[GroupRow, ...] = ()
+    """Open and complete ones, by id."""
+    trajectories: tuple[TrajectoryRow, ...] = ()
+    """Those of ``groups``, by id."""
+    batches: tuple[BatchRow, ...] = ()
+    """The last one and all that no checkpoint covers, by index."""
+    versions: tuple[VersionRow, ...] = ()
+    """The newest ones, oldest first."""
+    trained: tuple[TrainedRow, ...] = ()
+    """Of batches that no checkpoint covers, and some before."""
+    evaluations: tuple[EvaluationRow, ...] = ()
+    next_batch_settled: int = 0
+    next_group_id: int = 0
+    next_trajectory_id: int = 0
+    next_prompt: int = 0
+    num_batched_groups: int = 0
+    num_dropped: dict[str, int] = {}
+    """Groups by drop reason."""

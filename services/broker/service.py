@@ -1,0 +1,365 @@
+"""The broker's shell: receive, decide, make durable, answer. One round after another; nothing leaves before its commit."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from protocol.channels import BATCH, WORK, ChannelSpec
+from protocol.codec import Array, Received, message_type
+from protocol.errors import ProtocolError
+from protocol.limits import MAX_REASON_CHARS
+from protocol.messages import Ack, Chunk, Hello, LeaseEnded, Message, Refused
+from services.broker.actions import (
+    Action,
+    Announce,
+    AppendChunk,
+    DeliverBatch,
+    GrantLease,
+    Note,
+    Record,
+    Reply,
+    Save,
+    Who,
+)
+from services.broker.delivery import NO_TOKENS, batch_message, lease_message
+from services.broker.ledger import UNKNOWN_SESSION, Ledger
+from services.broker.metrics import BrokerMetrics
+from services.broker.payload import StoredChunk, stored_chunk
+from services.broker.record import RecordFile
+from services.broker.records import TrajectoryRow
+from services.broker.store import Changes, Store, StoreUnavailable
+from services.environments.base import TaskSource
+from services.runtime.channel import Incoming, RouterChannel
+from services.runtime.clock import Clock
+from services.runtime.lifecycle import ServiceError, until_stopped
+from services.runtime.telemetry import Health
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+MAX_QUEUED: Final = 1024
+"""Messages received and not yet handled; beyond it the sockets are not read and the peers' queues fill up."""
+MAX_EVENTS_PER_COMMIT: Final = 512
+TICK_S: Final = 0.25
+RETRY_FIRST_S: Final = 0.1
+RETRY_MOST_S: Final = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """One message and the socket that it came through."""
+
+    spec: ChannelSpec
+    incoming: Incoming
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """How a session is reached."""
+
+    spec: ChannelSpec
+    identity: bytes
+
+
+class Broker:
+    """One run's broker between its two sockets and its store.
+
+    ``wall_s`` gives seconds since 1970 for the record; all else runs on ``clock``.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: Store,
+        channels: dict[ChannelSpec, RouterChannel],
+        tasks: dict[str, TaskSource],
+        record: RecordFile,
+        metrics: BrokerMetrics,
+        health: Health,
+        clock: Clock,
+        wall_s: Callable[[], float],
+        *,
+        commit_interval_s: float,
+        temperature: float,
+    ) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._channels = channels
+        self._tasks = tasks
+        self._record = record
+        self._metrics = metrics
+        self._health = health
+        self._clock = clock
+        self._wall_s = wall_s
+        self._commit_interval_s = commit_interval_s
+        self._temperature = temperature
+        self._started = clock.now() - store.elapsed_s()
+        self._last_tick = clock.now()
+        self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue(maxsize=MAX_QUEUED)
+        self._routes: dict[Who, Route] = {}
+        self._sessions: dict[tuple[str, bytes], Who] = {}
+        self._undelivered: list[GrantLease] = []
+        self._record_is_behind = True
+        # The store has one connection, used by this one thread.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` is set. What is decided by then is committed and answered."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                receivers = [
+                    tasks.create_task(self._receive(spec, channel), name=f"receive-{spec.name}")
+                    for spec, channel in self._channels.items()
+                ]
+                await self._rounds(stop)
+                for receiver in receivers:
+                    receiver.cancel()
+        finally:
+            self._thread.shutdown()
+
+    async def _receive(self, spec: ChannelSpec, channel: RouterChannel) -> None:
+        """Read one socket.
+
+        produces:     arrivals
+        waits for:    messages; room in the queue
+        unblocked by: peers; ``_rounds``
+        """
+        while True:
+            await self._arrivals.put(Arrival(spec=spec, incoming=await channel.receive()))
+
+    async def _rounds(self, stop: asyncio.Event) -> None:
+        """Gather what arrived, decide, commit once, answer.
+
+        produces:     rows, replies, leases, batches
+        waits for:    arrivals, at most a tick; a commit, however long the disk refuses
+        unblocked by: the receivers; space on the disk; ``stop``
+        """
+        while not stop.is_set():
+            changes = Changes()
+            effects = self._decide(await self._gather(), changes)
+            if changes and not await self._commit(changes, stop):
+                return
+            await self._carry_out(effects)
+            await self._bring_record_up_to_date()
+            self._health.progress()
+
+    async def _gather(self) -> list[Arrival]:
+        try:
+            async with asyncio.timeout(TICK_S):
+                arrivals = [await self._arrivals.get()]
+        except TimeoutError:
+            return []
+        if self._commit_interval_s:
+            await asyncio.sleep(self._commit_interval_s)
+        while len(arrivals) < MAX_EVENTS_PER_COMMIT and not self._arrivals.empty():
+            arrivals.append(self._arrivals.get_nowait())
+        return arrivals
+
+    # --- decide -------------------------------------------------------------------------------------------------------
+
+    def _decide(self, arrivals: list[Arrival], changes: Changes) -> list[Action]:
+        """The ledger's actions: what must be durable goes into ``changes``, the rest is returned."""
+        now = self._clock.now()
+        effects: list[Action] = []
+        for grant in self._undelivered:
+            self._sort(self._ledger.on_undelivered(grant.trajectory_id, grant.epoch, now), {}, changes, effects)
+        self._undelivered.clear()
+        for arrival in arrivals:
+            received = arrival.incoming.received
+            if received is None:
+                self._refuse(arrival, "", "undecodable", arrival.incoming.error, effects)
+                continue
+            self._metrics.messages.labels(message_type(received.message)).inc()
+            actions = self._handle(arrival, received, now, effects)
+            self._sort(actions, received.arrays, changes, effects)
+        if now - self._last_tick >= TICK_S:
+            self._last_tick = now
+            self._sort(self._ledger.on_tick(now), {}, changes, effects)
+            self._forget_routes()
+            self._metrics.observe(self._ledger, self._arrivals.qsize())
+        return effects
+
+    def _handle(self, arrival: Arrival, received: Received, now: float, effects: list[Action]) -> list[Action]:
+        key = (arrival.spec.name, arrival.incoming.peer)
+        message = received.message
+        if isinstance(message, Hello):
+            if message.role not in arrival.spec.connects:
+                reason = (
+                    f"hello: a {message.role} does not belong on the {arrival.spec.name} channel, which is for "
+                    f"{' and '.join(arrival.spec.connects)}: check the endpoint"
+                )
+                self._refuse(arrival, "hello", "fatal", reason, effects)
+                return []
+            who = Who(message.peer, message.session)
+            self._sessions[key] = who
+            self._routes[who] = Route(spec=arrival.spec, identity=arrival.incoming.peer)
+            return self._ledger.on_hello(message, now)
+        sender = self._sessions.get(key)
+        if sender is None:
+            self._refuse(arrival, message_type(message), "unknown_session", UNKNOWN_SESSION, effects)
+            return []
+        return self._ledger.on_message(sender, message, received.seq, now)
+
+    def _refuse(self, arrival: Arrival, kind: str, label: str, reason: str, effects: list[Action]) -> None:
+        """Answer somebody who has no session."""
+        self._metrics.refused.labels(kind, label).inc()
+        log.warning("message_refused", channel=arrival.spec.name, type=kind, reason=reason)
+        message = Refused(reason=reason[:MAX_REASON_CHARS], message_type=kind, fatal=label == "fatal")
+        effects.append(_Answer(spec_name=arrival.spec.name, identity=arrival.incoming.peer, message=message))
+
+    def _sort(self, actions: list[Action], arrays: dict[str, Array], changes: Changes, effects: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Save(row=row):
+                    changes.rows.append(row)
+                    if isinstance(row, TrajectoryRow) and row.status == "finished":
+                        self._metrics.trajectory_tokens.labels("finished").observe(row.num_tokens)
+                case AppendChunk(chunk=chunk):
+                    changes.chunks.append(_stored(chunk, arrays))
+                    self._metrics.chunks.inc()
+                    self._metrics.tokens.inc(chunk.num_tokens)
+                case Record(line=line):
+                    changes.lines.append({**line, "time": self._wall_s(), "time_s": self._clock.now() - self._started})
+                    self._record_is_behind = True
+                    self._count_dropped(line)
+                case _:
+                    effects.append(action)
+
+    def _count_dropped(self, line: dict[str, Any]) -> None:
+        if line["event"] == "dropped":
+            self._metrics.dropped.labels(line["reason"]).inc()
+            for num_tokens in line["num_tokens"]:
+                self._metrics.trajectory_tokens.labels(line["reason"]).observe(num_tokens)
+
+    def _forget_routes(self) -> None:
+        for who in [who for who in self._routes if self._ledger.peers.get(who) is None]:
+            del self._routes[who]
+        for key in [key for key, who in self._sessions.items() if who not in self._routes]:
+            del self._sessions[key]
+
+    # --- make durable ----------------------------------------------------------------------------------------------
+
+    async def _commit(self, changes: Changes, stop: asyncio.Event) -> bool:
+        """Commit, trying again until it succeeds: what arrives meanwhile waits in bounded queues, unacknowledged.
+
+        False: ``stop`` was set first; nothing of ``changes`` was acknowledged.
+        """
+        delay_s = RETRY_FIRST_S
+        while True:
+            started = self._clock.now()
+            try:
+                await self._in_thread(lambda: self._store.commit(changes))
+            except StoreUnavailable as error:
+                self._metrics.commit_failures.inc()
+                self._health.not_ready(str(error))
+                log.error("commit_failed", error=str(error), retry_s=delay_s, rows=len(changes.rows))
+                self._health.turn()
+                if await until_stopped(stop, delay_s):
+                    log.error("stopped_with_uncommitted_messages", rows=len(changes.rows))
+                    return False
+                delay_s = min(2 * delay_s, RETRY_MOST_S)
+                continue
+            self._metrics.commit_s.observe(self._clock.now() - started)
+            return True
+
+    async def _bring_record_up_to_date(self) -> None:
+        if not self._record_is_behind:
+            return
+        try:
+            await self._in_thread(lambda: self._record.append(self._store.records_after(self._record.last)))
+        except OSError as error:
+            log.error("record_not_written", file=str(self._record.path), error=str(error))
+            return
+        self._record_is_behind = False
+        self._metrics.database_bytes.set(await self._in_thread(lambda: self._store.num_bytes))
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    # --- carry out ----------------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, effects: list[Action]) -> None:
+        acknowledgements: dict[Who, Ack] = {}
+        for action in effects:
+            match action:
+                case Reply(to=who, message=Ack() as ack):
+                    acknowledgements[who] = ack
+                case Reply(to=who, message=message):
+                    self._count_reply(who, message)
+                    await self._send(who, message)
+                case _Answer(spec_name=name, identity=identity, message=message):
+                    await self._channel(name).send(identity, message)
+                case Announce(message=message):
+                    for peer in self._ledger.peers.of_role("rollout"):
+                        await self._send(peer.who, message)
+                case GrantLease():
+                    await self._send_lease(action)
+                case DeliverBatch(to=who, index=index):
+                    await self._send_batch(who, index)
+                case Note(event=event, fields=fields, level=level):
+                    (log.warning if level == "warning" else log.info)(event, **fields)
+                case _:
+                    raise AssertionError(f"{type(action).__name__} is not carried out")
+        for who, ack in acknowledgements.items():
+            await self._send(who, ack)
+
+    async def _send(self, who: Who, message: Message, arrays: dict[str, Array] | None = None) -> bool:
+        """False: the peer is gone or slow. It asks again: every message that must arrive is requested until it did."""
+        route = self._routes.get(who)
+        if route is None:
+            return False
+        sent = await self._channels[route.spec].send(route.identity, message, arrays)
+        if not sent:
+            log.debug("peer_unreachable", peer=who.peer, type=message_type(message))
+        return sent
+
+    async def _send_lease(self, grant: GrantLease) -> None:
+        payload = NO_TOKENS
+        if grant.num_tokens:
+            payload = await self._in_thread(lambda: self._store.payload(grant.trajectory_id))
+        task = self._tasks[grant.split].task(grant.task_index)
+        message, arrays = lease_message(grant, dict(task), payload, self._ledger.state.config.lease_s)
+        if await self._send(grant.to, message, arrays):
+            self._metrics.leases_granted.inc()
+        else:
+            self._undelivered.append(grant)
+
+    async def _send_batch(self, who: Who, index: int) -> None:
+        row, items = await self._in_thread(lambda: self._store.batch(index))
+        message, arrays = batch_message(row, items, self._temperature)
+        try:
+            sent = await self._send(who, message, arrays)
+        except ProtocolError as error:
+            raise ServiceError(
+                f"batch {index} does not fit a message: {error}; use a smaller batch.groups_per_batch, batch.group_size or "
+                "sampling.max_tokens"
+            ) from error
+        log.info("batch_sent" if sent else "batch_not_sent", batch=index, num_trajectories=len(items), peer=who.peer)
+
+    def _count_reply(self, who: Who, message: Message) -> None:
+        if isinstance(message, LeaseEnded):
+            self._metrics.leases_ended.inc()
+        elif isinstance(message, Refused):
+            unknown = message.reason == UNKNOWN_SESSION
+            label = "fatal" if message.fatal else "unknown_session" if unknown else "refused"
+            self._metrics.refused.labels(message.message_type, label).inc()
+            log.warning("message_refused", peer=who.peer, type=message.message_type, reason=message.reason)
+
+    def _channel(self, name: str) -> RouterChannel:
+        return self._channels[WORK if name == WORK.name else BATCH]
+
+
+class _Answer(Action, frozen=True, kw_only=True):
+    """A reply to a connection without a session."""
+
+    spec_name: str
+    identity: bytes
+    message: Refused
+
+
+def _stored(chunk: Chunk, arrays: dict[str, Array]) -> StoredChunk:
+    return stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"])
