@@ -29,6 +29,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """-1: all tokens."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    """Go on to max_new_tokens; SGLang then ignores stop_token_ids as well."""
     seed: int | None = None
     """The same seed, tokens and weights give the same samples, on a server in deterministic mode; others ignore it."""
 

@@ -1,11 +1,11 @@
 """A tiny random Qwen3-MoE checkpoint, small enough that a server of it starts and answers in tests."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from safetensors import deserialize, serialize_file
+from safetensors import deserialize
 
 from protocol.digests import tensor_digest
 from protocol.messages import TensorInfo
@@ -94,13 +94,6 @@ def checkpoint_tensors(directory: Path) -> list[tuple[TensorInfo, bytes]]:
         offset += len(data)
         tensors.append((info, data))
     return tensors
-
-
-def write_checkpoint(tensors: Iterable[tuple[TensorInfo, bytes]], directory: Path) -> None:
-    """Write tensors to `directory`/model.safetensors."""
-    directory.mkdir(parents=True, exist_ok=True)
-    entries = {info.name: {"dtype": info.dtype, "shape": info.shape, "data": data} for info, data in tensors}
-    serialize_file(entries, str(directory / "model.safetensors"), {"format": "pt"})
 
 
 def reference_logprobs(model: Any, token_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray[Any, Any]:

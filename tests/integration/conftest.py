@@ -1,0 +1,41 @@
+"""One real SGLang server for the whole session: starting it takes half a minute of CPU."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from services.rollout.server import EngineServer, ServerOptions
+from tests.support.tiny_model import save_tiny_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class SglangServer:
+    """A server and the checkpoints it was given."""
+
+    url: str
+    server: EngineServer
+    base: Path
+    """The checkpoint it was started with, as version 0."""
+    base_model: Any
+    """The same weights in transformers."""
+    other: Path
+    """Another checkpoint of the same shape."""
+    other_model: Any
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SglangServer]:
+    """Serves a tiny random Qwen3-MoE in float32; a test that changes its weights must put the base checkpoint back."""
+    pytest.importorskip("sglang", reason="SGLang is not installed")
+    directory = tmp_path_factory.mktemp("sglang")
+    base, other = directory / "base", directory / "other"
+    base_model, other_model = save_tiny_model(base, seed=0), save_tiny_model(other, seed=1)
+    options = ServerOptions(model_path=base, log_path=directory / "server.log", max_total_tokens=16384)
+    async with EngineServer(options) as server:
+        yield SglangServer(
+            url=server.url, server=server, base=base, base_model=base_model, other=other, other_model=other_model
+        )
