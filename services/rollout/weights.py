@@ -8,10 +8,11 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import numpy as np
 import structlog
-from safetensors import serialize_file
+from safetensors import TensorSpec, serialize_file
 
 from protocol.digests import tensor_digest, version_digest
 from protocol.messages import Manifest, ManifestRequest, TensorInfo, WeightChunk, WeightGone, WeightRequest
@@ -71,9 +72,15 @@ async def fetch_newest(client: PeerClient, have_version: int) -> FetchedWeights 
 def write_for_engine(weights: FetchedWeights, directory: Path) -> None:
     """Write one safetensors file into ``directory`` (created), under the engine's parameter names."""
     directory.mkdir(parents=True, exist_ok=True)
-    entries: dict[str, Any] = {
-        tensor.name: {"dtype": tensor.dtype, "shape": tensor.shape, "data": bytes(data)}
-        for tensor, data in weights.tensors()
+    base = np.frombuffer(weights.data, dtype=np.uint8)  # held here: the serializer reads raw addresses
+    entries = {
+        tensor.name: TensorSpec(
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            data_ptr=base.ctypes.data + tensor.offset,
+            data_len=tensor.num_bytes,
+        )
+        for tensor in weights.manifest.tensors
     }
     serialize_file(entries, str(directory / "model.safetensors"), {"format": "pt"})
 
