@@ -62,6 +62,7 @@ class Batches:
         )
         self._batches[row.index] = row
         self.num_assembled += 1
+        self._prune()
         return row
 
     def publish(self, published: Published) -> list[Row]:
@@ -111,9 +112,12 @@ class Batches:
         if checkpointed.next_batch <= self.settled:
             return []
         self.settled = checkpointed.next_batch
+        self._prune()
+        return [SettledRow(next_batch=self.settled)]
+
+    def _prune(self) -> None:
         for index in [index for index in self._batches if index < min(self.settled, self.num_assembled - 1)]:
             del self._batches[index]
-        return [SettledRow(next_batch=self.settled)]
 
     def check_resume(self, next_batch: int) -> None:
         """Raises: ValueError when a learner cannot go on from a checkpoint that covers the batches below ``next_batch``."""
