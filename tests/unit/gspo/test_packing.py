@@ -139,6 +139,11 @@ def test_ranks_get_like_loads_in_every_round() -> None:
     assert loads == [[100, 100], [100, 100]]
 
 
+def test_even_loads_give_way_to_the_budget() -> None:
+    # Level loads would be 3 + 2 + 2 and 3 + 2, and 7 is above the budget.
+    assert plan_micro_batches([3, 3, 2, 2, 2], 6, 1) == [[[0, 1], [2, 3, 4]]]
+
+
 def test_a_rank_without_sequences_gets_an_empty_micro_batch() -> None:
     assert plan_micro_batches([5], 10, 3) == [[[0]], [[]], [[]]]
 

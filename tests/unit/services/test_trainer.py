@@ -107,6 +107,13 @@ def test_a_proximal_anchor_costs_one_forward_pass_and_starts_every_ratio_at_one(
     assert behaviour.metrics["ratio_max/all"] > 1.001
 
 
+def test_a_proximal_pass_measures_all_micro_batches() -> None:
+    groups = own_logprobs(BigramEngine(), random_groups(4, 3, seed=6), noise=0.3)
+    proximal = replace(WIDE, anchor="proximal")
+    one, many = (train(BigramEngine(token_budget=budget), groups, proximal) for budget in (10_000, 40))
+    assert many.metrics["mismatch_sigma"] == pytest.approx(one.metrics["mismatch_sigma"], rel=1e-5)
+
+
 def test_a_proximal_anchor_stays_at_the_start_of_the_batch_over_its_mini_batches() -> None:
     engine = BigramEngine(learning_rate=1.0)
     groups = own_logprobs(engine, random_groups(4, 3, seed=6))
