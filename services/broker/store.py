@@ -133,6 +133,9 @@ class Store:
         except sqlite3.OperationalError as error:
             self._roll_back()
             raise self._unavailable(error) from error
+        except sqlite3.Error:
+            self._roll_back()
+            raise
 
     def _write(self, changes: Changes) -> None:
         by_type: dict[type[Row], list[Row]] = {}
