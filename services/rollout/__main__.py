@@ -70,21 +70,12 @@ async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event) -> None:
         async with AsyncExitStack() as stack:
             stack.enter_context(TelemetryServer("0.0.0.0", settings.rollout.metrics_port, registry, health))
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size))
-            rewards = await stack.enter_async_context(RewardPool(RewardPoolOptions(num_workers=settings.rollout.reward_workers)))
+            pool = RewardPool(RewardPoolOptions(num_workers=settings.rollout.reward_workers))
+            rewards = await stack.enter_async_context(pool)
             broker = PeerClient(
                 context, WORK, settings.broker.work_endpoint,
                 role="rollout", peer=arguments.name, session=session, clock=clock,
             )  # fmt: skip
-            agent = Agent(
-                environment=environment,
-                tokenizer=tokenizer,
-                engine=engine,
-                rewards=rewards,
-                broker=broker,
-                sampling=settings.sampling,
-                chunk_tokens=settings.rollout.chunk_tokens,
-                metrics=metrics,
-            )
             directory = stack.enter_context(_weights_directory(settings))
             sync = WeightSync(
                 context=context,
@@ -95,6 +86,17 @@ async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event) -> None:
                 peer=arguments.name,
                 session=session,
                 clock=clock,
+                metrics=metrics,
+            )
+            agent = Agent(
+                environment=environment,
+                tokenizer=tokenizer,
+                engine=engine,
+                rewards=rewards,
+                broker=broker,
+                may_generate=sync.may_generate,
+                sampling=settings.sampling,
+                chunk_tokens=settings.rollout.chunk_tokens,
                 metrics=metrics,
             )
             service = RolloutService(

@@ -1,20 +1,25 @@
 """The agent loop: turns one lease into chunks and a Finish, whatever the environment."""
 
-from collections.abc import Mapping
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
-import numpy as np
+import msgpack
+import msgspec
 import structlog
 
-from protocol.messages import Finish, Lease
+from protocol.limits import MAX_STATE_BYTES
+from protocol.messages import Finish, Lease, Plain
 from services.environments.base import Environment, RewardJob, Step
 from services.environments.reward_pool import RewardPool
-from services.rollout.engine import Engine, EngineError
+from services.rollout.engine import Engine, EngineError, EngineRefused
 from services.rollout.generation import GenerateRequest
 from services.rollout.generation import Sampling as EngineSampling
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.tokens import ChatTokenizer
+from services.rollout.tokens import ChatTokenizer, Messages, TokenizerError
 from services.rollout.trajectory import Trajectory
 from services.runtime.peer import PeerClient
 from services.runtime.settings import Sampling
@@ -31,7 +36,7 @@ class Agent:
     """Everything that an episode needs.
 
     produces:     Chunk and Finish on the work channel
-    waits for:    the engine; the reward pool; credit on the work channel
+    waits for:    the engine and its weight updates; the reward pool; credit on the work channel
     unblocked by: tokens; a reward or its deadline; the broker's acknowledgements
     """
 
@@ -40,11 +45,13 @@ class Agent:
     engine: Engine
     rewards: RewardPool
     broker: PeerClient
+    may_generate: asyncio.Event
+    """Cleared while the engine's weights are being replaced: a new request waits, one under way goes on afterwards."""
     sampling: Sampling
     chunk_tokens: int
     metrics: RolloutMetrics
 
-    async def run(self, lease: Lease, arrays: Mapping[str, np.ndarray[Any, Any]], trajectory: Trajectory) -> None:
+    async def run(self, lease: Lease, trajectory: Trajectory) -> None:
         """Run the episode to its end.
 
         Raises: EpisodeFailed; EngineError. Cancelled: ``trajectory`` holds what was not sent yet.
@@ -52,100 +59,146 @@ class Agent:
         if trajectory.state is None:
             self._start(lease, trajectory)
         while True:
-            cut = not trajectory.turn_done and await self._act(lease, trajectory)
-            step = await self._step(trajectory)
-            if step.done or cut or not self._observe(trajectory, step):
+            if not trajectory.turn_done:
+                await self._act(lease, trajectory)
+            cut = trajectory.token_ids[-1] not in self.tokenizer.stop_ids
+            step, reward = await self._step(trajectory)
+            observation = [] if step.done or cut else self._observation(trajectory, step)
+            if not observation:
                 break
+            trajectory.end_turn(reward)
+            trajectory.state = step.state
+            trajectory.observe(observation)
+            self.metrics.tokens.labels(kind="observation").inc(len(observation))
+        # Sent as they stand before the last step: whoever resumes from here steps again and comes to the same end.
         await self.send_chunk(trajectory)
-        reason = "done" if step.done else "length"
+        trajectory.end_turn(reward)
+        await self._finish(trajectory, "done" if step.done and not cut else "length")
+
+    async def send_chunk(self, trajectory: Trajectory) -> None:
+        """Stream what was not sent yet."""
+        following = trajectory.next_chunk()
+        if following is not None:
+            chunk, arrays = following
+            await self.broker.send(chunk, arrays)
+            trajectory.sent(chunk)
+            self.metrics.chunks.inc()
+
+    async def _finish(self, trajectory: Trajectory, reason: Literal["done", "length"]) -> None:
         await self.broker.send(
             Finish(
                 trajectory_id=trajectory.trajectory_id,
                 epoch=trajectory.epoch,
                 num_tokens=trajectory.num_tokens,
-                reason="done" if reason == "done" else "length",
+                reason=reason,
                 turn_rewards=list(trajectory.turn_rewards),
             )
         )
         self.metrics.episodes.labels(outcome=reason).inc()
 
-    async def send_chunk(self, trajectory: Trajectory) -> None:
-        """Stream what was not sent yet."""
-        taken = trajectory.take_chunk()
-        if taken is not None:
-            await self.broker.send(*taken)
-            self.metrics.chunks.inc()
-
     def _start(self, lease: Lease, trajectory: Trajectory) -> None:
-        start = self.environment.start(lease.task, lease.seed)
-        prompt = self.tokenizer.prompt_ids(start.messages)
+        with _user_code("start", trajectory):
+            start = self.environment.start(lease.task, lease.seed)
+        prompt = self._encoded(self.tokenizer.prompt_ids, start.messages)
         if len(prompt) >= self.sampling.max_tokens:
             raise EpisodeFailed(
                 f"the prompt has {len(prompt)} tokens, sampling.max_tokens is {self.sampling.max_tokens}: raise it or leave "
                 "such prompts out"
             )
-        trajectory.state = start.state
+        trajectory.state = _as_it_travels(start.state)
         trajectory.observe(prompt)
         self.metrics.tokens.labels(kind="observation").inc(len(prompt))
 
-    async def _act(self, lease: Lease, trajectory: Trajectory) -> bool:
-        """Sample the rest of the current turn; True when it was cut by a length limit."""
-        room = min(
-            self.sampling.max_turn_tokens - len(trajectory.action_ids), self.sampling.max_tokens - trajectory.num_tokens
-        )
-        stopped = False
-        if room > 0:
-            sampling = EngineSampling(
-                max_new_tokens=room,
-                temperature=self.sampling.temperature,
-                stop_token_ids=tuple(sorted(self.tokenizer.stop_ids)),
-                seed=lease.seed,
-            )
-            rid = f"{trajectory.trajectory_id}-{trajectory.epoch}-{trajectory.turn}"
-            request = GenerateRequest(rid=rid, input_ids=trajectory.token_ids, sampling=sampling)
-            async for piece in self.engine.generate(request):
-                versions = [run.version for run in piece.version_runs for _ in range(run.num_tokens)]
-                trajectory.act(piece.token_ids.tolist(), piece.logprobs.tolist(), versions)
-                self.metrics.tokens.labels(kind="action").inc(len(versions))
-                if piece.finish_reason == "abort":
-                    raise EngineError(f"generation {rid} was aborted by the engine")
-                stopped = piece.finish_reason == "stop"
-                if trajectory.num_unsent >= self.chunk_tokens and not stopped:
-                    await self.send_chunk(trajectory)
-        trajectory.turn_done = True
-        return not stopped
-
-    async def _step(self, trajectory: Trajectory) -> Step:
-        """The environment's answer to the finished turn, with its reward."""
-        assert trajectory.state is not None
+    async def _act(self, lease: Lease, trajectory: Trajectory) -> None:
+        """Sample the rest of the current turn: up to a stop token or a length limit."""
         action = trajectory.action_ids
-        stop_ids = self.tokenizer.stop_ids
-        text = self.tokenizer.action_text([token for token in action if token not in stop_ids])
+        # A turn that was handed over behind its stop token is complete: nothing may follow.
+        complete = bool(action) and action[-1] in self.tokenizer.stop_ids
+        room = min(self.sampling.max_turn_tokens - len(action), self.sampling.max_tokens - trajectory.num_tokens)
+        if not complete and room > 0:
+            await self._generate(lease, trajectory, room)
+        trajectory.turn_done = True
+
+    async def _generate(self, lease: Lease, trajectory: Trajectory, room: int) -> None:
+        sampling = EngineSampling(
+            max_new_tokens=room,
+            temperature=self.sampling.temperature,
+            stop_token_ids=tuple(sorted(self.tokenizer.stop_ids)),
+            seed=lease.seed,
+        )
+        rid = f"{trajectory.trajectory_id}-{trajectory.epoch}-{trajectory.turn}"
+        request = GenerateRequest(rid=rid, input_ids=list(trajectory.token_ids), sampling=sampling)
         try:
-            step = self.environment.step(trajectory.state, text)
-        # The environment is the user's own code: whatever it raises is about this episode, and is reported with it.
-        except Exception as error:
-            log.exception("environment_failed", trajectory_id=trajectory.trajectory_id)
-            raise EpisodeFailed(f"environment step failed: {type(error).__name__}: {error}") from error
-        reward = step.reward
-        if isinstance(reward, RewardJob):
+            async with aclosing(self.engine.generate(request)) as pieces:
+                async for piece in pieces:
+                    versions = [run.version for run in piece.version_runs for _ in range(run.num_tokens)]
+                    trajectory.act(piece.token_ids.tolist(), piece.logprobs.tolist(), versions)
+                    self.metrics.tokens.labels(kind="action").inc(len(versions))
+                    if piece.finish_reason == "abort":
+                        raise EngineError(f"generation {rid} was aborted by the engine")
+                    if piece.finish_reason is None and trajectory.num_unsent >= self.chunk_tokens:
+                        await self.send_chunk(trajectory)
+        except EngineRefused as error:
+            # About this request alone: elsewhere and later it would be refused as well.
+            raise EpisodeFailed(f"the engine refused the request: {error}") from error
+
+    async def _step(self, trajectory: Trajectory) -> tuple[Step, float]:
+        """The environment's answer to the finished turn, with its reward. ``trajectory`` stays as it is."""
+        assert trajectory.state is not None
+        stop_ids = self.tokenizer.stop_ids
+        text = self.tokenizer.action_text([token for token in trajectory.action_ids if token not in stop_ids])
+        with _user_code("step", trajectory):
+            # A copy: chunks under way share the state, and a step that is repeated elsewhere begins with the same.
+            step = self.environment.step(copy.deepcopy(trajectory.state), text)
+        step = msgspec.structs.replace(step, state=_as_it_travels(step.state))
+        if isinstance(step.reward, RewardJob):
             # The reward can take long: what the policy made is made durable first.
             await self.send_chunk(trajectory)
-            result = await self.rewards.grade(reward)
+            result = await self.rewards.grade(step.reward)
             if result.reward is None:
                 self.metrics.reward_failures.labels(failure=result.failure).inc()
                 raise EpisodeFailed(f"no reward: {result.failure}: {result.detail}")
-            reward = result.reward
-        trajectory.end_turn(reward)
-        trajectory.state = step.state
-        return step
+            return step, result.reward
+        if not math.isfinite(step.reward):
+            self.metrics.reward_failures.labels(failure="not_finite").inc()
+            raise EpisodeFailed(f"no reward: environment step returned {step.reward}")
+        return step, step.reward
 
-    def _observe(self, trajectory: Trajectory, step: Step) -> bool:
-        """Append the environment's messages; False when there is no room for them and an answer."""
-        last = trajectory.token_ids[-1]
-        tokens = self.tokenizer.observation_ids(step.messages, after_stop=last in self.tokenizer.stop_ids)
-        if trajectory.num_tokens + len(tokens) >= self.sampling.max_tokens:
-            return False
-        trajectory.observe(tokens)
-        self.metrics.tokens.labels(kind="observation").inc(len(tokens))
-        return True
+    def _observation(self, trajectory: Trajectory, step: Step) -> list[int]:
+        """Tokens of the environment's messages; empty when there is no room for them and an answer."""
+        tokens = self._encoded(self.tokenizer.observation_ids, step.messages)
+        return tokens if trajectory.num_tokens + len(tokens) < self.sampling.max_tokens else []
+
+    def _encoded(self, encode: Callable[[Messages], list[int]], messages: Messages) -> list[int]:
+        try:
+            tokens = encode(messages)
+        except TokenizerError as error:
+            raise EpisodeFailed(str(error)) from error
+        if not tokens:
+            raise EpisodeFailed(f"the chat template makes no tokens of {len(messages)} messages")
+        return tokens
+
+
+@contextmanager
+def _user_code(what: str, trajectory: Trajectory) -> Iterator[None]:
+    """The environment is the user's own code: whatever it raises is about this episode, and is reported with it."""
+    try:
+        yield
+    except Exception as error:
+        log.exception("environment_failed", call=what, trajectory_id=trajectory.trajectory_id)
+        raise EpisodeFailed(f"environment {what} failed: {type(error).__name__}: {error}") from error
+
+
+def _as_it_travels(state: Plain) -> Plain:
+    """``state`` as another rollout gets it with the lease. Raises: EpisodeFailed when it cannot travel with a chunk."""
+    try:
+        packed = msgpack.packb(state, use_bin_type=True)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EpisodeFailed(f"the environment's state is not plain data: {error}") from error
+    if len(packed) > MAX_STATE_BYTES:
+        raise EpisodeFailed(f"the environment's state has {len(packed)} bytes, {MAX_STATE_BYTES} allowed (MAX_STATE_BYTES)")
+    try:
+        travelled = msgspec.convert(msgpack.unpackb(packed, raw=False, strict_map_key=True), Plain)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise EpisodeFailed(f"the environment's state is not plain data: {error}") from error
+    return travelled

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import structlog
 import zmq.asyncio
+from safetensors import SafetensorError
 
 from protocol.channels import WEIGHTS
 from protocol.messages import Loaded
@@ -72,6 +73,8 @@ class WeightSync:
         self.policy_version = 0
         self.quarantined = ""
         self.loading = False
+        self.may_generate = asyncio.Event()
+        """Set while the engine serves a verified version and no update is under way."""
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """``callback`` is called when another version is served, or none."""
@@ -100,7 +103,7 @@ class WeightSync:
                     begin = self._clock.now()
                     weights = await fetch_newest(client, self.policy_version)
                 except (FetchError, TimeoutError) as error:
-                    log.warning("weights_not_fetched", endpoint=endpoint, error=str(error) or "no answer")
+                    log.warning("weights_not_fetched", endpoint=endpoint, error=str(error) or "no handshake")
                     self._metrics.weight_updates.labels(outcome="not_fetched").inc()
                     await asyncio.sleep(RETRY_S)
                     continue
@@ -126,8 +129,15 @@ class WeightSync:
     async def _load(self, client: PeerClient, weights: FetchedWeights) -> None:
         version = weights.policy_version
         directory = self._work_directory / f"version-{version}"
-        await asyncio.to_thread(self._write, weights, directory)
+        try:
+            await asyncio.to_thread(self._write, weights, directory)
+        except (OSError, SafetensorError) as error:
+            raise ServiceError(
+                f"policy version {version} ({weights.manifest.num_bytes} bytes) cannot be written to {directory}: {error}; "
+                "make room there or choose another rollout.weights_directory"
+            ) from error
         self.loading = True
+        self.may_generate.clear()
         begin = self._clock.now()
         try:
             await self._engine.pause(self._pause_mode)
@@ -135,6 +145,7 @@ class WeightSync:
             await self._verify(weights)
             self.policy_version, self.quarantined = version, ""
             await self._engine.resume()
+            self.may_generate.set()
         except (EngineError, VerificationError) as error:
             await self._on_failed(client, weights, str(error))
             return
