@@ -1,5 +1,6 @@
 """The agent loop: turns one lease into chunks and a Finish, whatever the environment."""
 
+import asyncio
 import copy
 import math
 from collections.abc import Callable, Iterator
