@@ -1,0 +1,98 @@
+"""How the server is started, and that it dies with whoever started it."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.rollout.server import (
+    EngineServer,
+    ServerError,
+    ServerOptions,
+    cuda_visible,
+    server_command,
+    server_environment,
+)
+
+TETHER = Path(__file__).parents[4] / "services" / "rollout" / "tether.py"
+
+
+def options(**changes: object) -> ServerOptions:
+    return ServerOptions(**{"model_path": Path("/m"), "log_path": Path("/log"), "weight_version": 7, **changes})  # type: ignore[arg-type]
+
+
+def value(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+def test_on_cpu_the_plug_in_serves_with_a_bounded_cache_on_one_thread() -> None:
+    command = server_command(options(max_total_tokens=999), port=1234, cuda=False)
+    assert command[:3] == [sys.executable, "-m", "services.sglang_cpu.launch"]
+    assert value(command, "--max-total-tokens") == "999"
+    assert value(command, "--weight-version") == "7"
+    assert value(command, "--dtype") == "float32"
+    assert "--enable-deterministic-inference" in command
+    environment = server_environment({"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "64", "HOME": "/h"}, cuda=False)
+    assert "SGLANG_USE_CPU_ENGINE" not in environment
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["SGLANG_PLATFORM"] == "torch_cpu"
+    assert environment["HOME"] == "/h"
+
+
+def test_on_cuda_the_stock_server_runs_and_further_arguments_come_last() -> None:
+    command = server_command(options(extra_args=("--tp-size", "2")), port=1234, cuda=True)
+    assert command[:3] == [sys.executable, "-m", "sglang.launch_server"]
+    assert "--max-total-tokens" not in command
+    assert command[-2:] == ["--tp-size", "2"]
+    assert "SGLANG_PLATFORM" not in server_environment({}, cuda=True)
+
+
+def test_a_cuda_device_is_seen_unless_it_is_hidden(tmp_path: Path) -> None:
+    (tmp_path / "nvidiactl").touch()
+    (tmp_path / "nvidia-uvm").touch()
+    assert not cuda_visible({}, tmp_path)
+    (tmp_path / "nvidia1").touch()
+    assert cuda_visible({}, tmp_path)
+    assert cuda_visible({"CUDA_VISIBLE_DEVICES": "0"}, tmp_path)
+    assert not cuda_visible({"CUDA_VISIBLE_DEVICES": ""}, tmp_path)
+    assert not cuda_visible({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path)
+
+
+async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ServerError, match=f"port {port} on 127.0.0.1"):
+            await EngineServer(options(port=port, log_path=tmp_path / "log")).start()
+
+
+def test_the_tail_of_the_log_leaves_out_the_noise_of_every_exit(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("ValueError: the reason\nnanobind: leaked 64 types!\n" + ' - leaked type "x"\n' * 100)
+    assert EngineServer(options(log_path=path)).log_tail() == "ValueError: the reason"
+
+
+async def test_a_tethered_process_dies_when_its_parent_is_killed() -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c",
+        "import os, subprocess, sys\n"
+        f"command = [sys.executable, {str(TETHER)!r}, str(os.getpid()), 'sh', '-c', 'echo $$; exec sleep 600']\n"
+        "subprocess.Popen(command, start_new_session=True).wait()",
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert parent.stdout is not None
+    # Written by the command itself: it runs, and the tether holds.
+    child = psutil.Process(int(await asyncio.wait_for(parent.stdout.readline(), 20)))
+    parent.send_signal(signal.SIGKILL)
+    await parent.wait()
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, [child], 10)
+    assert (len(gone), alive) == (1, [])
+
+
+async def test_a_tethered_process_does_not_start_without_its_parent() -> None:
+    stranger = await asyncio.create_subprocess_exec(sys.executable, str(TETHER), str(os.getppid()), "sleep", "600")
+    assert await asyncio.wait_for(stranger.wait(), 20) == 1
