@@ -1,9 +1,10 @@
 """A rollout: one SGLang server and the episodes in flight on it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 
 import structlog
 
@@ -34,8 +35,19 @@ log = structlog.get_logger()
 HEARTBEAT_S: Final = 1.0
 REQUEST_TIMEOUT_S: Final = 3.0
 ENGINE_FAILURES_ALLOWED: Final = 3
+BROKER_SILENT_S: Final = 5.0
+"""The broker answers every heartbeat: when it has said nothing for so long, it is away."""
 STATUSES: Final = ("starting", "verifying", "serving", "draining", "quarantined")
 Status = Literal["starting", "verifying", "serving", "draining", "quarantined"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """A lease at work."""
+
+    lease: Lease
+    trajectory: Trajectory
+    task: asyncio.Task[None]
 
 
 class RolloutService:
@@ -64,7 +76,9 @@ class RolloutService:
         self._clock = clock
         self._health = health
         self._metrics = metrics
-        self._running: dict[int, tuple[int, asyncio.Task[None]]] = {}
+        self._running: dict[int, Episode] = {}
+        self._late: list[asyncio.Task[None]] = []
+        self._last_work: list[tuple[int, int, int]] = []
         self._wake = asyncio.Event()
         self._request_id = 0
         self._asked_at = 0.0
@@ -92,7 +106,8 @@ class RolloutService:
                 for loop in loops[1:]:
                     loop.cancel()
                 await self._drain()
-                loops[0].cancel()
+                for task in (loops[0], *self._late):
+                    task.cancel()
 
     @asynccontextmanager
     async def _conversations(self) -> AsyncIterator[None]:
@@ -109,13 +124,11 @@ class RolloutService:
                     task.cancel()
 
     async def _until_over(self, stop: asyncio.Event) -> None:
-        stopped: asyncio.Future[Any]
-        waits: list[Coroutine[Any, Any, Any]] = [stop.wait(), self._broker_stopping.wait()]
         async with asyncio.TaskGroup() as tasks:
-            pending = [tasks.create_task(wait) for wait in waits]
-            _, rest = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for stopped in rest:
-                stopped.cancel()
+            waits = [tasks.create_task(event.wait()) for event in (stop, self._broker_stopping)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
 
     @property
     def _status(self) -> Status:
@@ -139,7 +152,8 @@ class RolloutService:
         message = delivered.message
         if isinstance(message, Welcome):
             self._sync.announce(message.policy_version, message.weights_endpoint)
-            self._ask_again_at = 0.0
+            # What was asked before the handshake is forgotten.
+            self._expected, self._ask_again_at = 0, 0.0
             self._wake.set()
         elif isinstance(message, Pulse):
             self._sync.announce(message.policy_version, message.weights_endpoint)
@@ -157,16 +171,18 @@ class RolloutService:
 
     def _start_episode(self, lease: Lease, delivered: Delivered, tasks: asyncio.TaskGroup) -> None:
         self._expected = max(0, self._expected - 1)
+        name = f"trajectory-{lease.trajectory_id}-{lease.epoch}"
+        if self._draining:
+            self._late.append(tasks.create_task(self._release(lease, "draining", failed=False), name=name))
+            return
         former = self._running.get(lease.trajectory_id)
         if former is not None:
-            if former[0] == lease.epoch:
+            if former.lease.epoch >= lease.epoch:
                 return
-            former[1].cancel("a newer lease")
+            former.task.cancel("a newer lease")
         trajectory = Trajectory(lease, delivered.arrays)
-        task = tasks.create_task(
-            self._episode(lease, delivered, trajectory), name=f"trajectory-{lease.trajectory_id}-{lease.epoch}"
-        )
-        self._running[lease.trajectory_id] = (lease.epoch, task)
+        task = tasks.create_task(self._episode(lease, trajectory), name=name)
+        self._running[lease.trajectory_id] = Episode(lease=lease, trajectory=trajectory, task=task)
         self._metrics.episodes_running.set(len(self._running))
         if lease.num_tokens:
             self._metrics.resumed.inc()
@@ -174,19 +190,19 @@ class RolloutService:
 
     def _end_episode(self, ended: LeaseEnded) -> None:
         running = self._running.get(ended.trajectory_id)
-        if running is not None and running[0] == ended.epoch:
+        if running is not None and running.lease.epoch == ended.epoch:
             log.info("lease_ended", trajectory_id=ended.trajectory_id, epoch=ended.epoch, reason=ended.reason)
             self._metrics.episodes.labels(outcome="lease_ended").inc()
-            running[1].cancel("lease ended")
+            self._forget(running.lease)
+            running.task.cancel("lease ended")
 
     # --- episodes ----------------------------------------------------------------------------------------------------
 
-    async def _episode(self, lease: Lease, delivered: Delivered, trajectory: Trajectory) -> None:
+    async def _episode(self, lease: Lease, trajectory: Trajectory) -> None:
         begin = self._clock.now()
         try:
-            await self._agent.run(lease, delivered.arrays, trajectory)
+            await self._agent.run(lease, trajectory)
             self._engine_failures = 0
-            self._health.progress()
         except EpisodeFailed as error:
             log.warning("episode_failed", trajectory_id=lease.trajectory_id, reason=str(error))
             self._metrics.episodes.labels(outcome="failed").inc()
@@ -196,18 +212,18 @@ class RolloutService:
             await self._agent.send_chunk(trajectory)
             await self._release(lease, f"engine: {error}", failed=False)
             self._on_engine_error(error)
-        except asyncio.CancelledError:
-            if self._draining:
-                await self._agent.send_chunk(trajectory)
-                await self._release(lease, "draining", failed=False)
-                self._metrics.episodes.labels(outcome="handed_back").inc()
-            raise
         finally:
-            if self._running.get(lease.trajectory_id, (None,))[0] == lease.epoch:
-                del self._running[lease.trajectory_id]
-            self._metrics.episodes_running.set(len(self._running))
+            # While draining it stays on the list: what it did not send is still to be handed back.
+            if not self._draining:
+                self._forget(lease)
             self._metrics.episode_seconds.observe(self._clock.now() - begin)
             self._wake.set()
+
+    def _forget(self, lease: Lease) -> None:
+        running = self._running.get(lease.trajectory_id)
+        if running is not None and running.lease.epoch == lease.epoch:
+            del self._running[lease.trajectory_id]
+        self._metrics.episodes_running.set(len(self._running))
 
     async def _release(self, lease: Lease, reason: str, *, failed: bool) -> None:
         await self._broker.send(
@@ -224,18 +240,28 @@ class RolloutService:
     async def _drain(self) -> None:
         """Hand unfinished trajectories back; what the broker does not acknowledge in time resumes from before it."""
         self._health.not_ready("draining")
-        episodes = [task for _, task in self._running.values()]
+        episodes = list(self._running.values())
         log.info("draining", episodes=len(episodes), budget_s=self._settings.drain_s)
         try:
             async with asyncio.timeout(self._settings.drain_s):
                 await self._send_heartbeat()
-                for task in episodes:
-                    task.cancel("draining")
+                for episode in episodes:
+                    episode.task.cancel("draining")
                 if episodes:
-                    await asyncio.wait(episodes)
+                    await asyncio.wait([episode.task for episode in episodes])
+                for episode in episodes:
+                    # Neither what ended by itself meanwhile nor a lease that the broker took away.
+                    if episode.task.cancelled() and self._running.get(episode.lease.trajectory_id) is episode:
+                        await self._hand_back(episode)
                 await self._broker.flushed()
         except TimeoutError:
             log.warning("drain_incomplete", unacknowledged=self._broker.num_unacknowledged)
+
+    async def _hand_back(self, episode: Episode) -> None:
+        await self._agent.send_chunk(episode.trajectory)
+        await self._release(episode.lease, "draining", failed=False)
+        self._metrics.episodes.labels(outcome="handed_back").inc()
+        self._forget(episode.lease)
 
     # --- leases and heartbeats ---------------------------------------------------------------------------------------
 
@@ -267,9 +293,19 @@ class RolloutService:
         self._metrics.unacknowledged.set(self._broker.num_unacknowledged)
         if status != "serving":
             self._health.not_ready(self._sync.quarantined or status)
-        elif not self._broker.connected:
+        elif not self._broker.connected or self._broker.silent_s > BROKER_SILENT_S:
             self._health.not_ready("the broker is away")
-        else:
+        elif self._has_worked():
             self._health.progress()
-        leases = [LeaseKey(trajectory_id, epoch) for trajectory_id, (epoch, _) in self._running.items()]
+        leases = [LeaseKey(episode.lease.trajectory_id, episode.lease.epoch) for episode in self._running.values()]
         await self._broker.send(Heartbeat(policy_version=self._sync.policy_version, status=status, leases=leases))
+
+    def _has_worked(self) -> bool:
+        """Whether any episode came, went or grew since the last heartbeat; also true when there is nothing to do."""
+        work = [
+            (episode.lease.trajectory_id, episode.lease.epoch, episode.trajectory.num_tokens)
+            for episode in self._running.values()
+        ]
+        worked = not work or work != self._last_work
+        self._last_work = work
+        return worked

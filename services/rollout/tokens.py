@@ -42,6 +42,10 @@ class ChatTokenizer:
         # The tokenizers package raises bare Exception for every malformed file.
         except Exception as error:
             raise TokenizerError(f"{path}: not a tokenizer: {error}") from error
+        # A file can ask for truncation or padding; neither may ever happen to a conversation.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._directory = directory
         self._specials = {
             name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
         }
@@ -54,25 +58,27 @@ class ChatTokenizer:
                 "they do not belong together"
             )
         self.stop_ids = self._stop_ids(directory, model_config)
-        self._eos_text = self._specials["eos_token"]
 
     def prompt_ids(self, messages: Messages) -> list[int]:
         """Token ids of a new conversation, ready for the assistant's first turn."""
         return self._encode(self._render(messages, add_generation_prompt=True))
 
-    def observation_ids(self, messages: Messages, *, after_stop: bool) -> list[int]:
-        """Token ids between an assistant turn and the next one: what the template puts there, and ``messages``.
+    def observation_ids(self, messages: Messages) -> list[int]:
+        """Token ids between an assistant turn that ended with a sampled stop token and the next turn.
 
-        ``after_stop``: the assistant's turn ended with a sampled stop token, so the template's own is left out.
+        What the template puts there (its own stop token is left out: the sampled one stands for it), ``messages``, and
+        the beginning of the assistant's turn.
         """
         before: list[Mapping[str, object]] = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
         text = self._render([*before, *messages], add_generation_prompt=True)
         _, found, tail = text.partition(SENTINEL)
         if not found:
-            raise TokenizerError("the chat template drops the assistant's content: multi-turn episodes cannot be rendered")
-        if after_stop and self._eos_text:
-            tail = tail.removeprefix(self._eos_text)
-        return self._encode(tail)
+            raise TokenizerError(
+                f"{self._directory}: the chat template drops the assistant's content: multi-turn episodes cannot be rendered"
+            )
+        # The stop token is cut off as a token: cut off as text it would leave behind the whitespace that it takes in.
+        ids = self._encode(tail)
+        return ids[1:] if ids and ids[0] in self.stop_ids else ids
 
     def action_text(self, token_ids: Sequence[int]) -> str:
         """Text of action tokens, without special tokens: what the environment sees."""
@@ -87,8 +93,11 @@ class ChatTokenizer:
             return str(
                 self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **specials)
             )
-        except jinja2.TemplateError as error:
-            raise TokenizerError(f"the chat template refuses the conversation: {error}") from error
+        # The template is a program of the model's author: it refuses by raise_exception, and breaks in any way.
+        except Exception as error:
+            raise TokenizerError(
+                f"{self._directory}: the chat template refuses the conversation: {type(error).__name__}: {error}"
+            ) from error
 
     def _stop_ids(self, directory: Path, model_config: dict[str, Any]) -> frozenset[int]:
         generation = directory / "generation_config.json"
@@ -129,7 +138,10 @@ def _token_text(value: Any) -> str:
 def _template_text(directory: Path, config: dict[str, Any]) -> str:
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TokenizerError(f"{path}: cannot be read: {error}") from error
     template = config.get("chat_template")
     if not isinstance(template, str):
         raise TokenizerError(f"{directory}: no chat_template.jinja and no chat_template in tokenizer_config.json")

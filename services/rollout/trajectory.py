@@ -64,12 +64,11 @@ class Trajectory:
         self.turn += 1
         self.turn_done = False
 
-    def take_chunk(self) -> tuple[Chunk, Arrays] | None:
-        """All tokens that were not sent yet, as a chunk; None when there are none."""
+    def next_chunk(self) -> tuple[Chunk, Arrays] | None:
+        """All tokens that were not sent yet, as a chunk; None when there are none. ``sent`` says that it went out."""
         begin, end = self._num_sent, len(self.token_ids)
         if begin == end:
             return None
-        self._num_sent = end
         segments = [
             Segment("action" if action else "observation", turn, sum(1 for _ in run))
             for (action, turn), run in groupby(self._kinds[begin:end])
@@ -91,6 +90,10 @@ class Trajectory:
             "logprobs": np.asarray(self._logprobs[begin:end], dtype=np.float32),
         }
         return chunk, arrays
+
+    def sent(self, chunk: Chunk) -> None:
+        """``chunk`` is on its way: what comes next begins behind it."""
+        self._num_sent = chunk.offset + chunk.num_tokens
 
     def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, action: bool) -> None:
         if not len(token_ids) == len(logprobs) == len(versions):

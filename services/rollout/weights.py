@@ -5,6 +5,7 @@ come. Every tensor's digest is checked against the manifest before anything is w
 """
 
 import asyncio
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,15 @@ from safetensors import TensorSpec, serialize_file
 
 from protocol.digests import tensor_digest, version_digest
 from protocol.messages import Manifest, ManifestRequest, TensorInfo, WeightChunk, WeightGone, WeightRequest
-from services.runtime.peer import Delivered, PeerClient
+from services.runtime.peer import PeerClient
 
 log = structlog.get_logger()
 
 STALL_S: Final = 5.0
 MAX_STALLS: Final = 6
+"""Silences in a row, without one chunk between them, after which a fetch is given up."""
 WINDOW_CHUNKS: Final = 16
+DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class FetchError(RuntimeError):
@@ -47,25 +50,21 @@ class FetchedWeights:
             yield tensor, view[tensor.offset : tensor.offset + tensor.num_bytes]
 
 
-async def fetch_newest(client: PeerClient, have_version: int) -> FetchedWeights | None:
+async def fetch_newest(client: PeerClient, have_version: int, *, stall_s: float = STALL_S) -> FetchedWeights | None:
     """The newest version of the weight server, verified; None when ``have_version`` is the newest.
 
+    ``stall_s``: silence after which a request is sent again.
     Raises: FetchError when the server says nothing for too long, drops the version, or sends wrong bytes.
     """
-    await client.send(ManifestRequest(have_version=have_version))
-    answer = await _next(client)
-    if isinstance(answer.message, WeightGone):
+    manifest = await _newest_manifest(client, have_version, stall_s)
+    if manifest is None or manifest.policy_version <= have_version:
         return None
-    if not isinstance(answer.message, Manifest):
-        raise FetchError(f"asked for a manifest, got {type(answer.message).__name__}")
-    manifest = answer.message
     if manifest.kind != "snapshot":
         raise FetchError(f"version {manifest.policy_version} is a {manifest.kind}; this receiver takes snapshots")
-    if manifest.policy_version <= have_version:
-        return None
     _check_layout(manifest)
-    weights = FetchedWeights(manifest=manifest, data=await _fetch_chunks(client, manifest))
-    _verify(weights)
+    weights = FetchedWeights(manifest=manifest, data=await _fetch_chunks(client, manifest, stall_s))
+    # Hashing takes a second for each gigabyte: not in the event loop.
+    await asyncio.to_thread(_verify, weights)
     return weights
 
 
@@ -85,24 +84,36 @@ def write_for_engine(weights: FetchedWeights, directory: Path) -> None:
     serialize_file(entries, str(directory / "model.safetensors"), {"format": "pt"})
 
 
-async def _next(client: PeerClient) -> Delivered:
-    """The next message that is about weights. Raises: FetchError after STALL_S without one."""
+async def _newest_manifest(client: PeerClient, have_version: int, stall_s: float) -> Manifest | None:
+    """The server's newest manifest; None when it holds nothing. Late answers to older requests are passed over."""
+    await client.send(ManifestRequest(have_version=have_version))
     try:
-        async with asyncio.timeout(STALL_S):
+        async with asyncio.timeout(stall_s):
             while True:
-                delivered = await client.inbox.get()
-                if isinstance(delivered.message, Manifest | WeightChunk | WeightGone):
-                    return delivered
+                message = (await client.inbox.get()).message
+                if isinstance(message, Manifest):
+                    return message
+                if isinstance(message, WeightGone) and message.policy_version == 0:
+                    return None
     except TimeoutError as error:
-        raise FetchError(f"the weight server said nothing for {STALL_S:.0f} s") from error
+        raise FetchError(f"the weight server did not answer within {stall_s:g} s") from error
 
 
 def _check_layout(manifest: Manifest) -> None:
-    """Tensors must lie one behind the other and fill the version exactly."""
+    """Tensors have different names, lie one behind the other, and fill the version exactly."""
     offset = 0
+    names: set[str] = set()
     for tensor in manifest.tensors:
         if tensor.offset != offset:
             raise FetchError(f"manifest: tensor {tensor.name} is at {tensor.offset}, expected {offset}")
+        expected = math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
+        if tensor.num_bytes != expected:
+            raise FetchError(
+                f"manifest: tensor {tensor.name} has {tensor.num_bytes} bytes, {tensor.dtype} {tensor.shape} has {expected}"
+            )
+        if tensor.name in names:
+            raise FetchError(f"manifest: tensor {tensor.name} is there twice")
+        names.add(tensor.name)
         offset += tensor.num_bytes
     if offset != manifest.num_bytes:
         raise FetchError(f"manifest: tensors have {offset} bytes, num_bytes is {manifest.num_bytes}")
@@ -110,46 +121,53 @@ def _check_layout(manifest: Manifest) -> None:
         raise FetchError(f"manifest of version {manifest.policy_version}: its digest does not match its tensors")
 
 
-async def _fetch_chunks(client: PeerClient, manifest: Manifest) -> bytearray:
+async def _fetch_chunks(client: PeerClient, manifest: Manifest, stall_s: float) -> bytearray:
     data = bytearray(manifest.num_bytes)
     num_chunks = -(-manifest.num_bytes // manifest.chunk_bytes)
-    next_chunk, stalls = 0, 0
-    while next_chunk < num_chunks:
-        wanted = min(WINDOW_CHUNKS, num_chunks - next_chunk)
-        await client.send(WeightRequest(policy_version=manifest.policy_version, first_chunk=next_chunk, num_chunks=wanted))
-        try:
-            next_chunk = await _receive_window(client, manifest, data, next_chunk, wanted)
-            stalls = 0
-        except FetchError:
-            stalls += 1
-            if stalls >= MAX_STALLS:
-                raise
-            log.warning("weight_fetch_stalled", policy_version=manifest.policy_version, chunk=next_chunk)
+    for first in range(0, num_chunks, WINDOW_CHUNKS):
+        missing = set(range(first, min(first + WINDOW_CHUNKS, num_chunks)))
+        stalls = 0
+        while missing:
+            wanted = len(missing)
+            lowest = min(missing)
+            await client.send(
+                WeightRequest(
+                    policy_version=manifest.policy_version, first_chunk=lowest, num_chunks=max(missing) - lowest + 1
+                )
+            )
+            try:
+                await _receive_chunks(client, manifest, data, missing, stall_s)
+            except TimeoutError as error:
+                stalls = 0 if len(missing) < wanted else stalls + 1
+                if stalls == MAX_STALLS:
+                    raise FetchError(
+                        f"version {manifest.policy_version}: chunk {min(missing)} did not come in {stalls} requests"
+                    ) from error
+                log.warning("weight_fetch_stalled", policy_version=manifest.policy_version, missing=len(missing))
     return data
 
 
-async def _receive_window(client: PeerClient, manifest: Manifest, data: bytearray, first: int, count: int) -> int:
-    """Take chunks in order; returns the first chunk that did not come (a gap ends the window)."""
-    expected = first
-    while expected < first + count:
-        delivered = await _next(client)
+async def _receive_chunks(
+    client: PeerClient, manifest: Manifest, data: bytearray, missing: set[int], stall_s: float
+) -> None:
+    """Put chunks in their place until none is missing. Raises: TimeoutError after a silence; FetchError."""
+    while missing:
+        async with asyncio.timeout(stall_s):
+            delivered = await client.inbox.get()
         message = delivered.message
-        if isinstance(message, WeightGone):
+        if isinstance(message, WeightGone) and message.policy_version == manifest.policy_version:
             raise FetchError(f"version {manifest.policy_version} is gone, newest is {message.newest_version}")
         if not isinstance(message, WeightChunk) or message.policy_version != manifest.policy_version:
             continue  # an answer to an older request
-        if message.chunk < expected:
+        if message.chunk not in missing:
             continue  # sent twice
-        if message.chunk > expected:
-            return expected
-        begin = expected * manifest.chunk_bytes
-        body = delivered.arrays["data"]
+        begin = message.chunk * manifest.chunk_bytes
         end = min(begin + manifest.chunk_bytes, manifest.num_bytes)
+        body = delivered.arrays["data"]
         if body.shape != (end - begin,):
-            raise FetchError(f"chunk {expected} has shape {body.shape}, expected ({end - begin},)")
+            raise FetchError(f"chunk {message.chunk} has shape {body.shape}, expected ({end - begin},)")
         data[begin:end] = body.data
-        expected += 1
-    return expected
+        missing.discard(message.chunk)
 
 
 def _verify(weights: FetchedWeights) -> None:
