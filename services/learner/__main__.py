@@ -24,7 +24,6 @@ from services.runtime.telemetry import Health, TelemetryServer
 log = structlog.get_logger()
 
 MAX_QUIET_S: Final = 1800.0
-FAILURES: Final = (ServiceError, EndpointError, ConfigurationError)
 
 
 def main() -> int:
@@ -62,19 +61,20 @@ def _run(settings: Settings) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    status = 0
     try:
         _serve(settings, stop)
-    except FAILURES as error:
-        log.error("stopped_by_error", error=str(error))
-        return EXIT_FAILED
-    except ExceptionGroup as group:
-        known, unknown = group.split(FAILURES)
-        if unknown is not None or known is None:
-            raise
-        for failure in flatten(known):
-            log.error("stopped_by_error", error=str(failure))
-        return EXIT_FAILED
-    return 0
+    except* (EndpointError, ConfigurationError) as group:
+        status = _explain("cannot_start", group, EXIT_CONFIGURATION)
+    except* ServiceError as group:
+        status = _explain("stopped_by_error", group, EXIT_FAILED)
+    return status
+
+
+def _explain(event: str, group: BaseExceptionGroup[BaseException], status: int) -> int:
+    for error in flatten(group):
+        log.error(event, error=str(error))
+    return status
 
 
 def _serve(settings: Settings, stop: threading.Event) -> None:

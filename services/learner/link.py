@@ -6,6 +6,7 @@ telemetry. Queues between the two are bounded; every blocking call has a timeout
 
 import asyncio
 import concurrent.futures
+import contextlib
 import queue
 import threading
 from collections.abc import Coroutine
@@ -34,6 +35,7 @@ from services.learner.snapshot import Snapshot, SnapshotStore
 from services.learner.weight_server import WeightServer
 from services.runtime.channel import RouterChannel
 from services.runtime.clock import Clock
+from services.runtime.lifecycle import ServiceError
 from services.runtime.peer import Delivered, PeerClient
 from services.runtime.settings import Settings
 from services.runtime.telemetry import Health
@@ -72,6 +74,7 @@ class Link:
         self._wanted: BatchRequest | None = None
         self._resume: Resume | None = None
         self._started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run_thread, name="learner-link", daemon=True)
         self._failure: BaseException | None = None
         self._main: asyncio.Task[None] | None = None
@@ -83,8 +86,10 @@ class Link:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._main is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._main.cancel)
+        if self._main is not None and not self._ended.done():
+            # It may end by itself at this moment.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._main.cancel)
         self._thread.join(timeout=10.0)
 
     # --- called by the training thread -------------------------------------------------------------------------------
@@ -99,12 +104,12 @@ class Link:
     def resume(self, next_batch: int) -> None:
         """Tell the broker where the checkpoint stands: also again after each new handshake."""
         self._resume = Resume(next_batch=next_batch)
-        self._call(self._client.send(self._resume))
+        self._deliver(self._client.send(self._resume))
 
     def request(self, index: int, policy_version: int) -> None:
         """Ask for a batch; repeated by the link until it arrives."""
         self._wanted = BatchRequest(index=index, policy_version=policy_version)
-        self._call(self._client.send(self._wanted))
+        self._deliver(self._client.send(self._wanted))
 
     def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None:
         """What was requested; None when it did not come in time."""
@@ -125,15 +130,15 @@ class Link:
             num_bytes=snapshot.manifest.num_bytes,
             trained_batches=trained_batches,
         )
-        self._call(self._publish(snapshot, announcement))
+        self._deliver(self._publish(snapshot, announcement))
 
     def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
         """Report a trained batch."""
-        self._call(self._client.send(Trained(index=index, policy_version=policy_version, metrics=metrics)))
+        self._deliver(self._client.send(Trained(index=index, policy_version=policy_version, metrics=metrics)))
 
     def checkpointed(self, next_batch: int, policy_version: int) -> None:
         """Report a durable checkpoint."""
-        self._call(self._client.send(Checkpointed(next_batch=next_batch, policy_version=policy_version)))
+        self._deliver(self._client.send(Checkpointed(next_batch=next_batch, policy_version=policy_version)))
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the broker has acknowledged everything; False when it did not in time."""
@@ -143,24 +148,46 @@ class Link:
             return False
         return True
 
-    def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = CALL_TIMEOUT_S) -> T:
-        if self._failure is not None:
-            coroutine.close()
-            self._require_alive()
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    def _deliver(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Hand a message over; waits while the broker acknowledges nothing. Raises: ServiceError when it lasts."""
         try:
-            return future.result(timeout=timeout_s)
-        except concurrent.futures.CancelledError:
-            self._require_alive()
-            raise
-        except TimeoutError:
-            future.cancel()
-            self._require_alive()
-            raise
+            self._call(coroutine, CALL_TIMEOUT_S)
+        except TimeoutError as error:
+            raise ServiceError(
+                f"the broker at {self._settings.broker.batch_endpoint} has acknowledged nothing for {CALL_TIMEOUT_S:.0f} s: "
+                "is it running?"
+            ) from error
+
+    def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Run ``coroutine`` in the link's thread. Raises: TimeoutError; what ended the link, when it is ended or ends."""
+        future = self._submit(coroutine)
+        if future is not None:
+            either: list[concurrent.futures.Future[Any]] = [future, self._ended]
+            done, _ = concurrent.futures.wait(either, timeout_s, concurrent.futures.FIRST_COMPLETED)
+            if not done:
+                future.cancel()
+                raise TimeoutError(f"no answer from the link within {timeout_s:.0f} s")
+            if future in done and not future.cancelled():
+                return future.result()
+        # Its last breath can cancel the call before it is known why.
+        self._ended.result()
+        coroutine.close()
+        raise self._end()
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T] | None":
+        """None: the link's loop is closed."""
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            return None
 
     def _require_alive(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self._ended.done():
+            raise self._end()
+
+    def _end(self) -> BaseException:
+        """Why there is no link any more."""
+        return ServiceError("the learner's link is closed") if self._failure is None else self._failure
 
     # --- the link's own thread ---------------------------------------------------------------------------------------
 
@@ -174,6 +201,8 @@ class Link:
             self._failure = error
             if not self._started.done():
                 self._started.set_exception(error)
+        finally:
+            self._ended.set_result(None)
 
     async def _serve(self) -> None:
         context = zmq.asyncio.Context()
@@ -218,7 +247,8 @@ class Link:
                 return  # an answer to a request that was answered already
             self._wanted = None
             arrived = BatchArrived(batch=message, arrays=delivered.arrays) if isinstance(message, Batch) else message
-            await asyncio.to_thread(self._arrived.put, arrived)
+            # One request is under way at a time, so there is room.
+            self._arrived.put_nowait(arrived)
         elif isinstance(message, BatchPending):
             self.waiting_for = f"{message.groups_ready} of {message.groups_needed} groups; {message.waiting_for}"
         elif isinstance(message, Welcome) and self._resume is not None:

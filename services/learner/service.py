@@ -28,6 +28,7 @@ log = structlog.get_logger()
 
 POLL_S: Final = 1.0
 WAITING_LOG_S: Final = 15.0
+FLUSH_S: Final = 10.0
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -78,6 +79,7 @@ class LearnerService:
             if directive is None:
                 log.info("stopping", next_batch=self._next_batch)
                 self._checkpoint()
+                self._flush()
                 return
             if isinstance(directive, EndOfRun):
                 self._finish(directive)
@@ -85,17 +87,20 @@ class LearnerService:
             self._train(directive)
 
     def _resume(self) -> None:
+        saved_version = 0
         latest = find_latest(self._root)
         if latest is not None:
             state = load_checkpoint(self._engine, latest)
             self._next_batch = self._checkpointed_batch = state.batch_position
             self._mismatch.load_state_dict(state.mismatch)
             log.info("resumed", checkpoint=str(latest), next_batch=self._next_batch)
+            saved_version = state.policy_version
         newest = torch.zeros(1, dtype=torch.int64)
         if self._link is not None:
-            newest[0] = self._broker_version(self._link)
+            # Versions are never reused: what this learner publishes comes after everything published before, also when
+            # the broker's ledger was lost.
+            newest[0] = max(saved_version, self._broker_version(self._link))
             self._link.resume(self._next_batch)
-        # Versions are never reused: what this learner publishes comes after everything published before.
         self._policy_version = int(self._engine.broadcast(newest)[0])
 
     def _broker_version(self, link: Link) -> int:
@@ -111,14 +116,15 @@ class LearnerService:
         """The next thing to do, on every rank; None: stop."""
         if self._link is not None:
             self._link.request(self._next_batch, self._policy_version)
-        begin = last_log = self._clock.now()
+        waited_until = last_log = self._clock.now()
         while True:
             arrived = self._link.take(POLL_S) if self._link is not None else None
             directive, stop = share(self._engine, arrived, self._stop.is_set())
-            self._metrics.wait_seconds.inc(self._clock.now() - max(begin, last_log))
+            now = self._clock.now()
+            self._metrics.wait_seconds.inc(now - waited_until)
+            waited_until = now
             if stop or directive is not None:
                 return None if stop else directive
-            now = self._clock.now()
             if self._link is not None and now - last_log >= WAITING_LOG_S:
                 log.info("waiting_for_batch", batch=self._next_batch, waiting_for=self._link.waiting_for)
                 last_log = now
@@ -204,9 +210,13 @@ class LearnerService:
         if self._link is None:
             return
         log.info("run_complete", reason=end.reason, export=str(destination))
-        if not self._link.flush(10.0):
-            log.warning("broker_did_not_acknowledge")
+        self._flush()
         self._serve_until_stopped()
+
+    def _flush(self) -> None:
+        """What the broker does not get now it learns from the next learner's Resume."""
+        if self._link is not None and not self._link.flush(FLUSH_S):
+            log.warning("broker_did_not_acknowledge", waited_s=FLUSH_S)
 
     def _serve_until_stopped(self) -> None:
         """Rollouts that join, or still evaluate the last version, must be able to fetch it."""

@@ -15,6 +15,7 @@ BATCH: Final = 1
 END: Final = 2
 STOP: Final = 3
 MAX_SHARED_FRAMES: Final = 4
+NO_FRAME: Final = -1
 
 Directive = BatchArrived | EndOfRun | None
 """What to do next; None: stop, or nothing arrived yet (see ``stop`` of ``share``)."""
@@ -37,20 +38,20 @@ def share(engine: Broadcaster, arrived: Directive, stop: bool) -> tuple[Directiv
     frames = _frames(arrived) if engine.rank == 0 else []
     sizes = [len(frame) for frame in frames]
     kind = STOP if stop else BATCH if isinstance(arrived, BatchArrived) else END if arrived is not None else WAIT
-    head = torch.tensor([kind, *sizes, *[0] * (MAX_SHARED_FRAMES - len(sizes))], dtype=torch.int64)
+    head = torch.tensor([kind, *sizes, *[NO_FRAME] * (MAX_SHARED_FRAMES - len(sizes))], dtype=torch.int64)
     head = engine.broadcast(head)
     kind, *sizes = (int(number) for number in head.tolist())
     if kind in (WAIT, STOP):
         return None, kind == STOP
-    total = sum(sizes)
+    sizes = [size for size in sizes if size != NO_FRAME]
     if engine.rank == 0:
         body = torch.from_numpy(np.frombuffer(b"".join(frames), dtype=np.uint8).copy())
     else:
-        body = torch.empty(total, dtype=torch.uint8)
+        body = torch.empty(sum(sizes), dtype=torch.uint8)
     data = engine.broadcast(body).cpu().numpy()
     if engine.rank == 0:
         return arrived, False
-    return _decode(data.tobytes(), [size for size in sizes if size]), False
+    return _decode(data.tobytes(), sizes), False
 
 
 def _frames(arrived: Directive) -> Sequence[bytes]:
