@@ -129,6 +129,7 @@ class Agent:
         )
         rid = f"{trajectory.trajectory_id}-{trajectory.epoch}-{trajectory.turn}"
         request = GenerateRequest(rid=rid, input_ids=list(trajectory.token_ids), sampling=sampling)
+        await self.may_generate.wait()
         try:
             async with aclosing(self.engine.generate(request)) as pieces:
                 async for piece in pieces:
