@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.cli.supervisor import ProcessSpec
+from services.runtime.configuration import ConfigurationError
 from services.runtime.settings import Settings
 
 GRACE_S: Final = 20.0
@@ -14,16 +15,23 @@ def process_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessS
     """Broker, learner and ``num_servers`` rollouts; ``forwarded``: configuration file and overrides.
 
     Rollouts stop first, because they hand their trajectories to the broker; the learner saves a checkpoint and tells the
-    broker; the broker goes last.
+    broker; the broker goes last. Raises: ConfigurationError for several rollouts on one server.
     """
+    rollout = settings.rollout
+    if rollout.num_servers > 1 and (rollout.server_url or rollout.server_port):
+        key, value = ("server_url", rollout.server_url) if rollout.server_url else ("server_port", rollout.server_port)
+        raise ConfigurationError(
+            f"rollout.num_servers is {rollout.num_servers} and rollout.{key} is {value}: every rollout needs a server of "
+            f"its own; use rollout.num_servers = 1, or leave rollout.{key} out"
+        )
     specs = [
         ProcessSpec(name="broker", module="services.broker", arguments=tuple(forwarded), stop_order=2, grace_s=GRACE_S),
         ProcessSpec(
             name="learner", module="services.learner", arguments=tuple(forwarded), stop_order=1, grace_s=LEARNER_GRACE_S
         ),
     ]
-    for index in range(settings.rollout.num_servers):
-        first_port = settings.rollout.metrics_port
+    for index in range(rollout.num_servers):
+        first_port = rollout.metrics_port
         port = first_port + index if first_port else 0
         arguments = (*forwarded, "--set", f"rollout.metrics_port={port}", "--name", f"rollout-{index}")
         specs.append(
@@ -32,7 +40,7 @@ def process_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessS
                 module="services.rollout",
                 arguments=arguments,
                 stop_order=0,
-                grace_s=settings.rollout.drain_s + GRACE_S,
+                grace_s=rollout.drain_s + GRACE_S,
             )
         )
     return specs

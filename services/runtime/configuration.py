@@ -82,8 +82,8 @@ def _explain(details: ErrorDetails) -> str:
         hint = f"did you mean {close[0]!r}?" if close else "known keys: " + ", ".join(known)
         return f"  {name}: unknown key; {hint}"
     message = details["msg"].removeprefix("Value error, ")
-    if not location or isinstance(details["input"], dict):
-        return f"  {message}"
+    if details["type"] == "value_error":
+        return f"  {message}"  # from a section's own check, which names its keys
     return f"  {name} is {details['input']!r}: {message}"
 
 

@@ -17,6 +17,8 @@ log = structlog.get_logger()
 EXIT_FAILED: Final = 1
 EXIT_CONFIGURATION: Final = 2
 PR_SET_PDEATHSIG: Final = 1
+# Opened before any fork: a child between fork and exec must not load anything.
+_LIBC: Final = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class ServiceError(RuntimeError):
@@ -75,5 +77,5 @@ async def until_stopped(stop: asyncio.Event, timeout_s: float) -> bool:
 
 def die_with_parent() -> None:
     """Ask the kernel (Linux) to end this process when its parent ends, however that happens; a no-op elsewhere."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if _LIBC is not None:
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -170,7 +171,7 @@ class Rollout(Section):
     """Size of SGLang's KV cache, in tokens (CPU)."""
     max_running: int = Field(64, ge=1)
     """Episodes in flight per server."""
-    chunk_tokens: int = Field(64, ge=1)
+    chunk_tokens: int = Field(64, ge=1, le=1024)
     """Stream a chunk to the broker after so many new tokens (and at the end of each turn): what a crash can cost."""
     pause_mode: Literal["retract", "in_place"] = "retract"
     """How unfinished generations wait for a weight update. retract: their KV cache is computed again under the new weights,
@@ -202,7 +203,7 @@ class Learner(Section):
     """Optimizer steps of linear warmup."""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW's."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """AdamW's."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""
@@ -248,5 +249,26 @@ class Settings(BaseModel):
                 f"objective.eps_low is {objective.eps_low} and objective.eps_high is {objective.eps_high} with ratio_unit = "
                 '"sequence": a length-normalised ratio never moves so far, nothing would be clipped. The GSPO paper uses '
                 '3e-4 and 4e-4; 0.2 and 0.27 are its values for GRPO (ratio_unit = "token")'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _trajectory_fits_cache(self) -> "Settings":
+        if self.rollout.max_total_tokens < self.sampling.max_tokens:
+            raise ValueError(
+                f"rollout.max_total_tokens is {self.rollout.max_total_tokens} and sampling.max_tokens is "
+                f"{self.sampling.max_tokens}: a server could not hold one trajectory; raise the first or lower the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _weights_can_be_reached(self) -> "Settings":
+        endpoint = self.learner.weights_endpoint
+        if not self.learner.advertised_weights_endpoint and endpoint.startswith(
+            ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:")
+        ):
+            raise ValueError(
+                f"learner.weights_endpoint is {endpoint!r}, which binds every address but tells rollouts none; set "
+                "learner.advertised_weights_endpoint to what they connect to, such as tcp://learner:7003"
             )
         return self
