@@ -6,7 +6,7 @@ from typing import Final
 
 from rich.table import Table
 
-from services.cli.record import Row, column, read_rows
+from services.cli.record import column, read_rows
 
 PLOT_FILE: Final = "plot.png"
 
@@ -94,9 +94,3 @@ def _clip_curves() -> list[tuple[str, str, str]]:
         ("clip_fraction/lag_1", "lag 0-1", "tab:orange"),
         ("clip_fraction/lag_2", "lag 1-2", "tab:red"),
     ]
-
-
-def last_eval(directory: Path) -> Row | None:
-    """The newest evaluation, if there is one."""
-    rows = read_rows(directory / "metrics.jsonl", "eval")
-    return rows[-1] if rows else None

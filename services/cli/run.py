@@ -105,6 +105,9 @@ class Watcher:
                 if status is not None and status["finished"]:
                     self.error = status["error"]
                     break
+                if self._supervisor.all_ended:
+                    self.error = "all processes ended before the run was complete; their logs say why"
+                    break
             conversation.cancel()
 
     async def _status(self) -> dict[str, Any] | None:

@@ -70,6 +70,11 @@ class Supervisor:
             for child in self.children:
                 tasks.create_task(self._keep(child), name=child.spec.name)
 
+    @property
+    def all_ended(self) -> bool:
+        """Nothing runs and nothing will be started again."""
+        return all(child.state == "finished" for child in self.children)
+
     async def stop(self) -> None:
         """SIGTERM in stop order, SIGKILL after each grace period; returns when all are gone."""
         self._stopping.set()
@@ -119,6 +124,8 @@ class Supervisor:
                 env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
             )
         child.state = "running"
+        if self._stopping.is_set():
+            await self._end(child)  # It was on its way while the others were stopped.
         return await child.process.wait()
 
     async def _end(self, child: Child) -> None:
