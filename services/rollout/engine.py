@@ -12,6 +12,7 @@ until an update has succeeded.
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -149,6 +150,7 @@ class Engine:
         self._info: ServerInfo | None = None
         self._live: dict[str, _Live] = {}
         self._num_requests = 0
+        self._session = secrets.token_hex(4)
         # Odd while an update is under way: two equal even values mean that none fell between.
         self._update_marks = 0
         self._weights_unknown = False
@@ -205,9 +207,9 @@ class Engine:
     ) -> AsyncGenerator[Piece, None]:
         """One HTTP request, cut short (`live.cut`) when too many tokens are held because their version is not known yet."""
         self._num_requests += 1
-        # SGLang aborts every request whose id *begins* with the one given, hence the ';'; the number makes a
-        # resubmitted request differ from its predecessor, which the server may still be clearing away.
-        server_rid = live.server_rid = f"{rid}#{self._num_requests};"
+        # SGLang aborts every request whose id *begins* with the one given, hence the ';'. And 2 s after a stream has ended
+        # it aborts that id once more, whoever uses it by then: an id is never used twice, nor by another engine object.
+        server_rid = live.server_rid = f"{rid}#{self._session}-{self._num_requests};"
         stream = sampling.max_new_tokens > self._chunk_tokens
         body = _generate_body(server_rid, input_ids, sampling, stream, self._chunk_tokens)
         decoder = OutputDecoder(incremental=self._server.incremental_streaming_output)

@@ -112,12 +112,14 @@ async def test_an_abort_does_not_hide_a_stop_token_or_the_length_limit() -> None
         assert [piece.finish_reason for piece in await ask(engine, 2)] == ["length"]
 
 
-async def test_the_names_given_to_the_server_are_never_the_beginning_of_one_another() -> None:
-    async with scripted(lambda path, body: answer(200, event([5], 1, "stop"))) as (engine, asked):
-        for _ in range(12):
-            await ask(engine)
-    names = [body["rid"] for path, body in asked if path == "/generate"]
-    assert len(names) == 12
+async def test_the_names_given_to_the_server_are_never_used_twice_nor_the_beginning_of_another() -> None:
+    names = []
+    for _ in range(2):
+        async with scripted(lambda path, body: answer(200, event([5], 1, "stop"))) as (engine, asked):
+            for _ in range(12):
+                await ask(engine)
+        names += [body["rid"] for path, body in asked if path == "/generate"]
+    assert len(set(names)) == 24
     assert not [(a, b) for a in names for b in names if a != b and b.startswith(a)]
 
 
