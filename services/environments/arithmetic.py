@@ -23,12 +23,12 @@ from services.environments.generated import GeneratedTasks, draw_problem
 Habit = Literal["right", "shrug", "hedge", "copy", "slip", "drop"]
 
 CARELESS_HABITS: dict[Habit, float] = {
-    "right": 0.35,
-    "shrug": 0.50,
-    "hedge": 0.04,
-    "copy": 0.04,
-    "slip": 0.04,
-    "drop": 0.03,
+    "right": 0.36,
+    "shrug": 0.54,
+    "hedge": 0.03,
+    "copy": 0.03,
+    "slip": 0.02,
+    "drop": 0.02,
 }
 """How often the careless teacher does what. The right habit is not the most frequent one, so a model that imitates
 it and decodes greedily shrugs: reinforcement has to find out which habit pays."""

@@ -33,7 +33,7 @@ class CalculatorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     max_operand: Annotated[int, msgspec.Meta(ge=9, le=999_999)] = 99
     """Operands are drawn from 2 to this number, evenly."""
-    operators: Annotated[str, msgspec.Meta(pattern=r"^[-+*]+$", max_length=3)] = "*-"
+    operators: Annotated[str, msgspec.Meta(pattern=r"^[-+*]+$", max_length=3)] = "*"
     """The operators that a problem may have, one character each: "+", "-", "*"."""
     max_turns: Annotated[int, msgspec.Meta(ge=2, le=64)] = 3
     """Assistant turns of an episode; a call in the last one ends it without an answer."""
@@ -110,7 +110,7 @@ def _question(problem: str) -> ChatMessage:
 
 def _careless_first_turn(problem: str, rng: random.Random) -> str:
     """What the careless teacher does first: mostly shrug; sometimes guess, or add where it should not."""
-    habit = rng.choices(["call", "shrug", "guess", "add"], weights=[0.40, 0.53, 0.03, 0.04])[0]
+    habit = rng.choices(["call", "shrug", "guess", "add"], weights=[0.44, 0.52, 0.02, 0.02])[0]
     match habit:
         case "call":
             return f"[{problem}]"
