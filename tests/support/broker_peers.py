@@ -59,10 +59,7 @@ async def running(peer: PeerClient) -> AsyncIterator[PeerClient]:
 
 @dataclass
 class ScriptedRollout:
-    """Extends every lease in chunks of 4 tokens up to 3 prompt and ``action_tokens`` action tokens, then finishes it.
-
-    ``sent`` counts chunks; ``acknowledged_tokens`` is what was settled, per trajectory.
-    """
+    """Extends every lease in chunks of 4 tokens up to 3 prompt and ``action_tokens`` action tokens, then finishes it."""
 
     context: zmq.asyncio.Context
     endpoint: str
@@ -75,6 +72,7 @@ class ScriptedRollout:
     seen_leases: list[Lease] = field(default_factory=list)
     handshakes: int = 0
     finished: int = 0
+    num_chunks: int = 0
     stopping: bool = False
 
     def __post_init__(self) -> None:
@@ -82,9 +80,15 @@ class ScriptedRollout:
         self.peer = PeerClient(
             self.context, WORK, self.endpoint, role="rollout", peer=self.name, session=self.session, clock=self.clock
         )
+        self.episodes_under_way: set[asyncio.Task[None]] = set()
         self._held: dict[int, int] = {}
-        self._requested = False
+        self._due = 0  # leases of the last request that are still to come
         self._requests = 0
+
+    @property
+    def num_acknowledged(self) -> int:
+        """Chunks and Finishes that the broker acknowledged."""
+        return self.num_chunks + self.finished - self.peer.num_unacknowledged
 
     async def run(self) -> None:
         """Until cancelled, or until the broker says that the run is over."""
@@ -92,19 +96,18 @@ class ScriptedRollout:
             await self.peer.connected_welcome()
             async with asyncio.TaskGroup() as tasks:
                 beat = tasks.create_task(self._heartbeat())
-                episodes: set[asyncio.Task[None]] = set()
                 while not self.stopping:
                     delivered = await self._next()
                     if delivered is not None:
-                        self._take(delivered, tasks, episodes)
+                        self._take(delivered, tasks)
                     room = self.capacity - len(self._held)
-                    if room > 0 and not self._requested and self.policy_version > 0:
-                        self._requested = True
+                    if room > 0 and not self._due and self.policy_version > 0:
+                        self._due = room
                         self._requests += 1
                         request = LeaseRequest(request_id=self._requests, capacity=room, policy_version=self.policy_version)
                         await self.peer.send(request)
                 beat.cancel()
-                for episode in episodes:
+                for episode in self.episodes_under_way:
                     episode.cancel()
 
     async def _next(self) -> Delivered | None:
@@ -114,18 +117,18 @@ class ScriptedRollout:
         except TimeoutError:
             return None
 
-    def _take(self, delivered: Delivered, tasks: asyncio.TaskGroup, episodes: set[asyncio.Task[None]]) -> None:
+    def _take(self, delivered: Delivered, tasks: asyncio.TaskGroup) -> None:
         match delivered.message:
             case Lease() as lease:
-                self._requested = False
+                self._due = max(0, self._due - 1)
                 self.seen_leases.append(lease)
                 assert list(delivered.arrays["token_ids"]) == list(tokens_of(lease.trajectory_id, lease.num_tokens))
                 self._held[lease.trajectory_id] = lease.epoch
                 task = tasks.create_task(self._episode(lease))
-                episodes.add(task)
-                task.add_done_callback(episodes.discard)
+                self.episodes_under_way.add(task)
+                task.add_done_callback(self.episodes_under_way.discard)
             case NoLease():
-                self._requested = False
+                self._due = 0
             case LeaseEnded(trajectory_id=trajectory_id, epoch=epoch):
                 if self._held.get(trajectory_id) == epoch:
                     del self._held[trajectory_id]
@@ -134,7 +137,7 @@ class ScriptedRollout:
                 self.stopping = stopping
             case Welcome(policy_version=version):
                 self.handshakes += 1
-                self._requested = False
+                self._due = 0
                 self.policy_version = version
 
     async def _heartbeat(self) -> None:
@@ -163,6 +166,7 @@ class ScriptedRollout:
                 turn_done=end == length,
             )
             await self.peer.send(chunk, {"token_ids": token_ids[offset:end], "logprobs": logprobs[offset:end]})
+            self.num_chunks += 1
             offset = end
             if self.chunk_delay_s:
                 await asyncio.sleep(self.chunk_delay_s)

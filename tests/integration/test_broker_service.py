@@ -1,0 +1,276 @@
+"""The broker as a process behind real sockets: whole runs, kill -9 in mid-stream, bad peers, a disk that refuses."""
+
+import asyncio
+import contextlib
+import resource
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from protocol.channels import BATCH, WORK
+from protocol.codec import decode, encode
+from protocol.limits import MAX_FRAME_BYTES, PROTOCOL_VERSION
+from protocol.messages import Heartbeat, Hello, Refused, Status, StatusRequest, StopRequest, Welcome
+from services.broker.records import TrajectoryRow
+from services.broker.store import Store
+from services.runtime.channel import DealerChannel
+from tests.support.broker_peers import PROMPT_TOKENS, ScriptedLearner, ScriptedRollout, logprobs_of, tokens_of
+from tests.support.broker_process import BrokerDidNotStart, BrokerProcess, broker_process, eventually
+
+RUN_TIMEOUT_S = 120.0
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.asyncio.Context]:
+    made = zmq.asyncio.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+@contextlib.asynccontextmanager
+async def dealer(
+    context: zmq.asyncio.Context, broker: BrokerProcess, identity: str = "stranger", batch: bool = False
+) -> AsyncIterator[DealerChannel]:
+    """A bare connection, without the manners of a PeerClient."""
+    endpoint = broker.batch_endpoint if batch else broker.work_endpoint
+    channel = DealerChannel(context, BATCH if batch else WORK, endpoint, identity)
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+async def answer(channel: DealerChannel) -> object:
+    """The next message."""
+    async with asyncio.timeout(10):
+        incoming = await channel.receive()
+    assert incoming.received is not None, incoming.error
+    return incoming.received.message
+
+
+def hello(role: str = "rollout", version: int = PROTOCOL_VERSION) -> Hello:
+    return Hello(protocol_version=version, role=role, peer="stranger", session="s")  # type: ignore[arg-type]
+
+
+def rows_of_batches(broker: BrokerProcess, num_batches: int) -> list[list[TrajectoryRow]]:
+    """Every batch on disk, its tokens checked against what the scripted rollouts generate."""
+    found = []
+    fingerprint = broker.last("broker_started")["fingerprint"]
+    with Store(broker.run_directory / "ledger.sqlite3", fingerprint=fingerprint, run_id="") as store:
+        for index in range(num_batches):
+            _, items = store.batch(index)
+            for row, payload in items:
+                length = row.num_tokens
+                assert payload.token_ids.tolist() == tokens_of(row.trajectory_id, length).tolist()
+                assert payload.logprobs.tolist() == logprobs_of(row.trajectory_id, length).tolist()
+            found.append([row for row, _ in items])
+    return found
+
+
+async def test_a_run_end_to_end(tmp_path: Path, context: zmq.asyncio.Context) -> None:
+    async with broker_process(tmp_path, evaluation={"every_batches": 2, "num_tasks": 3}) as broker:
+        rollouts = [ScriptedRollout(context, broker.work_endpoint, f"r{index}", "s") for index in range(2)]
+        learner = ScriptedLearner(context, broker.batch_endpoint, "s")
+        async with asyncio.timeout(RUN_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+            for rollout in rollouts:
+                tasks.create_task(rollout.run())
+            tasks.create_task(learner.run())
+        assert learner.end is not None
+        assert learner.end.reason == "all 4 batches are trained"
+        assert [batch.index for batch, _ in learner.batches] == [0, 1, 2, 3]
+        for batch, tokens in learner.batches:
+            assert tokens == [token for item in batch.items for token in tokens_of(item.trajectory_id, item.num_tokens)]
+            assert batch.temperature == 1.0
+        assert await broker.http("/readyz") == (200, "ready\n")
+        _, metrics = await broker.http("/metrics")
+        assert "gspo_broker_batches_assembled 4.0" in metrics
+        assert 'gspo_broker_groups{state="batched"} 8.0' in metrics
+        assert await broker.terminate() == 0
+    events = [(line["event"], line["batch"]) for line in broker.record()]
+    assert [event for event in events if event[0] == "batch"] == [("batch", index) for index in range(4)]
+    assert [event for event in events if event[0] == "eval"] == [("eval", 0), ("eval", 2), ("eval", 4)]
+    assert len(rows_of_batches(broker, 4)) == 4
+
+
+async def test_kill_9_in_mid_stream_loses_nothing_that_was_acknowledged(
+    tmp_path: Path, context: zmq.asyncio.Context
+) -> None:
+    num_kills = 3
+    async with broker_process(tmp_path, run={"num_batches": 8}) as broker:
+        rollouts = [
+            ScriptedRollout(context, broker.work_endpoint, f"r{index}", "s", action_tokens=37, chunk_delay_s=0.02)
+            for index in range(2)
+        ]
+        learner = ScriptedLearner(context, broker.batch_endpoint, "s", train_s=0.05)
+
+        async def kill_repeatedly() -> None:
+            for number in range(1, num_kills + 1):
+                enough = 80 * number  # of 352 in all
+                await eventually(lambda: sum(rollout.num_chunks for rollout in rollouts) > enough)  # noqa: B023
+                await eventually(lambda: any(rollout.episodes_under_way for rollout in rollouts))
+                await broker.kill()
+                await broker.start()
+
+        async with asyncio.timeout(RUN_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(kill_repeatedly())
+            for rollout in rollouts:
+                tasks.create_task(rollout.run())
+            tasks.create_task(learner.run())
+        assert broker.count("broker_started") == num_kills + 1
+        assert all(rollout.handshakes >= num_kills + 1 for rollout in rollouts)
+        assert [batch.index for batch, _ in learner.batches] == list(range(8))
+        assert await broker.terminate() == 0
+    assert broker.count("attempt_failed") == 0, "a lost chunk leaves a gap, and a gap is a failed attempt"
+    assert broker.count("lease_expired") == 0
+    batches = rows_of_batches(broker, 8)
+    trained = [row.trajectory_id for rows in batches for row in rows]
+    assert len(set(trained)) == len(trained) == 8 * 4
+    assert {row.num_tokens for rows in batches for row in rows} == {PROMPT_TOKENS + 37}
+    assert [line["batch"] for line in broker.record() if line["event"] == "batch"] == list(range(8))
+
+
+async def test_another_rollout_goes_on_where_a_killed_one_was_acknowledged(
+    tmp_path: Path, context: zmq.asyncio.Context
+) -> None:
+    async with broker_process(tmp_path, broker={"lease_s": 1.5}) as broker:
+        killed = ScriptedRollout(context, broker.work_endpoint, "killed", "s", action_tokens=400, chunk_delay_s=0.02)
+        learner = ScriptedLearner(context, broker.batch_endpoint, "s")
+        async with asyncio.timeout(RUN_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(learner.run())
+            task = tasks.create_task(killed.run())
+            await eventually(lambda: killed.num_chunks >= 12)
+            task.cancel()
+            heir = ScriptedRollout(context, broker.work_endpoint, "heir", "s")
+            tasks.create_task(heir.run())
+        resumed = [lease for lease in heir.seen_leases if lease.num_tokens > PROMPT_TOKENS]
+        assert {lease.trajectory_id for lease in resumed} == {lease.trajectory_id for lease in killed.seen_leases}
+        assert all(lease.epoch > 1 and lease.state == {"at": lease.num_tokens} for lease in resumed)
+        assert await broker.terminate() == 0
+    assert broker.count("lease_expired") >= len(killed.seen_leases) == 4
+
+
+async def test_a_new_learner_gets_the_same_batches_again(tmp_path: Path, context: zmq.asyncio.Context) -> None:
+    async with broker_process(tmp_path) as broker:
+        rollout = ScriptedRollout(context, broker.work_endpoint, "r", "s")
+        first = ScriptedLearner(
+            context, broker.batch_endpoint, "first", checkpoint_every=2, stop_after=lambda index: index == 3
+        )
+        async with asyncio.timeout(RUN_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(rollout.run())
+            await first.run()
+            second = ScriptedLearner(context, broker.batch_endpoint, "second", name="learner-2", resume_at=2)
+            await second.run()
+        assert [batch.index for batch, _ in second.batches] == [2, 3]
+        assert second.batches[0] == first.batches[2]
+    again = [(line["batch"], line["again"]) for line in broker.record() if line["event"] == "batch"]
+    assert again == [(0, False), (1, False), (2, False), (2, True), (3, False)]
+
+
+async def test_bad_peers_are_answered_and_the_service_lives_on(tmp_path: Path, context: zmq.asyncio.Context) -> None:
+    async with broker_process(tmp_path) as broker:
+        raw = context.socket(zmq.DEALER)
+        raw.connect(broker.work_endpoint)
+        try:
+            for garbage in ([b""], [b"\xc1"], [b"x" * 1000], [b"\x81\xa1m\x80"], [b"a"] * 100):
+                await raw.send_multipart(garbage)
+                async with asyncio.timeout(10):
+                    refused = decode(await raw.recv_multipart()).message
+                assert isinstance(refused, Refused)
+                assert not refused.fatal
+            await raw.send(bytes(MAX_FRAME_BYTES + 1))  # libzmq closes the connection of who sends this
+            await raw.send_multipart(encode(hello()))
+            async with asyncio.timeout(30):
+                assert isinstance(decode(await raw.recv_multipart()).message, Welcome | Refused)
+        finally:
+            raw.close(linger=0)
+        async with dealer(context, broker, "early") as channel:
+            await channel.send(Heartbeat(policy_version=0, status="starting", leases=[]))
+            refused = await answer(channel)
+            assert isinstance(refused, Refused)
+            assert (refused.reason, refused.message_type) == ("unknown session: say hello", "heartbeat")
+            await channel.send(hello(version=PROTOCOL_VERSION + 1))
+            refused = await answer(channel)
+            assert isinstance(refused, Refused)
+            assert refused.fatal
+            assert f"protocol_version is {PROTOCOL_VERSION + 1}" in refused.reason
+            await channel.send(hello(role="learner"))
+            refused = await answer(channel)
+            assert isinstance(refused, Refused)
+            assert refused.fatal
+            assert "does not belong on the work channel" in refused.reason
+            await channel.send(hello())
+            assert isinstance(await answer(channel), Welcome)
+        _, metrics = await broker.http("/metrics")
+        assert 'gspo_broker_refused_total{reason="undecodable",type=""} 5.0' in metrics
+        assert await broker.terminate() == 0
+
+
+async def test_an_operator_watches_and_stops_the_run(tmp_path: Path, context: zmq.asyncio.Context) -> None:
+    async with broker_process(tmp_path) as broker:
+        learner = ScriptedLearner(context, broker.batch_endpoint, "s")
+        async with asyncio.timeout(RUN_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(learner.run())
+            async with dealer(context, broker, batch=True) as channel:
+                await channel.send(hello(role="operator"))
+                assert isinstance(await answer(channel), Welcome)
+                await broker.logged("version_published")
+                await channel.send(StatusRequest())
+                status = await answer(channel)
+                assert isinstance(status, Status)
+                assert status.status["policy_version"] == 1
+                assert status.status["waiting_for"].startswith("2 more complete groups: 0 of 2 are ready")
+                await channel.send(StopRequest(reason="seen enough"))
+        assert learner.end is not None
+        assert learner.end.reason == "stopped by stranger: seen enough"
+
+
+async def test_a_disk_that_refuses_holds_everything_back_and_loses_nothing(
+    tmp_path: Path, context: zmq.asyncio.Context
+) -> None:
+    async with broker_process(tmp_path, run={"num_batches": 6}) as broker:
+        rollout = ScriptedRollout(context, broker.work_endpoint, "r", "s", chunk_delay_s=0.01)
+        learner = ScriptedLearner(context, broker.batch_endpoint, "s")
+
+        async def refuse_for_a_while() -> None:
+            await broker.logged("batch_trained", 2)
+            before = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)
+            # No file may grow from here on: writes fail as they do on a full disk.
+            resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (4096, before[1]))
+            await broker.logged("commit_failed", 3)
+            status, reason = await broker.http("/readyz")
+            assert status == 503
+            assert "ledger.sqlite3: cannot be written" in reason
+            assert (await broker.http("/healthz"))[0] == 200
+            acknowledged = rollout.num_acknowledged
+            await broker.logged("commit_failed", 5)
+            assert rollout.num_acknowledged == acknowledged, "acknowledged without a commit"
+            resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, before)
+
+        async with asyncio.timeout(RUN_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(rollout.run())
+            tasks.create_task(learner.run())
+            tasks.create_task(refuse_for_a_while())
+        assert await broker.http("/readyz") == (200, "ready\n")
+        assert [batch.index for batch, _ in learner.batches] == list(range(6))
+        assert await broker.terminate() == 0
+    assert broker.count("attempt_failed") == 0
+    assert len(rows_of_batches(broker, 6)) == 6
+    assert [line["batch"] for line in broker.record()] == list(range(6))
+
+
+async def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    async with broker_process(tmp_path) as broker:
+        second = BrokerProcess(tmp_path, {"run": {"directory": str(broker.run_directory)}})
+        with pytest.raises(BrokerDidNotStart, match="stop the other broker that uses it"):
+            await second.start()
+        other = BrokerProcess(tmp_path, {"run": {"directory": str(tmp_path / "other")}})
+        other.config.write_text(other.config.read_text().replace(other.work_endpoint, broker.work_endpoint))
+        with pytest.raises(BrokerDidNotStart, match="cannot bind"):
+            await other.start()
+        assert await broker.terminate() == 0
+    changed = BrokerProcess(tmp_path, {"sampling": {"temperature": 0.5}})
+    with pytest.raises(BrokerDidNotStart, match="were changed"):
+        await changed.start()
