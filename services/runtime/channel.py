@@ -65,7 +65,7 @@ class RouterChannel:
         except zmq.ZMQError as error:
             self._socket.close(linger=0)
             raise EndpointError(
-                f"{spec.name} channel: cannot bind {endpoint}: {error.strerror}. Is another run using it? "
+                f"{spec.name} channel: cannot bind {endpoint}: {zmq.strerror(error.errno)}. Is another run using it? "
                 f"Choose another port in the configuration or stop that process"
             ) from error
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -105,7 +105,7 @@ class DealerChannel:
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             self._socket.close(linger=0)
-            raise EndpointError(f"{spec.name} channel: cannot connect to {endpoint!r}: {error.strerror}") from error
+            raise EndpointError(f"{spec.name} channel: cannot connect to {endpoint!r}: {zmq.strerror(error.errno)}") from error
 
     async def receive(self) -> Incoming:
         """The next message; waits for one."""

@@ -1,0 +1,14 @@
+"""A clock that only moves when a test says so."""
+
+
+class VirtualClock:
+    """Seconds that pass by ``advance`` alone."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds

@@ -1,0 +1,93 @@
+"""Start and stop of a process: exit statuses, signals, waiting."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from services.runtime.channel import EndpointError
+from services.runtime.configuration import ConfigurationError
+from services.runtime.lifecycle import ServiceError, flatten, run_process, until_stopped
+
+
+def ending_with(error: Exception | None) -> int:
+    async def service(stop: asyncio.Event) -> None:
+        if error is not None:
+            raise error
+
+    return run_process(service)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (None, 0),
+        (ServiceError("the engine keeps failing"), 1),
+        (ConfigurationError("batch.max_lag is -1"), 2),
+        (EndpointError("cannot bind tcp://127.0.0.1:1"), 2),
+        (ExceptionGroup("inner", [ExceptionGroup("deeper", [ServiceError("x")])]), 1),
+        (ExceptionGroup("inner", [ServiceError("x"), EndpointError("y")]), 1),
+    ],
+)
+def test_errors_meant_for_people_become_an_exit_status(error: Exception | None, status: int) -> None:
+    assert ending_with(error) == status
+
+
+def test_a_bug_ends_with_its_traceback() -> None:
+    with pytest.raises(KeyError, match="bug"):
+        ending_with(KeyError("bug"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_sets_stop_and_the_service_ends_by_itself(number: signal.Signals) -> None:
+    ended = []
+
+    async def service(stop: asyncio.Event) -> None:
+        os.kill(os.getpid(), number)
+        await stop.wait()
+        ended.append("in order")
+
+    assert run_process(service) == 0
+    assert ended == ["in order"]
+
+
+async def test_waiting_for_stop_tells_stop_from_time() -> None:
+    stop = asyncio.Event()
+    assert await until_stopped(stop, 0.001) is False
+    stop.set()
+    assert await until_stopped(stop, 60.0) is True
+
+
+def test_the_leaves_of_nested_groups_come_in_order() -> None:
+    a, b, c = ValueError("a"), ValueError("b"), ValueError("c")
+    assert flatten(ExceptionGroup("", [a, ExceptionGroup("", [ExceptionGroup("", [b]), c])])) == [a, b, c]
+
+
+def logged(level: str, code: str) -> subprocess.CompletedProcess[str]:
+    script = f"import structlog\nfrom services.runtime.logs import configure_logging\nconfigure_logging('broker')\n{code}"
+    environment = {**os.environ, "GSPO_LOG_LEVEL": level}
+    return subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_off_a_terminal_each_event_is_a_line_of_json_on_standard_error() -> None:
+    code = "log = structlog.get_logger()\nlog.debug('quiet')\nlog.info('group_settled', lag=2)\nlog.error('bad', error='x')"
+    done = logged("info", code)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(line["event"], line["level"], line["service"]) for line in lines] == [
+        ("group_settled", "info", "broker"),
+        ("bad", "error", "broker"),
+    ]
+    assert lines[0]["lag"] == 2
+    assert done.stdout == ""
+
+
+def test_an_unknown_log_level_is_refused_with_the_known_ones() -> None:
+    done = logged("loud", "")
+    assert done.returncode != 0
+    assert "GSPO_LOG_LEVEL is 'loud': use one of debug, info, warning, error" in done.stderr

@@ -1,0 +1,95 @@
+"""Health tied to progress, in virtual time, and what the HTTP endpoints say of it."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from services.runtime.channel import EndpointError
+from services.runtime.telemetry import LOOP_STALL_S, Health, TelemetryServer
+from tests.support.clocks import VirtualClock
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def health(clock: VirtualClock) -> Health:
+    return Health(clock, max_quiet_s=60.0)
+
+
+def test_a_process_that_starts_is_alive_and_not_ready(health: Health) -> None:
+    assert health.alive() == (True, "alive")
+    assert health.ready() == (False, "starting")
+
+
+def test_progress_makes_ready_and_silence_takes_it_back(health: Health, clock: VirtualClock) -> None:
+    health.progress()
+    assert health.ready() == (True, "ready")
+    clock.advance(60)
+    assert health.ready()[0]
+    clock.advance(1)
+    assert health.ready() == (False, "no progress for 61 s (60 s allowed)")
+    health.progress()
+    assert health.ready()[0]
+
+
+def test_a_turn_of_the_loop_is_life_and_no_progress(health: Health, clock: VirtualClock) -> None:
+    health.progress()
+    clock.advance(100)
+    health.turn()
+    assert health.alive()[0]
+    assert not health.ready()[0]
+
+
+def test_a_loop_that_stands_still_is_not_alive(health: Health, clock: VirtualClock) -> None:
+    health.turn()
+    clock.advance(LOOP_STALL_S)
+    assert health.alive() == (False, "the loop has not turned for 30 s")
+
+
+def test_a_reason_not_to_be_ready_holds_until_there_is_progress(health: Health) -> None:
+    health.progress()
+    health.not_ready("quarantined: wrong digest")
+    health.turn()
+    assert health.ready() == (False, "quarantined: wrong digest")
+    health.progress()
+    assert health.ready()[0]
+
+
+@pytest.fixture
+def server(health: Health) -> Iterator[str]:
+    registry = CollectorRegistry()
+    Counter("gspo_test_events_total", "Events", registry=registry).inc(3)
+    with TelemetryServer("127.0.0.1", 0, registry, health) as telemetry:
+        yield f"http://127.0.0.1:{telemetry.port}"
+
+
+def test_the_endpoints_answer_what_health_says(server: str, health: Health, clock: VirtualClock) -> None:
+    def answer(path: str) -> tuple[int, str]:
+        response = httpx.get(server + path)
+        return response.status_code, response.text.strip()
+
+    assert answer("/healthz") == (200, "alive")
+    assert answer("/readyz") == (503, "starting")
+    health.progress()
+    assert answer("/readyz?verbose=1") == (200, "ready")
+    clock.advance(61)
+    assert answer("/readyz") == (503, "no progress for 61 s (60 s allowed)")
+    assert answer("/healthz") == (503, "the loop has not turned for 61 s")
+    assert answer("/other")[0] == 404
+
+
+def test_metrics_come_in_prometheus_text(server: str) -> None:
+    response = httpx.get(server + "/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    assert "gspo_test_events_total 3.0" in response.text
+
+
+def test_a_metrics_port_in_use_is_named_with_the_way_out(server: str, health: Health) -> None:
+    port = int(server.rsplit(":", 1)[1])
+    with pytest.raises(EndpointError, match=f"{port}.*Choose another metrics_port"):
+        TelemetryServer("127.0.0.1", port, CollectorRegistry(), health)
