@@ -64,6 +64,10 @@ class Groups:
         return sorted(rows, key=self._grant_order)
 
     @property
+    def num_leased(self) -> int:
+        return len(self._leased)
+
+    @property
     def num_free(self) -> int:
         return len(self._free)
 

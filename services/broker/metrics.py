@@ -66,7 +66,7 @@ class BrokerMetrics:
         """Copy what the ledger says now."""
         state = ledger.state
         self.queue.set(queue_messages)
-        self.leases.set(len(state.groups.leased()))
+        self.leases.set(state.groups.num_leased)
         self.free.set(state.groups.num_free)
         for name, count in groups_by_state(state).items():
             self.groups.labels(name).set(count)

@@ -32,7 +32,7 @@ class Peer:
 
 
 class Peers:
-    """Sessions by (peer, session). One learner at a time; one session per rollout name."""
+    """Sessions by (peer, session). One learner at a time; one session per rollout name; operators as many as come."""
 
     def __init__(self) -> None:
         self._peers: dict[Who, Peer] = {}
@@ -57,12 +57,11 @@ class Peers:
         replaced = [
             other.who
             for other in self._peers.values()
-            if other.role == role and (other.who.peer == who.peer or role == "learner")
+            if other.role == role and (role == "learner" or (role == "rollout" and other.who.peer == who.peer))
         ]
         for other in replaced:
             del self._peers[other]
-            if role != "operator":
-                self._fenced.append(other)
+            self._fenced.append(other)
         self._peers[who] = Peer(who=who, role=role, inbox=Inbox(first_seq), last_seen=now)
         return replaced
 

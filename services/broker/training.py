@@ -163,10 +163,10 @@ class Training:
         if choice.due:
             named = [self._describe(group_id) for group_id in choice.due[:NAMED_GROUPS]]
             return f"{len(choice.due)} groups that must not get older: " + ", ".join(named)
-        leased = len(state.groups.leased())
+        groups = state.groups
         return (
             f"{state.config.groups_per_batch - choice.num_complete} more complete groups: {choice.num_complete} of "
-            f"{state.config.groups_per_batch} are ready, {leased} trajectories under way, {state.groups.num_free} free"
+            f"{state.config.groups_per_batch} are ready, {groups.num_leased} trajectories under way, {groups.num_free} free"
         )
 
     def _blocked(self, request: BatchRequest) -> str:

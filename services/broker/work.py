@@ -23,6 +23,8 @@ from services.broker.tokens import action_tokens
 NoLeaseReason = Literal["window_full", "version_too_old", "no_prompts", "stopping"]
 RETRY_SOON_S: Final = 0.25
 RETRY_LATER_S: Final = 1.0
+LISTENING_S: Final = 2.0
+"""Between two ticks more than this: the broker was not listening (a disk that refuses, a stopped process)."""
 
 
 class Work:
@@ -31,6 +33,7 @@ class Work:
     def __init__(self, state: State, now: float) -> None:
         self._state = state
         self._deadlines: dict[int, float] = {}
+        self._last_tick = now
         for row in state.groups.leased():
             self._deadlines[row.trajectory_id] = now + state.config.lease_s
 
@@ -140,8 +143,16 @@ class Work:
         return [*actions, Reply(to=who, message=pulse)]
 
     def expire(self, now: float) -> list[Action]:
-        """Leases whose deadline has passed: their trajectories go on elsewhere."""
+        """Leases whose deadline has passed: their trajectories go on elsewhere.
+
+        Time in which the broker was not listening does not count: heartbeats of it are still to be read.
+        """
         actions: list[Action] = []
+        deaf_s = now - self._last_tick
+        self._last_tick = now
+        if deaf_s > LISTENING_S:
+            for trajectory_id in self._deadlines:
+                self._deadlines[trajectory_id] += deaf_s
         for trajectory_id in [key for key, deadline in self._deadlines.items() if deadline <= now]:
             del self._deadlines[trajectory_id]
             row = self._state.groups.trajectory(trajectory_id)

@@ -230,7 +230,7 @@ async def test_an_operator_watches_and_stops_the_run(tmp_path: Path, context: zm
 async def test_a_disk_that_refuses_holds_everything_back_and_loses_nothing(
     tmp_path: Path, context: zmq.asyncio.Context
 ) -> None:
-    async with broker_process(tmp_path, run={"num_batches": 6}) as broker:
+    async with broker_process(tmp_path, run={"num_batches": 6}, broker={"lease_s": 3.0}) as broker:
         rollout = ScriptedRollout(context, broker.work_endpoint, "r", "s", chunk_delay_s=0.01)
         learner = ScriptedLearner(context, broker.batch_endpoint, "s")
 
@@ -257,6 +257,7 @@ async def test_a_disk_that_refuses_holds_everything_back_and_loses_nothing(
         assert [batch.index for batch, _ in learner.batches] == list(range(6))
         assert await broker.terminate() == 0
     assert broker.count("attempt_failed") == 0
+    assert broker.count("lease_expired") == 0, "no heartbeat was read meanwhile, which is nobody's fault"
     assert len(rows_of_batches(broker, 6)) == 6
     assert [line["batch"] for line in broker.record()] == list(range(6))
 

@@ -103,9 +103,13 @@ class LedgerHarness:
         return self._carry_out(self.ledger.on_message(who, message, seq, self.now), arrays)
 
     def tick(self, seconds: float = 0.0) -> list[Action]:
-        """Time passes."""
-        self.now += seconds
-        return self._carry_out(self.ledger.on_tick(self.now), {})
+        """Time passes, and the ledger hears of it every second."""
+        effects: list[Action] = []
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            effects += self._carry_out(self.ledger.on_tick(self.now), {})
+        return effects if seconds else self._carry_out(self.ledger.on_tick(self.now), {})
 
     def _carry_out(self, actions: list[Action], arrays: dict[str, np.ndarray]) -> list[Action]:
         changes = Changes()

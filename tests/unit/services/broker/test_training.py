@@ -102,7 +102,7 @@ def test_a_batch_names_the_due_groups_that_it_waits_for() -> None:
         world.episode(R1, lease, 1)
     world.fail(R1, leases[0])
     world.request_batch(0, 1)
-    (pending,) = replies(world.tick(2.0), BatchPending)
+    pending = replies(world.tick(2.0), BatchPending)[-1]
     assert "1 more complete groups" in pending.waiting_for
     lagging = harness(max_lag=1, num_batches=9)
     leases = lagging.lease(R1, 8, 1)
@@ -377,7 +377,7 @@ def test_evaluations_follow_their_interval_and_survive_restarts() -> None:
         version += 1
     assert replies(world.request_batch(5, version), EndOfRun) == []
     assert not world.ledger.state.finished
-    (pending,) = replies(world.tick(2.0), BatchPending)
+    pending = replies(world.tick(2.0), BatchPending)[-1]
     assert pending.waiting_for == "evaluation of version 6: 0 of 1 tasks done"
     (lease,) = world.lease(R1, 4, version)
     assert lease.split == "eval"

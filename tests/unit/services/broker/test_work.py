@@ -241,6 +241,16 @@ def test_a_heartbeat_renews_exactly_the_leases_it_names() -> None:
     assert [end.trajectory_id for end in ended] == [second.trajectory_id]
 
 
+def test_a_broker_that_was_not_listening_takes_no_lease_away_for_it() -> None:
+    world = harness()
+    (lease,) = world.lease(R1)
+    world.tick(4.0)
+    world.now += 100.0
+    assert replies(world.tick(), LeaseEnded) == []
+    assert replies(world.tick(5.0), LeaseEnded) == []
+    assert [end.trajectory_id for end in replies(world.tick(2.0), LeaseEnded)] == [lease.trajectory_id]
+
+
 def test_a_heartbeat_that_names_a_lost_lease_is_told_so() -> None:
     world = harness()
     (lease,) = world.lease(R1)
