@@ -8,6 +8,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 TORCH ?= torch==2.13.0
 CONFIG ?= examples/arithmetic.toml
 RUN_ARGS ?=
+# Real data sets for tests and examples: a folder that holds gsm8k/train.jsonl and gsm8k/test.jsonl.
+export GSPO_DATA_DIR ?= ../shared/data
 
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
@@ -40,7 +42,9 @@ demo-calculator: ## the same with multi-turn tool use
 	$(MAKE) demo CONFIG=examples/calculator.toml
 
 demo-gsm8k: ## 3 batches on GSM8K rows (GSPO_DATA_DIR/gsm8k/train.jsonl)
-	$(MAKE) demo CONFIG=examples/gsm8k.toml
+	$(MAKE) demo CONFIG=examples/gsm8k.toml RUN_ARGS="$(RUN_ARGS) \
+	    --set environment.options.train_path=$(GSPO_DATA_DIR)/gsm8k/train.jsonl \
+	    --set environment.options.eval_path=$(GSPO_DATA_DIR)/gsm8k/test.jsonl"
 
 test: lint types contracts unit ## set up; lint, types, import contracts, and all fast tests
 
