@@ -3,8 +3,11 @@
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
 
 import httpx
+
+_KEEP_IDLE_S: Final = 2.0
 
 
 class Connections:
@@ -38,7 +41,8 @@ class Connections:
             await self._idle.pop().aclose()
 
     def _create(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
+        # The server closes a connection that was idle for 5 s; one that is closed while a request is on its way fails it.
+        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=_KEEP_IDLE_S)
         # trust_env=False: a proxy from the environment must not see traffic to the pod's own engine.
         return httpx.AsyncClient(
             base_url=self._base_url, timeout=self._timeout, limits=limits, trust_env=False, verify=self._tls

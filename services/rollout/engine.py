@@ -13,18 +13,18 @@ until an update has succeeded.
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Final, Literal, Self
 
 import httpx
 import msgspec
 import numpy as np
 import structlog
 
-from services.rollout.connections import Connections
+from services.rollout.engine_http import EngineError, EngineHttp, EngineRefused, EngineUnreachable, decode_answer
 from services.rollout.generation import (
     FinishReason,
     GenerateRequest,
@@ -35,29 +35,16 @@ from services.rollout.generation import (
     VersionTagger,
     parse_version,
 )
-from services.rollout.sse import EventParser
 
 log = structlog.get_logger()
 
+__all__ = ["Engine", "EngineError", "EngineRefused", "EngineUnreachable", "PauseMode", "ServerInfo"]
+
 PauseMode = Literal["retract", "in_place"]
-T = TypeVar("T")
-_CONNECT_TIMEOUT_S: Final = 5.0
 _HEALTH_TIMEOUT_S: Final = 25.0
 """SGLang's own health check gives up after 20 s."""
 _ABORT_RETRY_S: Final = 0.25
 _NO_WEIGHTS: Final = "a weight update failed, so nobody knows the engine's weights: load a version before generating"
-
-
-class EngineError(RuntimeError):
-    """The engine did not do what it was asked to."""
-
-
-class EngineUnreachable(EngineError):
-    """Nothing answers at the engine's address, or not in time, or the connection broke."""
-
-
-class EngineRefused(EngineError):
-    """The engine refused this one request; it can serve others."""
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +61,6 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_total_num_tokens: int | None = None
 
 
-class _Answer(msgspec.Struct):
-    success: bool = True
-    message: str = ""
-
-
 class _ModelInfo(msgspec.Struct):
     weight_version: str
 
@@ -88,8 +70,6 @@ class _Rank(msgspec.Struct):
 
 
 class _Checksums(msgspec.Struct):
-    success: bool
-    message: str
     ranks: list[_Rank] = []
 
 
@@ -145,8 +125,7 @@ class Engine:
         self._hold_limit_tokens = hold_limit_tokens
         self._load_timeout_s = load_timeout_s
         self._slots = asyncio.Semaphore(max_concurrency)
-        self._streams = Connections(url, httpx.Timeout(stall_timeout_s, connect=_CONNECT_TIMEOUT_S))
-        self._control = Connections(url, httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S))
+        self._http = EngineHttp(url, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s)
         self._info: ServerInfo | None = None
         self._live: dict[str, _Live] = {}
         self._num_requests = 0
@@ -166,8 +145,7 @@ class Engine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._streams.aclose()
-        await self._control.aclose()
+        await self._http.aclose()
 
     # Generation ----------------------------------------------------------------------------------------------------
 
@@ -215,7 +193,7 @@ class Engine:
         decoder = OutputDecoder(incremental=self._server.incremental_streaming_output)
         tagger = VersionTagger(self._chunk_tokens)
         mark, live.cut = self._update_marks, False
-        async with aclosing(self._payloads(body, stream)) as payloads:
+        async with aclosing(self._http.answers(body, stream=stream)) as payloads:
             async for payload in payloads:
                 if self._weights_unknown:
                     raise EngineError(_NO_WEIGHTS)
@@ -234,23 +212,6 @@ class Engine:
                 if output.finish_reason is not None:
                     return
         raise EngineUnreachable(f"request {rid}: the engine closed the stream before its end")
-
-    async def _payloads(self, body: bytes, stream: bool) -> AsyncGenerator[bytes, None]:
-        """The JSON answers to one /generate call: one, or one for each event of the stream."""
-        async with self._translate_errors("/generate"), self._streams.one() as client:
-            headers = {"content-type": "application/json"}
-            async with client.stream("POST", "/generate", content=body, headers=headers) as response:
-                if response.status_code != httpx.codes.OK:
-                    raise EngineRefused(f"/generate: {response.status_code} {(await response.aread())[:500]!r}")
-                if not stream:
-                    yield await response.aread()
-                    return
-                parser = EventParser()
-                async for data in response.aiter_raw():
-                    for payload in parser.feed(data):
-                        if payload == b"[DONE]":
-                            continue
-                        yield payload
 
     async def abort(self, rid: str, *, timeout_s: float = 5.0) -> bool:
         """End a request; its stream then delivers what was generated and finish reason "abort".
@@ -280,7 +241,7 @@ class Engine:
         """End every request of the server, also those of other clients."""
         for live in self._live.values():
             live.abort_asked = True
-        await self._post("/abort_request", {"abort_all": True})
+        await self._http.post("/abort_request", {"abort_all": True})
 
     async def prompt_logprobs(self, input_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Log-probs at temperature 1 of input_ids[1:] given what precedes each, float32 [T - 1]: a probe of the weights.
@@ -294,7 +255,7 @@ class Engine:
             "logprob_start_len": 0,
             "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
         }
-        answer = self._decode(await self._post("/generate", body), _PromptAnswer)
+        answer = decode_answer(await self._http.post("/generate", body), _PromptAnswer)
         logprobs = [logprob for logprob, _, _ in answer.meta_info.input_token_logprobs[1:]]
         if len(logprobs) != len(input_ids) - 1 or None in logprobs:
             raise EngineError(f"/generate: {len(input_ids) - 1} prompt log-probs expected, got {logprobs[:10]}")
@@ -304,12 +265,12 @@ class Engine:
 
     async def pause(self, mode: PauseMode = "retract") -> None:
         """Stop decoding; new requests wait at the server. The module's docstring says what the modes mean."""
-        await self._post("/pause_generation", {"mode": mode})
+        await self._http.post("/pause_generation", {"mode": mode})
         self._paused_mode = mode
 
     async def resume(self) -> None:
         """Go on decoding after `pause`."""
-        await self._post("/continue_generation", {})
+        await self._http.post("/continue_generation", {})
         self._paused_mode = None
 
     async def update_weights_from_disk(self, path: Path, version: int, *, flush_cache: bool | None = None) -> None:
@@ -332,7 +293,7 @@ class Engine:
         self._update_marks += 1
         self._weights_unknown = True
         try:
-            await self._post("/update_weights_from_disk", body, timeout_s=self._load_timeout_s)
+            await self._http.post("/update_weights_from_disk", body, timeout_s=self._load_timeout_s)
         finally:
             self._update_marks += 1
         served = await self.weight_version()
@@ -345,16 +306,15 @@ class Engine:
 
         Raises: EngineError, also for a server of several ranks: their shards have no common checksum.
         """
-        answer = self._decode(
-            await self._post("/weights_checker", {"action": "checksum"}, timeout_s=self._load_timeout_s), _Checksums
-        )
+        content = await self._http.post("/weights_checker", {"action": "checksum"}, timeout_s=self._load_timeout_s)
+        answer = decode_answer(content, _Checksums)
         if len(answer.ranks) != 1:
             raise EngineError(f"checksums of {len(answer.ranks)} ranks, only a server of one rank can be compared")
         return answer.ranks[0].checksums
 
     async def weight_version(self) -> int | None:
         """The version that the server says it serves; None when it was started without a number as --weight-version."""
-        text = self._decode(await self._get("/model_info"), _ModelInfo).weight_version
+        text = (await self._http.get("/model_info", _ModelInfo)).weight_version
         try:
             return parse_version(text)
         except ValueError:
@@ -362,21 +322,19 @@ class Engine:
 
     async def flush_cache(self) -> None:
         """Empty the prefix cache. Raises: EngineError while requests are under way (unless paused by "retract")."""
-        await self._post("/flush_cache", {})
+        await self._http.post("/flush_cache", {})
 
     # State ---------------------------------------------------------------------------------------------------------
 
     async def server_info(self) -> ServerInfo:
-        return self._decode(await self._get("/server_info"), ServerInfo)
+        return await self._http.get("/server_info", ServerInfo)
 
     async def health(self) -> bool:
         """Whether the server generates: it makes one token, which takes 1 s, and fails while paused.
 
         Raises: EngineUnreachable when nothing listens.
         """
-        async with self._translate_errors("/health"), self._control.one() as client:
-            response = await client.get("/health", timeout=_HEALTH_TIMEOUT_S)
-        return response.status_code == httpx.codes.OK
+        return await self._http.status("/health", timeout_s=_HEALTH_TIMEOUT_S) == httpx.codes.OK
 
     @property
     def _server(self) -> ServerInfo:
@@ -384,7 +342,7 @@ class Engine:
             raise EngineError("the engine is not open: use it as `async with Engine(url) as engine`")
         return self._info
 
-    # Wire ----------------------------------------------------------------------------------------------------------
+    # Checks --------------------------------------------------------------------------------------------------------
 
     def _check(self, request: GenerateRequest) -> None:
         if self._weights_unknown:
@@ -402,41 +360,7 @@ class Engine:
             )
 
     async def _send_abort(self, server_rid: str) -> None:
-        await self._post("/abort_request", {"rid": server_rid})
-
-    async def _get(self, path: str) -> bytes:
-        async with self._translate_errors(path), self._control.one() as client:
-            return _content(await client.get(path))
-
-    async def _post(self, path: str, body: dict[str, Any], *, timeout_s: float | None = None) -> bytes:
-        """POST and check; raises EngineError when the server answers anything but success."""
-        async with self._translate_errors(path), self._control.one() as client:
-            timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
-            response = await client.post(path, json=body, timeout=timeout)
-            return _content(response)
-
-    @asynccontextmanager
-    async def _translate_errors(self, path: str) -> AsyncIterator[None]:
-        try:
-            yield
-        except httpx.TimeoutException as error:
-            raise EngineUnreachable(f"{self.url}{path}: no answer in time ({type(error).__name__})") from error
-        except httpx.TransportError as error:
-            raise EngineUnreachable(f"{self.url}{path}: {type(error).__name__} {error}") from error
-        except httpx.HTTPError as error:
-            raise EngineError(f"{self.url}{path}: {error}") from error
-
-    def _decode(self, content: bytes, kind: type[T]) -> T:
-        try:
-            return msgspec.json.decode(content, type=kind)
-        except msgspec.MsgspecError as error:
-            raise EngineError(f"{self.url}: not a {kind.__name__.strip('_')}: {error}: {content[:300]!r}") from error
-
-
-def _content(response: httpx.Response) -> bytes:
-    if response.status_code != httpx.codes.OK:
-        raise EngineError(f"{response.request.url.path}: {response.status_code} {response.text[:1000]}")
-    return response.content
+        await self._http.post("/abort_request", {"rid": server_rid})
 
 
 def _generate_body(server_rid: str, input_ids: list[int], sampling: Sampling, stream: bool, chunk_tokens: int) -> bytes:

@@ -12,6 +12,7 @@ class EventParser:
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_event_bytes = max_event_bytes
         self._rest = bytearray()
+        self._carriage_return = False
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take bytes; return the payloads of the events that are complete now, several `data` lines joined by newlines.
@@ -19,20 +20,24 @@ class EventParser:
         Comments and other fields are skipped, as the format asks.
         Raises: ValueError when an event is longer than the limit; the stream cannot be read on then.
         """
-        self._rest += data.replace(b"\r\n", b"\n") if b"\r" in data else data
+        if self._carriage_return:
+            data = b"\r" + data
+        # The network may cut a CR LF in two.
+        self._carriage_return = data.endswith(b"\r")
+        data = data.removesuffix(b"\r").replace(b"\r\n", b"\n")
+        # What was searched before is not searched again: large events come in many parts.
+        searched = max(0, len(self._rest) - 1)
+        self._rest += data
         payloads: list[bytes] = []
-        # A CR LF pair may have been cut in two by the network.
-        if b"\r" in self._rest:
-            cut = len(self._rest) - (1 if self._rest.endswith(b"\r") else 0)
-            self._rest[:cut] = self._rest[:cut].replace(b"\r\n", b"\n")
-        *events, rest = self._rest.split(b"\n\n")
-        for event in events:
-            self._check(len(event))
-            payload = _payload(bytes(event))
+        begin = 0
+        while (end := self._rest.find(b"\n\n", max(begin, searched))) >= 0:
+            self._check(end - begin)
+            payload = _payload(bytes(self._rest[begin:end]))
             if payload is not None:
                 payloads.append(payload)
-        self._rest = rest
-        self._check(len(rest))
+            begin = end + 2
+        del self._rest[:begin]
+        self._check(len(self._rest))
         return payloads
 
     def _check(self, num_bytes: int) -> None:

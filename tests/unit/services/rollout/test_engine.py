@@ -84,6 +84,13 @@ async def test_a_stream_that_breaks_off_is_not_taken_for_an_answer() -> None:
             await anext(pieces)
 
 
+async def test_an_event_without_end_is_an_engine_error() -> None:
+    endless = b"HTTP/1.1 200 OK\r\n\r\ndata: " + b"x" * (17 << 20)
+    async with scripted(lambda path, body: endless) as (engine, _):
+        with pytest.raises(EngineError, match="limit"):
+            await ask(engine, 9)
+
+
 @pytest.mark.parametrize(
     ("reply", "error"),
     [
