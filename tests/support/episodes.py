@@ -1,0 +1,212 @@
+"""Episodes for tests of the agent loop: an environment that counts its turns, a broker that writes down, scripted rewards."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from protocol.codec import Array, decode, encode
+from protocol.messages import SEQUENCED, Chunk, Finish, Lease, Message, Segment
+from services.environments.base import Environment, RewardJob, Start, Step
+from services.environments.generated import GeneratedTasks
+from services.environments.reward_pool import RewardResult
+from services.rollout.agent import Agent
+from services.rollout.metrics import RolloutMetrics
+from services.rollout.tokens import ChatTokenizer
+from services.rollout.trajectory import Trajectory
+from services.runtime.settings import Sampling
+from tests.support.scripted_engine import ScriptedEngine
+
+
+class CountingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    turns: int = 1
+    """Actions until the episode is done."""
+    slow_reward: bool = False
+    fails_at_turn: int = -1
+    start_fails: bool = False
+    reward: float | None = None
+    """None: a tenth for each character of the action."""
+    state: Any = None
+    """What the state holds beside the turn."""
+
+
+class CountingEnvironment(Environment):
+    """Answers every action by its number; keeps what it was told in its state."""
+
+    options_type = CountingOptions
+
+    def __init__(self, options: CountingOptions) -> None:  # type: ignore[override]
+        self._options = options
+
+    def tasks(self, split: Literal["train", "eval"]) -> GeneratedTasks:
+        raise NotImplementedError
+
+    def start(self, task: dict[str, Any], seed: int) -> Start:
+        if self._options.start_fails:
+            raise RuntimeError("no such task")
+        state = {"turn": 0, "said": [], "seed": seed, "more": self._options.state}
+        return Start(state=state, messages=[{"role": "user", "content": str(task["question"])}])
+
+    def step(self, state: dict[str, Any], action: str) -> Step:
+        turn = state["turn"]
+        if turn == self._options.fails_at_turn:
+            raise ZeroDivisionError("an environment's bug")
+        # In place, as a careless environment does.
+        state["turn"] += 1
+        state["said"].append(action)
+        done = state["turn"] >= self._options.turns
+        reward: float | RewardJob = len(action) / 10 if self._options.reward is None else self._options.reward
+        if self._options.slow_reward:
+            reward = RewardJob(function="tests:length", arguments={"text": action})
+        messages = [] if done else [{"role": "tool", "content": f"turn {turn}"}]
+        return Step(state=state, messages=messages, reward=reward, done=done)
+
+
+class ScriptedRewards:
+    """Grades by the length of the text, as a pool of workers would; ``failure`` makes it fail."""
+
+    def __init__(self) -> None:
+        self.failure = ""
+        self.num_graded = 0
+
+    async def grade(self, job: RewardJob) -> RewardResult:
+        self.num_graded += 1
+        await asyncio.sleep(0)
+        if self.failure:
+            return RewardResult(reward=None, failure=self.failure, detail="scripted")
+        return RewardResult(reward=len(str(job.arguments["text"])) / 10, failure=None, detail="")
+
+
+class RecordingBroker:
+    """Takes messages as the wire would: encoded, decoded, in order. ``credit`` bounds what must arrive; None: no bound."""
+
+    def __init__(self, credit: int | None = None) -> None:
+        self._credit = None if credit is None else asyncio.Semaphore(credit)
+        self.starved = asyncio.Event()
+        self.messages: list[Message] = []
+        self.chunks: list[tuple[Chunk, dict[str, Array]]] = []
+
+    async def send(self, message: Message, arrays: Mapping[str, Array] | None = None) -> None:
+        if self._credit is not None and isinstance(message, SEQUENCED):
+            if self._credit.locked():
+                self.starved.set()
+            await self._credit.acquire()
+        received = decode([bytes(frame) for frame in encode(message, arrays)])
+        self.messages.append(received.message)
+        if isinstance(received.message, Chunk):
+            self.chunks.append((received.message, received.arrays))
+
+    def grant(self, number: int) -> None:
+        assert self._credit is not None
+        for _ in range(number):
+            self._credit.release()
+
+    @property
+    def finish(self) -> Finish:
+        """The one Finish, which is the last message."""
+        assert isinstance(self.messages[-1], Finish)
+        assert sum(isinstance(message, Finish) for message in self.messages) == 1
+        return self.messages[-1]
+
+
+def a_new_lease(**changes: Any) -> Lease:
+    """A lease of a trajectory that nobody has begun."""
+    fields: dict[str, Any] = {
+        "trajectory_id": 7, "epoch": 1, "group_id": 3, "split": "train", "task": {"question": "What is 12 + 30?"},
+        "seed": 99, "lease_s": 15.0, "num_tokens": 0, "segments": [], "version_runs": [], "state": None,
+        "turn_done": False, "turn_rewards": [],
+    }  # fmt: skip
+    return Lease(**{**fields, **changes})
+
+
+def no_tokens() -> dict[str, Array]:
+    return {"token_ids": np.empty(0, np.int32), "logprobs": np.empty(0, np.float32)}
+
+
+def resumed(lease: Lease, chunks: Sequence[tuple[Chunk, Mapping[str, Array]]]) -> tuple[Lease, dict[str, Array]]:
+    """The lease of the next epoch behind ``chunks``, as a broker grants it."""
+    if not chunks:
+        return msgspec.structs.replace(lease, epoch=lease.epoch + 1), no_tokens()
+    offset = 0
+    state = None
+    for chunk, _ in chunks:
+        assert chunk.offset == offset, "a gap between chunks"
+        offset += chunk.num_tokens
+        state = state if chunk.state is None else chunk.state
+    last = chunks[-1][0]
+    arrays = {name: np.concatenate([arrays[name] for _, arrays in chunks]) for name in ("token_ids", "logprobs")}
+    following = msgspec.structs.replace(
+        lease,
+        epoch=lease.epoch + 1,
+        num_tokens=offset,
+        segments=[segment for chunk, _ in chunks for segment in chunk.segments],
+        version_runs=[run for chunk, _ in chunks for run in chunk.version_runs],
+        state=state,
+        turn_done=last.turn_done,
+        turn_rewards=last.turn_rewards,
+    )
+    received = decode([bytes(frame) for frame in encode(following, arrays)])
+    return received.message, received.arrays  # type: ignore[return-value]
+
+
+class Whole(msgspec.Struct, frozen=True):
+    """A trajectory as the learner gets it, token by token."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    kinds: list[tuple[str, int]]
+    versions: list[int]
+
+
+def whole(chunks: Sequence[tuple[Chunk, Mapping[str, Array]]]) -> Whole:
+    """Chunks put together; neighbouring runs and segments are spelt out, so that chunk borders leave no trace."""
+    lease, arrays = resumed(a_new_lease(), chunks)
+    return Whole(
+        arrays["token_ids"].tolist(),
+        arrays["logprobs"].tolist(),
+        _spelt(lease.segments),
+        [run.version for run in lease.version_runs for _ in range(run.num_tokens)],
+    )
+
+
+def _spelt(segments: Sequence[Segment]) -> list[tuple[str, int]]:
+    return [(segment.kind, segment.turn) for segment in segments for _ in range(segment.num_tokens)]
+
+
+def an_agent(
+    tokenizer: ChatTokenizer,
+    *,
+    engine: ScriptedEngine | None = None,
+    broker: Any = None,
+    rewards: ScriptedRewards | None = None,
+    chunk_tokens: int = 4,
+    max_turn_tokens: int = 12,
+    max_tokens: int = 512,
+    may_generate: asyncio.Event | None = None,
+    metrics: RolloutMetrics | None = None,
+    **options: Any,
+) -> Agent:
+    """An agent of doubles around a real tokenizer; ``options`` are those of ``CountingEnvironment``."""
+    if may_generate is None:
+        may_generate = asyncio.Event()
+        may_generate.set()
+    return Agent(
+        environment=CountingEnvironment(CountingOptions(**options)),
+        tokenizer=tokenizer,
+        engine=ScriptedEngine() if engine is None else engine,  # type: ignore[arg-type]
+        rewards=ScriptedRewards() if rewards is None else rewards,  # type: ignore[arg-type]
+        broker=RecordingBroker() if broker is None else broker,
+        may_generate=may_generate,
+        sampling=Sampling(temperature=0.7, max_turn_tokens=max_turn_tokens, max_tokens=max_tokens),
+        chunk_tokens=chunk_tokens,
+        metrics=RolloutMetrics(CollectorRegistry()) if metrics is None else metrics,
+    )
+
+
+async def run_episode(agent: Agent, lease: Lease, arrays: Mapping[str, Array] | None = None) -> Trajectory:
+    trajectory = Trajectory(lease, no_tokens() if arrays is None else arrays)
+    await agent.run(lease, trajectory)
+    return trajectory

@@ -1,0 +1,382 @@
+"""The agent loop: whatever is lost on the way, a resumed episode comes to the same end."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from protocol.messages import Chunk, Segment
+from services.rollout.agent import Agent, EpisodeFailed
+from services.rollout.engine import EngineError, EngineRefused, EngineUnreachable
+from services.rollout.tokens import ChatTokenizer
+from services.rollout.trajectory import Trajectory
+from tests.support.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
+from tests.support.episodes import (
+    RecordingBroker,
+    ScriptedRewards,
+    Whole,
+    a_new_lease,
+    an_agent,
+    no_tokens,
+    resumed,
+    run_episode,
+    whole,
+)
+from tests.support.scripted_engine import ScriptedEngine, some_logprob, some_token
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    directory: Path = tmp_path_factory.mktemp("model")
+    return ChatTokenizer(save_chat_model(directory, chat_tokenizer(TINY_TEMPLATE, "<|end|>")))
+
+
+@pytest.fixture(scope="module")
+def stop_id(tokenizer: ChatTokenizer) -> int:
+    (stop,) = tokenizer.stop_ids
+    return stop
+
+
+def stopping_after(num_tokens: int, tokenizer: ChatTokenizer, stop: int) -> Callable[[Sequence[int]], int]:
+    """Every turn is so many tokens and the stop token. A turn begins behind the assistant's marker."""
+    begin = tokenizer.prompt_ids([{"role": "user", "content": "x"}])[-1]
+
+    def next_token(context: Sequence[int]) -> int:
+        made = list(reversed(context)).index(begin)
+        return stop if made == num_tokens else some_token(context)
+
+    return next_token
+
+
+def an_engine(tokenizer: ChatTokenizer, stop: int, *, turn: int = 6, **changes: Any) -> ScriptedEngine:
+    return ScriptedEngine(stopping_after(turn, tokenizer, stop), **changes)
+
+
+# --- one uninterrupted episode ----------------------------------------------------------------------------------------
+
+
+async def test_one_turn_becomes_chunks_and_a_finish(tokenizer: ChatTokenizer, stop_id: int) -> None:
+    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id, piece_tokens=3), chunk_tokens=5)
+    await run_episode(agent, a_new_lease())
+    broker = agent.broker
+    assert isinstance(broker, RecordingBroker)
+    prompt = tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}])
+    sent = whole(broker.chunks)
+    assert sent.token_ids[: len(prompt)] == prompt
+    assert sent.kinds == [("observation", 0)] * len(prompt) + [("action", 0)] * 7
+    assert sent.token_ids[-1] == stop_id
+    # The prompt goes with the first tokens; the turn's end goes out whatever its size.
+    assert [chunk.num_tokens for chunk, _ in broker.chunks] == [len(prompt) + 3, 4]
+    text = tokenizer.action_text(sent.token_ids[len(prompt) : -1])
+    assert broker.finish.turn_rewards == [len(text) / 10]
+    assert (broker.finish.reason, broker.finish.num_tokens) == ("done", len(prompt) + 7)
+
+
+async def test_only_sampled_tokens_are_action_and_have_the_engines_logprobs(tokenizer: ChatTokenizer, stop_id: int) -> None:
+    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=3)
+    await run_episode(agent, a_new_lease())
+    sent = whole(agent.broker.chunks)  # type: ignore[attr-defined]
+    for place, (kind, _) in enumerate(sent.kinds):
+        sampled = kind == "action"
+        expected = np.float32(some_logprob(sent.token_ids[:place])) if sampled else 0.0
+        assert sent.logprobs[place] == expected
+        assert (sent.versions[place] == 1) == sampled
+        assert (sent.versions[place] == -1) == (not sampled)
+    actions = [turn for kind, turn in sent.kinds if kind == "action"]
+    assert actions == [0] * 7 + [1] * 7 + [2] * 7
+
+
+async def test_the_engine_is_asked_with_all_tokens_so_far_and_the_room_that_is_left(
+    tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    engine = an_engine(tokenizer, stop_id)
+    agent = an_agent(tokenizer, engine=engine, turns=2, max_turn_tokens=50, max_tokens=100)
+    await run_episode(agent, a_new_lease())
+    sent = whole(agent.broker.chunks)  # type: ignore[attr-defined]
+    first, second = engine.requests
+    assert list(second.input_ids) == sent.token_ids[: len(second.input_ids)]
+    assert first.sampling.max_new_tokens == 50
+    assert second.sampling.max_new_tokens == min(50, 100 - len(second.input_ids))
+    assert (first.sampling.temperature, first.sampling.seed) == (0.7, 99)
+    assert set(first.sampling.stop_token_ids) == tokenizer.stop_ids
+    assert first.rid != second.rid
+
+
+async def test_tokens_carry_the_version_that_made_them_across_updates(tokenizer: ChatTokenizer, stop_id: int) -> None:
+    engine = an_engine(tokenizer, stop_id, piece_tokens=4)
+    prompt = tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}])
+    engine.versions = {len(prompt) + 2: 5, len(prompt) + 6: 6}
+    agent = an_agent(tokenizer, engine=engine, chunk_tokens=3)
+    await run_episode(agent, a_new_lease())
+    sent = whole(agent.broker.chunks)  # type: ignore[attr-defined]
+    assert sent.versions == [-1] * len(prompt) + [1, 1, 5, 5, 5, 5, 6]
+
+
+async def test_no_request_is_made_while_weights_are_replaced(tokenizer: ChatTokenizer, stop_id: int) -> None:
+    engine, gate = an_engine(tokenizer, stop_id), asyncio.Event()
+    agent = an_agent(tokenizer, engine=engine, may_generate=gate)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(run_episode(agent, a_new_lease()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert engine.requests == []
+        gate.set()
+    assert len(engine.requests) == 1
+
+
+# --- lengths ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_turn_that_does_not_stop_is_cut_and_ends_the_episode_by_length(tokenizer: ChatTokenizer) -> None:
+    agent = an_agent(tokenizer, turns=3, max_turn_tokens=5)
+    await run_episode(agent, a_new_lease())
+    broker = agent.broker
+    assert isinstance(broker, RecordingBroker)
+    assert whole(broker.chunks).kinds[-5:] == [("action", 0)] * 5
+    assert broker.finish.reason == "length"
+    assert len(broker.finish.turn_rewards) == 1
+
+
+async def test_a_cut_last_turn_is_told_as_length_although_the_environment_is_done(tokenizer: ChatTokenizer) -> None:
+    agent = an_agent(tokenizer, turns=1, max_turn_tokens=5)
+    await run_episode(agent, a_new_lease())
+    assert agent.broker.finish.reason == "length"  # type: ignore[attr-defined]
+
+
+async def test_an_episode_ends_when_an_observation_leaves_no_room_for_an_answer(
+    tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    unbounded = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4)
+    await run_episode(unbounded, a_new_lease())
+    kinds = whole(unbounded.broker.chunks).kinds  # type: ignore[attr-defined]
+    second_answer = kinds.index(("action", 1))
+    for max_tokens, turns in ((second_answer, 1), (second_answer + 1, 2)):
+        agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4, max_tokens=max_tokens)
+        await run_episode(agent, a_new_lease())
+        finish = agent.broker.finish  # type: ignore[attr-defined]
+        assert (finish.reason, len(finish.turn_rewards)) == ("length", turns)
+        assert finish.num_tokens <= max_tokens
+
+
+async def test_a_prompt_that_leaves_no_room_is_a_failure_of_the_episode(tokenizer: ChatTokenizer) -> None:
+    size = len(tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}]))
+    agent = an_agent(tokenizer, max_tokens=size, max_turn_tokens=2)
+    with pytest.raises(EpisodeFailed, match=f"the prompt has {size} tokens, sampling.max_tokens is {size}"):
+        await run_episode(agent, a_new_lease())
+    await run_episode(an_agent(tokenizer, max_tokens=size + 1, max_turn_tokens=2), a_new_lease())
+
+
+# --- resuming ---------------------------------------------------------------------------------------------------------
+
+EPISODES: dict[str, dict[str, Any]] = {
+    "one turn": {},
+    "three turns": {"turns": 3},
+    "slow rewards": {"turns": 3, "slow_reward": True},
+    "cut by the turn's length": {"turns": 3, "max_turn_tokens": 5},
+    "cut, with a slow reward": {"turns": 3, "max_turn_tokens": 5, "slow_reward": True},
+    "cut by the whole length": {"turns": 9, "max_tokens": 60},
+    "single tokens": {"turns": 2, "chunk_tokens": 1},
+}
+
+
+@pytest.mark.parametrize("name", list(EPISODES))
+async def test_resumed_behind_any_acknowledged_chunk_an_episode_comes_to_the_same_end(
+    name: str, tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    def agent() -> Agent:
+        return an_agent(
+            tokenizer, engine=an_engine(tokenizer, stop_id, piece_tokens=2), **{"chunk_tokens": 2, **EPISODES[name]}
+        )
+
+    uninterrupted = agent()
+    await run_episode(uninterrupted, a_new_lease())
+    reference = uninterrupted.broker
+    assert isinstance(reference, RecordingBroker)
+    assert len(reference.chunks) >= 3
+    for num_chunks in range(len(reference.chunks) + 1):
+        elsewhere = agent()
+        lease, arrays = resumed(a_new_lease(), reference.chunks[:num_chunks])
+        await run_episode(elsewhere, lease, arrays)
+        broker = elsewhere.broker
+        assert isinstance(broker, RecordingBroker)
+        assert whole([*reference.chunks[:num_chunks], *broker.chunks]) == whole(reference.chunks)
+        assert broker.finish == msgspec.structs.replace(reference.finish, epoch=2)
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+async def test_handed_back_at_any_token_an_episode_comes_to_the_same_end_elsewhere(
+    turns: int, tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    """Cancelled where the engine waits, everything that it made so far is still there to be sent."""
+    uninterrupted = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id, piece_tokens=1), turns=turns)
+    await run_episode(uninterrupted, a_new_lease())
+    reference = whole(uninterrupted.broker.chunks)  # type: ignore[attr-defined]
+    places = [place for place, (kind, _) in enumerate(reference.kinds) if kind == "action"]
+    for place in places:
+        engine = an_engine(tokenizer, stop_id, piece_tokens=1)
+        hold = engine.hold_at(place)
+        agent = an_agent(tokenizer, engine=engine, turns=turns, chunk_tokens=100)
+        lease = a_new_lease()
+        trajectory = Trajectory(lease, no_tokens())
+        async with asyncio.TaskGroup() as tasks:
+            episode = tasks.create_task(agent.run(lease, trajectory))
+            await hold.reached.wait()
+            episode.cancel()
+        assert engine.num_closed == len(engine.requests)
+        await agent.send_chunk(trajectory)
+        assert whole(agent.broker.chunks).token_ids == reference.token_ids[:place]  # type: ignore[attr-defined]
+        elsewhere = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=turns)
+        following, arrays = resumed(lease, agent.broker.chunks)  # type: ignore[attr-defined]
+        await run_episode(elsewhere, following, arrays)
+        assert _both(agent, elsewhere) == reference
+        assert elsewhere.broker.finish.turn_rewards == uninterrupted.broker.finish.turn_rewards  # type: ignore[attr-defined]
+
+
+def _both(first: Agent, second: Agent) -> Whole:
+    return whole([*first.broker.chunks, *second.broker.chunks])  # type: ignore[attr-defined]
+
+
+async def test_a_chunk_that_got_no_credit_is_still_there_after_the_episode_was_cancelled(
+    tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    broker = RecordingBroker(credit=1)
+    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id, piece_tokens=2), broker=broker, chunk_tokens=2)
+    lease = a_new_lease()
+    trajectory = Trajectory(lease, no_tokens())
+    async with asyncio.TaskGroup() as tasks:
+        episode = tasks.create_task(agent.run(lease, trajectory))
+        await broker.starved.wait()
+        episode.cancel()
+    broker.grant(1)
+    await agent.send_chunk(trajectory)
+    assert sum(chunk.num_tokens for chunk, _ in broker.chunks) == trajectory.num_tokens
+    assert broker.chunks[1][0].offset == broker.chunks[0][0].num_tokens
+
+
+async def test_a_turn_that_was_handed_over_behind_its_stop_token_is_not_gone_on_with(
+    tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id))
+    await run_episode(agent, a_new_lease())
+    chunks = [
+        (msgspec.structs.replace(chunk, turn_done=False), arrays)
+        for chunk, arrays in agent.broker.chunks  # type: ignore[attr-defined]
+    ]
+    elsewhere = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id))
+    lease, arrays = resumed(a_new_lease(), chunks)
+    await run_episode(elsewhere, lease, arrays)
+    assert elsewhere.engine.requests == []  # type: ignore[attr-defined]
+    assert elsewhere.broker.messages == [  # type: ignore[attr-defined]
+        msgspec.structs.replace(agent.broker.finish, epoch=2)  # type: ignore[attr-defined]
+    ]
+
+
+async def test_the_state_before_the_last_step_is_what_travels(tokenizer: ChatTokenizer, stop_id: int) -> None:
+    """The environment of this test changes its state in place; what was sent before must not change with it."""
+    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=2)
+    await run_episode(agent, a_new_lease())
+    chunks = agent.broker.chunks  # type: ignore[attr-defined]
+    states = [(chunk.turn_done, chunk.state["turn"], len(chunk.turn_rewards)) for chunk, _ in chunks]
+    assert states[0] == (False, 0, 0)
+    assert states[-1] == (True, 1, 1)
+
+
+async def test_a_slow_reward_is_waited_for_with_everything_sent(tokenizer: ChatTokenizer, stop_id: int) -> None:
+    class WatchingRewards(ScriptedRewards):
+        async def grade(self, job: Any) -> Any:
+            sent.append(sum(chunk.num_tokens for chunk, _ in broker.chunks))
+            assert broker.chunks[-1][0].turn_done
+            return await super().grade(job)
+
+    sent: list[int] = []
+    broker = RecordingBroker()
+    agent = an_agent(
+        tokenizer, engine=an_engine(tokenizer, stop_id), broker=broker, rewards=WatchingRewards(), slow_reward=True
+    )
+    trajectory = await run_episode(agent, a_new_lease())
+    assert sent == [trajectory.num_tokens]
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_reward_that_cannot_be_had_fails_the_episode_and_is_never_zero(
+    tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    rewards = ScriptedRewards()
+    rewards.failure = "deadline"
+    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), rewards=rewards, slow_reward=True)
+    with pytest.raises(EpisodeFailed, match="no reward: deadline: scripted"):
+        await run_episode(agent, a_new_lease())
+    assert all(isinstance(message, Chunk) for message in agent.broker.messages)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf")])
+async def test_a_reward_that_is_no_number_fails_the_episode(reward: float, tokenizer: ChatTokenizer, stop_id: int) -> None:
+    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), reward=reward)
+    with pytest.raises(EpisodeFailed, match=f"environment step returned {reward}"):
+        await run_episode(agent, a_new_lease())
+
+
+async def test_an_environments_bug_fails_its_episode_with_its_words(tokenizer: ChatTokenizer, stop_id: int) -> None:
+    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=3, fails_at_turn=1)
+    with pytest.raises(EpisodeFailed, match="environment step failed: ZeroDivisionError: an environment's bug"):
+        await run_episode(agent, a_new_lease())
+    agent = an_agent(tokenizer, start_fails=True)
+    with pytest.raises(EpisodeFailed, match="environment start failed: RuntimeError: no such task"):
+        await run_episode(agent, a_new_lease())
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({1, 2}, "not plain data"),
+        ({1: "integer keys do not travel"}, "not plain data"),
+        ("x" * 300_000, r"has 3\d+ bytes, 262144 allowed \(MAX_STATE_BYTES\)"),
+    ],
+)
+async def test_a_state_that_cannot_travel_fails_the_episode(state: Any, words: str, tokenizer: ChatTokenizer) -> None:
+    agent = an_agent(tokenizer, state=state)
+    with pytest.raises(EpisodeFailed, match=words):
+        await run_episode(agent, a_new_lease())
+    assert agent.broker.messages == []  # type: ignore[attr-defined]
+
+
+async def test_a_conversation_that_the_template_refuses_fails_the_episode(tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer(save_chat_model(tmp_path, chat_tokenizer("{{ raise_exception('no') }}", "<|end|>")))
+    with pytest.raises(EpisodeFailed, match="refuses the conversation"):
+        await run_episode(an_agent(tokenizer), a_new_lease())
+
+
+async def test_an_aborted_generation_keeps_what_was_made_and_is_the_engines_error(
+    tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    engine = an_engine(tokenizer, stop_id, piece_tokens=2)
+    prompt = tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}])
+    engine.failures[len(prompt) + 3] = "abort"
+    agent = an_agent(tokenizer, engine=engine, chunk_tokens=100)
+    trajectory = Trajectory(a_new_lease(), no_tokens())
+    with pytest.raises(EngineError, match="aborted"):
+        await agent.run(a_new_lease(), trajectory)
+    assert trajectory.num_unsent == len(prompt) + 3
+    assert not trajectory.turn_done
+    following = trajectory.next_chunk()
+    assert following is not None
+    assert following[0].segments == [Segment("observation", 0, len(prompt)), Segment("action", 0, 3)]
+
+
+async def test_a_request_that_the_engine_refuses_is_the_episodes_failure_and_a_lost_engine_is_not(
+    tokenizer: ChatTokenizer,
+) -> None:
+    engine = ScriptedEngine()
+    prompt = tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}])
+    engine.failures[len(prompt)] = EngineRefused("/generate: 400 too long")
+    with pytest.raises(EpisodeFailed, match="too long"):
+        await run_episode(an_agent(tokenizer, engine=engine), a_new_lease())
+    engine.failures[len(prompt)] = EngineUnreachable("connection broke")
+    with pytest.raises(EngineUnreachable):
+        await run_episode(an_agent(tokenizer, engine=engine), a_new_lease())

@@ -1,0 +1,85 @@
+"""A trajectory as it grows: chunks, offsets, segments, versions."""
+
+import numpy as np
+import pytest
+
+from protocol.messages import Segment, VersionRun
+from services.rollout.trajectory import Trajectory
+from tests.support.builders import a_lease, token_arrays
+from tests.support.episodes import a_new_lease, no_tokens
+
+
+def test_a_chunk_holds_what_was_not_sent_yet_with_kinds_turns_and_versions() -> None:
+    trajectory = Trajectory(a_new_lease(), no_tokens())
+    trajectory.state = {"turn": 0}
+    trajectory.observe([11, 12, 13])
+    trajectory.act([21, 22], [-0.5, -0.25], [4, 4])
+    trajectory.act([23, 24, 25], [-1.0, -2.0, -3.0], [4, 5, 5])
+    following = trajectory.next_chunk()
+    assert following is not None
+    chunk, arrays = following
+    assert (chunk.trajectory_id, chunk.epoch, chunk.offset, chunk.num_tokens) == (7, 1, 0, 8)
+    assert chunk.segments == [Segment("observation", 0, 3), Segment("action", 0, 5)]
+    assert chunk.version_runs == [VersionRun(-1, 3), VersionRun(4, 3), VersionRun(5, 2)]
+    assert chunk.state == {"turn": 0}
+    assert arrays["token_ids"].tolist() == [11, 12, 13, 21, 22, 23, 24, 25]
+    np.testing.assert_array_equal(arrays["logprobs"], np.float32([0, 0, 0, -0.5, -0.25, -1, -2, -3]))
+
+
+def test_a_chunk_is_the_same_until_it_is_sent_and_the_next_begins_behind_it() -> None:
+    trajectory = Trajectory(a_new_lease(), no_tokens())
+    trajectory.observe([1, 2])
+    first = trajectory.next_chunk()
+    again = trajectory.next_chunk()
+    assert first is not None
+    assert again is not None
+    assert first[0] == again[0]
+    trajectory.act([3], [-1.0], [1])
+    trajectory.sent(first[0])
+    assert trajectory.num_unsent == 1
+    following = trajectory.next_chunk()
+    assert following is not None
+    assert (following[0].offset, following[0].num_tokens) == (2, 1)
+    trajectory.sent(following[0])
+    assert trajectory.next_chunk() is None
+
+
+def test_turns_keep_their_tokens_apart_also_when_nothing_stands_between_them() -> None:
+    trajectory = Trajectory(a_new_lease(), no_tokens())
+    trajectory.act([1, 2], [-1.0, -1.0], [1, 1])
+    trajectory.turn_done = True
+    trajectory.end_turn(0.5)
+    assert not trajectory.turn_done
+    trajectory.act([3], [-1.0], [1])
+    assert trajectory.action_ids == [3]
+    following = trajectory.next_chunk()
+    assert following is not None
+    assert following[0].segments == [Segment("action", 0, 2), Segment("action", 1, 1)]
+    assert following[0].turn_rewards == [0.5]
+
+
+def test_a_lease_with_tokens_goes_on_behind_them() -> None:
+    lease = a_lease(turn_rewards=[], turn_done=False)
+    trajectory = Trajectory(lease, token_arrays(5))
+    assert trajectory.num_unsent == 0
+    assert trajectory.action_ids == [7, 8, 9]
+    trajectory.act([42], [-0.125], [6])
+    following = trajectory.next_chunk()
+    assert following is not None
+    chunk, arrays = following
+    assert (chunk.epoch, chunk.offset, chunk.num_tokens) == (3, 5, 1)
+    assert chunk.version_runs == [VersionRun(6, 1)]
+    assert arrays["token_ids"].tolist() == [42]
+
+
+def test_the_turn_of_a_resumed_trajectory_follows_from_the_rewards_it_has() -> None:
+    trajectory = Trajectory(a_lease(turn_rewards=[0.5]), token_arrays(5))
+    assert trajectory.turn == 1
+    assert trajectory.action_ids == []
+
+
+def test_a_token_without_its_logprob_or_version_is_refused() -> None:
+    trajectory = Trajectory(a_new_lease(), no_tokens())
+    with pytest.raises(ValueError, match="2 token ids, 1 log-probs and 2 versions"):
+        trajectory.act([1, 2], [-1.0], [1, 1])
+    assert trajectory.num_tokens == 0
