@@ -1,4 +1,4 @@
-"""Episodes for tests of the agent loop: an environment that counts its turns, a broker that writes down, scripted rewards."""
+"""Episodes for tests of the agent loop: a counting environment, a broker that writes everything down, scripted rewards."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
