@@ -56,7 +56,9 @@ class WeightSync:
         session: str,
         clock: Clock,
         metrics: RolloutMetrics,
+        retry_s: float = RETRY_S,
     ) -> None:
+        """``retry_s``: pause before a fetch or a load is tried again."""
         self._context = context
         self._engine = engine
         self._model_directory = model_directory
@@ -66,6 +68,7 @@ class WeightSync:
         self._session = session
         self._clock = clock
         self._metrics = metrics
+        self._retry_s = retry_s
         self._on_change: Callable[[], None] = lambda: None
         self._announced = (0, "")
         self._wake = asyncio.Event()
@@ -105,10 +108,10 @@ class WeightSync:
                 except (FetchError, TimeoutError) as error:
                     log.warning("weights_not_fetched", endpoint=endpoint, error=str(error) or "no handshake")
                     self._metrics.weight_updates.labels(outcome="not_fetched").inc()
-                    await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(self._retry_s)
                     continue
                 if weights is None:
-                    await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(self._retry_s)
                     continue
                 self._metrics.weight_fetch_seconds.observe(self._clock.now() - begin)
                 self._metrics.weight_bytes.inc(weights.manifest.num_bytes)
@@ -189,4 +192,4 @@ class WeightSync:
         await client.send(Loaded(policy_version=weights.policy_version, digest=weights.manifest.digest, error=error[:4000]))
         if self._failed_loads >= MAX_FAILED_LOADS:
             raise ServiceError(f"the engine did not take policy version {weights.policy_version}: {error}")
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(self._retry_s)
