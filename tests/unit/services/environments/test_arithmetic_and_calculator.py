@@ -4,7 +4,7 @@ import random
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.environments.arithmetic import Arithmetic, ArithmeticOptions
@@ -119,6 +119,7 @@ def test_a_call_in_the_last_turn_ends_the_episode_without_an_answer() -> None:
     assert [(step.done, step.messages == []) for step in steps] == [(False, False), (True, True)]
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_whatever_the_policy_says_is_an_answer_with_a_finite_reward(action: str) -> None:
     for environment in ENVIRONMENTS:
