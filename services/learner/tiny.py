@@ -30,7 +30,7 @@ from services.environments.registry import create_environment
 
 END = "<|end|>"
 PAD = "<|pad|>"
-ROLES = ("user", "assistant", "tool")
+ROLES = ("user", "assistant", "tool", "system")
 MARKERS = (END, PAD, *(f"<|{role}|>" for role in ROLES))
 
 # One line, no spaces or newlines: a marker, the content, and the end, for each message.
@@ -40,7 +40,7 @@ CHAT_TEMPLATE = (
 )
 
 VOCAB_SIZE = 264
-"""256 bytes, 5 markers, and 3 that are never used: SGLang misreports the input log-prob of the last id."""
+"""256 bytes, 6 markers, and 2 that are never used: SGLang misreports the input log-prob of the last id."""
 
 DEFAULT_ENVIRONMENTS = ("arithmetic", "calculator")
 DEFAULT_NUM_STEPS = 600

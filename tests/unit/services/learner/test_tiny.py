@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3MoeForCausalLM
@@ -41,6 +41,7 @@ def digest(directory: Path) -> str:
     return hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest()
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30).filter(lambda text: "<|" not in text))
 def test_any_text_is_one_token_a_byte_and_comes_back(text: str) -> None:
     ids = TOKENIZER.encode(text, add_special_tokens=False)
@@ -50,14 +51,15 @@ def test_any_text_is_one_token_a_byte_and_comes_back(text: str) -> None:
 
 def test_a_conversation_is_markers_and_content_and_nothing_else() -> None:
     messages = [
+        {"role": "system", "content": "s"},
         {"role": "user", "content": "34*57"},
         {"role": "assistant", "content": "[34*57]"},
         {"role": "tool", "content": "1938"},
     ]
     text = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text == "<|user|>34*57<|end|><|assistant|>[34*57]<|end|><|tool|>1938<|end|><|assistant|>"
+    assert text == ("<|system|>s<|end|><|user|>34*57<|end|><|assistant|>[34*57]<|end|><|tool|>1938<|end|><|assistant|>")
     ids = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
-    assert len(ids) == len("34*57[34*57]1938") + 7
+    assert len(ids) == len("s34*57[34*57]1938") + 9
     assert max(ids) < VOCAB_SIZE - 1
 
 
