@@ -127,6 +127,18 @@ def test_a_chunk_of_an_older_epoch_is_refused_and_still_acknowledged() -> None:
     assert tokens_at(world, lease.trajectory_id) == list(tokens_of(lease.trajectory_id, 7))
 
 
+def test_an_older_epoch_of_the_same_session_is_fenced_off_too() -> None:
+    world = harness()
+    (lease,) = world.lease(R1)
+    world.grow(R1, lease, 5, 1)
+    world.tick(11.0)
+    (second,) = world.lease(R1)
+    assert (second.trajectory_id, second.epoch) == (lease.trajectory_id, 2)
+    assert [ended.epoch for ended in replies(world.grow(R1, lease, 3, 1), LeaseEnded)] == [1]
+    assert [ended.epoch for ended in replies(world.finish(R1, lease, 5), LeaseEnded)] == [1]
+    assert tokens_at(world, lease.trajectory_id) == list(tokens_of(lease.trajectory_id, 5))
+
+
 def test_the_right_epoch_from_the_wrong_peer_is_refused() -> None:
     world = harness()
     (lease,) = world.lease(R1)
