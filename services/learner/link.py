@@ -137,7 +137,8 @@ class Link:
         self._deliver(self._client.send(Trained(index=index, policy_version=policy_version, metrics=metrics)))
 
     def checkpointed(self, next_batch: int, policy_version: int) -> None:
-        """Report a durable checkpoint."""
+        """Report a durable checkpoint, which is also what a later handshake says."""
+        self._resume = Resume(next_batch=next_batch)
         self._deliver(self._client.send(Checkpointed(next_batch=next_batch, policy_version=policy_version)))
 
     def flush(self, timeout_s: float) -> bool:
