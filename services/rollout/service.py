@@ -35,6 +35,7 @@ log = structlog.get_logger()
 HEARTBEAT_S: Final = 1.0
 REQUEST_TIMEOUT_S: Final = 3.0
 ENGINE_FAILURES_ALLOWED: Final = 3
+ENGINE_PAUSE_S: Final = 1.0
 BROKER_SILENT_S: Final = 5.0
 """The broker answers every heartbeat: when it has said nothing for so long, it is away."""
 STATUSES: Final = ("starting", "verifying", "serving", "draining", "quarantined")
@@ -68,7 +69,9 @@ class RolloutService:
         clock: Clock,
         health: Health,
         metrics: RolloutMetrics,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
+        """``heartbeat_s``: how often the leases are renewed, and how often it is looked whether to ask for more."""
         self._agent = agent
         self._broker = broker
         self._sync = sync
@@ -76,6 +79,7 @@ class RolloutService:
         self._clock = clock
         self._health = health
         self._metrics = metrics
+        self._heartbeat_s = heartbeat_s
         self._running: dict[int, Episode] = {}
         self._late: list[asyncio.Task[None]] = []
         self._last_work: list[tuple[int, int, int]] = []
@@ -233,7 +237,7 @@ class RolloutService:
     def _on_engine_error(self, error: EngineError) -> None:
         self._engine_failures += 1
         log.warning("engine_error", error=str(error), failures=self._engine_failures)
-        self._ask_again_at = self._clock.now() + HEARTBEAT_S
+        self._ask_again_at = self._clock.now() + ENGINE_PAUSE_S
         if self._engine_failures >= ENGINE_FAILURES_ALLOWED * max(1, self._settings.max_running):
             raise ServiceError(f"the engine keeps failing: {error}")
 
@@ -276,15 +280,15 @@ class RolloutService:
                 await self._broker.send(
                     LeaseRequest(request_id=self._request_id, capacity=room, policy_version=self._sync.policy_version)
                 )
-            delay = self._ask_again_at - now if self._ask_again_at > now else HEARTBEAT_S
-            await until_stopped(self._wake, delay)
+            pause = self._ask_again_at - now if self._ask_again_at > now else self._heartbeat_s
+            await until_stopped(self._wake, min(pause, self._heartbeat_s))
             self._wake.clear()
 
     async def _beat(self) -> None:
         while True:
             self._health.turn()
             await self._send_heartbeat()
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(self._heartbeat_s)
 
     async def _send_heartbeat(self) -> None:
         status = self._status
