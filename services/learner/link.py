@@ -63,7 +63,18 @@ class Link:
     unblocked by: Batch, EndOfRun; the caller's timeout
     """
 
-    def __init__(self, settings: Settings, *, session: str, clock: Clock, health: Health, metrics: LearnerMetrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        session: str,
+        clock: Clock,
+        health: Health,
+        metrics: LearnerMetrics,
+        request_interval_s: float = REQUEST_INTERVAL_S,
+    ) -> None:
+        """``request_interval_s``: how often an unanswered request is repeated."""
+        self._request_interval_s = request_interval_s
         self._settings = settings
         self._session = session
         self._clock = clock
@@ -260,7 +271,7 @@ class Link:
         while True:
             self._health.turn()
             await self._ask_again()
-            await asyncio.sleep(REQUEST_INTERVAL_S)
+            await asyncio.sleep(self._request_interval_s)
 
     async def _ask_again(self) -> None:
         wanted: Message | None = self._wanted
