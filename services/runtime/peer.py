@@ -140,8 +140,9 @@ class PeerClient:
             await self.inbox.put(Delivered(message=message, arrays=incoming.received.arrays))
 
     async def _on_welcome(self, welcome: Welcome) -> None:
-        log.info("connected", channel=self._spec.name, endpoint=self._endpoint, run_id=welcome.run_id)
         first = not self._welcomed.is_set()
+        if first:
+            log.info("connected", channel=self._spec.name, endpoint=self._endpoint, run_id=welcome.run_id)
         self.welcome = welcome
         self._welcomed.set()
         if first:
