@@ -26,7 +26,7 @@ def test_a_half_written_line_is_cut_off_and_written_again(tmp_path: Path) -> Non
     path = tmp_path / "metrics.jsonl"
     RecordFile(path).append([{"record": 1}])
     with path.open("ab") as file:
-        file.write(b'{"record": 2, "eve')
+        file.write(b'{"record": 2, "event": "bat' + b"x" * 100)
     record = RecordFile(path)
     assert record.last == 1
     record.append([{"record": 2, "event": "batch"}])

@@ -12,6 +12,7 @@ from protocol.messages import (
     EndOfRun,
     Heartbeat,
     Hello,
+    LeaseEnded,
     Published,
     Pulse,
     Refused,
@@ -245,6 +246,19 @@ def test_a_version_jump_drops_what_became_too_old_and_records_its_lengths() -> N
     generate(world, 8, 3)
     assert delivered(world.request_batch(0, 3)) == [0]
     assert world.ledger.state.batches.batch(0).stats.max_lag == 0  # type: ignore[union-attr]
+
+
+def test_a_version_jump_takes_back_old_leases_and_keeps_what_is_young_enough() -> None:
+    world = harness(max_lag=1, num_batches=6)
+    updated, silent = world.lease(R1, 2, 1)
+    world.publish(2, 0)
+    world.grow(R1, updated, 3, 2)  # its engine has shown that it serves version 2
+    ended = replies(world.publish(3, 0), LeaseEnded)
+    assert [(end.trajectory_id, end.reason) for end in ended] == [
+        (silent.trajectory_id, "granted at version 1, 2 is the oldest allowed")
+    ]
+    assert world.ledger.state.num_dropped == {}
+    assert replies(world.grow(R1, updated, 3, 2), LeaseEnded) == []
 
 
 def test_a_token_older_than_its_engine_said_is_caught_before_it_is_trained_on() -> None:
