@@ -58,10 +58,14 @@ class Supervisor:
     unblocked by: an exit, which is followed by a restart with backoff; ``stop``
     """
 
-    def __init__(self, specs: Sequence[ProcessSpec], log_directory: Path, clock: Clock) -> None:
+    def __init__(
+        self, specs: Sequence[ProcessSpec], log_directory: Path, clock: Clock, *, backoff_s: float = BACKOFF_S
+    ) -> None:
+        """``backoff_s``: the n-th restart within the window waits n times as long."""
         log_directory.mkdir(parents=True, exist_ok=True)
         self.children = [Child(spec=spec, log_path=log_directory / f"{spec.name}.log") for spec in specs]
         self._clock = clock
+        self._backoff_s = backoff_s
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -104,7 +108,7 @@ class Supervisor:
             child.num_restarts += 1
             child.state = f"restarting after status {status}"
             log.warning("process_ended", process=child.spec.name, status=status, restarts=child.num_restarts)
-            await until_stopped(self._stopping, BACKOFF_S * len(child.restarts))
+            await until_stopped(self._stopping, self._backoff_s * len(child.restarts))
 
     async def _run_once(self, child: Child) -> int:
         spec = child.spec

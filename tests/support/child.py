@@ -1,0 +1,44 @@
+"""A process for the supervisor's tests: `python -m tests.support.child NAME PIPE BEHAVIOUR...`.
+
+It tells what it does as lines in the named pipe: "NAME started PID", "NAME stopping".
+
+serve             until SIGTERM, then exit 0
+stubborn          takes no notice of SIGTERM
+exit STATUS       says "last words" on standard error and exits
+crash-once FILE   dies by SIGKILL unless FILE exists, which it makes; then serves
+"""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+
+def main(name: str, pipe: str, behaviour: str, *arguments: str) -> int:
+    stop = threading.Event()
+
+    def tell(text: str) -> None:
+        with open(pipe, "w") as file:
+            file.write(f"{name} {text}\n")
+
+    if behaviour == "stubborn":
+        signal.signal(signal.SIGTERM, lambda *_: tell("refuses"))
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    tell(f"started {os.getpid()}")
+    print(f"{name} says hello", flush=True)
+    if behaviour == "exit":
+        print("last words", file=sys.stderr)
+        return int(arguments[0])
+    if behaviour == "crash-once" and not Path(arguments[0]).exists():
+        Path(arguments[0]).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    while not stop.wait(3600):
+        pass
+    tell("stopping")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
