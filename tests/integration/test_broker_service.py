@@ -18,7 +18,7 @@ from services.broker.records import TrajectoryRow
 from services.broker.store import Store
 from services.runtime.channel import DealerChannel
 from tests.support.broker_peers import PROMPT_TOKENS, ScriptedLearner, ScriptedRollout, logprobs_of, tokens_of
-from tests.support.broker_process import BrokerDidNotStart, BrokerProcess, broker_process, eventually
+from tests.support.broker_process import BrokerDidNotStart, BrokerProcess, broker_process, eventually, scraped
 
 RUN_TIMEOUT_S = 120.0
 
@@ -85,9 +85,7 @@ async def test_a_run_end_to_end(tmp_path: Path, context: zmq.asyncio.Context) ->
             assert tokens == [token for item in batch.items for token in tokens_of(item.trajectory_id, item.num_tokens)]
             assert batch.temperature == 1.0
         assert await broker.http("/readyz") == (200, "ready\n")
-        _, metrics = await broker.http("/metrics")
-        assert "gspo_broker_batches_assembled 4.0" in metrics
-        assert 'gspo_broker_groups{state="batched"} 8.0' in metrics
+        await scraped(broker, "gspo_broker_batches_assembled 4.0", 'gspo_broker_groups{state="batched"} 8.0')
         assert await broker.terminate() == 0
     events = [(line["event"], line["batch"]) for line in broker.record()]
     assert [event for event in events if event[0] == "batch"] == [("batch", index) for index in range(4)]

@@ -146,6 +146,15 @@ class BrokerProcess:
         return int(head.split()[1]), body
 
 
+async def scraped(broker: BrokerProcess, *lines: str, timeout_s: float = 10.0) -> None:
+    """Wait until /metrics has all ``lines``: gauges follow the ledger with the broker's next tick."""
+    missing = set(lines)
+    async with asyncio.timeout(timeout_s):
+        while missing:
+            _, text = await broker.http("/metrics")
+            missing -= set(text.splitlines())
+
+
 @contextlib.asynccontextmanager
 async def broker_process(directory: Path, **settings: dict[str, Any]) -> AsyncIterator[BrokerProcess]:
     """A started broker, gone at the end whatever happens."""
