@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo demo-calculator demo-gsm8k test lint types contracts unit test-slow test-demo test-gpu clean
+.PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds test lint types contracts unit test-slow test-demo test-gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ demo-gsm8k: ## 3 batches on GSM8K rows (GSPO_DATA_DIR/gsm8k/train.jsonl)
 	$(MAKE) demo CONFIG=examples/gsm8k.toml RUN_ARGS="$(RUN_ARGS) \
 	    --set environment.options.train_path=$(GSPO_DATA_DIR)/gsm8k/train.jsonl \
 	    --set environment.options.eval_path=$(GSPO_DATA_DIR)/gsm8k/test.jsonl"
+
+demo-seeds: setup ## the demo on three seeds, with the table of docs/results.md
+	$(BIN)/python benchmarks/demo_seeds.py --config $(CONFIG) --seeds 0 1 2
 
 test: lint types contracts unit ## set up; lint, types, import contracts, and all fast tests
 

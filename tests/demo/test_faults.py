@@ -1,0 +1,105 @@
+"""Each process of a run is killed, and the run goes on: nothing is lost, nothing trained twice. `make test-demo`."""
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.ledger_audit import audit
+from tests.support.run_process import REPOSITORY, RunProcess
+
+pytestmark = [pytest.mark.demo, pytest.mark.timeout(1500)]
+MODEL = REPOSITORY / "models" / "tiny"
+
+
+def multi_turn_run(directory: Path, *overrides: str) -> RunProcess:
+    """Several turns and small chunks, so that a kill meets trajectories with acknowledged tokens."""
+    return RunProcess(
+        REPOSITORY / "examples/calculator.toml",
+        directory,
+        f"model.path={MODEL}",
+        "rollout.chunk_tokens=4",
+        "broker.lease_s=5",
+        "evaluation.num_tasks=32",
+        *overrides,
+    )
+
+
+def test_killed_rollouts_lose_nothing_and_their_trajectories_go_on_elsewhere(tmp_path: Path) -> None:
+    with multi_turn_run(tmp_path, "run.num_batches=14") as run:
+        run.wait_until("third batch", lambda: len(run.rows("batch")) >= 3, 300)
+        agent = psutil.Process(run.pid_of("services.rollout", "rollout-0"))
+        engines = agent.children(recursive=True)
+        run.kill("services.rollout", "rollout-0")
+        _, alive = psutil.wait_procs(engines, timeout=20)
+        assert not alive, "SGLang outlived the rollout that started it"
+        run.wait_until("restart of rollout-0", lambda: "process_ended" in run.output.read_text(), 60)
+        assert run.wait_finished(900) == 0, run.tail()
+    report = audit(tmp_path)
+    assert report.problems == []
+    assert report.num_batches == 14
+    resumed = run.events("rollout-0", "trajectory_resumed") + run.events("rollout-1", "trajectory_resumed")
+    assert any(row["num_tokens"] > 0 for row in resumed)
+    assert report.num_resumed > 0
+
+
+def test_a_killed_engine_ends_its_rollout_which_hands_its_trajectories_back(tmp_path: Path) -> None:
+    with multi_turn_run(tmp_path, "run.num_batches=8") as run:
+        run.wait_until("second batch", lambda: len(run.rows("batch")) >= 2, 300)
+        agent = psutil.Process(run.pid_of("services.rollout", "rollout-1"))
+        for engine in agent.children(recursive=True):
+            engine.kill()
+        assert run.wait_finished(900) == 0, run.tail()
+    assert audit(tmp_path).problems == []
+
+
+def test_a_killed_broker_comes_back_and_everybody_goes_on(tmp_path: Path) -> None:
+    with multi_turn_run(tmp_path, "run.num_batches=12") as run:
+        run.wait_until("third batch", lambda: len(run.rows("batch")) >= 3, 300)
+        run.kill("services.broker")
+        run.wait_until("two more batches", lambda: len(run.rows("batch")) >= 5, 120)
+        run.kill("services.broker")
+        assert run.wait_finished(900) == 0, run.tail()
+    report = audit(tmp_path)
+    assert report.problems == []
+    assert report.num_batches == 12
+    assert report.dropped == {}
+    assert report.num_trained_again == 0
+
+
+def test_a_killed_learner_resumes_from_its_checkpoint_and_gets_the_same_batches_again(tmp_path: Path) -> None:
+    with multi_turn_run(tmp_path, "run.num_batches=12", "learner.checkpoint_every_batches=4") as run:
+        run.wait_until("sixth batch", lambda: len(run.rows("batch")) >= 6, 300)
+        run.kill("services.learner")
+        assert run.wait_finished(900) == 0, run.tail()
+    report = audit(tmp_path)
+    assert report.problems == []
+    assert report.num_batches == 12
+    # Batches 4 and 5 came after the checkpoint: they were trained again, as they were.
+    assert report.num_trained_again >= 1
+    resumed = run.events("learner", "resumed")
+    assert resumed[-1]["next_batch"] == 4
+    again = [row for row in run.rows("batch") if row["again"]]
+    assert {row["batch"] for row in again} >= {4}
+    for row in again:
+        first = next(other for other in run.rows("batch") if other["batch"] == row["batch"])
+        assert first["num_tokens"] == row["num_tokens"]
+        assert first["reward_mean"] == pytest.approx(row["reward_mean"])
+        # The same weights, the same batch: the same loss.
+        assert first["loss"] == pytest.approx(row["loss"], abs=1e-5)
+
+
+def test_ctrl_c_stops_everything_and_the_run_goes_on_later(tmp_path: Path) -> None:
+    with multi_turn_run(tmp_path, "run.num_batches=10") as run:
+        run.wait_until("third batch", lambda: len(run.rows("batch")) >= 3, 300)
+        run.process.send_signal(signal.SIGINT)
+        run.wait_finished(120)
+        assert run.leftovers() == []
+    with multi_turn_run(tmp_path, "run.num_batches=10") as again:
+        assert again.wait_finished(900) == 0, again.tail()
+    assert again.events("learner", "resumed")
+    report = audit(tmp_path)
+    assert report.problems == []
+    assert report.num_batches == 10
+    assert report.num_trained_again == 0

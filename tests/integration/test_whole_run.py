@@ -1,0 +1,75 @@
+"""The whole system once: `gspo run` with a real SGLang server, a learner of two ranks, HTTP endpoints, report and export."""
+
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from services.learner.tiny import make_tiny_model
+from tests.support.ledger_audit import audit
+from tests.support.run_process import REPOSITORY, RunProcess
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def fetch(port: int, path: str) -> tuple[int, str]:
+    """Status and body of one of a process's pages."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def samples(port: int) -> dict[str, float]:
+    """All samples of /metrics by name, summed over their labels."""
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(fetch(port, "/metrics")[1]):
+        for sample in family.samples:
+            values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    return values
+
+
+def test_a_run_with_two_learner_ranks_trains_evaluates_reports_and_exports(tmp_path: Path) -> None:
+    model, directory = tmp_path / "model", tmp_path / "run"
+    make_tiny_model(model, num_steps=3, num_eval_episodes=1, progress=lambda _: None)
+    with RunProcess(
+        REPOSITORY / "examples/calculator.toml",
+        directory,
+        f"model.path={model}",
+        "run.num_batches=4",
+        "rollout.num_servers=1",
+        "learner.num_ranks=2",
+        "batch.groups_per_batch=8",
+        "batch.group_size=4",
+        "evaluation.num_tasks=8",
+        "evaluation.every_batches=2",
+        "learner.checkpoint_every_batches=2",
+    ) as run:
+        run.wait_until("first batch", lambda: len(run.rows("batch")) >= 1, 300)
+        for name, port in run.metrics_ports.items():
+            assert fetch(port, "/healthz") == (200, "alive\n"), name
+            assert fetch(port, "/readyz") == (200, "ready\n"), name
+            assert fetch(port, "/nothing")[0] == 404
+        assert samples(run.metrics_ports["broker"])["gspo_broker_chunks_total"] > 0
+        assert samples(run.metrics_ports["learner"])["gspo_learner_batches_total"] >= 1
+        rollout = samples(run.metrics_ports["rollout-0"])
+        assert rollout["gspo_rollout_policy_version"] >= 1
+        assert rollout["gspo_rollout_tokens_total"] > 0
+        assert run.wait_finished(400) == 0, run.tail()
+        assert run.leftovers() == []
+    report = audit(directory)
+    assert report.problems == []
+    assert (report.num_batches, report.num_trained_trajectories, report.dropped) == (4, 4 * 8 * 4, {})
+    assert [row["batch"] for row in run.rows("eval")] == [0, 2, 4]
+    for row in run.rows("batch"):
+        assert row["optimizer_steps"] == 4
+        assert row["lag/max"] <= 2
+        # The engine's log-probs are the learner's, to float32 rounding, wherever both have the same version.
+        assert row["mismatch_sigma"] < 2e-5
+    assert (directory / "plot.png").stat().st_size > 10_000
+    exported = AutoModelForCausalLM.from_pretrained(directory / "export")
+    assert exported.config.model_type == "qwen3_moe"
+    assert AutoTokenizer.from_pretrained(directory / "export").eos_token == "<|end|>"
