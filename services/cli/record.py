@@ -30,6 +30,16 @@ def read_rows(path: Path, event: str) -> list[Row]:
     return rows
 
 
+def batch_rows(path: Path) -> list[Row]:
+    """One row per batch, in order; of a batch that was trained again after a crash the last one. Raises: ValueError."""
+    rows = {row.get("batch"): row for row in read_rows(path, "batch")}
+    return [rows[batch] for batch in sorted(rows, key=_number)]
+
+
+def _number(batch: object) -> float:
+    return batch if isinstance(batch, int) else -1
+
+
 def column(rows: list[Row], key: str) -> list[float]:
     """Values of ``key``; NaN where a row lacks it, so that plots show a gap."""
     return [float(row[key]) if isinstance(row.get(key), int | float) else float("nan") for row in rows]

@@ -6,7 +6,7 @@ from typing import Final
 
 from rich.table import Table
 
-from services.cli.record import column, read_rows
+from services.cli.record import batch_rows, column, read_rows
 
 PLOT_FILE: Final = "plot.png"
 
@@ -14,7 +14,7 @@ PLOT_FILE: Final = "plot.png"
 def summary_table(directory: Path) -> Table:
     """First and last of what matters, from the run's metrics.jsonl."""
     evals = read_rows(directory / "metrics.jsonl", "eval")
-    batches = read_rows(directory / "metrics.jsonl", "batch")
+    batches = batch_rows(directory / "metrics.jsonl")
     table = Table(title=f"Run {directory}", show_header=True)
     for heading in ("measure", "first", "last", "best"):
         table.add_column(heading, justify="left" if heading == "measure" else "right")
@@ -57,7 +57,7 @@ def write_plot(directory: Path) -> Path:
     from matplotlib import pyplot
 
     evals = read_rows(directory / "metrics.jsonl", "eval")
-    batches = read_rows(directory / "metrics.jsonl", "batch")
+    batches = batch_rows(directory / "metrics.jsonl")
     if not batches and not evals:
         raise ValueError(f"{directory / 'metrics.jsonl'}: no batch and no evaluation recorded yet, nothing to draw")
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), constrained_layout=True)
@@ -66,10 +66,13 @@ def write_plot(directory: Path) -> Path:
     reward, lag, clip, speed = axes.flat
     reward.plot(index, column(batches, "reward_mean"), color="tab:blue", alpha=0.5, label="training")
     reward.plot(column(evals, "batch"), column(evals, "eval/reward"), "o-", color="tab:orange", label="held out")
-    reward.set(title="Reward", xlabel="batch", ylim=(-0.02, 1.05))
+    reward.set(title="Reward", xlabel="batch")
+    rewards = _known([*column(batches, "reward_mean"), *column(evals, "eval/reward")])
+    if all(0 <= value <= 1 for value in rewards):
+        reward.set_ylim(-0.02, 1.05)
     reward.legend()
     lag.plot(index, column(batches, "lag/all"), color="tab:blue", label="mean")
-    lag.plot(index, column(batches, "lag_max"), color="tab:red", alpha=0.5, label="largest")
+    lag.plot(index, column(batches, "lag/max"), color="tab:red", alpha=0.5, label="largest")
     lag.set(title="Lag (policy versions)", xlabel="batch")
     lag.legend()
     for key, label, colour in _clip_curves():
@@ -77,7 +80,8 @@ def write_plot(directory: Path) -> Path:
         if _known(values):
             clip.plot(index, values, label=label, color=colour)
     clip.set(title="Sequences clipped", xlabel="batch", ylim=(-0.02, 1.02))
-    clip.legend()
+    if clip.lines:
+        clip.legend()
     speed.plot(index, column(batches, "tokens_per_s"), color="tab:green")
     speed.set(title="Throughput (tokens/s, trained on)", xlabel="batch")
     speed.set_ylim(bottom=0)
@@ -93,4 +97,5 @@ def _clip_curves() -> list[tuple[str, str, str]]:
         ("clip_fraction/lag_0", "lag 0", "tab:blue"),
         ("clip_fraction/lag_1", "lag 0-1", "tab:orange"),
         ("clip_fraction/lag_2", "lag 1-2", "tab:red"),
+        ("clip_fraction/lag_3_4", "lag 2-4", "tab:purple"),
     ]
