@@ -97,7 +97,10 @@ def ready_at(directory: Path) -> float:
 
 def table(outcomes: list[Outcome]) -> str:
     """Markdown."""
-    head = "| seed | held-out reward: first | best | last | s to 0.85 | s in all | batches | lag | clipped | tokens/s | dropped |"
+    head = (
+        "| seed | held-out reward: first | best | last | s to 0.85 | s in all | batches | lag | clipped | tokens/s | "
+        "dropped |"
+    )
     lines = [head, "|" + "---|" * 11]
     for each in outcomes:
         target = "-" if each.seconds_to_target is None else f"{each.seconds_to_target:.0f}"

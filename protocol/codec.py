@@ -53,6 +53,7 @@ def encode(message: Message, arrays: Mapping[str, Array] | None = None, seq: int
         frames.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     frames[0] = msgpack.packb({"m": msgspec.to_builtins(message), "s": seq, "a": described}, use_bin_type=True)
     _check_sizes(frames)
+    _check_header_size(message, len(frames[0]))
     return frames
 
 
@@ -65,6 +66,7 @@ def decode(frames: Sequence[Frame]) -> Received:
     header = _decode_header(frames[0])
     message = header.m
     kind = message_type(message)
+    _check_header_size(message, memoryview(frames[0]).nbytes)
     expected = message.ARRAYS
     if [name for name, _, _ in header.a] != list(expected) or len(frames) != 1 + len(expected):
         raise ProtocolError(
@@ -92,12 +94,19 @@ def _check_sizes(frames: Sequence[Frame]) -> None:
     if not 1 <= len(frames) <= limits.MAX_FRAMES:
         raise ProtocolError(f"message has {len(frames)} frames, 1 to {limits.MAX_FRAMES} allowed (MAX_FRAMES)")
     sizes = [memoryview(frame).nbytes for frame in frames]
-    if sizes[0] > limits.MAX_HEADER_BYTES:
-        raise ProtocolError(f"header has {sizes[0]} bytes, {limits.MAX_HEADER_BYTES} allowed (MAX_HEADER_BYTES)")
+    if sizes[0] > limits.MAX_LARGE_HEADER_BYTES:
+        raise ProtocolError(f"header has {sizes[0]} bytes, {limits.MAX_LARGE_HEADER_BYTES} allowed (MAX_LARGE_HEADER_BYTES)")
     if max(sizes) > limits.MAX_FRAME_BYTES:
         raise ProtocolError(f"a frame has {max(sizes)} bytes, {limits.MAX_FRAME_BYTES} allowed (MAX_FRAME_BYTES)")
     if sum(sizes) > limits.MAX_MESSAGE_BYTES:
         raise ProtocolError(f"message has {sum(sizes)} bytes, {limits.MAX_MESSAGE_BYTES} allowed (MAX_MESSAGE_BYTES)")
+
+
+def _check_header_size(message: Message, num_bytes: int) -> None:
+    if num_bytes > limits.MAX_HEADER_BYTES and not message.LARGE_HEADER:
+        raise ProtocolError(
+            f"{message_type(message)}: header has {num_bytes} bytes, {limits.MAX_HEADER_BYTES} allowed (MAX_HEADER_BYTES)"
+        )
 
 
 def _decode_header(frame: Frame) -> _Header:

@@ -4,7 +4,10 @@ from typing import Final
 
 PROTOCOL_VERSION: Final = 1
 
-MAX_HEADER_BYTES: Final = 16 * 1024 * 1024
+MAX_HEADER_BYTES: Final = 1024 * 1024
+"""Of most messages: also bounds tasks and environment states."""
+MAX_LARGE_HEADER_BYTES: Final = 16 * 1024 * 1024
+"""Of messages that describe very many things: a batch's trajectories, a version's tensors, a run's status."""
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 MAX_FRAMES: Final = 64
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
@@ -13,7 +16,7 @@ MAX_ARRAY_DIMENSIONS: Final = 4
 MAX_NAME_CHARS: Final = 128
 MAX_REASON_CHARS: Final = 4096
 MAX_STATE_BYTES: Final = 256 * 1024
-MAX_TASK_BYTES: Final = 1024 * 1024
+"""Of an environment's state, which travels with every chunk."""
 MAX_CHUNK_TOKENS: Final = 1_000_000
 MAX_TURNS: Final = 4096
 MAX_LEASES_PER_MESSAGE: Final = 4096

@@ -29,6 +29,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
     """Base of all messages. ``ARRAYS`` maps the name of an array to its dtype; the codec checks both."""
 
     ARRAYS: ClassVar[dict[str, str]] = {}
+    LARGE_HEADER: ClassVar[bool] = False
+    """The header may have MAX_LARGE_HEADER_BYTES instead of MAX_HEADER_BYTES."""
 
     def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Check the arrays against the fields; names and dtypes are checked already.
@@ -297,6 +299,8 @@ class Batch(Message, frozen=True, tag="batch"):
     is delivered again after a restart of the learner.
     """
 
+    LARGE_HEADER: ClassVar[bool] = True
+
     ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32", "logprobs": "float32"}
 
     index: Count
@@ -376,6 +380,8 @@ class Manifest(Message, frozen=True, tag="manifest"):
     ``sources``: other endpoints that hold the same bytes.
     """
 
+    LARGE_HEADER: ClassVar[bool] = True
+
     policy_version: Version
     kind: Literal["snapshot", "delta"]
     base_version: Version
@@ -429,6 +435,8 @@ class StatusRequest(Message, frozen=True, tag="status_request"):
 
 class Status(Message, frozen=True, tag="status"):
     """Broker -> operator: a snapshot of the run, plain data for display."""
+
+    LARGE_HEADER: ClassVar[bool] = True
 
     status: Plain
 

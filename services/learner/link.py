@@ -35,6 +35,7 @@ from services.learner.snapshot import Snapshot, SnapshotStore
 from services.learner.weight_server import WeightServer
 from services.runtime.channel import RouterChannel
 from services.runtime.clock import Clock
+from services.runtime.fingerprint import run_fingerprint
 from services.runtime.lifecycle import ServiceError
 from services.runtime.peer import Delivered, PeerClient
 from services.runtime.settings import Settings
@@ -229,6 +230,7 @@ class Link:
                 peer="learner",
                 session=self._session,
                 clock=self._clock,
+                fingerprint=run_fingerprint(self._settings),
             )
             server = WeightServer(channel, self._store, self._metrics)
             self._main = asyncio.current_task()

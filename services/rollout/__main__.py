@@ -27,6 +27,7 @@ from services.rollout.tokens import ChatTokenizer, TokenizerError
 from services.runtime.arguments import ProcessArguments, parse_process_arguments
 from services.runtime.clock import MonotonicClock
 from services.runtime.configuration import ConfigurationError
+from services.runtime.fingerprint import run_fingerprint
 from services.runtime.lifecycle import EXIT_CONFIGURATION, ServiceError, run_process
 from services.runtime.logs import configure_logging
 from services.runtime.peer import PeerClient
@@ -74,7 +75,7 @@ async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event) -> None:
             rewards = await stack.enter_async_context(pool)
             broker = PeerClient(
                 context, WORK, settings.broker.work_endpoint,
-                role="rollout", peer=arguments.name, session=session, clock=clock,
+                role="rollout", peer=arguments.name, session=session, clock=clock, fingerprint=run_fingerprint(settings),
             )  # fmt: skip
             directory = stack.enter_context(_weights_directory(settings))
             sync = WeightSync(

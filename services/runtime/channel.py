@@ -44,6 +44,11 @@ def _configure(socket: zmq.asyncio.Socket, spec: ChannelSpec) -> None:
     socket.setsockopt(zmq.HEARTBEAT_TTL, spec.heartbeat_timeout_ms)
 
 
+def _reason(error: zmq.ZMQError) -> str:
+    """libzmq's words for its error, without the endpoint that pyzmq appends to some."""
+    return str(error) if error.errno is None else str(zmq.strerror(error.errno))
+
+
 def _decode(peer: bytes, frames: list[bytes]) -> Incoming:
     try:
         return Incoming(peer=peer, received=decode(frames))
@@ -65,7 +70,7 @@ class RouterChannel:
         except zmq.ZMQError as error:
             self._socket.close(linger=0)
             raise EndpointError(
-                f"{spec.name} channel: cannot bind {endpoint}: {zmq.strerror(error.errno)}. Is another run using it? "
+                f"{spec.name} channel: cannot bind {endpoint}: {_reason(error)}. Is another run using it? "
                 f"Choose another port in the configuration or stop that process"
             ) from error
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -105,7 +110,7 @@ class DealerChannel:
             self._socket.connect(endpoint)
         except zmq.ZMQError as error:
             self._socket.close(linger=0)
-            raise EndpointError(f"{spec.name} channel: cannot connect to {endpoint!r}: {zmq.strerror(error.errno)}") from error
+            raise EndpointError(f"{spec.name} channel: cannot connect to {endpoint!r}: {_reason(error)}") from error
 
     async def receive(self) -> Incoming:
         """The next message; waits for one."""

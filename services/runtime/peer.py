@@ -55,8 +55,12 @@ class PeerClient:
         peer: str,
         session: str,
         clock: Clock,
+        fingerprint: str = "",
     ) -> None:
-        """``session`` names this life of the process. Raises: EndpointError when the endpoint is malformed."""
+        """``session`` names this life of the process; ``fingerprint`` is what the run's settings must have (empty: any).
+
+        Raises: EndpointError when the endpoint is malformed.
+        """
         self._channel = DealerChannel(context, spec, endpoint, identity=peer)
         self._spec = spec
         self._endpoint = endpoint
@@ -64,6 +68,7 @@ class PeerClient:
         self._peer = peer
         self._session = session
         self._clock = clock
+        self._fingerprint = fingerprint
         self._outbox: Outbox[tuple[Message, Mapping[str, Array] | None]] = Outbox(spec.window, spec.resend_s)
         self._room = asyncio.Condition()
         self._welcomed = asyncio.Event()
@@ -140,6 +145,12 @@ class PeerClient:
             await self.inbox.put(Delivered(message=message, arrays=incoming.received.arrays))
 
     async def _on_welcome(self, welcome: Welcome) -> None:
+        if self._fingerprint and welcome.fingerprint and welcome.fingerprint != self._fingerprint:
+            raise ServiceError(
+                f"{self._spec.name} channel: {self._endpoint} runs other settings (fingerprint {welcome.fingerprint}, here "
+                f"{self._fingerprint}): run.seed, the model directory's name, [environment], [sampling] and [batch] must be "
+                "the same in every process of a run"
+            )
         first = not self._welcomed.is_set()
         if first:
             log.info("connected", channel=self._spec.name, endpoint=self._endpoint, run_id=welcome.run_id)

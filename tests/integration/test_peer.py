@@ -180,6 +180,22 @@ async def test_a_fatal_refusal_ends_the_conversation_with_its_reason() -> None:
         assert end.endpoint in str(error)
 
 
+async def test_a_run_with_other_settings_ends_the_conversation_with_what_must_agree() -> None:
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        client = a_client(context, WORK, end.endpoint, fingerprint="aaaa")
+        async with asyncio.TaskGroup() as tasks:
+            conversation = tasks.create_task(ending(client.run()))
+            await end.expect(Hello)
+            await end.reply(a_welcome(fingerprint="aaaa"))
+            await client.connected_welcome()
+            await end.reply(a_welcome(fingerprint="bbbb"))
+            error = await conversation
+        assert isinstance(error, ServiceError)
+        assert "fingerprint bbbb, here aaaa" in str(error)
+        assert "[sampling]" in str(error)
+
+
 async def test_a_refusal_that_is_not_fatal_is_delivered_and_the_conversation_goes_on() -> None:
     async with connected(WORK) as (end, client):
         await end.reply(Refused(reason="unknown trajectory 7", message_type="chunk"))

@@ -98,6 +98,7 @@ def a_client(
     role: Role = "rollout",
     name: str = "rollout-0",
     clock: Clock | None = None,
+    fingerprint: str = "",
 ) -> PeerClient:
     return PeerClient(
         context,
@@ -107,6 +108,7 @@ def a_client(
         peer=name,
         session=f"session of {name}",
         clock=MonotonicClock() if clock is None else clock,
+        fingerprint=fingerprint,
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protocol import limits
 from protocol.codec import decode, encode, message_type
 from protocol.errors import ProtocolError
-from protocol.messages import AnyMessage, Finish
+from protocol.messages import AnyMessage, Finish, Status
 from tests.support.builders import a_batch, a_chunk, a_lease, one_of_each, token_arrays
 
 GOLDEN = Path(__file__).parent / "golden" / "frames.json"
@@ -139,9 +139,25 @@ def test_a_missing_frame_is_refused() -> None:
         decode(frames[:2])
 
 
-def test_a_header_over_the_limit_is_refused_with_the_limits_name() -> None:
-    with pytest.raises(ProtocolError, match="MAX_HEADER_BYTES"):
-        decode([bytes(limits.MAX_HEADER_BYTES + 1)])
+def test_a_header_over_the_largest_limit_is_refused_unread() -> None:
+    with pytest.raises(ProtocolError, match="MAX_LARGE_HEADER_BYTES"):
+        decode([bytes(limits.MAX_LARGE_HEADER_BYTES + 1)])
+
+
+def test_a_state_that_is_too_large_is_refused_on_both_ends_with_the_message_type() -> None:
+    large = a_chunk(state={"memory": "x" * limits.MAX_HEADER_BYTES})
+    with pytest.raises(ProtocolError, match=r"chunk: header has \d+ bytes.*MAX_HEADER_BYTES"):
+        encode(large, token_arrays(5))
+    frames = encode(a_chunk(), token_arrays(5))
+    header = msgpack.unpackb(bytes(frames[0]))
+    header["m"]["state"] = {"memory": "x" * limits.MAX_HEADER_BYTES}
+    with pytest.raises(ProtocolError, match="chunk: header has"):
+        decode([msgpack.packb(header), *frames[1:]])
+
+
+def test_a_run_status_may_be_large() -> None:
+    status = Status(status={"text": "x" * limits.MAX_HEADER_BYTES})
+    assert decode(encode(status)).message == status
 
 
 def test_more_frames_than_allowed_are_refused() -> None:
