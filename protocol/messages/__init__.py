@@ -1,0 +1,91 @@
+"""Every message of the work, batch and weight channels.
+
+A message is a frozen struct: the docstring says who sends it, to whom and when. Arrays are not fields: they travel as raw
+frames behind the header (see ``protocol.codec``) and are named by the message's ``ARRAYS``.
+"""
+
+from protocol.messages.base import Count, Message, Name, Plain, Reason, Role, Segment, Split, Version, VersionRun
+from protocol.messages.batch import (
+    Batch,
+    BatchItem,
+    BatchPending,
+    BatchRequest,
+    Checkpointed,
+    EndOfRun,
+    Published,
+    Resume,
+    Trained,
+)
+from protocol.messages.connection import Ack, Hello, Refused, Welcome
+from protocol.messages.operator import Status, StatusRequest, StopRequest
+from protocol.messages.weights import Loaded, Manifest, ManifestRequest, TensorInfo, WeightChunk, WeightGone, WeightRequest
+from protocol.messages.work import (
+    Chunk,
+    Finish,
+    Heartbeat,
+    Lease,
+    LeaseEnded,
+    LeaseKey,
+    LeaseRequest,
+    NoLease,
+    Pulse,
+    Release,
+)
+
+AnyMessage = (
+    Hello | Welcome | Refused | Ack
+    | LeaseRequest | Lease | NoLease | Chunk | Finish | Release | LeaseEnded | Heartbeat | Pulse
+    | BatchRequest | BatchPending | Batch | EndOfRun | Published | Trained | Checkpointed | Resume
+    | ManifestRequest | Manifest | WeightRequest | WeightChunk | WeightGone | Loaded
+    | StatusRequest | Status | StopRequest
+)  # fmt: skip
+SEQUENCED = (Chunk, Finish, Release, Published, Trained, Checkpointed)
+"""Messages that must arrive: sent with a sequence number, kept by the sender until acknowledged."""
+
+__all__ = [
+    "SEQUENCED",
+    "Ack",
+    "AnyMessage",
+    "Batch",
+    "BatchItem",
+    "BatchPending",
+    "BatchRequest",
+    "Checkpointed",
+    "Chunk",
+    "Count",
+    "EndOfRun",
+    "Finish",
+    "Heartbeat",
+    "Hello",
+    "Lease",
+    "LeaseEnded",
+    "LeaseKey",
+    "LeaseRequest",
+    "Loaded",
+    "Manifest",
+    "ManifestRequest",
+    "Message",
+    "Name",
+    "NoLease",
+    "Plain",
+    "Published",
+    "Pulse",
+    "Reason",
+    "Refused",
+    "Release",
+    "Resume",
+    "Role",
+    "Segment",
+    "Split",
+    "Status",
+    "StatusRequest",
+    "StopRequest",
+    "TensorInfo",
+    "Trained",
+    "Version",
+    "VersionRun",
+    "WeightChunk",
+    "WeightGone",
+    "WeightRequest",
+    "Welcome",
+]

@@ -1,0 +1,80 @@
+"""What all messages share: the base struct, field types with their limits, and checks of tokens."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from protocol import limits
+
+Name = Annotated[str, Meta(min_length=1, max_length=limits.MAX_NAME_CHARS)]
+Reason = Annotated[str, Meta(max_length=limits.MAX_REASON_CHARS)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Version = Annotated[int, Meta(ge=0, le=2**53)]
+Plain = dict[str, Any]
+"""Plain data (null, bool, int, float, str, list, dict): tasks and environment states."""
+
+Role = Literal["rollout", "learner", "operator"]
+Split = Literal["train", "eval"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages. ``ARRAYS`` maps the name of an array to its dtype; the codec checks both."""
+
+    ARRAYS: ClassVar[dict[str, str]] = {}
+    LARGE_HEADER: ClassVar[bool] = False
+    """The header may have MAX_LARGE_HEADER_BYTES instead of MAX_HEADER_BYTES."""
+
+    def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Check the arrays against the fields; names and dtypes are checked already.
+
+        Raises: ValueError with the array's name, the place and the value.
+        """
+
+
+class VersionRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """``num_tokens`` consecutive tokens made by one policy version (-1: observation tokens, made by nobody)."""
+
+    version: Annotated[int, Meta(ge=-1, le=2**53)]
+    num_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CHUNK_TOKENS)]
+
+
+class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Consecutive tokens of one kind: ``action`` (sampled by the policy) or ``observation`` (prompt, tool, user)."""
+
+    kind: Literal["action", "observation"]
+    turn: Annotated[int, Meta(ge=0, le=limits.MAX_TURNS)]
+    num_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CHUNK_TOKENS)]
+
+
+def require_finite(field: str, values: list[float]) -> None:
+    """Raises: ValueError naming the first place with a NaN or an infinity."""
+    for index, value in enumerate(values):
+        if not math.isfinite(value):
+            raise ValueError(f"{field}[{index}] is {value}: a reward must be a finite number")
+
+
+def require_total(num_tokens: int, segments: list[Segment], version_runs: list[VersionRun]) -> None:
+    """Raises: ValueError when segments or version runs do not cover exactly ``num_tokens``."""
+    for field, total in (
+        ("segments", sum(segment.num_tokens for segment in segments)),
+        ("version_runs", sum(run.num_tokens for run in version_runs)),
+    ):
+        if total != num_tokens:
+            raise ValueError(f"{field} cover {total} tokens, num_tokens is {num_tokens}")
+
+
+def check_tokens(arrays: Mapping[str, np.ndarray[Any, Any]], num_tokens: int) -> None:
+    """Check ``token_ids`` and ``logprobs``. Raises: ValueError naming the array, the place and the value."""
+    for name in ("token_ids", "logprobs"):
+        if arrays[name].shape != (num_tokens,):
+            raise ValueError(f"array {name} has shape {arrays[name].shape}, num_tokens is {num_tokens}")
+    if num_tokens and int(arrays["token_ids"].min()) < 0:
+        raise ValueError(f"array token_ids holds {int(arrays['token_ids'].min())}: token ids are not negative")
+    bad = ~(arrays["logprobs"] <= 1e-3)  # also true for NaN
+    if bad.any():
+        place = int(bad.argmax())
+        raise ValueError(f"array logprobs[{place}] is {float(arrays['logprobs'][place])}: expected a log-prob (<= 0)")

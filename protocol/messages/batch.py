@@ -1,0 +1,109 @@
+"""Messages of the batch channel, learner <-> broker: batches, publications, checkpoints."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from protocol.messages.base import (
+    Count,
+    Message,
+    Name,
+    Reason,
+    Segment,
+    Version,
+    VersionRun,
+    check_tokens,
+)
+
+from protocol import limits
+
+
+class BatchRequest(Message, frozen=True, tag="batch_request"):
+    """Learner -> broker: wants batch ``index``, to be trained at ``policy_version``. Repeated until answered: the same
+    index always gets the same batch.
+    """
+
+    index: Count
+    policy_version: Version
+
+
+class BatchPending(Message, frozen=True, tag="batch_pending"):
+    """Broker -> learner: batch ``index`` is not complete yet; what it waits for, so that no wait is silent."""
+
+    index: Count
+    groups_ready: Count
+    groups_needed: Count
+    waiting_for: Reason
+
+
+class BatchItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One trajectory of a batch; its tokens are the next ``num_tokens`` of the batch's arrays."""
+
+    trajectory_id: Count
+    group_id: Count
+    num_tokens: Count
+    segments: list[Segment]
+    version_runs: list[VersionRun]
+    turn_rewards: list[float]
+    reason: Literal["done", "length"]
+
+
+class Batch(Message, frozen=True, tag="batch"):
+    """Broker -> learner: whole groups for one policy version, in a recorded order.
+
+    ``policy_version`` is the version for which the batch was first assembled: lag is counted from it, also when the batch
+    is delivered again after a restart of the learner.
+    """
+
+    LARGE_HEADER: ClassVar[bool] = True
+
+    ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32", "logprobs": "float32"}
+
+    index: Count
+    policy_version: Version
+    temperature: float
+    items: Annotated[list[BatchItem], Meta(min_length=1, max_length=limits.MAX_TRAJECTORIES_PER_BATCH)]
+
+    def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        check_tokens(arrays, sum(item.num_tokens for item in self.items))
+
+
+class EndOfRun(Message, frozen=True, tag="end_of_run"):
+    """Broker -> learner: there is no batch ``index``: the run is complete (or stops) after the batches before it."""
+
+    index: Count
+    reason: Reason
+
+
+class Published(Message, frozen=True, tag="published"):
+    """Learner -> broker: ``policy_version`` can be fetched at ``endpoint`` now. Durable: versions are never reused."""
+
+    policy_version: Version
+    endpoint: Annotated[str, Meta(min_length=1, max_length=1024)]
+    digest: Name
+    num_bytes: Count
+    trained_batches: Count
+    """Number of batches that these weights have been trained on."""
+
+
+class Trained(Message, frozen=True, tag="trained"):
+    """Learner -> broker: batch ``index`` has been trained; its metrics for the run's record."""
+
+    index: Count
+    policy_version: Version
+    metrics: Annotated[dict[str, float | None], Meta(max_length=limits.MAX_METRICS)]
+
+
+class Checkpointed(Message, frozen=True, tag="checkpointed"):
+    """Learner -> broker: a durable checkpoint covers all batches below ``next_batch``; they are not delivered again."""
+
+    next_batch: Count
+    policy_version: Version
+
+
+class Resume(Message, frozen=True, tag="resume"):
+    """Learner -> broker, after Hello: the checkpoint it starts from covers all batches below ``next_batch``."""
+
+    next_batch: Count

@@ -1,0 +1,59 @@
+"""Messages of every connection: handshake, refusal, acknowledgement."""
+
+from typing import Annotated
+
+from msgspec import Meta
+from protocol.messages.base import (
+    Count,
+    Message,
+    Name,
+    Reason,
+    Role,
+    Version,
+)
+
+from protocol import limits
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """Any peer -> broker or weight server: the first message of each connection, and again after a reconnect.
+
+    A ``session`` is one life of a process: a new one ends the leases of the peer's former life.
+    ``first_seq`` is the oldest sequence number that the sender has not seen acknowledged.
+    """
+
+    protocol_version: Count
+    role: Role
+    peer: Name
+    session: Name
+    first_seq: Count = 0
+
+
+class Welcome(Message, frozen=True, tag="welcome"):
+    """Broker or weight server -> peer: the answer to Hello. ``window`` bounds the peer's unacknowledged messages."""
+
+    protocol_version: Count
+    run_id: Name
+    window: Annotated[int, Meta(ge=1, le=limits.MAX_WINDOW)]
+    policy_version: Version
+    """The newest published version; 0 when nothing was published yet. Never reused, also not after a restart."""
+    weights_endpoint: str = ""
+    """Where the newest version can be fetched; empty while no learner has announced one."""
+    next_batch: Count = 0
+    """Index of the first batch that no checkpoint covers (for the learner)."""
+    fingerprint: str = ""
+    """Digest of what all processes of a run must agree on (model, environment, sampling); empty when not checked."""
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """Anybody -> peer: a message was not accepted. The connection goes on unless ``fatal``."""
+
+    reason: Reason
+    message_type: str = ""
+    fatal: bool = False
+
+
+class Ack(Message, frozen=True, tag="ack"):
+    """Receiver -> sender: every sequenced message below ``next_seq`` is durable (cumulative)."""
+
+    next_seq: Count

@@ -1,0 +1,27 @@
+"""Messages of whoever watches a run <-> broker."""
+
+from typing import ClassVar
+
+from protocol.messages.base import (
+    Message,
+    Plain,
+    Reason,
+)
+
+
+class StatusRequest(Message, frozen=True, tag="status_request"):
+    """Operator (`gspo run`, `gspo status`) -> broker."""
+
+
+class Status(Message, frozen=True, tag="status"):
+    """Broker -> operator: a snapshot of the run, plain data for display."""
+
+    LARGE_HEADER: ClassVar[bool] = True
+
+    status: Plain
+
+
+class StopRequest(Message, frozen=True, tag="stop_request"):
+    """Operator -> broker: finish the batch under way and stop the run."""
+
+    reason: Reason

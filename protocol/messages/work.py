@@ -1,0 +1,151 @@
+"""Messages of the work channel, rollout <-> broker: leases, chunks, finishes, heartbeats."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from protocol.messages.base import (
+    Count,
+    Message,
+    Plain,
+    Reason,
+    Segment,
+    Split,
+    Version,
+    VersionRun,
+    check_tokens,
+    require_finite,
+    require_total,
+)
+
+from protocol import limits
+
+
+class LeaseKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One right to extend one trajectory. A larger epoch fences all smaller ones."""
+
+    trajectory_id: Count
+    epoch: Count
+
+
+class LeaseRequest(Message, frozen=True, tag="lease_request"):
+    """Rollout -> broker: room for ``capacity`` more episodes; the engine serves ``policy_version``, verified."""
+
+    request_id: Count
+    capacity: Annotated[int, Meta(ge=1, le=limits.MAX_LEASES_PER_MESSAGE)]
+    policy_version: Version
+
+
+class Lease(Message, frozen=True, tag="lease"):
+    """Broker -> rollout: extend this trajectory. With acknowledged tokens (``num_tokens`` > 0) it goes on from there.
+
+    Arrays: all acknowledged tokens of the trajectory so far.
+    """
+
+    ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32", "logprobs": "float32"}
+
+    trajectory_id: Count
+    epoch: Count
+    group_id: Count
+    split: Split
+    task: Plain
+    seed: Count
+    lease_s: float
+    num_tokens: Count
+    segments: list[Segment]
+    version_runs: list[VersionRun]
+    state: Plain | None
+    """Environment state after the acknowledged tokens; None before the first chunk."""
+    turn_done: bool
+    """The last action segment is complete: the environment steps next."""
+    turn_rewards: list[float]
+
+    def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        check_tokens(arrays, self.num_tokens)
+
+
+class NoLease(Message, frozen=True, tag="no_lease"):
+    """Broker -> rollout: the answer to a LeaseRequest that could not be filled now; ask again after ``retry_s``."""
+
+    request_id: Count
+    reason: Literal["window_full", "version_too_old", "no_prompts", "stopping"]
+    retry_s: float
+
+
+class Chunk(Message, frozen=True, tag="chunk"):
+    """Rollout -> broker: tokens appended to one trajectory; acknowledged once durable. Idempotent by
+    (trajectory, epoch, offset). ``state`` is the environment's state after these tokens; None: unchanged.
+    """
+
+    ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32", "logprobs": "float32"}
+
+    trajectory_id: Count
+    epoch: Count
+    offset: Count
+    num_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CHUNK_TOKENS)]
+    segments: Annotated[list[Segment], Meta(min_length=1, max_length=limits.MAX_TURNS)]
+    version_runs: Annotated[list[VersionRun], Meta(min_length=1, max_length=limits.MAX_CHUNK_TOKENS)]
+    state: Plain | None = None
+    turn_done: bool = False
+    turn_rewards: Annotated[list[float], Meta(max_length=limits.MAX_TURNS)] = []
+    """Rewards of all turns completed so far in the trajectory."""
+
+    def __post_init__(self) -> None:
+        require_finite("turn_rewards", self.turn_rewards)
+        require_total(self.num_tokens, self.segments, self.version_runs)
+
+    def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        check_tokens(arrays, self.num_tokens)
+
+
+class Finish(Message, frozen=True, tag="finish"):
+    """Rollout -> broker: the episode is complete; ``num_tokens`` is its whole length."""
+
+    trajectory_id: Count
+    epoch: Count
+    num_tokens: Annotated[int, Meta(ge=1)]
+    reason: Literal["done", "length"]
+    turn_rewards: Annotated[list[float], Meta(min_length=1, max_length=limits.MAX_TURNS)]
+    """One finite reward per action turn; their sum is the trajectory's reward."""
+
+    def __post_init__(self) -> None:
+        require_finite("turn_rewards", self.turn_rewards)
+
+
+class Release(Message, frozen=True, tag="release"):
+    """Rollout -> broker: hands a lease back; the trajectory goes on elsewhere from its last acknowledged token.
+
+    ``failed``: the episode could not go on here for a reason of its own (counted as an attempt); otherwise a drain.
+    """
+
+    trajectory_id: Count
+    epoch: Count
+    reason: Reason
+    failed: bool
+
+
+class LeaseEnded(Message, frozen=True, tag="lease_ended"):
+    """Broker -> rollout: this lease is not valid (any more): stop that episode, its tokens will not be accepted."""
+
+    trajectory_id: Count
+    epoch: Count
+    reason: Reason
+
+
+class Heartbeat(Message, frozen=True, tag="heartbeat"):
+    """Rollout -> broker, about every second: renews exactly the leases it names, and says what the engine serves."""
+
+    policy_version: Version
+    status: Literal["starting", "verifying", "serving", "draining", "quarantined"]
+    leases: Annotated[list[LeaseKey], Meta(max_length=limits.MAX_LEASES_PER_MESSAGE)]
+    metrics: dict[str, float] = {}
+
+
+class Pulse(Message, frozen=True, tag="pulse"):
+    """Broker -> peer: the answer to a Heartbeat; also sent unasked, as a hint, when a version is published."""
+
+    policy_version: Version
+    weights_endpoint: str
+    stopping: bool = False
