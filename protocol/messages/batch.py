@@ -6,6 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 import numpy as np
 from msgspec import Meta
+
+from protocol import limits
 from protocol.messages.base import (
     Count,
     Message,
@@ -16,8 +18,6 @@ from protocol.messages.base import (
     VersionRun,
     check_tokens,
 )
-
-from protocol import limits
 
 
 class BatchRequest(Message, frozen=True, tag="batch_request"):

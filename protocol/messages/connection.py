@@ -3,6 +3,8 @@
 from typing import Annotated
 
 from msgspec import Meta
+
+from protocol import limits
 from protocol.messages.base import (
     Count,
     Message,
@@ -11,8 +13,6 @@ from protocol.messages.base import (
     Role,
     Version,
 )
-
-from protocol import limits
 
 
 class Hello(Message, frozen=True, tag="hello"):

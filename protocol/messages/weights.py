@@ -4,6 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
+
+from protocol import limits
 from protocol.messages.base import (
     Count,
     Message,
@@ -11,8 +13,6 @@ from protocol.messages.base import (
     Reason,
     Version,
 )
-
-from protocol import limits
 
 
 class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

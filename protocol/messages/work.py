@@ -6,6 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 import numpy as np
 from msgspec import Meta
+
+from protocol import limits
 from protocol.messages.base import (
     Count,
     Message,
@@ -19,8 +21,6 @@ from protocol.messages.base import (
     require_finite,
     require_total,
 )
-
-from protocol import limits
 
 
 class LeaseKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
