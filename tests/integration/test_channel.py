@@ -65,7 +65,7 @@ async def test_a_header_over_the_limit_is_reported_by_the_name_of_the_limit() ->
         await stranger.send_multipart([bytes(17 * 1024 * 1024)])
         incoming = await router.receive()
         assert incoming.received is None
-        assert "MAX_HEADER_BYTES" in incoming.error
+        assert "HEADER_BYTES" in incoming.error
         await stranger.send_multipart([b"", b"", b""])
         assert (await router.receive()).error.startswith("header is not msgpack")
 

@@ -60,7 +60,7 @@ async def test_hello_is_said_again_until_it_is_answered() -> None:
 async def test_only_what_must_arrive_is_kept_for_the_welcome() -> None:
     async with zmq_context() as context:
         end = ScriptedEnd(context, WORK)
-        client = a_client(context, WORK, end.endpoint)
+        client = a_client(context, WORK, end.endpoint, clock=VirtualClock())
         await client.send(Heartbeat(policy_version=0, status="starting", leases=[]))
         await client.send(finish(1))
         async with in_background(client.run()):
@@ -131,8 +131,9 @@ async def test_flushed_returns_when_the_last_acknowledgement_is_there() -> None:
         assert client.num_unacknowledged == 0
 
 
-async def test_an_end_that_forgot_us_gets_a_handshake_and_everything_unacknowledged() -> None:
-    async with connected(WORK) as (end, client):
+async def test_an_end_that_forgot_us_gets_a_handshake_and_everything_unacknowledged_at_once() -> None:
+    # The clock stands still: nothing is sent again for want of an acknowledgement.
+    async with connected(WORK, clock=VirtualClock()) as (end, client):
         await client.send(finish(1))
         await end.acknowledge(await end.expect_received(Finish))
         await client.send(finish(2))

@@ -216,7 +216,7 @@ async def test_chunks_may_come_late_twice_and_in_any_order() -> None:
     snapshot = a_snapshot(chunk_bytes=2048)
     order = [3, 0, 0, 2, 3, *range(snapshot.num_chunks - 1, 0, -1)]
     async with connected(WEIGHTS) as (end, client):
-        fetched = await fetch_from(end, client, snapshot, [(index, body(snapshot, index)) for index in order])
+        fetched = await fetch_from(end, client, snapshot, [(99, b"?"), *((index, body(snapshot, index)) for index in order)])
     assert bytes(fetched.data) == snapshot.data.tobytes()
 
 

@@ -33,17 +33,19 @@ QWEN_TEMPLATE = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
+# Written for trim_blocks and lstrip_blocks: without them its lines would be indented and spaced.
 ALTERNATING_TEMPLATE = """\
-{{- bos_token }}
-{%- for message in messages %}
-    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+{{ bos_token -}}
+{% for message in messages %}
+    {% if (message.role == 'user') != (loop.index0 % 2 == 0) %}
         {{- raise_exception('roles must alternate user/assistant') }}
-    {%- endif %}
-    {{- '<|' + message.role + '|>\\n' + message.content | trim + '<|end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|assistant|>\\n' }}
-{%- endif %}
+    {% endif %}
+<|{{ message.role }}|>
+{{ message.content | trim }}<|end|>
+{% endfor %}
+{% if add_generation_prompt %}
+<|assistant|>
+{% endif %}
 """
 MARKERS = ["<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 CORPUS = [
