@@ -5,6 +5,7 @@
         random-00000.json ...                   random states, one file per rank
         checkpoint.json                         everything else, and the size of every other file
     root/latest                                 name of the newest
+    root/last-version                           largest policy version that was ever about to be published
 
 A writer that is killed leaves `.partial-*`, which nothing reads and the next writer removes. Ranks on several hosts
 need one shared file system.
@@ -39,6 +40,7 @@ _FORMAT = 1
 _METADATA = "checkpoint.json"
 _ENGINE = "engine"
 _LATEST = "latest"
+_LAST_VERSION = "last-version"
 _PREFIX = "version-"
 
 
@@ -123,6 +125,27 @@ def find_latest(root: Path) -> Path | None:
         found = ", ".join(other.name for other in _complete(root)) or "none"
         raise CheckpointError(f"{pointer} names {path.name}, which is not there; complete checkpoints: {found}")
     return path
+
+
+def reserve_version(root: Path, policy_version: int) -> None:
+    """Note durably that `policy_version` is taken. Call it before anybody can fetch that version: an engine may have
+    loaded it when the learner is killed, although neither a checkpoint nor the broker has heard of it."""
+    root.mkdir(parents=True, exist_ok=True)
+    replace_file(root / _LAST_VERSION, f"{policy_version}\n")
+
+
+def reserved_version(root: Path) -> int:
+    """The version that was reserved last; 0 where there is none. Raises CheckpointError for a damaged file."""
+    path = root / _LAST_VERSION
+    if not path.is_file():
+        return 0
+    text = path.read_text(encoding="utf-8")
+    try:
+        return int(text)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} holds {text!r}, not a version; write the newest version that engines served"
+        ) from error
 
 
 def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:

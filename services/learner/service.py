@@ -11,7 +11,14 @@ from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
 from protocol.messages import EndOfRun
 from services.learner.batches import groups_of
-from services.learner.checkpoint import CheckpointState, find_latest, load_checkpoint, save_checkpoint
+from services.learner.checkpoint import (
+    CheckpointState,
+    find_latest,
+    load_checkpoint,
+    reserve_version,
+    reserved_version,
+    save_checkpoint,
+)
 from services.learner.engine import LearnerEngine
 from services.learner.export import export_model
 from services.learner.link import BatchArrived, Link
@@ -98,8 +105,8 @@ class LearnerService:
         newest = torch.zeros(1, dtype=torch.int64)
         if self._link is not None:
             # Versions are never reused: what this learner publishes comes after everything published before, also when
-            # the broker's ledger was lost.
-            newest[0] = max(saved_version, self._broker_version(self._link))
+            # the broker's ledger was lost, or had not yet heard of what an engine has loaded.
+            newest[0] = max(saved_version, reserved_version(self._root), self._broker_version(self._link))
             self._link.resume(self._next_batch)
         self._policy_version = int(self._engine.broadcast(newest)[0])
 
@@ -180,6 +187,7 @@ class LearnerService:
                 pass
             return
         snapshot = build_snapshot(self._policy_version, weights)
+        reserve_version(self._root, self._policy_version)
         self._link.publish(snapshot, self._next_batch)
         self._health.progress()
         log.info("published", policy_version=self._policy_version, num_bytes=snapshot.manifest.num_bytes)

@@ -24,6 +24,7 @@ from protocol.messages import (
     Trained,
     VersionRun,
 )
+from services.learner.checkpoint import reserve_version, reserved_version
 from services.learner.link import Link
 from services.learner.metrics import LearnerMetrics
 from services.learner.service import LearnerService
@@ -195,6 +196,16 @@ async def test_versions_go_on_behind_the_checkpoint_when_the_broker_has_forgotte
     async with training(tmp_path, broker_version=0) as again:
         await again.take(Resume)
         assert (await again.take(Published)).policy_version == 42  # type: ignore[attr-defined]
+
+
+async def test_a_version_that_only_an_engine_has_seen_is_not_given_to_other_weights(tmp_path: Path) -> None:
+    """The learner is killed after an engine has fetched version 7 and before the broker has committed it."""
+    reserve_version(tmp_path / "checkpoints", 7)
+    async with training(tmp_path, broker_version=6) as learner:
+        await learner.take(Resume)
+        assert (await learner.take(Published)).policy_version == 8  # type: ignore[attr-defined]
+        assert reserved_version(tmp_path / "checkpoints") == 8
+        await learner.take(BatchRequest)
 
 
 async def test_the_time_spent_waiting_is_counted_once(tmp_path: Path) -> None:

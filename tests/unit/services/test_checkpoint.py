@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.checkpoint import CheckpointError, CheckpointState, find_latest, load_checkpoint, save_checkpoint
+from services.learner.checkpoint import (
+    CheckpointError,
+    CheckpointState,
+    find_latest,
+    load_checkpoint,
+    reserve_version,
+    reserved_version,
+    save_checkpoint,
+)
 from tests.support.bigram_engine import BigramEngine
 
 
@@ -131,3 +139,15 @@ def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path: Path, content: s
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep is 0"):
         save_checkpoint(BigramEngine(), tmp_path, state(1), keep=0)
+
+
+def test_the_version_reserved_last_is_remembered_beside_the_checkpoints(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    assert reserved_version(root) == 0
+    reserve_version(root, 7)
+    reserve_version(root, 12)
+    save_checkpoint(BigramEngine(), root, state(12), keep=1)
+    assert reserved_version(root) == 12
+    (root / "last-version").write_text("twelve")
+    with pytest.raises(CheckpointError, match="'twelve', not a version"):
+        reserved_version(root)
