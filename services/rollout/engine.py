@@ -132,6 +132,8 @@ class Engine:
         self._session = secrets.token_hex(4)
         # Odd while an update is under way: two equal even values mean that none fell between.
         self._update_marks = 0
+        self._update_ended = asyncio.Event()
+        self._update_ended.set()
         self._weights_unknown = False
         self._paused_mode: PauseMode | None = None
 
@@ -195,6 +197,8 @@ class Engine:
         mark, live.cut = self._update_marks, False
         async with aclosing(self._http.answers(body, stream=stream)) as payloads:
             async for payload in payloads:
+                # What left the server before an update arrives during it: it is good if the update turns out well.
+                await self._update_ended.wait()
                 if self._weights_unknown:
                     raise EngineError(_NO_WEIGHTS)
                 try:
@@ -292,14 +296,16 @@ class Engine:
         }
         self._update_marks += 1
         self._weights_unknown = True
+        self._update_ended.clear()
         try:
             await self._http.post("/update_weights_from_disk", body, timeout_s=self._load_timeout_s)
+            served = await self.weight_version()
+            if served != version:
+                raise EngineError(f"version {version} was loaded, but the server says that it serves {served}")
+            self._weights_unknown = False
         finally:
             self._update_marks += 1
-        served = await self.weight_version()
-        if served != version:
-            raise EngineError(f"version {version} was loaded, but the server says that it serves {served}")
-        self._weights_unknown = False
+            self._update_ended.set()
 
     async def weights_checksums(self) -> dict[str, str]:
         """Checksum of each of the server's parameters, by SGLang's own names; works while paused.
@@ -345,7 +351,7 @@ class Engine:
     # Checks --------------------------------------------------------------------------------------------------------
 
     def _check(self, request: GenerateRequest) -> None:
-        if self._weights_unknown:
+        if self._weights_unknown and self._update_ended.is_set():
             raise EngineError(_NO_WEIGHTS)
         if request.rid in self._live:
             raise ValueError(f"request {request.rid} is under way already: abort it, or use another rid")

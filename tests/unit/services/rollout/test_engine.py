@@ -154,6 +154,47 @@ async def test_an_update_that_the_server_reports_wrongly_leaves_the_engine_refus
     assert [(body["weight_version"], body["flush_cache"]) for body in updates] == [("5", True), ("4", True), ("4", False)]
 
 
+@pytest.mark.parametrize("update_succeeds", [True, False])
+async def test_an_answer_that_arrives_during_an_update_waits_for_its_outcome(update_succeeds: bool) -> None:
+    generate_asked, update_asked = asyncio.Event(), asyncio.Event()
+    answer_now, update_now = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readuntil(b"\r\n\r\n")).decode().split()[1]
+        if path == "/generate":
+            generate_asked.set()
+            await answer_now.wait()
+            writer.write(answer(200, event([5, 6], 2, "stop")))
+        elif path == "/update_weights_from_disk":
+            update_asked.set()
+            await update_now.wait()
+            writer.write(answer(200 if update_succeeds else 500, {}))
+        else:
+            writer.write(answer(200, INFO if path == "/server_info" else {"weight_version": "2"}))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, Engine(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", chunk_tokens=4) as engine:
+        asking = asyncio.create_task(ask(engine))
+        await generate_asked.wait()
+        updating = asyncio.create_task(engine.update_weights_from_disk(Path("/w"), 2))
+        await update_asked.wait()
+        answer_now.set()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(asking), 0.1)
+        update_now.set()
+        await asyncio.wait([asking, updating])
+        if update_succeeds:
+            assert [piece.token_ids.tolist() for piece in await asking] == [[5, 6]]
+            assert [run.version for piece in await asking for run in piece.version_runs] == [1]
+        else:
+            with pytest.raises(EngineError, match="nobody knows"):
+                await asking
+            with pytest.raises(EngineError, match="500"):
+                await updating
+
+
 async def test_token_ids_are_checked_before_anything_is_sent() -> None:
     async with scripted(lambda path, body: answer(200, event([5], 1, "stop"))) as (engine, asked):
         for bad in ([100], [-1, 3]):
