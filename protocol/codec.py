@@ -140,6 +140,9 @@ def _array(kind: str, name: str, dtype: str, expected: str, shape: list[int], fr
         num_elements *= size
     if num_elements * numpy_dtype.itemsize != num_bytes:
         raise ProtocolError(f"{kind}: array {name} of shape {shape} and dtype {dtype} does not fit {num_bytes} bytes")
-    array: Array = np.frombuffer(frame, dtype=numpy_dtype).reshape(shape)
+    try:
+        array: Array = np.frombuffer(frame, dtype=numpy_dtype).reshape(shape)
+    except ValueError as error:  # a size of 0 beside one that numpy cannot hold
+        raise ProtocolError(f"{kind}: array {name} has shape {shape}: {error}") from error
     array.flags.writeable = False
     return array

@@ -175,3 +175,10 @@ def test_encoding_an_array_of_another_dtype_is_an_error_of_the_caller() -> None:
     arrays["token_ids"] = arrays["token_ids"].astype(np.int64)
     with pytest.raises(ProtocolError, match="dtype int64, int32 expected"):
         encode(a_chunk(), arrays)
+
+
+@pytest.mark.parametrize("shape", [[0, 2**63], [2**32, 2**32, 0], [0, 2**40, 2**40]])
+def test_an_empty_array_with_an_impossible_size_is_refused(shape: list[int]) -> None:
+    header = {"m": {"type": "weight_chunk", "policy_version": 1, "chunk": 0}, "s": None, "a": [["data", "uint8", shape]]}
+    with pytest.raises(ProtocolError, match="weight_chunk: array data has shape"):
+        decode([msgpack.packb(header), b""])
