@@ -52,7 +52,8 @@ def _sequence(
     return TrainSequence(
         token_ids=token_ids,
         action_mask=is_action.astype(np.bool_),
-        behaviour_logprobs=np.where(is_action, logprobs, np.float32(0.0)).astype(np.float32),
+        # A sure token's may be a little above 0 by the engine's rounding, which a message may be and a log-prob not.
+        behaviour_logprobs=np.where(is_action, np.minimum(logprobs, 0.0), 0.0).astype(np.float32),
         versions=np.where(is_action, versions, -1).astype(np.int64),
         turn_ids=np.where(is_action, turns, OBSERVATION_TURN).astype(np.int32),
         temperature=temperature,

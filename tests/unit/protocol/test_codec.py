@@ -106,7 +106,7 @@ def test_a_reward_that_is_not_finite_is_refused_with_its_place(reward: float) ->
         decode([msgpack.packb(header)])
 
 
-@pytest.mark.parametrize("value", [float("nan"), 0.5])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 0.5])
 def test_a_logprob_that_is_none_is_refused_with_its_place(value: float) -> None:
     arrays = token_arrays(5)
     arrays["logprobs"][3] = value

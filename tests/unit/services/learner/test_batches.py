@@ -47,6 +47,14 @@ def test_observations_are_masked_and_have_neither_version_turn_nor_logprob() -> 
     assert sequence.turn_ids.tolist() == [-1, -1, -1, 0, 0, -1, 1]
 
 
+def test_a_logprob_that_rounding_put_above_zero_can_be_trained_on() -> None:
+    batch = Batch(index=0, policy_version=6, temperature=1.0, items=[an_item(1, 1, [0.0, 1.0])])
+    arrays = {"token_ids": np.arange(7, dtype=np.int32), "logprobs": np.full(7, 1.2e-7, dtype=np.float32)}
+    arrays["logprobs"][4] = -0.5
+    (sequence,) = groups_of(batch, arrays)[0].sequences
+    assert sequence.behaviour_logprobs.tolist() == [0.0, 0.0, 0.0, 0.0, -0.5, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("field", ["segments", "version_runs"])
 def test_an_item_whose_parts_do_not_cover_its_tokens_is_named(field: str) -> None:
     batch = a_batch()
