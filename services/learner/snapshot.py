@@ -48,7 +48,7 @@ def build_snapshot(policy_version: int, weights: Iterable[tuple[str, torch.Tenso
     for name, tensor in weights:
         if tensor.dtype not in DTYPE_NAMES:
             raise ValueError(f"tensor {name} has dtype {tensor.dtype}: one of {sorted(DTYPE_NAMES.values())} can be served")
-        # A copy: the tensor belongs to the optimizer and changes in the next step.
+        # A copy: the tensor may be a buffer that is filled again for the next one.
         part = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().copy()
         tensors.append(
             TensorInfo(

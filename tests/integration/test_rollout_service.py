@@ -190,9 +190,7 @@ async def test_nothing_is_asked_for_before_a_verified_version_is_served(running:
 async def test_announced_versions_reach_the_weight_sync(running: Start) -> None:
     async with running() as run:
         run.broker.pulse = Pulse(policy_version=12, weights_endpoint="tcp://w:1")
-        await run.broker.expect(Heartbeat)
-        await run.broker.expect(Heartbeat, 2)
-        assert (12, "tcp://w:1") in run.sync.announced
+        await run.broker.until(lambda: (12, "tcp://w:1") in run.sync.announced)
 
 
 async def test_a_resumed_lease_goes_on_behind_its_tokens(running: Start) -> None:
@@ -234,7 +232,7 @@ async def test_heartbeats_name_exactly_the_running_leases(running: Start) -> Non
         await run.broker.heartbeat_with(LeaseKey(1, 1), LeaseKey(3, 1))
         hold.go.set()
         await run.broker.until(lambda: set(run.broker.of(Heartbeat)[-1].leases) == set())
-    assert [finish.trajectory_id for finish in run.broker.of(Finish)] == [1, 3]
+    assert {finish.trajectory_id for finish in run.broker.of(Finish)} == {1, 3}
     assert run.broker.ended(2) == []
     assert 2 not in run.broker.chunks
     assert run.count("episodes_total", outcome="lease_ended") == 1
@@ -338,10 +336,12 @@ async def test_a_silent_broker_makes_the_rollout_not_ready_until_it_speaks(runni
     async with running() as run:
         await run.broker.until(lambda: run.health.ready()[0])
         run.broker.answers = False
-        await run.heartbeats(2)  # so that no answer is on its way
-        run.clock.advance(BROKER_SILENT_S + 0.1)
-        await run.heartbeats(2)
-        assert run.health.ready() == (False, "the broker is away")
+
+        def away_after_another_silence() -> bool:
+            run.clock.advance(BROKER_SILENT_S + 0.1)
+            return run.health.ready() == (False, "the broker is away")
+
+        await run.broker.until(away_after_another_silence)
         run.broker.answers = True
         await run.broker.until(lambda: run.health.ready()[0])
 
@@ -354,6 +354,7 @@ async def test_an_engine_that_makes_no_tokens_makes_the_rollout_not_ready(runnin
         await run.heartbeats(2)
         for _ in range(3):
             run.clock.advance(4.0)
+            await run.broker.until(lambda: run.client.silent_s == 0)
             await run.heartbeats(2)
         ready, reason = run.health.ready()
         assert not ready
@@ -413,7 +414,7 @@ async def test_a_drain_keeps_its_budget_when_the_broker_acknowledges_nothing(win
         await hold.reached.wait()
         begin = asyncio.get_running_loop().time()
         run.stop.set()
-    assert asyncio.get_running_loop().time() - begin < 3.0
+    assert asyncio.get_running_loop().time() - begin < 5.0
     assert run.client.num_unacknowledged == min(window, 6)
 
 

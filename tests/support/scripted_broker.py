@@ -62,7 +62,7 @@ class ScriptedBroker:
                 self.num_hellos += 1
                 self._inbox = Inbox(message.first_seq)
                 self.end.seen.append(incoming.received)
-                await self.end.reply(_welcome(self.pulse))
+                await self._reply(_welcome(self.pulse))
             elif self._inbox is None:
                 await self.end.refuse_session()
                 continue
@@ -73,7 +73,7 @@ class ScriptedBroker:
                 if isinstance(message, Chunk):
                     self.chunks.setdefault(message.trajectory_id, []).append((message, incoming.received.arrays))
                 if self.acknowledges:
-                    await self.end.reply(Ack(next_seq=self._inbox.committed()))
+                    await self._reply(Ack(next_seq=self._inbox.committed()))
             else:
                 await self._answer(message)
             async with self._news:
@@ -82,13 +82,17 @@ class ScriptedBroker:
 
     async def _answer(self, message: Message) -> None:
         if isinstance(message, Heartbeat) and self.answers:
-            await self.end.reply(self.pulse)
+            await self._reply(self.pulse)
         if isinstance(message, LeaseRequest):
             granted, self.leases = self.leases[: message.capacity], self.leases[message.capacity :]
             for lease, arrays in granted:
-                await self.end.reply(lease, arrays)
+                await self._reply(lease, arrays)
             if len(granted) < message.capacity:
-                await self.end.reply(NoLease(request_id=message.request_id, reason="no_prompts", retry_s=self.retry_s))
+                await self._reply(NoLease(request_id=message.request_id, reason="no_prompts", retry_s=self.retry_s))
+
+    async def _reply(self, message: Message, arrays: Mapping[str, Array] | None = None) -> None:
+        """To a rollout that may have left meanwhile."""
+        await self.end.channel.send(self.end.peer, message, arrays)
 
     def grant(self, *leases: Lease) -> None:
         """To be given out when the rollout asks next."""

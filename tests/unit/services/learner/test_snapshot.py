@@ -1,5 +1,7 @@
 """Snapshots: a frozen copy of the weights, in bytes that can be checked."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +41,16 @@ def test_training_on_does_not_change_a_snapshot() -> None:
         weight += 1
     assert not snapshot.data.any()
     assert tensor_digest(snapshot.data.data) == snapshot.manifest.tensors[0].digest
+
+
+def test_tensors_may_share_a_buffer_that_is_written_again_for_the_next_one() -> None:
+    def exported() -> Iterator[tuple[str, torch.Tensor]]:
+        buffer = torch.empty(2)
+        for value in (1.0, 2.0):
+            buffer.fill_(value)
+            yield f"w{value:.0f}", buffer
+
+    assert build_snapshot(1, exported()).data.tobytes() == np.float32([1, 1, 2, 2]).tobytes()
 
 
 def test_chunks_are_the_bytes_in_order() -> None:
