@@ -16,7 +16,7 @@ from services.runtime.arguments import ProcessArguments, parse_process_arguments
 from services.runtime.channel import EndpointError
 from services.runtime.clock import MonotonicClock
 from services.runtime.configuration import ConfigurationError
-from services.runtime.lifecycle import EXIT_CONFIGURATION, EXIT_FAILED, ServiceError, flatten
+from services.runtime.lifecycle import EXIT_CONFIGURATION, EXIT_FAILED, ServiceError, die_with_parent, flatten
 from services.runtime.logs import configure_logging
 from services.runtime.settings import Settings
 from services.runtime.telemetry import Health, TelemetryServer
@@ -28,6 +28,10 @@ MAX_QUIET_S: Final = 1800.0
 
 def main() -> int:
     """Start the learner, or torchrun with ``num_ranks`` of them. Returns the exit status."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # torchrun gives each rank a session of its own. Killed, it would leave ranks that train on, beside its
+        # successor's and on the same ports; nobody could ask them to stop.
+        die_with_parent(signal.SIGKILL)
     configure_logging("learner")
     try:
         arguments = parse_process_arguments(

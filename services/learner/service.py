@@ -36,6 +36,8 @@ log = structlog.get_logger()
 POLL_S: Final = 1.0
 WAITING_LOG_S: Final = 15.0
 FLUSH_S: Final = 10.0
+NOT_YET: Final = -1
+STOPPED: Final = -2
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -102,21 +104,30 @@ class LearnerService:
             self._mismatch.load_state_dict(state.mismatch)
             log.info("resumed", checkpoint=str(latest), next_batch=self._next_batch)
             saved_version = state.policy_version
-        newest = torch.zeros(1, dtype=torch.int64)
+        # Versions are never reused: what this learner publishes comes after everything published before, also when the
+        # broker's ledger was lost, or had not yet heard of what an engine has loaded.
+        own_version = max(saved_version, reserved_version(self._root)) if self._link is not None else 0
+        self._policy_version = self._newest_version(own_version)
         if self._link is not None:
-            # Versions are never reused: what this learner publishes comes after everything published before, also when
-            # the broker's ledger was lost, or had not yet heard of what an engine has loaded.
-            newest[0] = max(saved_version, reserved_version(self._root), self._broker_version(self._link))
             self._link.resume(self._next_batch)
-        self._policy_version = int(self._engine.broadcast(newest)[0])
+        self._metrics.next_batch.set(self._next_batch)
 
-    def _broker_version(self, link: Link) -> int:
+    def _newest_version(self, own_version: int) -> int:
+        """The larger of rank 0's ``own_version`` and the broker's newest, waited for; the same on every rank. Collective.
+
+        All ranks meet once a second, because a collective that one rank is late for by half an hour fails.
+        Raises: ServiceError, on all ranks, when stopped.
+        """
         while True:
-            welcome = link.wait_welcome(POLL_S)
-            if welcome is not None:
-                return welcome.policy_version
-            if self._stop.is_set():
+            welcome = self._link.wait_welcome(POLL_S) if self._link is not None else None
+            answer = NOT_YET if welcome is None else max(own_version, welcome.policy_version)
+            if welcome is None and self._stop.is_set():
+                answer = STOPPED
+            answer = int(self._engine.broadcast(torch.tensor([answer], dtype=torch.int64))[0])
+            if answer == STOPPED:
                 raise ServiceError("stopped before the broker answered")
+            if answer != NOT_YET:
+                return answer
             self._health.not_ready(f"no answer from the broker at {self._settings.broker.batch_endpoint}")
 
     def _next(self) -> BatchArrived | EndOfRun | None:

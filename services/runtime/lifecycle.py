@@ -75,7 +75,7 @@ async def until_stopped(stop: asyncio.Event, timeout_s: float) -> bool:
     return True
 
 
-def die_with_parent() -> None:
-    """Ask the kernel (Linux) to end this process when its parent ends, however that happens; a no-op elsewhere."""
+def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Ask the kernel (Linux) to send ``number`` when the parent ends, however that happens; a no-op elsewhere."""
     if _LIBC is not None:
-        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        _LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)

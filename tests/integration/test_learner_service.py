@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
@@ -27,8 +28,10 @@ from protocol.messages import (
 from services.learner.checkpoint import reserve_version, reserved_version
 from services.learner.link import Link
 from services.learner.metrics import LearnerMetrics
-from services.learner.service import LearnerService
+from services.learner.service import NOT_YET, STOPPED, LearnerService
+from services.learner.share import MAX_SHARED_FRAMES, NO_FRAME, STOP
 from services.runtime.clock import MonotonicClock
+from services.runtime.lifecycle import ServiceError
 from services.runtime.settings import BatchSection, Broker, Learner, Run, Settings
 from services.runtime.telemetry import Health
 from tests.support.bigram_engine import BigramEngine
@@ -206,6 +209,50 @@ async def test_a_version_that_only_an_engine_has_seen_is_not_given_to_other_weig
         assert (await learner.take(Published)).policy_version == 8  # type: ignore[attr-defined]
         assert reserved_version(tmp_path / "checkpoints") == 8
         await learner.take(BatchRequest)
+
+
+class SecondRank(ServingBigram):
+    """What rank 0 broadcasts, by script."""
+
+    rank = 1
+    world_size = 2
+
+    def __init__(self, *broadcasts: list[int]) -> None:
+        super().__init__()
+        self.broadcasts = [torch.tensor(numbers) for numbers in broadcasts]
+
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor:
+        answer = self.broadcasts.pop(0)
+        assert answer.shape == tensor.shape
+        return answer
+
+
+def a_second_rank(engine: SecondRank, directory: Path) -> LearnerService:
+    clock = MonotonicClock()
+    return LearnerService(
+        Settings(run=Run(directory=directory)),
+        engine,  # type: ignore[arg-type]
+        None,
+        clock=clock,
+        health=Health(clock, 60.0),
+        metrics=LearnerMetrics(CollectorRegistry()),
+        stop=threading.Event(),
+    )
+
+
+def test_ranks_meet_again_and_again_while_the_first_waits_for_the_broker(tmp_path: Path) -> None:
+    """A collective in which one rank is half an hour late fails."""
+    engine = SecondRank([NOT_YET], [NOT_YET], [40], [STOP, *[NO_FRAME] * MAX_SHARED_FRAMES])
+    # Rank 0 writes the checkpoint's common part; this one has a directory of its own to write into.
+    (tmp_path / "checkpoints" / ".partial-version-0000000041-batch-0000000000").mkdir(parents=True)
+    a_second_rank(engine, tmp_path).run()
+    assert engine.broadcasts == []
+
+
+def test_a_stop_while_the_broker_is_away_ends_every_rank(tmp_path: Path) -> None:
+    engine = SecondRank([NOT_YET], [STOPPED])
+    with pytest.raises(ServiceError, match="stopped before the broker answered"):
+        a_second_rank(engine, tmp_path).run()
 
 
 async def test_the_time_spent_waiting_is_counted_once(tmp_path: Path) -> None:
