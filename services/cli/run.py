@@ -20,6 +20,7 @@ from services.cli.report import summary_table, write_plot
 from services.cli.supervisor import Supervisor
 from services.runtime.clock import MonotonicClock
 from services.runtime.configuration import ConfigurationError, load_settings
+from services.runtime.fingerprint import run_fingerprint
 from services.runtime.lifecycle import ServiceError, run_process, until_stopped
 from services.runtime.logs import configure_logging
 from services.runtime.peer import PeerClient
@@ -50,10 +51,16 @@ def run_command(config: Path, overrides: Sequence[str], *, plain: bool) -> int:
 
 async def _run(settings: Settings, forwarded: Sequence[str], console: Console, plain: bool, stop: asyncio.Event) -> None:
     directory = settings.run.directory
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "settings.json").write_text(json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
     clock = MonotonicClock()
-    supervisor = Supervisor(process_specs(settings, forwarded), directory / "logs", clock)
+    specs = process_specs(settings, forwarded)
+    try:
+        supervisor = Supervisor(specs, directory / "logs", clock)
+        (directory / "settings.json").write_text(json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
+    except OSError as error:
+        raise ConfigurationError(
+            f"run.directory is {directory}: {error.filename or 'it'} cannot be written ({error.strerror}): make room "
+            "and make it writable, or choose another one"
+        ) from error
     watcher = Watcher(settings, supervisor, clock)
     try:
         with Display(console, str(directory), plain=plain) as display:
@@ -91,6 +98,8 @@ class Watcher:
             peer=f"operator-{uuid.uuid4().hex[:8]}",
             session=uuid.uuid4().hex,
             clock=clock,
+            # Another run's broker on this port must not pass for ours.
+            fingerprint=run_fingerprint(settings),
         )
         self.error = ""
 
@@ -114,6 +123,9 @@ class Watcher:
         """The broker's status; None when it does not answer."""
         if not self._client.connected:
             return None
+        # What came too late for the last question is no answer to this one.
+        while not self._client.inbox.empty():
+            self._client.inbox.get_nowait()
         await self._client.send(StatusRequest())
         try:
             async with asyncio.timeout(STATUS_TIMEOUT_S):
@@ -131,8 +143,8 @@ class Watcher:
 def _report(directory: Path, console: Console) -> None:
     try:
         path = write_plot(directory)
-    except ValueError as error:
-        console.print(f"no report: {error}")
+    except (OSError, ValueError) as error:
+        console.print(f"no report: {error}", soft_wrap=True)
         return
     console.print(summary_table(directory))
     console.print(f"metrics: {directory / 'metrics.jsonl'}\nplot:    {path}", soft_wrap=True)

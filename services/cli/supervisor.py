@@ -1,6 +1,7 @@
 """Runs the processes of a run on this machine: starts them, keeps their logs, starts a crashed one again, stops them all."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ MAX_RESTARTS: Final = 5
 RESTART_WINDOW_S: Final = 300.0
 BACKOFF_S: Final = 1.0
 TAIL_LINES: Final = 15
+FINAL_EVENTS: Final = ("cannot_start", "stopped_by_error")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,7 @@ class Supervisor:
                 child.state = "finished"
                 return
             if status == EXIT_CONFIGURATION:
-                raise ServiceError(f"{child.spec.name} cannot start:\n{tail(child.log_path)}")
+                raise ServiceError(f"{child.spec.name} cannot start: {last_error(child.log_path)}")
             now = self._clock.now()
             child.restarts.append(now)
             while child.restarts and now - child.restarts[0] > RESTART_WINDOW_S:
@@ -103,7 +105,7 @@ class Supervisor:
             if len(child.restarts) > MAX_RESTARTS:
                 raise ServiceError(
                     f"{child.spec.name} ended {len(child.restarts)} times within {RESTART_WINDOW_S:.0f} s, last with status "
-                    f"{status}; its log {child.log_path} ends with:\n{tail(child.log_path)}"
+                    f"{status}; its log is {child.log_path}: {last_error(child.log_path)}"
                 )
             child.num_restarts += 1
             child.state = f"restarting after status {status}"
@@ -112,7 +114,11 @@ class Supervisor:
 
     async def _run_once(self, child: Child) -> int:
         spec = child.spec
-        with child.log_path.open("ab") as output:
+        try:
+            log_file = child.log_path.open("ab")
+        except OSError as error:
+            raise ServiceError(f"{child.log_path}: the log of {spec.name} cannot be written: {error.strerror}") from error
+        with log_file as output:
             child.process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -148,9 +154,21 @@ class Supervisor:
         child.state = "stopped"
 
 
-def tail(path: Path) -> str:
-    """The last lines of a log."""
+def last_error(path: Path) -> str:
+    """What a process wrote last: its error, if that is an event of the log, otherwise the last lines."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 16_384))
         lines = file.read().decode(errors="replace").splitlines()
-    return "\n".join(f"    {line}" for line in lines[-TAIL_LINES:])
+    error = _error_of(lines[-1]) if lines else None
+    return "\n" + "\n".join(f"    {line}" for line in lines[-TAIL_LINES:]) if error is None else error
+
+
+def _error_of(line: str) -> str | None:
+    """The text of an error that a process ended with on purpose; None for any other line."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(event, dict) or event.get("event") not in FINAL_EVENTS:
+        return None
+    return str(event.get("error"))

@@ -114,6 +114,18 @@ def test_a_run_without_a_model_says_how_to_get_one(tmp_path: Path) -> None:
     assert f"gspo model tiny {tmp_path}/absent" in done.stderr
 
 
+def test_a_run_directory_that_cannot_be_written_is_told_in_a_line_and_status_2(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "file").write_text("")
+    words = ("--set", f"model.path={tmp_path}/model", "--set", f"run.directory={tmp_path}/file/run")
+    done = gspo("run", "examples/arithmetic.toml", "--plain", *words)
+    assert done.returncode == 2
+    assert f"run.directory is {tmp_path}/file/run" in done.stderr
+    assert "choose another one" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_log_level_that_does_not_exist_is_refused() -> None:
     environment = {**os.environ, "GSPO_LOG_LEVEL": "loud"}
     command = [sys.executable, "-m", "services.cli.main", "run", "examples/arithmetic.toml"]
