@@ -101,10 +101,12 @@ class ChatTokenizer:
 
     def _stop_ids(self, directory: Path, model_config: dict[str, Any]) -> frozenset[int]:
         generation = directory / "generation_config.json"
-        configured = _read_json(generation).get("eos_token_id") if generation.is_file() else None
-        if configured is None:
-            configured = model_config.get("eos_token_id")
-        ids = set(configured) if isinstance(configured, list) else {configured} if configured is not None else set()
+        ids: set[int] = set()
+        # The engine stops at what either file names.
+        for config in (model_config, _read_json(generation) if generation.is_file() else {}):
+            configured = config.get("eos_token_id")
+            if configured is not None:
+                ids |= set(configured) if isinstance(configured, list) else {configured}
         eos = self._specials["eos_token"]
         if eos and (eos_id := self._tokenizer.token_to_id(eos)) is not None:
             ids.add(eos_id)

@@ -140,6 +140,13 @@ def test_stop_ids_of_the_generation_configuration_are_kept_beside_eos(tmp_path: 
     assert ChatTokenizer(tmp_path).stop_ids == {3, 4, tokenizer.eos_token_id}
 
 
+def test_what_either_configuration_names_is_a_stop_token_as_it_is_for_the_engine(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(QWEN_TEMPLATE, "<|im_end|>")
+    save_chat_model(tmp_path, tokenizer, eos_token_id=[5])
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 3}')
+    assert ChatTokenizer(tmp_path).stop_ids == {3, 5, tokenizer.eos_token_id}
+
+
 def refusal(directory: Path) -> str:
     with pytest.raises(TokenizerError) as caught:
         ChatTokenizer(directory)
