@@ -35,6 +35,7 @@ from services.learner.durable import (
     remove_leftovers,
     replace_file,
 )
+from services.runtime.lifecycle import ServiceError
 
 _FORMAT = 1
 _METADATA = "checkpoint.json"
@@ -44,7 +45,7 @@ _LAST_VERSION = "last-version"
 _PREFIX = "version-"
 
 
-class CheckpointError(Exception):
+class CheckpointError(ServiceError):
     """A checkpoint that cannot be used, with the reason and the way out."""
 
 

@@ -12,8 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from services.runtime.lifecycle import ServiceError
 
-class GradientError(RuntimeError):
+
+class GradientError(ServiceError):
     """Gradients that must not be stepped on. The weights are those of before the mini-batch; the engine holds half a
     mini-batch of gradients and cannot go on: resume from a checkpoint."""
 

@@ -255,6 +255,13 @@ def test_a_stop_while_the_broker_is_away_ends_every_rank(tmp_path: Path) -> None
         a_second_rank(engine, tmp_path).run()
 
 
+def test_a_checkpoint_that_is_gone_ends_the_process_with_a_line_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/latest").write_text("version-0000000009-batch-0000000004\n")
+    with pytest.raises(ServiceError, match="version-0000000009-batch-0000000004, which is not there"):
+        a_second_rank(SecondRank(), tmp_path).run()
+
+
 async def test_the_time_spent_waiting_is_counted_once(tmp_path: Path) -> None:
     begin = asyncio.get_running_loop().time()
     async with training(tmp_path, broker_version=0) as learner:
