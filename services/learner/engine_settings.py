@@ -45,9 +45,14 @@ class LearnerEngineSettings:
             raise ValueError(f"dtype is {self.dtype!r}; it must be one of {list(get_args(DType))}")
         if self.dtype == "bfloat16" and self.zero_stage == 0:
             raise ValueError("zero_stage 0 with bfloat16 gets Adam's first step wrong; use zero_stage 1 or higher")
-        for name in ("token_budget", "logprob_chunk_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("learning_rate", "max_grad_norm", "weight_decay", "warmup_steps"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be finite and at least 0")
+        for name, number in (("token_budget", self.token_budget), ("logprob_chunk_tokens", self.logprob_chunk_tokens)):
+            if number < 1:
+                raise ValueError(f"{name} is {number}; it must be at least 1")
+        for name, value in (
+            ("learning_rate", self.learning_rate),
+            ("max_grad_norm", self.max_grad_norm),
+            ("weight_decay", self.weight_decay),
+            ("warmup_steps", self.warmup_steps),
+        ):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is {value}; it must be finite and at least 0")
