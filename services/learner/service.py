@@ -240,9 +240,10 @@ class LearnerService:
     def _serve_until_stopped(self) -> None:
         """Rollouts that join, or still evaluate the last version, must be able to fetch it."""
         assert self._link is not None
-        while not self._stop.wait(POLL_S):
+        # Not `stop.wait`: its lock and that of `set`, called by the signal's handler in this very thread, are one.
+        while not self._stop.is_set():
             self._health.progress()
-            self._link.take(0.01)
+            self._link.take(POLL_S)
 
 
 def objective_of(settings: Settings) -> Objective:

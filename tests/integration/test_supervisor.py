@@ -7,10 +7,9 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TextIO
 
 import psutil
-import pytest
+import pytest_asyncio
 
 from services.cli.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ProcessSpec, Supervisor
 from services.runtime.lifecycle import ServiceError, flatten
@@ -25,12 +24,20 @@ class Pipe:
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
         self.path = path
-        # For reading and writing, so that it does not end when a child closes it.
-        self._file: TextIO = os.fdopen(os.open(path, os.O_RDWR), "r", buffering=1)
+        self._reader = asyncio.StreamReader()
 
     async def line(self) -> str:
         async with asyncio.timeout(PATIENCE_S):
-            return (await asyncio.to_thread(self._file.readline)).strip()
+            return (await self._reader.readline()).decode().strip()
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator["Pipe"]:
+        # For reading and writing, so that it does not end when a child closes it.
+        file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0)
+        protocol = asyncio.StreamReaderProtocol(self._reader)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, file)
+        yield self
+        transport.close()
 
     async def started(self) -> tuple[str, int]:
         """The next child that says that it started: name, process id."""
@@ -38,13 +45,11 @@ class Pipe:
         assert event == "started"
         return name, int(pid)
 
-    def close(self) -> None:
-        self._file.close()
 
-
-@pytest.fixture
-def pipe(tmp_path: Path) -> "Pipe":
-    return Pipe(tmp_path / "pipe")
+@pytest_asyncio.fixture
+async def pipe(tmp_path: Path) -> AsyncIterator[Pipe]:
+    async with Pipe(tmp_path / "pipe").opened() as pipe:
+        yield pipe
 
 
 def spec(pipe: Pipe, name: str, *behaviour: str, stop_order: int = 0, grace_s: float = 30.0) -> ProcessSpec:
@@ -61,18 +66,15 @@ def spec(pipe: Pipe, name: str, *behaviour: str, stop_order: int = 0, grace_s: f
 async def supervised(
     pipe: Pipe, specs: Sequence[ProcessSpec], clock: VirtualClock | None = None
 ) -> AsyncIterator[Supervisor]:
-    """Runs until the block ends, then stops everything. The pipe is closed with it."""
+    """Runs until the block ends, then stops everything."""
     supervisor = Supervisor(specs, pipe.path.parent / "logs", clock or VirtualClock(), backoff_s=0.001)
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(supervisor.run())
-            try:
-                yield supervisor
-            finally:
-                await supervisor.stop()
-            await keeping
-    finally:
-        pipe.close()
+    async with asyncio.TaskGroup() as tasks:
+        keeping = tasks.create_task(supervisor.run())
+        try:
+            yield supervisor
+        finally:
+            await supervisor.stop()
+        await keeping
 
 
 async def ended(supervisor: Supervisor) -> BaseException | None:
@@ -103,7 +105,6 @@ async def test_a_killed_process_is_started_again_and_keeps_its_log(pipe: Pipe, t
 async def test_a_process_that_keeps_crashing_is_given_up_with_the_end_of_its_log(pipe: Pipe, tmp_path: Path) -> None:
     supervisor = Supervisor([spec(pipe, "learner", "exit", "3")], tmp_path / "logs", VirtualClock(), backoff_s=0.001)
     error = await ended(supervisor)
-    pipe.close()
     assert isinstance(error, ServiceError)
     assert f"learner ended {MAX_RESTARTS + 1} times" in str(error)
     assert "status 3" in str(error)
@@ -126,7 +127,6 @@ async def test_a_configuration_error_ends_everything_at_once(pipe: Pipe, tmp_pat
     specs = [spec(pipe, "broker", "exit", "2"), spec(pipe, "learner", "serve")]
     supervisor = Supervisor(specs, tmp_path / "logs", VirtualClock(), backoff_s=0.001)
     error = await ended(supervisor)
-    pipe.close()
     assert isinstance(error, ServiceError)
     assert str(error).startswith("broker cannot start:")
     assert "last words" in str(error)
@@ -139,7 +139,6 @@ async def test_a_process_that_is_done_is_not_started_again(pipe: Pipe, tmp_path:
     supervisor = Supervisor([spec(pipe, "broker", "exit", "0")], tmp_path / "logs", VirtualClock())
     assert not supervisor.all_ended
     assert await ended(supervisor) is None
-    pipe.close()
     assert supervisor.all_ended
     assert supervisor.children[0].num_restarts == 0
 
@@ -174,10 +173,14 @@ async def test_no_process_outlives_a_supervisor_that_is_killed(pipe: Pipe, tmp_p
     command = [sys.executable, "-m", "tests.support.supervising", str(pipe.path), str(tmp_path / "logs")]
     supervisor = await asyncio.create_subprocess_exec(*command)
     children = [psutil.Process((await pipe.started())[1]) for _ in range(2)]
-    supervisor.kill()
-    await supervisor.wait()
-    said = {await pipe.line(), await pipe.line()}
-    assert said == {"one stopping", "two stopping"}
-    _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=PATIENCE_S)
-    pipe.close()
-    assert alive == []
+    try:
+        supervisor.kill()
+        await supervisor.wait()
+        said = {await pipe.line(), await pipe.line()}
+        assert said == {"one stopping", "two stopping"}
+        _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=PATIENCE_S)
+        assert alive == []
+    finally:
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()

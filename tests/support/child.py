@@ -11,21 +11,16 @@ crash-once FILE   dies by SIGKILL unless FILE exists, which it makes; then serve
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 
 
 def main(name: str, pipe: str, behaviour: str, *arguments: str) -> int:
-    stop = threading.Event()
-
     def tell(text: str) -> None:
         with open(pipe, "w") as file:
             file.write(f"{name} {text}\n")
 
-    if behaviour == "stubborn":
-        signal.signal(signal.SIGTERM, lambda *_: tell("refuses"))
-    else:
-        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # Blocked and waited for, so that no moment of the process's life is too early for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     tell(f"started {os.getpid()}")
     print(f"{name} says hello", flush=True)
     if behaviour == "exit":
@@ -34,8 +29,10 @@ def main(name: str, pipe: str, behaviour: str, *arguments: str) -> int:
     if behaviour == "crash-once" and not Path(arguments[0]).exists():
         Path(arguments[0]).touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    while not stop.wait(3600):
-        pass
+    while behaviour == "stubborn":
+        signal.sigwait({signal.SIGTERM})
+        tell("refuses")
+    signal.sigwait({signal.SIGTERM})
     tell("stopping")
     return 0
 
