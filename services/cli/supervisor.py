@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -130,7 +131,7 @@ class Supervisor:
                 # Its own session: Ctrl-C reaches this process alone, which then stops the others in order.
                 start_new_session=True,
                 # However this process ends, the others do not outlive it.
-                preexec_fn=die_with_parent,
+                preexec_fn=partial(die_with_parent, parent_pid=os.getpid()),
                 env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
             )
         child.state = "running"

@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -75,7 +76,12 @@ async def until_stopped(stop: asyncio.Event, timeout_s: float) -> bool:
     return True
 
 
-def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Ask the kernel (Linux) to send ``number`` when the parent ends, however that happens; a no-op elsewhere."""
+def die_with_parent(number: signal.Signals = signal.SIGTERM, *, parent_pid: int | None = None) -> None:
+    """Ask the kernel (Linux) to send ``number`` when the parent ends, however that happens; a no-op elsewhere.
+
+    ``parent_pid``, where it is known: the signal is sent at once when that parent is gone already.
+    """
     if _LIBC is not None:
         _LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if parent_pid is not None and os.getppid() != parent_pid:
+            os.kill(os.getpid(), number)

@@ -67,6 +67,14 @@ def test_the_leaves_of_nested_groups_come_in_order() -> None:
     assert flatten(ExceptionGroup("", [a, ExceptionGroup("", [ExceptionGroup("", [b]), c])])) == [a, b, c]
 
 
+def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:
+    code = "from services.runtime.lifecycle import die_with_parent as die; die(parent_pid={}); print('alive')"
+    mine = subprocess.run([sys.executable, "-c", code.format(os.getpid())], capture_output=True, timeout=60, check=False)
+    assert (mine.returncode, mine.stdout) == (0, b"alive\n")
+    orphan = subprocess.run([sys.executable, "-c", code.format(1)], capture_output=True, timeout=60, check=False)
+    assert (orphan.returncode, orphan.stdout) == (-signal.SIGTERM, b"")
+
+
 def logged(level: str, code: str) -> subprocess.CompletedProcess[str]:
     script = f"import structlog\nfrom services.runtime.logs import configure_logging\nconfigure_logging('broker')\n{code}"
     environment = {**os.environ, "GSPO_LOG_LEVEL": level}
