@@ -112,9 +112,9 @@ class Ledger:
         ack = Reply(to=who, message=Ack(next_seq=peer.inbox.committed()))
         return [*actions, ack, *self._advance_after(message, now)]
 
-    def on_undelivered(self, trajectory_id: int, epoch: int, now: float) -> list[Action]:
-        """A Lease could not be sent."""
-        return [*self.work.undelivered(trajectory_id, epoch), *self._advance(now)]
+    def on_undelivered(self, trajectory_id: int, epoch: int, reason: str, now: float) -> list[Action]:
+        """A Lease could not be sent; ``reason`` says why it never can be, and is empty when the peer is away."""
+        return [*self.work.undelivered(trajectory_id, epoch, reason), *self._advance(now)]
 
     def on_tick(self, now: float) -> list[Action]:
         """Time has passed: leases expire, silent peers are forgotten, a waiting learner hears what it waits for."""

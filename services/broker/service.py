@@ -102,7 +102,7 @@ class Broker:
         self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue(maxsize=MAX_QUEUED)
         self._routes: dict[Who, Route] = {}
         self._sessions: dict[tuple[str, bytes], Who] = {}
-        self._undelivered: list[GrantLease] = []
+        self._undelivered: list[tuple[GrantLease, str]] = []
         self._record_is_behind = True
         # The store has one connection, used by this one thread.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
@@ -165,8 +165,8 @@ class Broker:
         """The ledger's actions: what must be durable goes into ``changes``, the rest is returned."""
         now = self._clock.now()
         effects: list[Action] = []
-        for grant in self._undelivered:
-            self._sort(self._ledger.on_undelivered(grant.trajectory_id, grant.epoch, now), {}, changes, effects)
+        for grant, reason in self._undelivered:
+            self._sort(self._ledger.on_undelivered(grant.trajectory_id, grant.epoch, reason, now), {}, changes, effects)
         self._undelivered.clear()
         for arrival in arrivals:
             received = arrival.incoming.received
@@ -321,12 +321,28 @@ class Broker:
         payload = NO_TOKENS
         if grant.num_tokens:
             payload = await self._in_thread(lambda: self._store.payload(grant.trajectory_id))
-        task = self._tasks[grant.split].task(grant.task_index)
-        message, arrays = lease_message(grant, dict(task), payload, self._ledger.state.config.lease_s)
-        if await self._send(grant.to, message, arrays):
+        try:
+            task = dict(self._tasks[grant.split].task(grant.task_index))
+        # The environment is the user's own code: whatever it raises is about this task alone.
+        except Exception as error:
+            log.exception("task_failed", split=grant.split, task_index=grant.task_index)
+            self._give_up_lease(grant, error)
+            return
+        message, arrays = lease_message(grant, task, payload, self._ledger.state.config.lease_s)
+        try:
+            sent = await self._send(grant.to, message, arrays)
+        except (TypeError, ValueError, OverflowError) as error:  # not plain data, or too large for a message
+            self._give_up_lease(grant, error)
+            return
+        if sent:
             self._metrics.leases_granted.inc()
         else:
-            self._undelivered.append(grant)
+            self._undelivered.append((grant, ""))
+
+    def _give_up_lease(self, grant: GrantLease, error: Exception) -> None:
+        """The attempt counts as failed with the next round; its log line and the group's say why."""
+        reason = f"task {grant.task_index} ({grant.split}) cannot be leased: {type(error).__name__}: {error}"
+        self._undelivered.append((grant, reason))
 
     async def _send_batch(self, who: Who, index: int) -> None:
         row, items = await self._in_thread(lambda: self._store.batch(index))

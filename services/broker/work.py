@@ -107,11 +107,13 @@ class Work:
             return _no_lease(who, request, "no_prompts")
         return _no_lease(who, request, "window_full")
 
-    def undelivered(self, trajectory_id: int, epoch: int) -> list[Action]:
-        """A Lease could not be sent: nobody holds it."""
+    def undelivered(self, trajectory_id: int, epoch: int, reason: str) -> list[Action]:
+        """A Lease could not be sent: nobody holds it. With a ``reason`` of its own it is a failed attempt."""
         row = self._state.groups.trajectory(trajectory_id)
         if row is None or row.status != "leased" or row.epoch != epoch:
             return []
+        if reason:
+            return self._state.fail_attempt(row, reason)
         return [Save(row=self._state.groups.release(trajectory_id, failed=False))]
 
     def session_started(self, who: Who) -> list[Action]:

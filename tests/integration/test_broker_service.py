@@ -225,6 +225,29 @@ async def test_an_operator_watches_and_stops_the_run(tmp_path: Path, context: zm
         assert learner.end.reason == "stopped by stranger: seen enough"
 
 
+async def test_tasks_that_cannot_be_leased_are_dropped_with_the_reason_and_do_not_end_the_broker(
+    tmp_path: Path, context: zmq.asyncio.Context
+) -> None:
+    settings = {
+        "environment": {"name": "tests.support.odd_tasks:OddTasks"},
+        "broker": {"failure_budget": 2, "max_attempts": 1},
+    }
+    async with broker_process(tmp_path, **settings) as broker:
+        rollout = ScriptedRollout(context, broker.work_endpoint, "r", "s")
+        learner = ScriptedLearner(context, broker.batch_endpoint, "s")
+        async with asyncio.timeout(RUN_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(rollout.run())
+            tasks.create_task(learner.run())
+        assert learner.end is not None
+        assert "2 groups in a row failed" in learner.end.reason
+        assert "cannot be leased" in learner.end.reason
+        assert await broker.terminate() == 0
+    reasons = " ".join(event["reason"] for event in broker.events if event["event"] == "attempt_failed")
+    assert "header has 2097" in reasons
+    assert "KeyError: 'row 1'" in reasons
+    assert [line["event"] for line in broker.record()] == ["dropped", "dropped"]
+
+
 async def test_a_disk_that_refuses_holds_everything_back_and_loses_nothing(
     tmp_path: Path, context: zmq.asyncio.Context
 ) -> None:

@@ -311,8 +311,17 @@ def test_a_released_trajectory_goes_on_elsewhere_without_a_failed_attempt() -> N
 def test_a_lease_that_could_not_be_sent_is_free_again() -> None:
     world = harness()
     (lease,) = world.lease(R1)
-    world.ledger.on_undelivered(lease.trajectory_id, lease.epoch, world.now)
+    world.ledger.on_undelivered(lease.trajectory_id, lease.epoch, "", world.now)
     assert [(grant.trajectory_id, grant.epoch) for grant in world.lease(R2)] == [(lease.trajectory_id, 2)]
+
+
+def test_a_lease_that_can_never_be_sent_is_a_failed_attempt() -> None:
+    world = harness()
+    (lease,) = world.lease(R1)
+    world.ledger.on_undelivered(lease.trajectory_id, lease.epoch, "the task is too large", world.now)
+    row = world.ledger.state.groups.trajectory(lease.trajectory_id)
+    assert row is not None
+    assert (row.status, row.attempts) == ("free", 1)
 
 
 def test_a_group_whose_trajectory_failed_too_often_is_dropped_whole_and_recorded() -> None:
