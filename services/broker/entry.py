@@ -23,7 +23,6 @@ from services.runtime.channel import RouterChannel
 from services.runtime.clock import MonotonicClock
 from services.runtime.configuration import ConfigurationError
 from services.runtime.fingerprint import run_fingerprint
-from services.runtime.lifecycle import ServiceError
 from services.runtime.settings import Settings
 from services.runtime.telemetry import Health, TelemetryServer
 
@@ -139,10 +138,8 @@ def _tasks(settings: Settings) -> dict[str, TaskSource]:
 def _open_store(settings: Settings, fingerprint: str) -> Store:
     try:
         return Store(settings.run.directory / LEDGER_FILE, fingerprint=fingerprint, run_id=uuid.uuid4().hex[:12])
-    except StoreMismatch as error:
-        raise ConfigurationError(str(error)) from error
-    except StoreUnavailable as error:
-        raise ServiceError(str(error)) from error
+    except (StoreMismatch, StoreUnavailable) as error:
+        raise ConfigurationError(f"run.directory is {settings.run.directory}: {error}") from error
 
 
 def _check_batch_fits(settings: Settings) -> None:
