@@ -5,6 +5,7 @@ GSM8K's files work as they are: columns `question` and `answer`, of which the fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -134,7 +135,7 @@ def final_answer(text: str, marker: str) -> str | None:
 def _records(path: Path) -> Iterator[tuple[str, Any]]:
     """Each row with its place: a line of JSON as it is, or a mapping."""
     if not path.is_file():
-        raise ValueError(f"there is no file {path.absolute()}")
+        raise ValueError(f"there is no file {path.absolute()}: correct train_path or eval_path in environment.options")
     if path.suffix == ".jsonl":
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -182,6 +183,8 @@ def _text(record: dict[str, Any], column: str) -> str:
     value = record[column]
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError(f'column "{column}" is {value!r}, not text')
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f'column "{column}" is {value}, not a number that can be an answer')
     text = str(value).strip()
     if not text:
         raise ValueError(f'column "{column}" is empty')

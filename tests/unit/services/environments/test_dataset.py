@@ -40,6 +40,13 @@ def test_parquet_with_columns_of_ones_own_is_read_like_lines(tmp_path: Path) -> 
     assert Dataset(options).tasks("eval").task(0) == {"prompt": "1+1?", "answer": "2"}
 
 
+def test_a_missing_number_of_a_parquet_file_is_a_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"question": ["x", "y"], "answer": [2.0, float("nan")]}), path)
+    with pytest.raises(ValueError, match=r'row 2: column "answer" is nan'):
+        Dataset(DatasetOptions(train_path=str(path), answer_marker="")).tasks("train")
+
+
 BAD_ROWS = [
     ("{", "not JSON"),
     ("[1]", "a JSON object is needed, found list"),
@@ -92,7 +99,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no file .*gone\.jsonl"):
+    with pytest.raises(ValueError, match=r"there is no file .*gone\.jsonl: correct train_path"):
         Dataset(DatasetOptions(train_path=str(tmp_path / "gone.jsonl"))).tasks("train")
 
 
