@@ -180,6 +180,11 @@ class RolloutService:
             self._late.append(tasks.create_task(self._release(lease, "draining", failed=False), name=name))
             return
         former = self._running.get(lease.trajectory_id)
+        if former is None and len(self._running) >= self._settings.max_running:
+            # Asked for twice, because the first answer took too long: somebody else has room for it.
+            self._late = [task for task in self._late if not task.done()]
+            self._late.append(tasks.create_task(self._release(lease, "no room", failed=False), name=name))
+            return
         if former is not None:
             if former.lease.epoch >= lease.epoch:
                 return

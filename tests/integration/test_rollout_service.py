@@ -165,6 +165,17 @@ async def test_only_the_free_places_are_asked_for(running: Start) -> None:
         hold.go.set()
 
 
+async def test_leases_beyond_the_free_places_go_straight_back(running: Start) -> None:
+    async with running(max_running=2) as run:
+        hold = run.engine.hold_at(run.prompt_tokens)
+        run.broker.grant(*leases(2))
+        await hold.reached.wait()
+        await run.broker.send(a_new_lease(trajectory_id=3), no_tokens())
+        surplus = await run.broker.expect(Release)
+        assert (surplus.trajectory_id, surplus.reason, surplus.failed) == (3, "no room", False)
+        assert run.count("episodes_running") == 2
+
+
 async def test_after_a_no_lease_nothing_is_asked_until_its_pause_is_over(running: Start) -> None:
     async with running() as run:
         await run.broker.expect(LeaseRequest)
