@@ -115,7 +115,21 @@ class WeightSync:
                     continue
                 self._metrics.weight_fetch_seconds.observe(self._clock.now() - begin)
                 self._metrics.weight_bytes.inc(weights.manifest.num_bytes)
-                await self._load(client, weights)
+                if await self._is_announced(weights.policy_version, endpoint):
+                    await self._load(client, weights)
+
+    async def _is_announced(self, version: int, endpoint: str) -> bool:
+        """Wait until the broker has announced a version as new as this one; False when it turns out to be another.
+
+        The learner serves a version a moment before the broker has committed it, and may die in that moment: then it never
+        exists, and the broker would refuse its tokens.
+        """
+        waited = False
+        while self._announced[1] == endpoint and self._announced[0] < version:
+            waited = True
+            self._wake.clear()
+            await self._wake.wait()
+        return not waited or self._announced == (version, endpoint)
 
     @asynccontextmanager
     async def _connected(self, endpoint: str) -> AsyncIterator[PeerClient]:

@@ -476,6 +476,28 @@ async def test_versions_published_during_a_load_are_caught_up_with_in_one_step(t
         assert "update 2" not in follow.engine.calls
 
 
+@pytest.mark.parametrize("announced", [2, 3])
+async def test_a_version_that_the_broker_has_not_announced_is_fetched_and_not_loaded(tmp_path: Path, announced: int) -> None:
+    """Version 2 is served already. It is announced next, or its learner dies first and version 3 takes its place."""
+    async with following(tmp_path) as follow:
+        for version in (1, 2):
+            follow.served.store.add(build_snapshot(version, follow.tensors(version).items()))
+        num_bytes = build_snapshot(2, follow.tensors(2).items()).manifest.num_bytes
+        follow.sync.announce(1, follow.served.endpoint)
+        await follow.counted("weight_bytes_sent", num_bytes)
+        for _ in range(3):  # the broker repeats itself
+            follow.sync.announce(1, follow.served.endpoint)
+            await asyncio.sleep(SOON_S)
+        assert follow.engine.calls == []
+        if announced == 3:
+            follow.publish(3)
+        else:
+            follow.sync.announce(2, follow.served.endpoint)
+        await follow.changed()
+        assert follow.engine.calls == ["pause retract", f"update {announced}", "resume"]
+        assert follow.sync.policy_version == announced
+
+
 async def test_a_full_directory_is_named_with_the_way_out(tmp_path: Path) -> None:
     async with zmq_context() as context:
         follow = Following(context, tmp_path)
