@@ -55,8 +55,24 @@ def main() -> int:
 async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event) -> None:
     """Start SGLang (or use the one at server_url) and work for the broker until ``stop``.
 
-    Raises: ConfigurationError, EndpointError, ServiceError with the way out.
+    Raises: ConfigurationError, EndpointError, ServiceError with the way out, in a group.
     """
+    started = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        working = tasks.create_task(_work(arguments, stop, started), name="rollout")
+        impatient = tasks.create_task(_cancel_the_start(working, stop, started), name="stop-while-starting")
+        await asyncio.wait([working])
+        impatient.cancel()
+
+
+async def _cancel_the_start(working: asyncio.Task[None], stop: asyncio.Event, started: asyncio.Event) -> None:
+    """SGLang starts for a minute, and nothing is held yet that would have to be handed back."""
+    await stop.wait()
+    if not started.is_set():
+        working.cancel("stopped while starting")
+
+
+async def _work(arguments: ProcessArguments, stop: asyncio.Event, started: asyncio.Event) -> None:
     settings = arguments.settings
     clock, registry = MonotonicClock(), CollectorRegistry()
     metrics, health = RolloutMetrics(registry), Health(clock, MAX_QUIET_S)
@@ -109,6 +125,7 @@ async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event) -> None:
                 health=health,
                 metrics=metrics,
             )
+            started.set()
             await service.run(stop)
     except (ServerError, EngineError) as error:
         raise ServiceError(str(error)) from error
@@ -130,8 +147,9 @@ def _weights_directory(settings: Settings) -> "tempfile.TemporaryDirectory[str]"
 async def _engine(settings: Settings, name: str, vocab_size: int) -> AsyncIterator[Engine]:
     """The client of a running server: the one at server_url, or one started here that ends with this process."""
     rollout = settings.rollout
+    client = partial(Engine, vocab_size=vocab_size, chunk_tokens=rollout.chunk_tokens, max_concurrency=rollout.max_running)
     if rollout.server_url:
-        async with Engine(rollout.server_url, vocab_size=vocab_size, chunk_tokens=rollout.chunk_tokens) as engine:
+        async with client(rollout.server_url) as engine:
             yield engine
         return
     options = ServerOptions(
@@ -144,7 +162,7 @@ async def _engine(settings: Settings, name: str, vocab_size: int) -> AsyncIterat
         start_timeout_s=rollout.start_timeout_s,
     )
     async with EngineServer(options) as server:
-        async with Engine(server.url, vocab_size=vocab_size, chunk_tokens=rollout.chunk_tokens) as engine:
+        async with client(server.url) as engine:
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(_fail_when_dead(server), name="watch-server")
                 try:

@@ -88,8 +88,12 @@ class EngineServer:
         self._port = _claim_port(self._options.host, self._options.port)
         cuda = cuda_visible(os.environ)
         command = server_command(self._options, port=self._port, cuda=cuda)
-        self._options.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self._options.log_path.open("ab") as output:
+        try:
+            self._options.log_path.parent.mkdir(parents=True, exist_ok=True)
+            log_file = self._options.log_path.open("ab")
+        except OSError as error:
+            raise ServerError(f"{self._options.log_path}: the server's log cannot be written: {error.strerror}") from error
+        with log_file as output:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *command,
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=asyncio.subprocess.STDOUT,

@@ -70,6 +70,12 @@ async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
             await EngineServer(options(port=port, log_path=tmp_path / "log")).start()
 
 
+async def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ServerError, match=r"file/logs/rollout-0-sglang\.log: the server's log cannot be written: Not a dir"):
+        await EngineServer(options(log_path=tmp_path / "file" / "logs" / "rollout-0-sglang.log")).start()
+
+
 def test_the_tail_of_the_log_leaves_out_the_noise_of_every_exit(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("ValueError: the reason\nnanobind: leaked 64 types!\n" + ' - leaked type "x"\n' * 100)
