@@ -25,9 +25,21 @@ def process_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessS
             f"its own; use rollout.num_servers = 1, or leave rollout.{key} out"
         )
     specs = [
-        ProcessSpec(name="broker", module="services.broker", arguments=tuple(forwarded), stop_order=2, grace_s=GRACE_S),
         ProcessSpec(
-            name="learner", module="services.learner", arguments=tuple(forwarded), stop_order=1, grace_s=LEARNER_GRACE_S
+            name="broker",
+            module="services.broker",
+            arguments=tuple(forwarded),
+            stop_order=2,
+            grace_s=GRACE_S,
+            ends_by_itself=False,
+        ),
+        ProcessSpec(
+            name="learner",
+            module="services.learner",
+            arguments=tuple(forwarded),
+            stop_order=1,
+            grace_s=LEARNER_GRACE_S,
+            ends_by_itself=False,
         ),
     ]
     for index in range(rollout.num_servers):

@@ -28,13 +28,17 @@ FINAL_EVENTS: Final = ("cannot_start", "stopped_by_error")
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSpec:
-    """One process: `python -m module *arguments`. ``stop_order``: processes of a lower number are stopped first."""
+    """One process: `python -m module *arguments`. ``stop_order``: processes of a lower number are stopped first.
+
+    ``ends_by_itself``: status 0 means that it is done; otherwise that somebody stopped it, and it is started again.
+    """
 
     name: str
     module: str
     arguments: tuple[str, ...]
     stop_order: int
     grace_s: float
+    ends_by_itself: bool = True
 
 
 @dataclass(kw_only=True)
@@ -94,7 +98,7 @@ class Supervisor:
             status = await self._run_once(child)
             if self._stopping.is_set():
                 return
-            if status == 0:
+            if status == 0 and child.spec.ends_by_itself:
                 child.state = "finished"
                 return
             if status == EXIT_CONFIGURATION:

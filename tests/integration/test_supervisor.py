@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -141,6 +142,17 @@ async def test_a_process_that_is_done_is_not_started_again(pipe: Pipe, tmp_path:
     assert await ended(supervisor) is None
     assert supervisor.all_ended
     assert supervisor.children[0].num_restarts == 0
+
+
+async def test_a_server_that_somebody_else_stopped_is_started_again(pipe: Pipe) -> None:
+    serving = dataclasses.replace(spec(pipe, "broker", "serve"), ends_by_itself=False)
+    async with supervised(pipe, [serving]) as supervisor:
+        _, first = await pipe.started()
+        os.kill(first, signal.SIGTERM)
+        assert await pipe.line() == "broker stopping"
+        _, second = await pipe.started()
+        assert second != first
+        assert (supervisor.children[0].num_restarts, supervisor.all_ended) == (1, False)
 
 
 async def test_processes_are_stopped_in_order_each_after_the_former_is_gone(pipe: Pipe) -> None:
