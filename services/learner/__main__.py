@@ -24,6 +24,8 @@ from services.runtime.telemetry import Health, TelemetryServer
 log = structlog.get_logger()
 
 MAX_QUIET_S: Final = 1800.0
+RANKS_STOP_S: Final = 55
+"""For the ranks to end their batch and save: a little less than `gspo run` gives the learner; torchrun's own is 30."""
 
 
 def main() -> int:
@@ -57,6 +59,7 @@ def _require_model(settings: Settings) -> None:
 def _become_torchrun(arguments: ProcessArguments) -> None:
     ranks = arguments.settings.learner.num_ranks
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    command += [f"--shutdown-timeout={RANKS_STOP_S}"]
     log.info("starting_ranks", ranks=ranks)
     os.execv(sys.executable, [*command, "-m", "services.learner", *arguments.forwarded])
 
