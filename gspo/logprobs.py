@@ -14,12 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gspo.experts import ExpertPicks
+
 
 class TokenLogProbs(NamedTuple):
     logprobs_T: Tensor
     """float32 [T]; log-probability of each target."""
     entropies_T: Tensor | None
     """float32 [T], without gradient; of the distribution at the given temperature. None unless asked for."""
+    experts: ExpertPicks | None = None
+    """Chosen in this forward pass; None for a dense model, or where nothing recorded them."""
 
 
 class _ChunkedLogProbs(torch.autograd.Function):

@@ -23,6 +23,7 @@ from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from gspo.experts import ExpertRecorder
 from gspo.logprobs import TokenLogProbs
 from gspo.packing import PackedBatch
 from gspo.policy import load_policy, prepare_policy
@@ -76,6 +77,7 @@ class LearnerEngine:
         self.token_budget = settings.token_budget
         self.max_sequence_tokens = settings.max_sequence_tokens
         self._watch = GradientWatch(self.model.named_parameters())
+        self._experts = ExpertRecorder(self.model)
         self._coverage_known = False
 
     @classmethod
@@ -148,15 +150,16 @@ class LearnerEngine:
         return StepResult(loss=loss_sum, grad_norm=grad_norm, learning_rate=learning_rate, num_tokens=int(num_tokens))
 
     def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
-        result: TokenLogProbs = self._engine(
-            input_ids=packed.input_ids,
-            position_ids=packed.position_ids,
-            cu_seqlens=packed.cu_seqlens,
-            targets_T=packed.targets_T,
-            temperatures_T=packed.temperatures_T,
-            with_entropy=with_entropy,
-        )
-        return result
+        with self._experts.recording():
+            result: TokenLogProbs = self._engine(
+                input_ids=packed.input_ids,
+                position_ids=packed.position_ids,
+                cu_seqlens=packed.cu_seqlens,
+                targets_T=packed.targets_T,
+                temperatures_T=packed.temperatures_T,
+                with_entropy=with_entropy,
+            )
+        return result._replace(experts=self._experts.take())
 
     def _require_sound_gradients(self, loss: float) -> None:
         received, non_finite = self.sum_over_ranks(self._watch.take(self.device)).tolist()

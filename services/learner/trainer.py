@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gspo.advantages import group_advantages, turn_advantages
 from gspo.diagnostics import SequenceStats, summarise
+from gspo.experts import ExpertPicks, ExpertTally
 from gspo.logprobs import TokenLogProbs
 from gspo.loss import objective_loss
 from gspo.packing import PackedBatch, TrainGroup, TrainSequence, pack, plan_micro_batches
@@ -61,7 +62,7 @@ class BatchReport:
     """What training on one batch did; the same on every rank."""
 
     metrics: dict[str, float]
-    """Per batch by name; those of `gspo.diagnostics.summarise` by "name/bucket"."""
+    """Per batch by name; those of `gspo.diagnostics.summarise` and `gspo.experts` by "name/bucket"."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def train_batch(
         "zero_variance_groups": float(num_silent_groups),
         "mismatch_sigma": mismatch.sigma,
     }
-    return BatchReport(metrics=metrics | summarise(run.gathered_stats()))
+    return BatchReport(metrics=metrics | summarise(run.gathered_stats()) | run.expert_metrics())
 
 
 def sequences_with_advantages(
@@ -230,16 +231,23 @@ class _BatchRun:
         self._stats: list[SequenceStats] = []
         self._proximal: dict[tuple[int, ...], Tensor] = {}
         """By the rows of a micro-batch's sequences in the batch."""
+        self._experts = ExpertTally()
+        self._reference_experts: dict[tuple[int, ...], ExpertPicks] = {}
+        """Of the proximal pass, until the micro-batch is trained: layers x k bytes or two a token."""
 
     def measure_proximal(self, mini_batches: Sequence[_MiniBatch]) -> None:
         """The learner's own log-probs at the start of the batch, on the path that the update takes."""
         moments = MismatchMoments(0.0, 0.0, 0.0)
-        for mini_batch in mini_batches:
+        for index, mini_batch in enumerate(mini_batches):
             for packed in mini_batch.micro_batches:
-                logprobs_T = self._engine.logprobs(packed).logprobs_T
+                result = self._engine.logprobs(packed)
                 if packed.is_empty:
                     continue
-                self._proximal[_rows(mini_batch, packed)] = logprobs_T
+                rows, logprobs_T = _rows(mini_batch, packed), result.logprobs_T
+                self._proximal[rows] = logprobs_T
+                # The first mini-batch is trained under these weights: nothing can change.
+                if index > 0 and result.experts is not None:
+                    self._reference_experts[rows] = result.experts
                 moments += self._moments(packed.to(logprobs_T.device), logprobs_T)
         self._update_mismatch(moments)
 
@@ -270,9 +278,16 @@ class _BatchRun:
             table[torch.cat(self._rows).to(own.device)] = own
         return SequenceStats.from_matrix(self._engine.sum_over_ranks(table).cpu())
 
+    def expert_metrics(self) -> dict[str, float]:
+        """Load and changes of the experts over the whole batch; none for a dense model. Collective."""
+        return self._experts.metrics(self._engine.sum_over_ranks)
+
     def _loss(self, mini_batch: _MiniBatch, packed: PackedBatch, result: TokenLogProbs, sigma: float) -> Tensor:
         rows = _rows(mini_batch, packed)
         chosen = torch.tensor(rows)
+        lag_S = sequence_lag(
+            self._policy_version, packed.versions_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences
+        )
         output = objective_loss(
             self._objective,
             result.logprobs_T,
@@ -281,9 +296,7 @@ class _BatchRun:
             packed.mask_T,
             packed.sequence_ids_T,
             packed.turn_ids_T,
-            lag_S=sequence_lag(
-                self._policy_version, packed.versions_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences
-            ),
+            lag_S=lag_S,
             sigma=sigma,
             num_sequences=mini_batch.num_sequences,
             proximal_logprobs_T=self._proximal[rows] if self._objective.needs_proximal_logprobs else None,
@@ -292,6 +305,9 @@ class _BatchRun:
         )
         self._rows.append(chosen)
         self._stats.append(output.stats)
+        if result.experts is not None:
+            reference = self._reference_experts.pop(rows, None)
+            self._experts.add(result.experts, packed.mask_T, packed.sequence_ids_T, lag_S, reference=reference)
         return output.loss
 
     def _moments(self, packed: PackedBatch, logprobs_T: Tensor) -> MismatchMoments:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,18 @@ import torch
 from gspo.packing import TrainGroup, pack
 from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
-from services.learner.trainer import AdvantageSettings, BatchReport, sequences_with_advantages, split_groups, train_batch
+from services.learner.trainer import (
+    AdvantageSettings,
+    BatchReport,
+    TrainingEngine,
+    sequences_with_advantages,
+    split_groups,
+    train_batch,
+)
 from tests.support.bigram_engine import BigramEngine
+from tests.support.moe_engine import MoeEngine
 from tests.support.sequences import random_groups
+from tests.support.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
 
 WIDE = Objective(eps_low=0.1, eps_high=0.19)
 
@@ -35,7 +45,7 @@ def own_logprobs(engine: BigramEngine, groups: list[TrainGroup], noise: float = 
     return result
 
 
-def train(engine: BigramEngine, groups: list[TrainGroup], objective: Objective = WIDE, **changes: int) -> BatchReport:
+def train(engine: TrainingEngine, groups: list[TrainGroup], objective: Objective = WIDE, **changes: int) -> BatchReport:
     arguments = {"policy_version": 0, "num_mini_batches": 1} | changes
     return train_batch(engine, groups, objective=objective, mismatch=MismatchTracker(), **arguments)
 
@@ -174,3 +184,56 @@ def test_a_sequence_without_actions_counts_in_the_number_of_sequences_only() -> 
     sequences, _, _ = sequences_with_advantages([replace(group, sequences=(empty, alone))], AdvantageSettings())
     advantage = float(np.abs(sequences[1].advantages[alone.action_mask]).max())  # type: ignore[index]
     assert abs(report.metrics["loss"]) == pytest.approx(advantage / 2, rel=1e-4)
+
+
+def next_expert(model: Any) -> None:
+    """Every layer after the first chooses expert e + 1 wherever it chose e."""
+    for layer in model.model.layers[1:]:
+        layer.mlp.gate.weight.copy_(layer.mlp.gate.weight.roll(1, dims=0))
+
+
+def nothing(model: Any) -> None:
+    """The weights stay."""
+
+
+@pytest.mark.parametrize("num_mini_batches", [1, 2, 4])
+def test_experts_changed_is_counted_after_the_first_mini_batch_against_the_start_of_the_batch(
+    num_mini_batches: int,
+) -> None:
+    groups = random_groups(4, 3, seed=12, vocab_size=TINY_VOCAB_SIZE, versions=(0, 1))
+    changes = {}
+    for update in (nothing, next_expert):
+        engine = MoeEngine(tiny_qwen3_moe(), update=update)
+        report = train(engine, groups, replace(WIDE, anchor="proximal"), policy_version=1, num_mini_batches=num_mini_batches)
+        assert 1 < report.metrics["expert_load_max_over_mean/all"] < 4
+        changes[update] = {name: value for name, value in report.metrics.items() if name.startswith("experts_changed")}
+    if num_mini_batches == 1:
+        assert changes == {nothing: {}, next_expert: {}}
+        return
+    assert set(changes[nothing]) == {"experts_changed/all", "experts_changed/lag_1"}
+    assert set(changes[nothing].values()) == {0.0}
+    assert changes[next_expert]["experts_changed/all"] == pytest.approx(shifted_share(groups, num_mini_batches), abs=1e-12)
+
+
+def shifted_share(groups: list[TrainGroup], num_mini_batches: int) -> float:
+    """The share of changed picks when `next_expert` follows every mini-batch, from the untouched model's logits."""
+    model = tiny_qwen3_moe()
+    changed, total = 0, 0
+    for index, chosen in enumerate(split_groups(len(groups), num_mini_batches)):
+        for sequence in (member for g in chosen for member in groups[g].sequences):
+            with torch.no_grad():
+                ids = torch.from_numpy(sequence.token_ids)[None]
+                logits = model(input_ids=ids, output_router_logits=True).router_logits[1]
+            for row in logits[:-1][torch.from_numpy(sequence.action_mask[1:])].numpy() if index else ():
+                before = set(np.argsort(row)[-2:].tolist())
+                changed += len({(expert + index) % 4 for expert in before} - before)
+                total += 2 * 2  # Two picks in each of two layers.
+    return changed / total
+
+
+def test_with_the_behaviour_anchor_the_experts_load_is_measured_and_no_pass_is_made_for_their_changes() -> None:
+    groups = random_groups(2, 3, seed=13, vocab_size=TINY_VOCAB_SIZE)
+    report = train(MoeEngine(tiny_qwen3_moe(), update=next_expert), groups, num_mini_batches=2)
+    names = {name for name in report.metrics if name.startswith("expert")}
+    assert names == {"expert_load_max_over_mean/all", "expert_load_unused/all"}
+    assert not any(name.startswith("expert") for name in train(BigramEngine(), random_groups(2, 3, seed=13)).metrics)

@@ -1,0 +1,174 @@
+"""Which experts a mixture-of-experts model chose, and two diagnostics of it.
+
+Both look at the same tokens: the positions of `mask_T`, whose hidden states predict an action token. A pick is one of
+the k experts that one layer's router chose for one such position.
+
+- Load balance, over all training forward passes of a batch: `expert_load_max_over_mean/all` is the largest expert's
+  number of picks over the mean of all experts (1 = perfectly balanced), `expert_load_unused/all` the fraction of experts
+  without a pick; both are means over layers. With few tokens chance alone puts the first above 1.
+- `experts_changed`: of the picks of training forward passes, the fraction whose expert is not among the picks of the
+  same position and layer in the reference pass, which ran under the weights of the batch's start. Those are the
+  behaviour policy's weights for tokens of lag 0; for older tokens the drift before the batch is not in it. What the
+  engine itself chose when it sampled is not read: its own rounding and its reported experts would be a refinement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gspo.diagnostics import LAG_BUCKETS
+
+_INDEX_TYPES = (torch.int64, torch.int32)
+
+
+@dataclass(frozen=True)
+class ExpertPicks:
+    """What the routers chose in one forward pass."""
+
+    indices_LTK: Tensor
+    """int8 or int16 [layers, T, k], in no order within a token."""
+    num_experts: int
+
+
+class ExpertRecorder:
+    """Records the picks of a Hugging Face model's routers, one forward pass at a time.
+
+    A router is a module whose class or own name says so ("...Router...", "gate"); one inside another is left out. It
+    either returns the indices [T, k] beside its logits, or logits of which the `num_experts_per_tok` largest are taken.
+    Where no such module answers, or layers differ in k or in the number of experts, nothing is recorded.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """`model`: a Hugging Face model; it has hooks only while recording."""
+        self._top_k: int | None = model.config.to_dict().get("num_experts_per_tok")
+        self._routers: dict[str, nn.Module] = {}
+        for name, module in model.named_modules():
+            # DeepSpeed's and some models' routers hold a "gate" of their own: the same choice, a second time.
+            if _is_router(name, module) and not any(name.startswith(f"{outer}.") for outer in self._routers):
+                self._routers[name] = module
+        self._layers: list[ExpertPicks] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record one forward pass inside; leave it before backward, which may compute layers again."""
+        self._layers = []
+        handles = [router.register_forward_hook(self._record) for router in self._routers.values()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def take(self) -> ExpertPicks | None:
+        """The picks of the last recorded pass, once; None for a dense model. Does not wait for the device."""
+        layers, self._layers = self._layers, []
+        if len({(layer.indices_LTK.shape, layer.num_experts) for layer in layers}) != 1:
+            return None
+        return ExpertPicks(torch.cat([layer.indices_LTK for layer in layers]), layers[0].num_experts)
+
+    def _record(self, router: nn.Module, inputs: Any, output: Any) -> None:
+        parts = output if isinstance(output, tuple) else (output,)
+        tensors = [part.detach() for part in parts if isinstance(part, Tensor) and part.dim() > 0]
+        # The widest is the logits, or the histogram that DeepSpeed's router returns in their place.
+        num_experts = max((tensor.shape[-1] for tensor in tensors), default=0)
+        logits = [x for x in tensors if x.is_floating_point() and x.shape[-1] == num_experts]
+        chosen = [x for x in tensors if x.dtype in _INDEX_TYPES and x.dim() > 1 and x.shape[-1] < num_experts]
+        if chosen:
+            indices = chosen[0]
+        elif logits and self._top_k is not None and self._top_k <= num_experts:
+            indices = logits[-1].topk(self._top_k, dim=-1, sorted=False).indices
+        else:
+            return
+        dtype = torch.int8 if num_experts <= 128 else torch.int16
+        self._layers.append(ExpertPicks(indices.reshape(1, -1, indices.shape[-1]).to(dtype), num_experts))
+
+
+def _is_router(name: str, module: nn.Module) -> bool:
+    own_name = name.rpartition(".")[2]
+    return own_name in ("gate", "router") or "Router" in type(module).__name__
+
+
+class ExpertTally:
+    """Sums of one batch on one rank; `metrics` adds the ranks' up. Holds layers x experts numbers."""
+
+    def __init__(self) -> None:
+        self._load_LE: Tensor | None = None
+        """int64; picks of each expert in training passes."""
+        self._changed_B2 = torch.zeros(len(LAG_BUCKETS), 2, dtype=torch.float64)
+        """By lag bucket: picks that changed, and picks that had a reference."""
+
+    def add(
+        self,
+        picks: ExpertPicks,
+        mask_T: Tensor,
+        sequence_ids_T: Tensor,
+        lag_S: Tensor,
+        *,
+        reference: ExpertPicks | None,
+    ) -> None:
+        """Count one training forward pass of a micro-batch.
+
+        Args:
+            picks: of the pass.
+            mask_T: bool; the positions that count.
+            sequence_ids_T: int64; 0 .. S - 1 where the mask is set.
+            lag_S: mean lag of each sequence.
+            reference: the picks of the same micro-batch at the batch's start; None where there was no such pass, or
+                where its weights were these.
+        """
+        num_layers, _, top_k = picks.indices_LTK.shape
+        if self._load_LE is None:
+            self._load_LE = torch.zeros(num_layers, picks.num_experts, dtype=torch.int64, device=mask_T.device)
+        ones_TK = mask_T.long()[:, None].expand(-1, top_k).reshape(-1)
+        # A layer at a time, as indices for scatter_add_ are eight times the size of those recorded.
+        for load_E, indices_TK in zip(self._load_LE, picks.indices_LTK, strict=True):
+            load_E.scatter_add_(0, indices_TK.reshape(-1).long(), ones_TK)
+        if reference is None:
+            return
+        buckets_S = torch.bucketize(lag_S, torch.tensor([high for _, high in LAG_BUCKETS], device=lag_S.device))
+        buckets_T = buckets_S[torch.where(mask_T, sequence_ids_T, 0)]
+        counted_T = mask_T.double()
+        sums_T2 = torch.stack([num_changed(picks, reference) * counted_T, num_layers * top_k * counted_T], dim=1)
+        self._changed_B2 = self._changed_B2.to(mask_T.device).index_add(0, buckets_T, sums_T2)
+
+    def metrics(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """The diagnostics by "name/bucket", the same on every rank; none for a dense model. Collective.
+
+        Args:
+            sum_over_ranks: the element-wise sum of every rank's tensor.
+        """
+        # A rank whose micro-batches were all empty does not know the model's shape.
+        own_shape = (0, 0, 0) if self._load_LE is None else (1, *self._load_LE.shape)
+        num_counting, *shape = (int(x) for x in sum_over_ranks(torch.tensor(own_shape, dtype=torch.int64)).tolist())
+        if num_counting == 0:
+            return {}
+        num_layers, num_experts = (total // num_counting for total in shape)
+        load_LE = torch.zeros(num_layers, num_experts) if self._load_LE is None else self._load_LE
+        changed_B2 = self._changed_B2.to(load_LE.device)
+        sums = sum_over_ranks(torch.cat([changed_B2.reshape(-1), load_LE.double().reshape(-1)])).cpu()
+        changed_B2, load_LE = sums[: changed_B2.numel()].reshape(-1, 2), sums[changed_B2.numel() :].reshape(num_layers, -1)
+        if not bool(load_LE.any()):
+            return {}
+        metrics = {
+            "expert_load_max_over_mean/all": float((load_LE.amax(dim=1) / load_LE.mean(dim=1)).mean()),
+            "expert_load_unused/all": float((load_LE == 0).double().mean()),
+        }
+        names = ["all", *(name for name, _ in LAG_BUCKETS)]
+        for name, (changed, total) in zip(names, [changed_B2.sum(dim=0), *changed_B2], strict=True):
+            if total > 0:
+                metrics[f"experts_changed/{name}"] = float(changed / total)
+        return metrics
+
+
+def num_changed(picks: ExpertPicks, reference: ExpertPicks) -> Tensor:
+    """Return int64 [T]: of a token's picks over all layers, those that are not among its reference picks of that layer."""
+    kept_LTK = torch.zeros_like(picks.indices_LTK, dtype=torch.bool)
+    for index in range(reference.indices_LTK.shape[-1]):
+        kept_LTK |= picks.indices_LTK == reference.indices_LTK[..., index : index + 1]
+    return (~kept_LTK).sum(dim=(0, 2))
