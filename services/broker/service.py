@@ -144,6 +144,8 @@ class Broker:
             if changes and not await self._commit(changes, stop):
                 return
             await self._carry_out(effects)
+            # Not before: who was refused for good must hear it.
+            self._forget_routes()
             await self._bring_record_up_to_date()
             self._health.progress()
 
@@ -179,7 +181,6 @@ class Broker:
         if now - self._last_tick >= TICK_S:
             self._last_tick = now
             self._sort(self._ledger.on_tick(now), {}, changes, effects)
-            self._forget_routes()
             self._metrics.observe(self._ledger, self._arrivals.qsize())
         return effects
 

@@ -206,6 +206,16 @@ async def test_bad_peers_are_answered_and_the_service_lives_on(tmp_path: Path, c
         assert await broker.terminate() == 0
 
 
+async def test_a_refusal_for_good_is_always_heard(tmp_path: Path, context: zmq.asyncio.Context) -> None:
+    async with broker_process(tmp_path) as broker, dealer(context, broker) as channel:
+        # More than a second: several of the broker's ticks fall into it.
+        for _ in range(150):
+            await channel.send(hello(version=PROTOCOL_VERSION + 1))
+            refused = await answer(channel)
+            assert isinstance(refused, Refused)
+            assert refused.fatal
+
+
 async def test_an_operator_watches_and_stops_the_run(tmp_path: Path, context: zmq.asyncio.Context) -> None:
     async with broker_process(tmp_path) as broker:
         learner = ScriptedLearner(context, broker.batch_endpoint, "s")
