@@ -179,7 +179,8 @@ def _row(record: Any, options: DatasetOptions) -> Row:
 
 def _text(record: dict[str, Any], column: str) -> str:
     if column not in record:
-        raise ValueError(f'no column "{column}": there are {", ".join(sorted(record))}')
+        columns = ", ".join(sorted(record))
+        raise ValueError(f'no column "{column}": there are {columns} (prompt_column and answer_column say which to use)')
     value = record[column]
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError(f'column "{column}" is {value!r}, not text')
