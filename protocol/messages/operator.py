@@ -10,7 +10,7 @@ from protocol.messages.base import (
 
 
 class StatusRequest(Message, frozen=True, tag="status_request"):
-    """Operator (`gspo run`, `gspo status`) -> broker."""
+    """Operator (`gspo run`) -> broker."""
 
 
 class Status(Message, frozen=True, tag="status"):
