@@ -12,7 +12,7 @@ import msgpack
 import msgspec
 import structlog
 
-from protocol.limits import MAX_STATE_BYTES
+from protocol.limits import MAX_STATE_BYTES, MAX_TURNS
 from protocol.messages import Finish, Lease, Plain
 from services.environments.base import Environment, RewardJob, Step
 from services.environments.reward_pool import RewardPool
@@ -168,6 +168,8 @@ class Agent:
 
     def _observation(self, trajectory: Trajectory, step: Step) -> list[int]:
         """Tokens of the environment's messages; empty when there is no room for them and an answer."""
+        if trajectory.turn + 1 >= MAX_TURNS:
+            return []
         tokens = self._encoded(self.tokenizer.observation_ids, step.messages)
         return tokens if trajectory.num_tokens + len(tokens) < self.sampling.max_tokens else []
 

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from protocol.limits import MAX_TURNS
 from protocol.messages import Chunk, Segment
 from services.rollout.agent import Agent, EpisodeFailed
 from services.rollout.engine import EngineError, EngineRefused, EngineUnreachable
@@ -160,6 +161,13 @@ async def test_an_episode_ends_when_an_observation_leaves_no_room_for_an_answer(
         finish = agent.broker.finish  # type: ignore[attr-defined]
         assert (finish.reason, len(finish.turn_rewards)) == ("length", turns)
         assert finish.num_tokens <= max_tokens
+
+
+async def test_an_episode_ends_with_the_last_turn_that_a_message_can_name(tokenizer: ChatTokenizer, stop_id: int) -> None:
+    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4)
+    await run_episode(agent, a_new_lease(turn_rewards=[0.0] * (MAX_TURNS - 1)))
+    finish = agent.broker.finish  # type: ignore[attr-defined]
+    assert (finish.reason, len(finish.turn_rewards)) == ("length", MAX_TURNS)
 
 
 async def test_a_prompt_that_leaves_no_room_is_a_failure_of_the_episode(tokenizer: ChatTokenizer) -> None:
