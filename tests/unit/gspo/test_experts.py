@@ -231,6 +231,18 @@ class TokenChoiceRouter(nn.Module):
         return values, indices, torch.bincount(indices.reshape(-1), minlength=self.gate.out_features)
 
 
+class OneHotRouter(nn.Module):
+    """Returns its choice as zeros and ones, which are not indices."""
+
+    def __init__(self, num_inputs: int, num_experts: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(num_inputs, num_experts)
+
+    def forward(self, hidden_TH: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.gate(hidden_TH)
+        return torch.zeros_like(logits, dtype=torch.int64).scatter(-1, logits.topk(2).indices, 1), logits
+
+
 class TwoLayers(nn.Module):
     config = Config()
 
@@ -250,15 +262,17 @@ def routed(routers: Sequence[nn.Module]) -> tuple[list[Any], ExpertPicks | None]
     return outputs, recorder.take()
 
 
-def test_routers_that_return_a_histogram_or_logits_alone_are_read_as_well() -> None:
+def test_routers_that_return_a_histogram_a_mask_or_logits_alone_are_read_as_well() -> None:
     torch.manual_seed(0)
     outputs, picks = routed([TokenChoiceRouter(200), TokenChoiceRouter(200)])
     assert picks is not None
     assert picks.num_experts == 200
     assert torch.equal(picks.indices_LTK.long(), torch.stack([output[1] for output in outputs]))
-    logits, picks = routed([nn.Linear(3, 5), nn.Linear(3, 5)])
-    assert picks is not None
-    assert torch.equal(picks.indices_LTK.long().sort(-1).values, torch.stack(logits).topk(2).indices.sort(-1).values)
+    for router in (nn.Linear, OneHotRouter):
+        outputs, picks = routed([router(3, 5), router(3, 5)])
+        assert picks is not None
+        logits = torch.stack(outputs if router is nn.Linear else [output[1] for output in outputs])
+        assert torch.equal(picks.indices_LTK.long().sort(-1).values, logits.topk(2).indices.sort(-1).values)
 
 
 def test_layers_that_do_not_agree_are_not_measured() -> None:
