@@ -15,7 +15,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds test lint types contracts unit test-slow test-demo test-gpu clean
+.PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds test lint types contracts unit test-demo clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -62,16 +62,10 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 unit: setup
-	$(BIN)/python -m pytest -m "not slow and not gpu and not demo"
-
-test-slow: setup ## tests that take minutes
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "not demo"
 
 test-demo: setup models/tiny/config.json ## whole demo runs: three seeds, kills of each process
 	$(BIN)/python -m pytest -m demo
-
-test-gpu: setup ## tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu
 
 clean: ## remove the environment, caches and the tiny model (not the runs)
 	rm -rf $(VENV) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist

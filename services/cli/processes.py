@@ -8,7 +8,8 @@ from services.runtime.configuration import ConfigurationError
 from services.runtime.settings import Settings
 
 GRACE_S: Final = 20.0
-LEARNER_GRACE_S: Final = 60.0
+LEARNER_GRACE_S: Final = 600.0
+"""A learner that was told to stop finishes its batch and saves a checkpoint; at the end of a run it exports the model."""
 
 
 def process_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:

@@ -24,7 +24,7 @@ from services.runtime.telemetry import Health, TelemetryServer
 log = structlog.get_logger()
 
 MAX_QUIET_S: Final = 1800.0
-RANKS_STOP_S: Final = 55
+RANKS_STOP_S: Final = 590
 """For the ranks to end their batch and save: a little less than `gspo run` gives the learner; torchrun's own is 30."""
 
 

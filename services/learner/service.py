@@ -7,7 +7,6 @@ from typing import Final
 import structlog
 import torch
 
-from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
 from protocol.messages import EndOfRun
 from services.learner.batches import groups_of
@@ -28,6 +27,7 @@ from services.learner.snapshot import build_snapshot
 from services.learner.trainer import AdvantageSettings, train_batch
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError
+from services.runtime.objective import objective_of
 from services.runtime.settings import Settings
 from services.runtime.telemetry import Health
 
@@ -73,7 +73,7 @@ class LearnerService:
         self._policy_version = 0
         self._checkpointed_batch = 0
         self._root = settings.run.directory / "checkpoints"
-        self._objective = objective_of(settings)
+        self._objective = objective_of(settings.objective)
         self._advantages = AdvantageSettings(
             credit="sequence" if settings.objective.advantage == "sequence" else "return_to_go",
             normalise_std=settings.objective.normalise_by_std,
@@ -163,16 +163,11 @@ class LearnerService:
         trained = self._clock.now()
         self._next_batch = batch.index + 1
         self._publish()
-        published = self._clock.now()
+        metrics = {**report.metrics, "train_s": trained - begin, "publish_s": self._clock.now() - trained}
+        # Before the checkpoint, after which the batch is not delivered again: its record must not be lost between the two.
+        self._report(batch.index, metrics, num_tokens=int(arrived.arrays["token_ids"].shape[0]), items=len(batch.items))
         if self._next_batch - self._checkpointed_batch >= self._settings.learner.checkpoint_every_batches:
             self._checkpoint()
-        metrics = {
-            **report.metrics,
-            "train_s": trained - begin,
-            "publish_s": published - trained,
-            "checkpoint_s": self._clock.now() - published,
-        }
-        self._report(batch.index, metrics, num_tokens=int(arrived.arrays["token_ids"].shape[0]), items=len(batch.items))
 
     def _report(self, index: int, metrics: Mapping[str, float], *, num_tokens: int, items: int) -> None:
         if self._link is None:
@@ -244,19 +239,3 @@ class LearnerService:
         while not self._stop.is_set():
             self._health.progress()
             self._link.take(POLL_S)
-
-
-def objective_of(settings: Settings) -> Objective:
-    """The library's objective from a run's settings."""
-    section = settings.objective
-    return Objective(
-        ratio_unit=section.ratio_unit,
-        eps_low=section.eps_low,
-        eps_high=section.eps_high,
-        band_growth=section.band_growth,
-        noise_z=section.noise_z,
-        anchor=section.anchor,
-        # Against the engine's own log-probs the ratio holds the mismatch already: a weight would count it twice.
-        mismatch_mode=section.mismatch_mode if section.anchor == "proximal" else "off",
-        mismatch_cap=section.mismatch_cap,
-    )

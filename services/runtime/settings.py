@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from services.runtime.objective import objective_of
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -113,19 +115,28 @@ class ObjectiveSection(Section):
     """Upper clip at lag 0: ratios above 1 + eps_high are clipped. The paper: 4e-4 (GRPO 0.27)."""
     band_growth: float = Field(1.0, ge=0)
     """c: the band of a sequence of lag d is (1 + c d) times as wide. 0: a fixed band."""
-    noise_z: float = Field(2.0, ge=0)
+    noise_z: float = Field(1.0, ge=0)
     """z: the band is widened by z * sigma / sqrt(n), sigma being the measured engine-learner mismatch. 0: no noise floor."""
     anchor: Literal["behaviour", "proximal"] = "behaviour"
     """What the ratio is taken against: the engine's log-probs, or the learner's own at the start of the batch (one more
     forward pass; the engine mismatch is then handled by mismatch_mode and the clip sees drift alone)."""
     mismatch_mode: Literal["off", "truncate", "reject"] = "truncate"
     """With anchor = "proximal": what is done with a sequence's mismatch factor beyond mismatch_cap."""
-    mismatch_cap: float = Field(2.0, gt=1)
-    """Largest mismatch factor (and 1 / smallest, when rejecting)."""
+    mismatch_cap: float = Field(1.1, gt=1)
+    """Largest mismatch factor (and 1 / smallest, when rejecting). It bounds the exponential of a mean per token, so it lies
+    near 1 for long sequences; for answers of a few tokens take a larger one."""
     advantage: Literal["sequence", "turn"] = "sequence"
     """Group-relative advantage of the whole trajectory, or per turn from the rewards that follow it."""
     normalise_by_std: bool = True
     """Divide group-relative advantages by the group's standard deviation, as the paper does."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "ObjectiveSection":
+        try:
+            objective_of(self)
+        except ValueError as error:
+            raise ValueError(f"objective.{error}") from error
+        return self
 
 
 class Evaluation(Section):
@@ -240,17 +251,6 @@ class Settings(BaseModel):
     broker: Broker = Broker()
     rollout: Rollout = Rollout()
     learner: Learner = Learner()
-
-    @model_validator(mode="after")
-    def _clip_fits_unit(self) -> "Settings":
-        objective = self.objective
-        if objective.ratio_unit == "sequence" and max(objective.eps_low, objective.eps_high) >= 0.2:
-            raise ValueError(
-                f"objective.eps_low is {objective.eps_low} and objective.eps_high is {objective.eps_high} with ratio_unit = "
-                '"sequence": a length-normalised ratio never moves so far, nothing would be clipped. The GSPO paper uses '
-                '3e-4 and 4e-4; 0.2 and 0.27 are its values for GRPO (ratio_unit = "token")'
-            )
-        return self
 
     @model_validator(mode="after")
     def _trajectory_fits_cache(self) -> "Settings":

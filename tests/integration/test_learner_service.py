@@ -161,8 +161,8 @@ async def test_batches_become_versions_reports_and_checkpoints_in_order(tmp_path
 
         await learner.train(1, 2)
         assert (await learner.take(Published)).policy_version == 3  # type: ignore[attr-defined]
-        assert await learner.take(Checkpointed) == Checkpointed(next_batch=2, policy_version=3)
         assert (await learner.take(Trained)).index == 1  # type: ignore[attr-defined]
+        assert await learner.take(Checkpointed) == Checkpointed(next_batch=2, policy_version=3)
         await learner.take(BatchRequest)
         assert learner.health.ready()[0]
     assert learner.registry.get_sample_value("gspo_learner_batches_total") == 2
