@@ -35,7 +35,7 @@ $(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml Mak
 models/tiny/config.json: | setup
 	$(BIN)/gspo model tiny models/tiny
 
-demo: models/tiny/config.json ## run the main job: arithmetic, 2 SGLang servers, about 8 minutes
+demo: models/tiny/config.json ## run the main job: arithmetic, 2 SGLang servers, about 4 minutes
 	$(BIN)/gspo run $(CONFIG) $(RUN_ARGS)
 
 demo-calculator: ## the same with multi-turn tool use

@@ -106,6 +106,7 @@ class Watcher:
     async def watch(self, stop: asyncio.Event, display: Display) -> None:
         """Show the run until it is finished or ``stop`` is set."""
         begin = self._clock.now()
+        seen_running = False
         async with asyncio.TaskGroup() as tasks:
             conversation = tasks.create_task(self._client.run(), name="operator")
             while not await until_stopped(stop, REFRESH_S):
@@ -113,7 +114,13 @@ class Watcher:
                 display.show(status, self._supervisor.children, self._clock.now() - begin)
                 if status is not None and status["finished"]:
                     self.error = status["error"]
+                    if not seen_running:
+                        display.say(
+                            f"the run was complete already, after {status['batches_trained']} batches: set run.num_batches "
+                            "higher to go on with it, or run.directory elsewhere to start another"
+                        )
                     break
+                seen_running = seen_running or status is not None
                 if self._supervisor.all_ended:
                     self.error = "all processes ended before the run was complete; their logs say why"
                     break

@@ -144,7 +144,10 @@ async def test_a_run_of_which_all_processes_have_ended_is_not_watched_for_ever(t
     assert watcher.error.startswith("all processes ended before the run was complete")
 
 
-async def test_the_run_is_watched_until_the_broker_says_that_it_is_finished(tmp_path: Path) -> None:
+@pytest.mark.parametrize("answers", [(False, True), (True,)])
+async def test_the_run_is_watched_until_the_broker_says_that_it_is_finished(
+    answers: tuple[bool, ...], tmp_path: Path
+) -> None:
     output = StringIO()
     console = Console(file=output, width=200)
     async with zmq_context() as context:
@@ -157,7 +160,7 @@ async def test_the_run_is_watched_until_the_broker_says_that_it_is_finished(tmp_
         async def broker() -> None:
             hello = await end.welcome()
             assert hello.role == "operator"
-            for finished in (False, True):
+            for finished in answers:
                 await end.expect(StatusRequest)
                 await end.reply(Status(status=a_status(batches_trained=60, finished=finished, error="20 groups failed")))
             await asyncio.Event().wait()
@@ -168,3 +171,4 @@ async def test_the_run_is_watched_until_the_broker_says_that_it_is_finished(tmp_
         watcher.close()
     assert watcher.error == "20 groups failed"
     assert "batch 60/60" in output.getvalue()
+    assert ("complete already, after 60 batches" in output.getvalue()) == (answers == (True,))
