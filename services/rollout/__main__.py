@@ -97,7 +97,6 @@ async def _work(arguments: ProcessArguments, stop: asyncio.Event, started: async
             sync = WeightSync(
                 context=context,
                 engine=engine,
-                model_directory=settings.model.path,
                 work_directory=Path(directory),
                 pause_mode=settings.rollout.pause_mode,
                 peer=arguments.name,

@@ -49,7 +49,6 @@ class WeightSync:
         *,
         context: zmq.asyncio.Context,
         engine: Engine,
-        model_directory: Path,
         work_directory: Path,
         pause_mode: Literal["retract", "in_place"],
         peer: str,
@@ -61,7 +60,6 @@ class WeightSync:
         """``retry_s``: pause before a fetch or a load is tried again."""
         self._context = context
         self._engine = engine
-        self._model_directory = model_directory
         self._work_directory = work_directory
         self._pause_mode = pause_mode
         self._peer = peer
@@ -147,7 +145,7 @@ class WeightSync:
         version = weights.policy_version
         directory = self._work_directory / f"version-{version}"
         try:
-            await asyncio.to_thread(self._write, weights, directory)
+            await asyncio.to_thread(write_for_engine, weights, directory)
         except (OSError, SafetensorError) as error:
             raise ServiceError(
                 f"policy version {version} ({weights.manifest.num_bytes} bytes) cannot be written to {directory}: {error}; "
@@ -177,10 +175,6 @@ class WeightSync:
         log.info("weights_loaded", policy_version=version, pause_s=round(pause_s, 3))
         self._on_change()
         await client.send(Loaded(policy_version=version, digest=weights.manifest.digest, pause_s=pause_s))
-
-    def _write(self, weights: FetchedWeights, directory: Path) -> None:
-        write_for_engine(weights, directory)
-        shutil.copyfile(self._model_directory / "config.json", directory / "config.json")
 
     async def _verify(self, weights: FetchedWeights) -> None:
         served = await self._engine.weight_version()

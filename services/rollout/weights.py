@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import structlog
-from safetensors import TensorSpec, serialize_file
 
 from protocol.digests import tensor_digest, version_digest
 from protocol.messages import Manifest, ManifestRequest, TensorInfo, WeightChunk, WeightGone, WeightRequest
+from services.rollout.safetensors_file import write_safetensors
 from services.runtime.peer import PeerClient
 
 log = structlog.get_logger()
@@ -71,17 +70,7 @@ async def fetch_newest(client: PeerClient, have_version: int, *, stall_s: float 
 def write_for_engine(weights: FetchedWeights, directory: Path) -> None:
     """Write one safetensors file into ``directory`` (created), under the engine's parameter names."""
     directory.mkdir(parents=True, exist_ok=True)
-    base = np.frombuffer(weights.data, dtype=np.uint8)  # held here: the serializer reads raw addresses
-    entries = {
-        tensor.name: TensorSpec(
-            dtype=tensor.dtype,
-            shape=tensor.shape,
-            data_ptr=base.ctypes.data + tensor.offset,
-            data_len=tensor.num_bytes,
-        )
-        for tensor in weights.manifest.tensors
-    }
-    serialize_file(entries, str(directory / "model.safetensors"), {"format": "pt"})
+    write_safetensors(directory / "model.safetensors", list(weights.tensors()))
 
 
 async def _newest_manifest(client: PeerClient, have_version: int, stall_s: float) -> Manifest | None:

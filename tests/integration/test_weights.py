@@ -324,14 +324,10 @@ class Following:
         self.served = Served(context)
         self.engine = ScriptedEngine()
         self.work_directory = directory / "work"
-        model = directory / "model"
-        model.mkdir()
-        (model / "config.json").write_text("{}")
         self.registry = CollectorRegistry()
         self.sync = WeightSync(
             context=context,
             engine=self.engine,  # type: ignore[arg-type]
-            model_directory=model,
             work_directory=self.work_directory,
             pause_mode="retract",
             peer="rollout-0",

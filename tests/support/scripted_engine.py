@@ -109,7 +109,6 @@ class ScriptedEngine:
     async def update_weights_from_disk(self, path: Path, version: int) -> None:
         self.calls.append(f"update {version}")
         assert self.paused
-        assert (path / "config.json").is_file()
         if self.refuse_update:
             raise EngineError(self.refuse_update)
         self.loaded = {name: (info, data) for name, info, data in read_tensors(path / "model.safetensors")}
