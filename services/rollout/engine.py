@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 import structlog
 
+from services.rollout.engine_answers import Checksums, ModelInfo, PromptAnswer, ServerInfo
 from services.rollout.engine_http import EngineError, EngineHttp, EngineRefused, EngineUnreachable, decode_answer
 from services.rollout.generation import (
     FinishReason,
@@ -45,40 +46,6 @@ _HEALTH_TIMEOUT_S: Final = 25.0
 """SGLang's own health check gives up after 20 s."""
 _ABORT_RETRY_S: Final = 0.25
 _NO_WEIGHTS: Final = "a weight update failed, so nobody knows the engine's weights: load a version before generating"
-
-
-class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server is and how it was started; more than this is in its /server_info."""
-
-    version: str
-    device: str
-    dtype: str
-    tp_size: int
-    model_path: str
-    incremental_streaming_output: bool = False
-    enable_deterministic_inference: bool = False
-    disable_radix_cache: bool = False
-    max_total_num_tokens: int | None = None
-
-
-class _ModelInfo(msgspec.Struct):
-    weight_version: str
-
-
-class _Rank(msgspec.Struct):
-    checksums: dict[str, str]
-
-
-class _Checksums(msgspec.Struct):
-    ranks: list[_Rank] = []
-
-
-class _PromptMeta(msgspec.Struct):
-    input_token_logprobs: list[tuple[float | None, int, Any]]
-
-
-class _PromptAnswer(msgspec.Struct):
-    meta_info: _PromptMeta
 
 
 class _Live:
@@ -259,7 +226,7 @@ class Engine:
             "logprob_start_len": 0,
             "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
         }
-        answer = decode_answer(await self._http.post("/generate", body), _PromptAnswer)
+        answer = decode_answer(await self._http.post("/generate", body), PromptAnswer)
         logprobs = [logprob for logprob, _, _ in answer.meta_info.input_token_logprobs[1:]]
         if len(logprobs) != len(input_ids) - 1 or None in logprobs:
             raise EngineError(f"/generate: {len(input_ids) - 1} prompt log-probs expected, got {logprobs[:10]}")
@@ -313,14 +280,14 @@ class Engine:
         Raises: EngineError, also for a server of several ranks: their shards have no common checksum.
         """
         content = await self._http.post("/weights_checker", {"action": "checksum"}, timeout_s=self._load_timeout_s)
-        answer = decode_answer(content, _Checksums)
+        answer = decode_answer(content, Checksums)
         if len(answer.ranks) != 1:
             raise EngineError(f"checksums of {len(answer.ranks)} ranks, only a server of one rank can be compared")
         return answer.ranks[0].checksums
 
     async def weight_version(self) -> int | None:
         """The version that the server says it serves; None when it was started without a number as --weight-version."""
-        text = (await self._http.get("/model_info", _ModelInfo)).weight_version
+        text = (await self._http.get("/model_info", ModelInfo)).weight_version
         try:
             return parse_version(text)
         except ValueError:

@@ -10,7 +10,8 @@ from safetensors import deserialize
 
 from protocol.messages import TensorInfo, VersionRun
 from services.rollout.checksums import sha256_checksum
-from services.rollout.engine import EngineError, ServerInfo
+from services.rollout.engine import EngineError
+from services.rollout.engine_answers import ServerInfo
 from services.rollout.generation import FinishReason, GenerateRequest, Piece
 from services.rollout.verify import merge
 
