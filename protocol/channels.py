@@ -26,4 +26,3 @@ BATCH = ChannelSpec(
     resend_s=3.0,
 )
 WEIGHTS = ChannelSpec(name="weights", binds="learner", connects=("rollout",), high_water_mark=64, window=16, resend_s=3.0)
-CHANNELS = (WORK, BATCH, WEIGHTS)

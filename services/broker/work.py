@@ -178,8 +178,7 @@ class Work:
 
     def on_chunk(self, who: Who, chunk: Chunk) -> list[Action]:
         state = self._state
-        row = state.groups.trajectory(chunk.trajectory_id)
-        if row is not None and row.status == "finished" and row.epoch == chunk.epoch:
+        if self._is_finished(chunk.trajectory_id, chunk.epoch):
             return []  # delivered again after a broker restart
         row = self._held(who, chunk.trajectory_id, chunk.epoch)
         if row is None:
@@ -201,8 +200,7 @@ class Work:
 
     def on_finish(self, who: Who, finish: Finish) -> list[Action]:
         state = self._state
-        row = state.groups.trajectory(finish.trajectory_id)
-        if row is not None and row.status == "finished" and row.epoch == finish.epoch:
+        if self._is_finished(finish.trajectory_id, finish.epoch):
             return []  # delivered again after a broker restart
         row = self._held(who, finish.trajectory_id, finish.epoch)
         if row is None:
@@ -231,6 +229,11 @@ class Work:
         if release.failed:
             return self._state.fail_attempt(row, release.reason)
         return [Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
+
+    def _is_finished(self, trajectory_id: int, epoch: int) -> bool:
+        """Whether the lease of this epoch has finished the trajectory."""
+        row = self._state.groups.trajectory(trajectory_id)
+        return row is not None and row.status == "finished" and row.epoch == epoch
 
     def _held(self, who: Who, trajectory_id: int, epoch: int) -> TrajectoryRow | None:
         """The trajectory if this session holds it in this epoch."""
