@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from gspo.settings import Anchor, MismatchMode, Objective, RatioUnit
 
 if TYPE_CHECKING:
+    from gspo.adaptive import AdaptiveClip
     from gspo.advantages import group_advantages, sequence_values_to_tokens, turn_advantages, turn_values_to_tokens
     from gspo.diagnostics import SequenceStats, summarise
     from gspo.loss import LossOutput, gspo_loss, objective_loss
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AdaptiveClip",
     "Anchor",
     "Band",
     "LossOutput",
@@ -52,6 +54,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "AdaptiveClip": "adaptive",
     "Band": "staleness",
     "LossOutput": "loss",
     "MismatchMoments": "staleness",

@@ -137,14 +137,16 @@ def objective_loss(
     lag_S: Tensor,
     sigma: float,
     num_sequences: int,
+    clip_scale: float = 1.0,
     proximal_logprobs_T: Tensor | None = None,
     entropy_T: Tensor | None = None,
     group_ids_S: Tensor | None = None,
 ) -> LossOutput:
     """Return the loss that `objective` asks for: picks the anchor, the band and the mismatch weights, each once.
 
-    Arguments as in `gspo_loss`. lag_S from `sequence_lag`, sigma from `MismatchTracker`. The mismatch KL compares the
-    engine with the proximal log-probs where there are any, else with `logprobs_T` (exact in the first mini-batch).
+    Arguments as in `gspo_loss`. lag_S from `sequence_lag`, sigma from `MismatchTracker`, clip_scale from `AdaptiveClip`
+    (1 without one; the loss itself does not adapt). The mismatch KL compares the engine with the proximal log-probs
+    where there are any, else with `logprobs_T` (exact in the first mini-batch).
     entropy_T (nats, read at action tokens) and group_ids_S (int64) only feed the statistics.
     Raises ValueError as `gspo_loss`, and if proximal log-probs are missing or given without use.
     """
@@ -171,7 +173,7 @@ def objective_loss(
         sequence_ids_T,
         turn_ids_T,
         num_sequences=num_sequences,
-        band=objective_band(objective, lag_S, sigma),
+        band=objective_band(objective, lag_S, sigma, clip_scale),
         ratio_unit=objective.ratio_unit,
         mismatch_weights_S=None if weights is None else weights.weights_S,
         log_ratio_clamp=objective.log_ratio_clamp,

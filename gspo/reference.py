@@ -49,8 +49,13 @@ def reference_loss(
     noise: float = 0.0,
     ratio_unit: RatioUnit = "sequence",
     log_ratio_clamp: float = 10.0,
+    scale: float = 1.0,
 ) -> ReferenceResult:
-    """Return -J of `sequences`, of a step with `num_sequences` sequences; noise is z * sigma, in nats."""
+    """Return -J of `sequences`, of a step with `num_sequences` sequences; noise is z * sigma, in nats.
+
+    The band is scale * g(d) * (log(1 - eps_low), log(1 + eps_high)) -+ noise / sqrt(tokens of the unit), where g(d) is
+    1 + c d for band growth c >= 0 and 1 / (1 + |c| d) for c < 0.
+    """
     objective = 0.0
     gradients: list[list[float]] = []
     clipped: list[list[int]] = []
@@ -64,9 +69,9 @@ def reference_loss(
             deltas = [sequence.logprobs[u] - sequence.anchor_logprobs[u] for u in unit]
             log_ratio = max(-log_ratio_clamp, min(log_ratio_clamp, math.fsum(deltas) / len(unit)))
             margin = noise / math.sqrt(len(unit))
-            growth = 1 + band_growth * sequence.lag
-            lo = math.exp(growth * math.log(1 - eps_low) - margin)
-            hi = math.exp(growth * math.log(1 + eps_high) + margin)
+            growth = (1 + abs(band_growth) * sequence.lag) ** (1 if band_growth >= 0 else -1)
+            lo = math.exp(scale * growth * math.log(1 - eps_low) - margin)
+            hi = math.exp(scale * growth * math.log(1 + eps_high) + margin)
             s, advantage = math.exp(log_ratio), sequence.advantages[t] * sequence.weight
             unclipped_term, clipped_term = s * advantage, min(max(s, lo), hi) * advantage
             objective += min(unclipped_term, clipped_term) / len(actions) / num_sequences

@@ -46,7 +46,8 @@ class Objective:
     """A ratio above 1 + eps_high is clipped where the advantage is positive. Above 0."""
 
     band_growth: float = 1.0
-    """c: the band of a sequence of lag d is (1 + c * d) times as wide, in log space. 0 ignores lag."""
+    """c: the band of a sequence of lag d is g(d) times as wide, in log space: g(d) = 1 + c * d for c >= 0 (old sequences
+    may have drifted further), 1 / (1 + |c| * d) for c < 0 (old sequences are trusted less). 0 ignores lag."""
 
     noise_z: float = 1.0
     """z: the band of a unit of n tokens is z * sigma / sqrt(n) wider on both sides. 0 ignores engine noise."""
@@ -63,6 +64,9 @@ class Objective:
     log_ratio_clamp: float = 10.0
     """Log-ratios beyond this are clamped (and counted): an unbounded ratio with a negative advantage diverges."""
 
+    adaptive_clip_target: float | None = None
+    """The clip fraction that `AdaptiveClip` steers the band's width to, in (0, 1). None leaves the width alone."""
+
     def __post_init__(self) -> None:
         for name, value, choices in (
             ("ratio_unit", self.ratio_unit, get_args(RatioUnit)),
@@ -73,10 +77,12 @@ class Objective:
                 raise ValueError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
         require_number("eps_low", self.eps_low, low=0.0, high=1.0, low_open=True)
         require_number("eps_high", self.eps_high, low=0.0, low_open=True)
-        require_number("band_growth", self.band_growth, low=0.0)
+        require_number("band_growth", self.band_growth, low=-math.inf)
         require_number("noise_z", self.noise_z, low=0.0)
         require_number("mismatch_cap", self.mismatch_cap, low=1.0, low_open=True)
         require_number("log_ratio_clamp", self.log_ratio_clamp, low=0.0, low_open=True)
+        if self.adaptive_clip_target is not None:
+            require_number("adaptive_clip_target", self.adaptive_clip_target, low=0.0, high=1.0, low_open=True)
         if self.ratio_unit == "sequence" and max(self.eps_low, self.eps_high) >= GRPO_EPS:
             raise ValueError(
                 f"eps_low is {self.eps_low}, eps_high is {self.eps_high} with ratio_unit 'sequence': nothing would ever "

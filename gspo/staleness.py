@@ -2,10 +2,14 @@
 
 The band of sequence i, of lag d_i, for a unit of n tokens (the whole sequence in GSPO):
 
-    (1 + c * d_i) * (log(1 - eps_low), log(1 + eps_high))   widened on both sides by   z * sigma / sqrt(n)
+    k * g(d_i) * (log(1 - eps_low), log(1 + eps_high))   widened on both sides by   z * sigma / sqrt(n)
 
-With d = 0 and sigma = 0 it is the clip of the GSPO paper (arXiv 2507.18071). Every version of lag adds legitimate
-drift, and the mean of n independent per-token errors of deviation sigma has the deviation sigma / sqrt(n).
+    g(d) = 1 + c * d        for c >= 0: every version of lag adds legitimate drift
+    g(d) = 1 / (1 + |c| d)  for c < 0:  what is old is trusted less
+
+With d = 0, sigma = 0 and k = 1 it is the clip of the GSPO paper (arXiv 2507.18071). k is the scale of `AdaptiveClip`; it
+leaves the noise floor alone: the mean of n independent per-token errors of deviation sigma has the deviation
+sigma / sqrt(n), whatever the clip.
 """
 
 from __future__ import annotations
@@ -77,10 +81,12 @@ def clip_band(
     band_growth: float = 0.0,
     noise_z: float = 0.0,
     sigma: float = 0.0,
+    scale: float = 1.0,
 ) -> Band:
     """Build the band of the module docstring; `clip_band(torch.zeros(S), eps_low=.., eps_high=..)` is the paper's.
 
-    lag_S: float, in versions, at least 0. sigma: nats, the deviation of one token's engine-versus-learner mismatch.
+    lag_S: float, in versions, at least 0. band_growth: c; negative tightens. sigma: nats, the deviation of one token's
+    engine-versus-learner mismatch. scale: k, above 0.
     Raises ValueError for a value out of range.
     """
     require_vector("lag_S", lag_S)
@@ -89,14 +95,17 @@ def clip_band(
     require_not_negative("lag_S", lag_S)
     require_number("eps_low", eps_low, low=0.0, high=1.0, low_open=True)
     require_number("eps_high", eps_high, low=0.0, low_open=True)
-    for name, value in (("band_growth", band_growth), ("noise_z", noise_z), ("sigma", sigma)):
-        require_number(name, value, low=0.0)
-    growth_S = 1 + band_growth * lag_S
-    return Band(lag_S, growth_S * math.log1p(-eps_low), growth_S * math.log1p(eps_high), noise_z * sigma)
+    require_number("band_growth", band_growth, low=-math.inf)
+    require_number("noise_z", noise_z, low=0.0)
+    require_number("sigma", sigma, low=0.0)
+    require_number("scale", scale, low=0.0, low_open=True)
+    growth_S = 1 + band_growth * lag_S if band_growth >= 0 else 1 / (1 - band_growth * lag_S)
+    width_S = scale * growth_S
+    return Band(lag_S, width_S * math.log1p(-eps_low), width_S * math.log1p(eps_high), noise_z * sigma)
 
 
-def objective_band(objective: Objective, lag_S: Tensor, sigma: float) -> Band:
-    """Return the band that `objective` asks for.
+def objective_band(objective: Objective, lag_S: Tensor, sigma: float, scale: float = 1.0) -> Band:
+    """Return the band that `objective` asks for; `scale` is that of its `AdaptiveClip`, 1 without.
 
     With the proximal anchor the ratio starts at exactly 1 in every batch: it contains neither engine noise nor the
     drift of the versions since sampling (the mismatch weight does), so the band is the plain one.
@@ -109,6 +118,7 @@ def objective_band(objective: Objective, lag_S: Tensor, sigma: float) -> Band:
         band_growth=0.0 if proximal else objective.band_growth,
         noise_z=0.0 if proximal else objective.noise_z,
         sigma=sigma,
+        scale=scale,
     )
 
 

@@ -319,6 +319,14 @@ def test_the_behaviour_anchor_puts_engine_noise_into_the_band_and_no_weight_on_t
     assert wide.stats.mismatch_kl_S.item() == pytest.approx(math.expm1(0.002) - 0.002, rel=1e-2)
 
 
+def test_the_clip_scale_reaches_the_band_of_the_objective() -> None:
+    flat = pack([one_sequence([0.002] * 4, 1.0)])
+    arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, flat.mask_T, flat.sequence_ids_T)
+    for scale, expected in ((1.0, 1 + EPS_HIGH), (2.0, (1 + EPS_HIGH) ** 2), (8.0, math.exp(0.002))):
+        output = objective_loss(Objective(), *arguments, lag_S=flat.lag_S, sigma=0.0, num_sequences=1, clip_scale=scale)
+        assert output.loss.item() == pytest.approx(-expected, rel=1e-6)
+
+
 def test_the_proximal_anchor_counts_the_mismatch_in_the_weight_and_not_in_the_ratio_or_band() -> None:
     drifted, rejected, inside = ([0.05] * 4, [0.5] * 4, [0.05] * 4)
     flat = pack([one_sequence(drifted, 1.0, lag=3.0), one_sequence(rejected, 1.0), one_sequence(inside, 1.0)])

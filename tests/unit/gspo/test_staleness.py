@@ -81,6 +81,21 @@ def test_the_band_grows_with_lag_and_noise_as_documented() -> None:
     assert log_hi.item() == pytest.approx(2.0 * math.log(1.2) + 0.02)
 
 
+def test_a_negative_growth_tightens_the_band_of_old_sequences_and_never_inverts_it() -> None:
+    lag_S = torch.tensor([0.0, 1.0, 3.0, 1e6], dtype=torch.float64)
+    band = clip_band(lag_S, eps_low=0.1, eps_high=0.2, band_growth=-2.0)
+    growth = [1.0, 1 / 3, 1 / 7, 1 / (1 + 2e6)]
+    assert band.log_lo_S.tolist() == pytest.approx([g * math.log(0.9) for g in growth])
+    assert band.log_hi_S.tolist() == pytest.approx([g * math.log(1.2) for g in growth])
+
+
+def test_the_adaptive_scale_widens_the_clip_and_not_the_noise_floor() -> None:
+    objective, lag_S = Objective(band_growth=0.5, noise_z=3.0), torch.tensor([2.0], dtype=torch.float64)
+    log_lo, log_hi = objective_band(objective, lag_S, 0.02, scale=4.0).bounds(torch.tensor([0]), torch.tensor([9.0]))
+    assert log_lo.item() == pytest.approx(4.0 * 2.0 * math.log(1 - 3e-4) - 0.02)
+    assert log_hi.item() == pytest.approx(4.0 * 2.0 * math.log(1 + 4e-4) + 0.02)
+
+
 def test_a_proximal_anchor_needs_neither_growth_nor_a_noise_floor() -> None:
     objective = Objective(anchor="proximal", band_growth=3.0, noise_z=2.0)
     band = objective_band(objective, torch.tensor([4.0], dtype=torch.float64), sigma=0.5)
@@ -96,6 +111,8 @@ def test_a_proximal_anchor_needs_neither_growth_nor_a_noise_floor() -> None:
         ([0.0], {"sigma": float("nan")}, "sigma is nan"),
         ([0.0], {"eps_low": 1.5}, "eps_low is 1.5"),
         ([0.0], {"noise_z": -1.0}, "noise_z is -1.0"),
+        ([0.0], {"scale": 0.0}, "scale is 0.0"),
+        ([0.0], {"band_growth": float("nan")}, "band_growth is nan"),
     ],
 )
 def test_a_band_of_impossible_values_is_refused(lag: list[float], arguments: dict[str, float], message: str) -> None:
