@@ -10,34 +10,17 @@ import contextlib
 import queue
 import threading
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import structlog
 import zmq.asyncio
 
-from protocol.channels import BATCH, WEIGHTS
-from protocol.codec import Array
-from protocol.messages import (
-    Batch,
-    BatchPending,
-    BatchRequest,
-    Checkpointed,
-    EndOfRun,
-    Message,
-    Published,
-    Resume,
-    Trained,
-    Welcome,
-)
+from protocol.messages import EndOfRun, Welcome
+from services.learner.conversation import REQUEST_INTERVAL_S, BatchArrived, Conversation
 from services.learner.metrics import LearnerMetrics
-from services.learner.snapshot import Snapshot, SnapshotStore
-from services.learner.weight_server import WeightServer
-from services.runtime.channel import RouterChannel
+from services.learner.snapshot import Snapshot
 from services.runtime.clock import Clock
-from services.runtime.fingerprint import run_fingerprint
 from services.runtime.lifecycle import ServiceError
-from services.runtime.peer import Delivered, PeerClient
 from services.runtime.settings import Settings
 from services.runtime.telemetry import Health
 
@@ -45,15 +28,6 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 CALL_TIMEOUT_S: Final = 600.0
-REQUEST_INTERVAL_S: Final = 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchArrived:
-    """A batch with its arrays: int32 token_ids [T] and float32 logprobs [T]."""
-
-    batch: Batch
-    arrays: dict[str, Array]
 
 
 class Link:
@@ -81,16 +55,13 @@ class Link:
         self._clock = clock
         self._health = health
         self._metrics = metrics
-        self._store = SnapshotStore()
+        # One request is under way at a time, so there is room.
         self._arrived: queue.Queue[BatchArrived | EndOfRun] = queue.Queue(maxsize=4)
-        self._wanted: BatchRequest | None = None
-        self._resume: Resume | None = None
         self._started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run_thread, name="learner-link", daemon=True)
         self._failure: BaseException | None = None
         self._main: asyncio.Task[None] | None = None
-        self.waiting_for = "the broker"
 
     def __enter__(self) -> "Link":
         self._thread.start()
@@ -106,22 +77,25 @@ class Link:
 
     # --- called by the training thread -------------------------------------------------------------------------------
 
+    @property
+    def waiting_for(self) -> str:
+        """What the next batch waits for, in the broker's words."""
+        return self._conversation.waiting_for
+
     def wait_welcome(self, timeout_s: float) -> Welcome | None:
         """The broker's Welcome; None when it did not come in time."""
         try:
-            return self._call(self._client.connected_welcome(), timeout_s)
+            return self._call(self._conversation.welcome(), timeout_s)
         except TimeoutError:
             return None
 
     def resume(self, next_batch: int) -> None:
         """Tell the broker where the checkpoint stands: also again after each new handshake."""
-        self._resume = Resume(next_batch=next_batch)
-        self._deliver(self._client.send(self._resume))
+        self._deliver(self._conversation.resume(next_batch))
 
     def request(self, index: int, policy_version: int) -> None:
         """Ask for a batch; repeated by the link until it arrives."""
-        self._wanted = BatchRequest(index=index, policy_version=policy_version)
-        self._deliver(self._client.send(self._wanted))
+        self._deliver(self._conversation.request(index, policy_version))
 
     def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None:
         """What was requested; None when it did not come in time."""
@@ -134,29 +108,20 @@ class Link:
 
     def publish(self, snapshot: Snapshot, trained_batches: int) -> None:
         """Serve ``snapshot``, then announce it: it is published only when it can be fetched."""
-        endpoint = self._settings.learner.advertised_weights_endpoint or self._weights_endpoint
-        announcement = Published(
-            policy_version=snapshot.policy_version,
-            endpoint=endpoint,
-            digest=snapshot.manifest.digest,
-            num_bytes=snapshot.manifest.num_bytes,
-            trained_batches=trained_batches,
-        )
-        self._deliver(self._publish(snapshot, announcement))
+        self._deliver(self._conversation.publish(snapshot, trained_batches))
 
     def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
         """Report a trained batch."""
-        self._deliver(self._client.send(Trained(index=index, policy_version=policy_version, metrics=metrics)))
+        self._deliver(self._conversation.trained(index, policy_version, metrics))
 
     def checkpointed(self, next_batch: int, policy_version: int) -> None:
         """Report a durable checkpoint, which is also what a later handshake says."""
-        self._resume = Resume(next_batch=next_batch)
-        self._deliver(self._client.send(Checkpointed(next_batch=next_batch, policy_version=policy_version)))
+        self._deliver(self._conversation.checkpointed(next_batch, policy_version))
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until the broker has acknowledged everything; False when it did not in time."""
         try:
-            self._call(self._client.flushed(), timeout_s)
+            self._call(self._conversation.flushed(), timeout_s)
         except TimeoutError:
             return False
         return True
@@ -219,63 +184,19 @@ class Link:
 
     async def _serve(self) -> None:
         context = zmq.asyncio.Context()
+        loop = asyncio.get_running_loop()
         try:
-            channel = RouterChannel(context, WEIGHTS, self._settings.learner.weights_endpoint)
-            self._weights_endpoint = channel.endpoint
-            self._client = PeerClient(
+            self._conversation = Conversation(
+                self._settings,
                 context,
-                BATCH,
-                self._settings.broker.batch_endpoint,
-                role="learner",
-                peer="learner",
                 session=self._session,
                 clock=self._clock,
-                fingerprint=run_fingerprint(self._settings),
+                health=self._health,
+                metrics=self._metrics,
+                arrived=self._arrived.put_nowait,
+                request_interval_s=self._request_interval_s,
             )
-            server = WeightServer(channel, self._store, self._metrics)
             self._main = asyncio.current_task()
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(server.run(), name="weight-server")
-                tasks.create_task(self._client.run(), name="batch-client")
-                tasks.create_task(self._receive(), name="receive")
-                tasks.create_task(self._repeat(), name="repeat")
-                self._started.set_result(asyncio.get_running_loop())
+            await self._conversation.run(lambda: self._started.set_result(loop))
         finally:
             context.destroy(linger=1000)
-
-    async def _publish(self, snapshot: Snapshot, announcement: Published) -> None:
-        self._store.add(snapshot)
-        self._metrics.policy_version.set(snapshot.policy_version)
-        await self._client.send(announcement)
-
-    async def _receive(self) -> None:
-        while True:
-            delivered = await self._client.inbox.get()
-            await self._on_message(delivered)
-
-    async def _on_message(self, delivered: Delivered) -> None:
-        message = delivered.message
-        wanted = self._wanted
-        if isinstance(message, Batch | EndOfRun):
-            if wanted is None or message.index != wanted.index:
-                return  # an answer to a request that was answered already
-            self._wanted = None
-            arrived = BatchArrived(batch=message, arrays=delivered.arrays) if isinstance(message, Batch) else message
-            # One request is under way at a time, so there is room.
-            self._arrived.put_nowait(arrived)
-        elif isinstance(message, BatchPending):
-            self.waiting_for = f"{message.groups_ready} of {message.groups_needed} groups; {message.waiting_for}"
-        elif isinstance(message, Welcome) and self._resume is not None:
-            await self._client.send(self._resume)
-            await self._ask_again()
-
-    async def _repeat(self) -> None:
-        while True:
-            self._health.turn()
-            await self._ask_again()
-            await asyncio.sleep(self._request_interval_s)
-
-    async def _ask_again(self) -> None:
-        wanted: Message | None = self._wanted
-        if wanted is not None:
-            await self._client.send(wanted)

@@ -1,12 +1,14 @@
 """The learner's training loop: batches in, policy versions out. Collectives happen here, in the main thread, alone."""
 
 import threading
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 import structlog
 import torch
 
+from gspo.packing import TrainGroup
+from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
 from protocol.messages import EndOfRun
 from services.learner.batches import groups_of
@@ -18,13 +20,14 @@ from services.learner.checkpoint import (
     reserved_version,
     save_checkpoint,
 )
+from services.learner.conversation import BatchArrived
 from services.learner.engine import LearnerEngine
 from services.learner.export import export_model
-from services.learner.link import BatchArrived, Link
+from services.learner.link import Link
 from services.learner.metrics import LearnerMetrics
 from services.learner.share import share
 from services.learner.snapshot import build_snapshot
-from services.learner.trainer import AdvantageSettings, train_batch
+from services.learner.trainer import AdvantageSettings, BatchReport, train_batch
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError
 from services.runtime.objective import objective_of
@@ -39,6 +42,22 @@ FLUSH_S: Final = 10.0
 NOT_YET: Final = -1
 STOPPED: Final = -2
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class TrainBatch(Protocol):
+    """`services.learner.trainer.train_batch`, or what stands in for it where there is no model."""
+
+    def __call__(
+        self,
+        engine: LearnerEngine,
+        groups: Sequence[TrainGroup],
+        *,
+        objective: Objective,
+        policy_version: int,
+        num_mini_batches: int,
+        mismatch: MismatchTracker,
+        advantages: AdvantageSettings | None = None,
+    ) -> BatchReport: ...
 
 
 class LearnerService:
@@ -59,8 +78,10 @@ class LearnerService:
         health: Health,
         metrics: LearnerMetrics,
         stop: threading.Event,
+        train: TrainBatch = train_batch,
     ) -> None:
-        """``link`` is rank 0's; None on the others."""
+        """``link`` is rank 0's; None on the others. ``train`` makes a batch's optimizer steps."""
+        self._train_batch = train
         self._settings = settings
         self._engine = engine
         self._link = link
@@ -151,7 +172,7 @@ class LearnerService:
         batch = arrived.batch
         begin = self._clock.now()
         groups = groups_of(batch, arrived.arrays)
-        report = train_batch(
+        report = self._train_batch(
             self._engine,
             groups,
             objective=self._objective,

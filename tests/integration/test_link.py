@@ -25,7 +25,8 @@ from protocol.messages import (
     Resume,
     Trained,
 )
-from services.learner.link import BatchArrived, Link
+from services.learner.conversation import BatchArrived
+from services.learner.link import Link
 from services.learner.metrics import LearnerMetrics
 from services.learner.snapshot import build_snapshot
 from services.rollout.weights import fetch_newest

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from protocol.messages import EndOfRun
-from services.learner.link import BatchArrived
+from services.learner.conversation import BatchArrived
 from services.learner.share import Directive, share
 from tests.support.builders import a_batch, token_arrays
 

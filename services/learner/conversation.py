@@ -1,0 +1,176 @@
+"""The learner's conversation with the world, in one event loop: the batch channel and the weight server.
+
+No threads here: `services.learner.link` runs it in a thread of its own, beside the training thread.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import zmq.asyncio
+
+from protocol.channels import BATCH, WEIGHTS
+from protocol.codec import Array
+from protocol.messages import (
+    Batch,
+    BatchPending,
+    BatchRequest,
+    Checkpointed,
+    EndOfRun,
+    Message,
+    Published,
+    Resume,
+    Trained,
+    Welcome,
+)
+from services.learner.metrics import LearnerMetrics
+from services.learner.snapshot import Snapshot, SnapshotStore
+from services.learner.weight_server import WeightServer
+from services.runtime.channel import RouterChannel
+from services.runtime.clock import Clock
+from services.runtime.fingerprint import run_fingerprint
+from services.runtime.peer import Delivered, PeerClient
+from services.runtime.settings import Settings
+from services.runtime.telemetry import Health
+
+REQUEST_INTERVAL_S: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchArrived:
+    """A batch with its arrays: int32 token_ids [T] and float32 logprobs [T]."""
+
+    batch: Batch
+    arrays: dict[str, Array]
+
+
+class Conversation:
+    """What the learner says and hears; its methods are called in the loop that it was made in.
+
+    produces:     batches and ends of run, in order of request, given to ``arrived``
+    waits for:    the broker; the rollouts' requests for weights
+    unblocked by: Batch, EndOfRun; acknowledgements
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        context: zmq.asyncio.Context,
+        *,
+        session: str,
+        clock: Clock,
+        health: Health,
+        metrics: LearnerMetrics,
+        arrived: Callable[[BatchArrived | EndOfRun], None],
+        request_interval_s: float = REQUEST_INTERVAL_S,
+    ) -> None:
+        """Bind and connect. ``request_interval_s``: how often an unanswered request is repeated.
+
+        Raises: EndpointError.
+        """
+        self._health = health
+        self._metrics = metrics
+        self._arrived = arrived
+        self._request_interval_s = request_interval_s
+        self._store = SnapshotStore()
+        self._wanted: BatchRequest | None = None
+        self._resume: Resume | None = None
+        channel = RouterChannel(context, WEIGHTS, settings.learner.weights_endpoint)
+        self._weights_endpoint = settings.learner.advertised_weights_endpoint or channel.endpoint
+        self._server = WeightServer(channel, self._store, metrics)
+        self._client = PeerClient(
+            context,
+            BATCH,
+            settings.broker.batch_endpoint,
+            role="learner",
+            peer="learner",
+            session=session,
+            clock=clock,
+            fingerprint=run_fingerprint(settings),
+        )
+        self.waiting_for = "the broker"
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Keep it going until cancelled; ``started`` is called when it goes. Raises: ServiceError."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._server.run(), name="weight-server")
+            tasks.create_task(self._client.run(), name="batch-client")
+            tasks.create_task(self._receive(), name="receive")
+            tasks.create_task(self._repeat(), name="repeat")
+            started()
+
+    # --- what the learner says -----------------------------------------------------------------------------------------
+
+    async def welcome(self) -> Welcome:
+        """The broker's Welcome, waited for."""
+        return await self._client.connected_welcome()
+
+    async def resume(self, next_batch: int) -> None:
+        """Tell the broker where the checkpoint stands: also again after each new handshake."""
+        self._resume = Resume(next_batch=next_batch)
+        await self._client.send(self._resume)
+
+    async def request(self, index: int, policy_version: int) -> None:
+        """Ask for a batch; repeated until it arrives."""
+        self._wanted = BatchRequest(index=index, policy_version=policy_version)
+        await self._client.send(self._wanted)
+
+    async def publish(self, snapshot: Snapshot, trained_batches: int) -> None:
+        """Serve ``snapshot``, then announce it: it is published only when it can be fetched."""
+        announcement = Published(
+            policy_version=snapshot.policy_version,
+            endpoint=self._weights_endpoint,
+            digest=snapshot.manifest.digest,
+            num_bytes=snapshot.manifest.num_bytes,
+            trained_batches=trained_batches,
+        )
+        self._store.add(snapshot)
+        self._metrics.policy_version.set(snapshot.policy_version)
+        await self._client.send(announcement)
+
+    async def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
+        """Report a trained batch."""
+        await self._client.send(Trained(index=index, policy_version=policy_version, metrics=metrics))
+
+    async def checkpointed(self, next_batch: int, policy_version: int) -> None:
+        """Report a durable checkpoint, which is also what a later handshake says."""
+        self._resume = Resume(next_batch=next_batch)
+        await self._client.send(Checkpointed(next_batch=next_batch, policy_version=policy_version))
+
+    async def flushed(self) -> None:
+        """Wait until the broker has acknowledged everything."""
+        await self._client.flushed()
+
+    # --- what it hears ---------------------------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while True:
+            delivered = await self._client.inbox.get()
+            await self._on_message(delivered)
+
+    async def _on_message(self, delivered: Delivered) -> None:
+        message = delivered.message
+        wanted = self._wanted
+        if isinstance(message, Batch | EndOfRun):
+            if wanted is None or message.index != wanted.index:
+                return  # an answer to a request that was answered already
+            self._wanted = None
+            arrived = BatchArrived(batch=message, arrays=delivered.arrays) if isinstance(message, Batch) else message
+            self._arrived(arrived)
+        elif isinstance(message, BatchPending):
+            self.waiting_for = f"{message.groups_ready} of {message.groups_needed} groups; {message.waiting_for}"
+        elif isinstance(message, Welcome) and self._resume is not None:
+            await self._client.send(self._resume)
+            await self._ask_again()
+
+    async def _repeat(self) -> None:
+        while True:
+            self._health.turn()
+            await self._ask_again()
+            await asyncio.sleep(self._request_interval_s)
+
+    async def _ask_again(self) -> None:
+        wanted: Message | None = self._wanted
+        if wanted is not None:
+            await self._client.send(wanted)
