@@ -1,15 +1,29 @@
 """Group-relative advantages, per sequence or per turn, and their expansion to tokens.
 
-Sequence level (GRPO, arXiv 2402.03300; GSPO, eq. 6):  A_i = (r_i - mean(r)) / (std(r) + eps)  over the group of i.
-The deviation is the sample one (divided by G - 1). A group whose rewards are all equal carries no signal: its advantages
-are exactly 0 and it is flagged. All arithmetic is float64; results are float32.
+Over the G members of i's group that are *present*:
+
+    A_i = (r_i - b_i) / (std(r) + eps)           std: the sample deviation (divided by G - 1)
+    b_i = mean(r)                                baseline "mean": GRPO (arXiv 2402.03300), GSPO (arXiv 2507.18071, eq. 6)
+    b_i = mean of the other members' rewards     baseline "leave_one_out": RLOO (arXiv 2402.14740)
+
+Groups may be partial (members dropped as stale, or unfinished). What that does:
+
+- "mean" contains r_i itself, which scales the expected gradient by (G - 1) / G: half for two members, 7/8 for eight.
+  Full groups share the factor; partial ones count for less. "leave_one_out" is G / (G - 1) times it and unbiased for
+  any G >= 2, without division by the deviation (`normalise_std=False`; Dr. GRPO, arXiv 2503.20783, drops it too).
+- Division by the deviation biases: std(r) is made of few rewards, r_i among them. With two members the advantages are
+  +-0.71 (leave_one_out: +-1.41), however small the difference; the error falls like 1 / G.
+- No baseline repairs members that are missing *because* of what they are (long, hard): measure what is dropped.
+
+A group whose rewards are all equal, or of one member, carries no signal: its advantages are exactly 0 and it is flagged.
+All arithmetic is float64; results are float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +32,9 @@ from torch import Tensor
 
 from gspo.settings import require_number
 from gspo.validation import require_ids, require_mask, require_vector
+
+Baseline = Literal["mean", "leave_one_out"]
+"""What a reward is compared with: the mean of its group, or the mean of the group's other members."""
 
 TurnCredit = Literal["return_to_go", "per_turn"]
 """What a turn is credited with: the discounted sum of its and all later rewards, or its own reward."""
@@ -32,8 +49,12 @@ class GroupAdvantages:
     advantages_M: Tensor
     zero_variance_M: Tensor
     """bool: every reward of this trajectory's group is the same (or the group has one member)."""
+    members_M: Tensor
+    """int64: members of this trajectory's group that are present, itself included."""
     num_groups: int
     num_zero_variance_groups: int
+    num_single_groups: int
+    """Groups of one member: nothing to compare it with. They count among the zero-variance groups too."""
 
 
 @dataclass(frozen=True)
@@ -51,25 +72,30 @@ def group_advantages(
     rewards_M: Tensor | npt.ArrayLike,
     group_ids_M: Tensor | npt.ArrayLike,
     *,
+    baseline: Baseline = "mean",
     normalise_std: bool = True,
     eps: float = STD_EPS,
 ) -> GroupAdvantages:
-    """Return one advantage per trajectory; `normalise_std=False` subtracts the mean only (Dr. GRPO, arXiv 2503.20783).
+    """Return one advantage per trajectory; `normalise_std=False` subtracts the baseline only.
 
-    rewards_M: M numbers (torch, numpy or a list). group_ids_M: M integers or strings, in any order.
-    Raises ValueError for a non-finite reward (a missing reward must not become 0) or another number of group ids.
+    rewards_M: M numbers (torch, numpy or a list). group_ids_M: M integers or strings, in any order; groups may be partial.
+    Raises ValueError for a non-finite reward (a missing reward must not become 0: leave the trajectory out), another
+    number of group ids, or an unknown baseline.
     """
     require_number("eps", eps, low=0.0)
     rewards = _rewards("rewards_M", rewards_M)
     groups = _groups(group_ids_M, rewards.shape[0])
-    advantages, has_signal = _normalise(rewards, groups, normalise_std=normalise_std, eps=eps)
-    num_groups = int(groups.max()) + 1 if groups.size else 0
+    advantages, has_signal = _normalise(rewards, groups, baseline=baseline, normalise_std=normalise_std, eps=eps)
+    members = np.bincount(groups)
+    num_groups = members.shape[0]
     alive = np.unique(groups[has_signal])
     return GroupAdvantages(
         advantages_M=torch.from_numpy(advantages.astype(np.float32)),
         zero_variance_M=torch.from_numpy(~has_signal),
+        members_M=torch.from_numpy(members[groups].astype(np.int64)),
         num_groups=num_groups,
         num_zero_variance_groups=num_groups - alive.shape[0],
+        num_single_groups=int((members == 1).sum()),
     )
 
 
@@ -79,6 +105,7 @@ def turn_advantages(
     *,
     credit: TurnCredit = "return_to_go",
     discount: float = 1.0,
+    baseline: Baseline = "mean",
     normalise_std: bool = True,
     eps: float = STD_EPS,
 ) -> TurnAdvantages:
@@ -86,7 +113,8 @@ def turn_advantages(
 
     turn_rewards: for each of M trajectories the rewards of its turns (lengths differ); an outcome reward belongs to the
     last turn. A turn that no other member of the group has reached has nothing to be compared with: advantage 0.
-    Raises ValueError as `group_advantages`, for an unknown credit and for a discount outside [0, 1].
+    The baseline is made of the same turn's rewards. Raises ValueError as `group_advantages`, for an unknown credit and for
+    a discount outside [0, 1].
     """
     require_number("eps", eps, low=0.0)
     require_number("discount", discount, low=0.0, high=1.0 + 1e-12)
@@ -101,7 +129,7 @@ def turn_advantages(
     turn_of = np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(n) for n in lengths)])
     trajectory_of = np.repeat(np.arange(len(rewards)), lengths)
     comparable = _groups(groups[trajectory_of] * (max(lengths, default=0) + 1) + turn_of, flat.shape[0])
-    advantages, has_signal = _normalise(flat, comparable, normalise_std=normalise_std, eps=eps)
+    advantages, has_signal = _normalise(flat, comparable, baseline=baseline, normalise_std=normalise_std, eps=eps)
     num_groups = int(groups.max()) + 1 if groups.size else 0
     alive = np.unique(groups[trajectory_of[has_signal]])
     parts = torch.from_numpy(advantages.astype(np.float32)).split(lengths) if lengths else ()
@@ -170,14 +198,20 @@ def _groups(group_ids: Tensor | npt.ArrayLike, length: int) -> npt.NDArray[np.in
 
 
 def _normalise(
-    values: npt.NDArray[np.float64], groups: npt.NDArray[np.int64], *, normalise_std: bool, eps: float
+    values: npt.NDArray[np.float64], groups: npt.NDArray[np.int64], *, baseline: Baseline, normalise_std: bool, eps: float
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Return ((value - mean) / (std + eps), has signal) by group; exactly 0 where a group's values are all equal."""
-    num_groups = int(groups.max()) + 1 if groups.size else 0
-    count = np.bincount(groups, minlength=num_groups)
+    """Return ((value - baseline) / (std + eps), has signal) by group; exactly 0 where a group's values are all equal."""
+    if baseline not in get_args(Baseline):
+        raise ValueError(f"baseline is {baseline!r}; choose one of {', '.join(get_args(Baseline))}")
+    count = np.bincount(groups)
+    num_groups = count.shape[0]
+    others = np.maximum(count - 1, 1)
     mean = np.bincount(groups, weights=values, minlength=num_groups) / count
     centred = values - mean[groups]
-    std = np.sqrt(np.bincount(groups, weights=centred**2, minlength=num_groups) / np.maximum(count - 1, 1))
+    std = np.sqrt(np.bincount(groups, weights=centred**2, minlength=num_groups) / others)
+    if baseline == "leave_one_out":
+        # r_i - (G mean - r_i) / (G - 1) = (r_i - mean) G / (G - 1)
+        centred = centred * (count / others)[groups]
     lowest, highest = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
     np.minimum.at(lowest, groups, values)
     np.maximum.at(highest, groups, values)

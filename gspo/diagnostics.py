@@ -1,4 +1,4 @@
-"""What the loss did, per sequence, and its summary by lag.
+"""What the loss did, per sequence, and its summary by lag and by the sign of the advantage.
 
 Raw columns are merged over micro-batches and ranks and summarised once: quantiles of quantiles are not quantiles.
 """
@@ -22,6 +22,10 @@ LAG_BUCKETS: tuple[tuple[str, float], ...] = (
 
 RATIO_QUANTILES: tuple[tuple[str, float], ...] = (("p01", 0.01), ("p50", 0.5), ("p99", 0.99))
 
+POSITIVE, NEGATIVE = "advantage_positive", "advantage_negative"
+"""Buckets by the sign of a sequence's mean advantage; a mean of 0 is in neither. Only one bound can clip a sign, so that
+fractions over both hide up to half of the clipping."""
+
 UNKNOWN_GROUP = -1.0
 
 
@@ -32,6 +36,8 @@ class SequenceStats:
     num_tokens_S: Tensor
     """Action tokens, before any rejection."""
     lag_S: Tensor
+    advantage_S: Tensor
+    """Mean advantage over the action tokens, before mismatch weights."""
     objective_S: Tensor
     """The sequence's part of J, times N."""
     log_ratio_S: Tensor
@@ -75,8 +81,9 @@ class SequenceStats:
 
 
 def summarise(stats: SequenceStats) -> dict[str, float]:
-    """Return finite numbers by "name/all" and "name/<lag bucket>"; what was not measured has no key.
+    """Return finite numbers by "name/<bucket>"; what was not measured has no key.
 
+    Buckets: all, those of LAG_BUCKETS, advantage_positive and advantage_negative (signs of the mean advantage).
     Sequences without action tokens are counted in `sequences_empty/all` and appear nowhere else.
     Every mean is over sequences (divided by their number in the bucket), as in the loss.
     """
@@ -90,11 +97,16 @@ def summarise(stats: SequenceStats) -> dict[str, float]:
         chosen = present & (columns.lag_S > low) & (columns.lag_S <= high)
         summary |= _bucket_summary(SequenceStats.from_matrix(matrix[chosen]), name)
         low = high
+    for name, chosen in ((POSITIVE, columns.advantage_S > 0), (NEGATIVE, columns.advantage_S < 0)):
+        summary |= _bucket_summary(SequenceStats.from_matrix(matrix[present & chosen]), name)
     return summary
 
 
 def effective_sample_size(weights_S: Tensor) -> float:
-    """Kish's (sum w)^2 / sum w^2 as a fraction of the number of weights, in [0, 1]; 0 if every weight is 0."""
+    """Kish's (sum w)^2 / sum w^2 (Survey Sampling, 1965) as a fraction of the number of weights, in [0, 1].
+
+    0 if every weight is 0.
+    """
     squares = float(weights_S.square().sum())
     if squares == 0:
         return 0.0
@@ -109,6 +121,7 @@ def _bucket_summary(stats: SequenceStats, bucket: str) -> dict[str, float]:
     values = {
         "tokens": float(stats.num_tokens_S.sum()),
         "lag": float(stats.lag_S.mean()),
+        "advantage": float(stats.advantage_S.mean()),
         "objective": float(stats.objective_S.mean()),
         "clip_fraction_high": float(stats.clipped_high_S.mean()),
         "clip_fraction_low": float(stats.clipped_low_S.mean()),

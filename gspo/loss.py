@@ -23,17 +23,11 @@ import torch
 from torch import Tensor
 
 from gspo.diagnostics import UNKNOWN_GROUP, SequenceStats
-from gspo.settings import Objective, RatioUnit
+from gspo.loss_inputs import LossInputs, loss_inputs
+from gspo.settings import Objective, RatioUnit, require_number
 from gspo.staleness import Band, MismatchWeights, mismatch_kl, mismatch_weights, objective_band
-from gspo.units import ratio_units, segment_mean, segment_sum
-from gspo.validation import (
-    require_finite,
-    require_ids,
-    require_mask,
-    require_not_negative,
-    require_precise,
-    require_vector,
-)
+from gspo.units import segment_mean, segment_sum
+from gspo.validation import require_vector
 
 
 @dataclass(frozen=True)
@@ -73,56 +67,74 @@ def gspo_loss(
     Raises ValueError naming argument, index and value: half precision, other shapes, non-finite values at action
     tokens, ids out of range, num_sequences below the number of sequences present.
     """
-    num_local = band.lag_S.shape[0]
-    _check(logprobs_T, anchor_logprobs_T, advantages_T, mask_T, sequence_ids_T, turn_ids_T, num_local)
-    logp_T = torch.where(mask_T, logprobs_T, logprobs_T.new_zeros(()))
-    dtype = logp_T.dtype
-    advantages_T = torch.where(mask_T, advantages_T.detach().to(dtype), 0.0)
-    ids_T = torch.where(mask_T, sequence_ids_T, 0).long()
-    turns_T = None if turn_ids_T is None else torch.where(mask_T, turn_ids_T, 0)
-    units = ratio_units(ratio_unit, ids_T, turns_T, num_sequences=num_local)
-    counts_S = segment_sum(mask_T.to(dtype), ids_T, num_local)
-    tokens_S = _tokens_per_sequence(tokens_per_sequence_S, counts_S)
-    _check_num_sequences(num_sequences, counts_S)
-    weights_S = _weights(mismatch_weights_S, counts_S)
+    x = loss_inputs(
+        logprobs_T,
+        anchor_logprobs_T,
+        advantages_T,
+        mask_T,
+        sequence_ids_T,
+        turn_ids_T,
+        num_local=band.lag_S.shape[0],
+        num_sequences=num_sequences,
+        ratio_unit=ratio_unit,
+        tokens_per_sequence_S=tokens_per_sequence_S,
+        mismatch_weights_S=mismatch_weights_S,
+    )
+    require_number("log_ratio_clamp", log_ratio_clamp, low=0.0, low_open=True)
+    dtype = x.logp_T.dtype
+    unit_T = x.units.ids_T
 
-    delta_T = logp_T.detach() - anchor_logprobs_T.detach().to(dtype)
-    mean_delta_U = segment_mean(delta_T, mask_T, units.ids_T, units.num_units)
-    log_ratio_U = mean_delta_U.clamp(-log_ratio_clamp, log_ratio_clamp)
-    # The bracket is exactly zero; added last to the mean it would lose the digits that the band needs.
-    log_s_T = (logp_T - logp_T.detach()) + log_ratio_U[units.ids_T]
-    tokens_U = segment_sum(mask_T.to(dtype), units.ids_T, units.num_units)
-    log_lo_T, log_hi_T = band.bounds(ids_T, tokens_U[units.ids_T])
+    # log s_t: the bracket is exactly zero; added into the mean it would lose the digits of the band.
+    delta_T = x.logp_T.detach() - x.anchor_T
+    mean_delta_U = segment_mean(delta_T, x.mask_T, unit_T, x.units.num_units)
+    log_s_U = mean_delta_U.clamp(-log_ratio_clamp, log_ratio_clamp)
+    log_s_T = (x.logp_T - x.logp_T.detach()) + log_s_U[unit_T]
 
     # min(s A, clip(s) A) takes the clipped side exactly here. Deciding on logarithms keeps the digits that exp() would
     # round away, and no tie of equal floats can split the gradient.
-    weighted_T = advantages_T * weights_S[ids_T]
+    num_tokens_U = segment_sum(x.mask_T.to(dtype), unit_T, x.units.num_units)
+    log_lo_T, log_hi_T = band.bounds(x.sequence_ids_T, num_tokens_U[unit_T])
+    weighted_T = x.advantages_T * x.weights_S[x.sequence_ids_T]
     high_T = (weighted_T > 0) & (log_s_T > log_hi_T)
     low_T = (weighted_T < 0) & (log_s_T < log_lo_T)
     log_clipped_s_T = torch.where(high_T, log_hi_T.to(dtype), torch.where(low_T, log_lo_T.to(dtype), log_s_T))
-    objective_S = segment_sum(log_clipped_s_T.exp() * weighted_T, ids_T, num_local) / tokens_S.clamp(min=1)
 
-    def mean_S(values_T: Tensor) -> Tensor:
-        return segment_mean(values_T.to(dtype), mask_T, ids_T, num_local)
+    # J = 1/N sum_i 1/n_i sum_t
+    term_T = log_clipped_s_T.exp() * weighted_T
+    objective_S = segment_sum(term_T, x.sequence_ids_T, x.num_local) / x.num_tokens_S.clamp(min=1)
+    loss = -objective_S.sum() / num_sequences
 
-    clamped_T = (mean_delta_U.abs() > log_ratio_clamp)[units.ids_T] & mask_T
-    unmeasured_S = torch.full_like(counts_S, float("nan"))
-    stats = SequenceStats(
-        num_tokens_S=tokens_S,
+    clamped_T = (mean_delta_U.abs() > log_ratio_clamp)[unit_T]
+    mean_log_ratio_S = x.mean_S(delta_T).clamp(-log_ratio_clamp, log_ratio_clamp)
+    return LossOutput(loss, _statistics(x, band, objective_S, mean_log_ratio_S, high_T, low_T, clamped_T))
+
+
+def _statistics(
+    x: LossInputs,
+    band: Band,
+    objective_S: Tensor,
+    log_ratio_S: Tensor,
+    high_T: Tensor,
+    low_T: Tensor,
+    clamped_T: Tensor,
+) -> SequenceStats:
+    unmeasured_S = torch.full_like(x.weights_S, float("nan"))
+    return SequenceStats(
+        num_tokens_S=x.num_tokens_S,
         lag_S=band.lag_S.detach(),
+        advantage_S=x.mean_S(x.advantages_T),
         objective_S=objective_S.detach(),
-        log_ratio_S=mean_S(delta_T).clamp(-log_ratio_clamp, log_ratio_clamp),
-        clipped_high_S=mean_S(high_T),
-        clipped_low_S=mean_S(low_T),
-        clamped_tokens_S=segment_sum(clamped_T.to(dtype), ids_T, num_local),
-        zero_advantage_S=segment_sum(advantages_T.abs(), ids_T, num_local) == 0,
-        weight_S=weights_S,
-        rejected_S=weights_S == 0,
+        log_ratio_S=log_ratio_S,
+        clipped_high_S=x.mean_S(high_T),
+        clipped_low_S=x.mean_S(low_T),
+        clamped_tokens_S=segment_sum((clamped_T & x.mask_T).to(log_ratio_S.dtype), x.sequence_ids_T, x.num_local),
+        zero_advantage_S=segment_sum(x.advantages_T.abs(), x.sequence_ids_T, x.num_local) == 0,
+        weight_S=x.weights_S,
+        rejected_S=x.weights_S == 0,
         mismatch_kl_S=unmeasured_S,
         entropy_S=unmeasured_S,
-        group_S=torch.full_like(counts_S, UNKNOWN_GROUP),
+        group_S=torch.full_like(x.weights_S, UNKNOWN_GROUP),
     )
-    return LossOutput(-objective_S.sum() / num_sequences, stats)
 
 
 def objective_loss(
@@ -191,64 +203,3 @@ def objective_loss(
         require_vector("group_ids_S", group_ids_S, num_local)
         stats = replace(stats, group_S=group_ids_S)
     return LossOutput(output.loss, stats)
-
-
-def _check(
-    logprobs_T: Tensor,
-    anchor_logprobs_T: Tensor,
-    advantages_T: Tensor,
-    mask_T: Tensor,
-    sequence_ids_T: Tensor,
-    turn_ids_T: Tensor | None,
-    num_local: int,
-) -> None:
-    if num_local == 0:
-        raise ValueError("band has 0 sequences; give an idle rank's micro-batch one sequence with an all-False mask")
-    require_vector("logprobs_T", logprobs_T)
-    length = logprobs_T.shape[0]
-    require_vector("mask_T", mask_T, length)
-    require_mask("mask_T", mask_T)
-    for name, values in (
-        ("logprobs_T", logprobs_T),
-        ("anchor_logprobs_T", anchor_logprobs_T),
-        ("advantages_T", advantages_T),
-    ):
-        require_vector(name, values, length)
-        require_precise(name, values)
-        require_finite(name, values.detach(), mask_T)
-    require_vector("sequence_ids_T", sequence_ids_T, length)
-    require_ids("sequence_ids_T", sequence_ids_T, num_local, mask_T)
-    if turn_ids_T is not None:
-        require_vector("turn_ids_T", turn_ids_T, length)
-
-
-def _tokens_per_sequence(tokens_per_sequence_S: Tensor | None, counts_S: Tensor) -> Tensor:
-    if tokens_per_sequence_S is None:
-        return counts_S
-    require_vector("tokens_per_sequence_S", tokens_per_sequence_S, counts_S.shape[0])
-    missing = tokens_per_sequence_S < counts_S
-    if bool(missing.any()):
-        index = int(torch.nonzero(missing)[0, 0])
-        raise ValueError(
-            f"tokens_per_sequence_S[{index}] is {tokens_per_sequence_S[index].item()} but mask_T has "
-            f"{int(counts_S[index])} action tokens there; give the number before any rejection"
-        )
-    return tokens_per_sequence_S.to(counts_S.dtype)
-
-
-def _weights(mismatch_weights_S: Tensor | None, counts_S: Tensor) -> Tensor:
-    if mismatch_weights_S is None:
-        return torch.ones_like(counts_S)
-    require_vector("mismatch_weights_S", mismatch_weights_S, counts_S.shape[0])
-    require_finite("mismatch_weights_S", mismatch_weights_S)
-    require_not_negative("mismatch_weights_S", mismatch_weights_S)
-    return mismatch_weights_S.detach().to(counts_S.dtype)
-
-
-def _check_num_sequences(num_sequences: int, counts_S: Tensor) -> None:
-    present = int((counts_S > 0).sum())
-    if num_sequences < max(present, 1):
-        raise ValueError(
-            f"num_sequences is {num_sequences} but this micro-batch alone has {present} sequences; give the number of "
-            "sequences of the whole optimizer step, over all ranks and micro-batches, before any rejection"
-        )

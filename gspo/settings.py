@@ -33,8 +33,8 @@ class Objective:
     """The GSPO-token objective of a run; ValueError names the field, its value and the way out.
 
     The defaults are the paper's clip (arXiv 2507.18071: 3e-4 below, 4e-4 above, on sequence ratios), widened
-    by one eps per version of lag and by one standard deviation of engine noise. `band_growth=0, noise_z=0` is
-    the paper's clip itself. GRPO is `ratio_unit="token", eps_low=0.2, eps_high=0.27`.
+    by one eps per version of lag and by one standard deviation of engine noise. `Objective.gspo()` and
+    `Objective.grpo()` are the papers' own; `dataclasses.replace` changes a field of either.
     """
 
     ratio_unit: RatioUnit = "sequence"
@@ -66,6 +66,21 @@ class Objective:
 
     adaptive_clip_target: float | None = None
     """The clip fraction that `AdaptiveClip` steers the band's width to, in (0, 1). None leaves the width alone."""
+
+    @classmethod
+    def gspo(cls, ratio_unit: Literal["sequence", "turn"] = "sequence") -> Objective:
+        """The GSPO paper's clip, whatever lag and engine noise (arXiv 2507.18071, section 5.1: 3e-4 / 4e-4).
+
+        With unit "turn" every turn of a trajectory has the ratio that GSPO gives a sequence. The paper's values are for
+        whole responses: the mean log-ratio of a turn of n tokens scatters like 1 / sqrt(n), so that short turns are
+        clipped more. `adaptive_clip_target` finds the width that fits.
+        """
+        return cls(ratio_unit=ratio_unit, eps_low=3e-4, eps_high=4e-4, band_growth=0.0, noise_z=0.0)
+
+    @classmethod
+    def grpo(cls) -> Objective:
+        """GRPO (arXiv 2402.03300) with the clip that the GSPO paper tuned for it, 0.2 / 0.27, and without a KL term."""
+        return cls(ratio_unit="token", eps_low=0.2, eps_high=0.27, band_growth=0.0, noise_z=0.0)
 
     def __post_init__(self) -> None:
         for name, value, choices in (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -127,3 +130,45 @@ def test_tokens_without_a_value_are_refused_and_no_tokens_need_none() -> None:
     nothing = torch.tensor([False, False])
     assert turn_values_to_tokens([], ids_T, ids_T, nothing).tolist() == [0.0, 0.0]
     assert sequence_values_to_tokens(torch.zeros(0), ids_T, nothing).tolist() == [0.0, 0.0]
+
+
+def test_the_leave_one_out_baseline_is_the_mean_of_the_others() -> None:
+    rewards, groups = [1.0, 0.0, 4.0, 2.0, 6.0], [0, 0, 0, 1, 1]
+    result = group_advantages(rewards, groups, baseline="leave_one_out", normalise_std=False)
+    assert result.advantages_M.tolist() == [-1.0, -2.5, 3.5, -4.0, 4.0]
+
+
+def test_partial_groups_are_baselined_by_the_members_that_are_there_and_one_member_has_no_signal() -> None:
+    for baseline in ("mean", "leave_one_out"):
+        result = group_advantages([1.0, 0.0, 5.0, 0.0, 0.0], ["a", "a", "b", "c", "c"], baseline=baseline)
+        assert result.members_M.tolist() == [2, 2, 1, 2, 2]
+        assert result.advantages_M[2:].tolist() == [0.0, 0.0, 0.0]
+        assert result.zero_variance_M.tolist() == [False, False, True, True, True]
+        assert (result.num_groups, result.num_zero_variance_groups, result.num_single_groups) == (3, 2, 1)
+
+
+def test_leave_one_out_is_unbiased_for_any_number_of_members_and_the_mean_is_short_by_one_member() -> None:
+    """Bernoulli rewards of a softmax policy with two actions: E[A_i * score_i] over all outcomes, exactly."""
+    p = 0.3
+    exact = p * (1 - p)  # d/dtheta of p = sigmoid(theta), with reward 1 for the first action
+    for size in (2, 3, 5):
+        expected = {"mean": 0.0, "leave_one_out": 0.0}
+        for outcome in itertools.product([1.0, 0.0], repeat=size):
+            probability = math.prod(p if action else 1 - p for action in outcome)
+            for baseline in expected:
+                result = group_advantages(outcome, [0] * size, baseline=baseline, normalise_std=False)
+                scores = [action - p for action in outcome]
+                terms = [a * s for a, s in zip(result.advantages_M.tolist(), scores, strict=True)]
+                expected[baseline] += probability * sum(terms) / size
+        assert expected["leave_one_out"] == pytest.approx(exact, rel=1e-6)
+        assert expected["mean"] == pytest.approx(exact * (size - 1) / size, rel=1e-6)
+
+
+def test_turns_have_the_same_choice_of_baseline() -> None:
+    result = turn_advantages([[0.0], [4.0], [2.0]], [0, 0, 0], baseline="leave_one_out", normalise_std=False)
+    assert torch.cat(result.advantages).tolist() == [-3.0, 3.0, 0.0]
+
+
+def test_an_unknown_baseline_is_refused() -> None:
+    with pytest.raises(ValueError, match="baseline is 'median'; choose one of mean, leave_one_out"):
+        group_advantages([0.0, 1.0], [0, 0], baseline="median")  # type: ignore[arg-type]

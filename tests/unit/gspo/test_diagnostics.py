@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gspo.diagnostics import LAG_BUCKETS, SequenceStats, effective_sample_size, summarise
+from gspo.diagnostics import LAG_BUCKETS, NEGATIVE, POSITIVE, SequenceStats, effective_sample_size, summarise
 from tests.support.loss_cases import one_sequence, pack, random_sequence
 
 
@@ -49,6 +49,27 @@ def test_lags_fall_into_a_closed_set_of_buckets_rounded_up() -> None:
     assert summary["lag/lag_3_4"] == pytest.approx(3.25)
 
 
+def test_the_signs_of_the_advantage_have_buckets_of_their_own_and_zero_is_in_neither() -> None:
+    flat = pack(
+        [
+            one_sequence([0.01] * 2, 1.0),
+            one_sequence([-0.02] * 2, 2.0),
+            one_sequence([-0.03] * 2, [-3.0, 1.0]),
+            one_sequence([0.04] * 2, [1.0, -1.0]),
+            one_sequence([], 0.0),
+        ],
+        torch.float64,
+    )
+    summary = summarise(flat.loss(5).stats)
+    assert (summary["sequences/all"], summary["sequences/advantage_positive"]) == (4.0, 2.0)
+    assert summary["sequences/advantage_negative"] == 1.0
+    assert summary["clip_fraction/all"] == pytest.approx((1 + 0 + 0.5 + 0.5) / 4)
+    assert summary["clip_fraction_high/advantage_positive"] == pytest.approx(0.5)
+    assert summary["clip_fraction_low/advantage_negative"] == pytest.approx(0.5)
+    assert summary["ratio_p50/advantage_negative"] == pytest.approx(math.exp(-0.03))
+    assert (summary["advantage/advantage_positive"], summary["advantage/advantage_negative"]) == (1.5, -1.0)
+
+
 def test_empty_sequences_are_counted_and_bias_nothing() -> None:
     flat = pack([one_sequence([], 0.0), one_sequence([0.01] * 2, 1.0), one_sequence([], 0.0, lag=7.0)])
     summary = summarise(flat.loss(3).stats)
@@ -68,7 +89,7 @@ def test_what_was_not_measured_has_no_key_and_every_value_is_finite() -> None:
     assert measured["entropy/lag_1"] == pytest.approx(1.0)
     nothing = summarise(SequenceStats.merge([]))
     assert nothing == {"sequences_empty/all": 0.0} | {
-        f"sequences/{name}": 0.0 for name in ("all", *(bucket for bucket, _ in LAG_BUCKETS))
+        f"sequences/{name}": 0.0 for name in ("all", *(bucket for bucket, _ in LAG_BUCKETS), POSITIVE, NEGATIVE)
     }
 
 

@@ -17,6 +17,15 @@ def test_the_defaults_are_the_papers_clip_values() -> None:
     assert (objective.ratio_unit, objective.eps_low, objective.eps_high) == ("sequence", 3e-4, 4e-4)
 
 
+def test_the_presets_are_the_papers_objectives() -> None:
+    gspo_paper, by_turn, grpo = Objective.gspo(), Objective.gspo("turn"), Objective.grpo()
+    assert (gspo_paper.ratio_unit, gspo_paper.eps_low, gspo_paper.eps_high) == ("sequence", 3e-4, 4e-4)
+    assert (by_turn.ratio_unit, by_turn.eps_low, by_turn.eps_high) == ("turn", 3e-4, 4e-4)
+    assert (grpo.ratio_unit, grpo.eps_low, grpo.eps_high) == ("token", 0.2, 0.27)
+    for objective in (gspo_paper, by_turn, grpo):
+        assert (objective.band_growth, objective.noise_z, objective.anchor) == (0.0, 0.0, "behaviour")
+
+
 @pytest.mark.parametrize(("eps_low", "eps_high"), [(0.2, 4e-4), (3e-4, 0.2), (0.2, 0.27)])
 def test_grpos_eps_on_sequence_ratios_is_refused_with_the_papers_values(eps_low: float, eps_high: float) -> None:
     with pytest.raises(ValueError, match=r"3e-4 / 4e-4; 0\.2 / 0\.27 are GRPO's"):
