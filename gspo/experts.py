@@ -39,19 +39,15 @@ class ExpertPicks:
 class ExpertRecorder:
     """Records the picks of a Hugging Face model's routers, one forward pass at a time.
 
-    A router is a module whose class or own name says so ("...Router...", "gate"); one inside another is left out. It
-    either returns the indices [T, k] beside its logits, or logits of which the `num_experts_per_tok` largest are taken.
+    A router (see `find_routers`) either returns the indices [T, k] beside its logits, or logits of which the
+    `num_experts_per_tok` largest are taken.
     Where no such module answers, or layers differ in k or in the number of experts, nothing is recorded.
     """
 
     def __init__(self, model: Any) -> None:
         """`model`: a Hugging Face model; it has hooks only while recording."""
         self._top_k: int | None = model.config.to_dict().get("num_experts_per_tok")
-        self._routers: dict[str, nn.Module] = {}
-        for name, module in model.named_modules():
-            # DeepSpeed's and some models' routers hold a "gate" of their own: the same choice, a second time.
-            if _is_router(name, module) and not any(name.startswith(f"{outer}.") for outer in self._routers):
-                self._routers[name] = module
+        self._routers = find_routers(model)
         self._layers: list[ExpertPicks] = []
 
     @contextmanager
@@ -87,6 +83,17 @@ class ExpertRecorder:
             return
         dtype = torch.int8 if num_experts <= 128 else torch.int16
         self._layers.append(ExpertPicks(indices.reshape(1, -1, indices.shape[-1]).to(dtype), num_experts))
+
+
+def find_routers(model: nn.Module) -> dict[str, nn.Module]:
+    """The model's routers by name, in their order: modules whose class or own name says so ("...Router...", "gate"); one
+    inside another is left out."""
+    routers: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        # DeepSpeed's and some models' routers hold a "gate" of their own: the same choice, a second time.
+        if _is_router(name, module) and not any(name.startswith(f"{outer}.") for outer in routers):
+            routers[name] = module
+    return routers
 
 
 def _is_router(name: str, module: nn.Module) -> bool:
@@ -172,3 +179,26 @@ def num_changed(picks: ExpertPicks, reference: ExpertPicks) -> Tensor:
     for index in range(reference.indices_LTK.shape[-1]):
         kept_LTK |= picks.indices_LTK == reference.indices_LTK[..., index : index + 1]
     return (~kept_LTK).sum(dim=(0, 2))
+
+
+def changed_share(picks: ExpertPicks, reference: ExpertPicks, mask_T: Tensor | None = None) -> float:
+    """Return the share, in [0, 1], of a pass's picks that are not among those of `reference`: how volatile routing is
+    between two weights, or two engines, on the same tokens.
+
+    Args:
+        mask_T: bool; the tokens that count, at least one. None: all of them.
+
+    Raises ValueError for passes of different shapes, and where no token counts.
+    """
+    if picks.indices_LTK.shape != reference.indices_LTK.shape or picks.num_experts != reference.num_experts:
+        raise ValueError(
+            f"picks are {list(picks.indices_LTK.shape)} of {picks.num_experts} experts, the reference is "
+            f"{list(reference.indices_LTK.shape)} of {reference.num_experts}: compare passes over the same tokens"
+        )
+    num_layers, num_tokens, top_k = picks.indices_LTK.shape
+    changed_T = num_changed(picks, reference)
+    counted = num_tokens if mask_T is None else int(mask_T.sum())
+    if counted == 0:
+        raise ValueError(f"none of {num_tokens} tokens counts; mask_T must be set for at least one")
+    changed = changed_T.sum() if mask_T is None else changed_T[mask_T].sum()
+    return int(changed) / (num_layers * top_k * counted)
