@@ -13,10 +13,11 @@ from protocol.channels import BATCH, WORK
 from protocol.limits import MAX_FRAME_BYTES, MAX_TRAJECTORIES_PER_BATCH
 from services.broker.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
+from services.broker.reader import LEDGER_FILE, StoreMismatch
 from services.broker.record import RecordFile
 from services.broker.service import Broker
 from services.broker.state import LedgerConfig
-from services.broker.store import Store, StoreMismatch, StoreUnavailable
+from services.broker.store import Store, StoreUnavailable
 from services.environments.base import TaskSource
 from services.environments.registry import create_environment
 from services.runtime.channel import RouterChannel
@@ -28,7 +29,6 @@ from services.runtime.telemetry import Health, TelemetryServer
 
 log = structlog.get_logger()
 
-LEDGER_FILE: Final = "ledger.sqlite3"
 RECORD_FILE: Final = "metrics.jsonl"
 MAX_QUIET_S: Final = 30.0
 TOKEN_BYTES: Final = 4

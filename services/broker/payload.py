@@ -1,5 +1,6 @@
 """Tokens as they are stored and joined again: chunks on disk <-> leases and batches on the wire."""
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from protocol.codec import Array
 from protocol.messages import Chunk, Plain, Segment, VersionRun
 
 
-class _ChunkHeader(msgspec.Struct, frozen=True, array_like=True):
+class ChunkHeader(msgspec.Struct, frozen=True, array_like=True):
     """What is stored of a chunk beside its tokens."""
 
     segments: list[Segment]
@@ -33,6 +34,8 @@ class StoredChunk:
     header: bytes
     token_ids: bytes
     logprobs: bytes
+    checksum: int
+    """Of the three above, when they came in: SQLite itself would not notice that a disk has changed a byte of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,22 +57,39 @@ class Payload:
 
 def stored_chunk(chunk: Chunk, token_ids: Array, logprobs: Array) -> StoredChunk:
     """A chunk that came in, for the disk."""
-    header = _ChunkHeader(chunk.segments, chunk.version_runs, chunk.state, chunk.turn_done, chunk.turn_rewards)
+    content = ChunkHeader(chunk.segments, chunk.version_runs, chunk.state, chunk.turn_done, chunk.turn_rewards)
+    header: bytes = msgpack.packb(msgspec.to_builtins(content), use_bin_type=True)
+    token_bytes = token_ids.astype("<i4", copy=False).tobytes()
+    logprob_bytes = logprobs.astype("<f4", copy=False).tobytes()
     return StoredChunk(
         trajectory_id=chunk.trajectory_id,
         start=chunk.offset,
         epoch=chunk.epoch,
         num_tokens=chunk.num_tokens,
-        header=msgpack.packb(msgspec.to_builtins(header), use_bin_type=True),
-        token_ids=token_ids.astype("<i4", copy=False).tobytes(),
-        logprobs=logprobs.astype("<f4", copy=False).tobytes(),
+        header=header,
+        token_ids=token_bytes,
+        logprobs=logprob_bytes,
+        checksum=chunk_checksum(header, token_bytes, logprob_bytes),
     )
+
+
+def chunk_checksum(header: bytes, token_ids: bytes, logprobs: bytes) -> int:
+    """CRC-32 of a chunk's stored bytes, in this order."""
+    return zlib.crc32(logprobs, zlib.crc32(token_ids, zlib.crc32(header)))
+
+
+def chunk_header(header: bytes) -> ChunkHeader:
+    """A stored header. Raises: ValueError when it is none."""
+    try:
+        return msgspec.convert(msgpack.unpackb(header, raw=False), ChunkHeader)
+    except (msgpack.UnpackException, msgspec.ValidationError) as error:
+        raise ValueError(f"not a chunk's header: {error}") from error
 
 
 def join(chunks: Sequence[StoredChunk]) -> Payload:
     """One trajectory from its chunks in order.
 
-    Raises: ValueError when they do not follow each other without a gap.
+    Raises: ValueError when they do not follow each other without a gap, or are not what was stored.
     """
     segments: list[Segment] = []
     runs: list[VersionRun] = []
@@ -80,8 +100,10 @@ def join(chunks: Sequence[StoredChunk]) -> Payload:
     for chunk in chunks:
         if chunk.start != num_tokens:
             raise ValueError(f"trajectory {chunk.trajectory_id}: a chunk starts at {chunk.start}, {num_tokens} expected")
+        if chunk_checksum(chunk.header, chunk.token_ids, chunk.logprobs) != chunk.checksum:
+            raise ValueError(f"trajectory {chunk.trajectory_id}: the chunk at {chunk.start} was changed on the disk")
         num_tokens += chunk.num_tokens
-        header = msgspec.convert(msgpack.unpackb(chunk.header, raw=False), _ChunkHeader)
+        header = chunk_header(chunk.header)
         segments += header.segments
         runs += header.version_runs
         state = state if header.state is None else header.state

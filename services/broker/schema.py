@@ -17,7 +17,7 @@ from services.broker.records import (
     VersionRow,
 )
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 CREATE: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE groups (
@@ -35,7 +35,7 @@ CREATE TABLE trajectories (
 CREATE INDEX trajectories_by_group ON trajectories (group_id);
 CREATE TABLE chunks (
     trajectory_id INTEGER NOT NULL, start INTEGER NOT NULL, epoch INTEGER NOT NULL, num_tokens INTEGER NOT NULL,
-    header BLOB NOT NULL, token_ids BLOB NOT NULL, logprobs BLOB NOT NULL
+    header BLOB NOT NULL, token_ids BLOB NOT NULL, logprobs BLOB NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE UNIQUE INDEX chunks_in_order ON chunks (trajectory_id, start);
 CREATE TABLE batches (
@@ -56,7 +56,8 @@ CREATE TABLE evaluations (
 CREATE TABLE settled (id INTEGER PRIMARY KEY CHECK (id = 0), next_batch INTEGER NOT NULL);
 CREATE TABLE records (record INTEGER PRIMARY KEY, line TEXT NOT NULL);
 """
-"""Tokens and log-probs are raw little-endian int32 and float32; a chunk's header is msgpack (see payload.py)."""
+"""Tokens and log-probs are raw little-endian int32 and float32; a chunk's header is msgpack, its
+checksum CRC-32 of header, token ids and log-probs (see payload.py)."""
 
 
 @dataclass(frozen=True)

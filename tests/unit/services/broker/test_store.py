@@ -10,8 +10,9 @@ import pytest
 
 from protocol.messages import Chunk, Segment, VersionRun
 from services.broker.payload import join, merge_runs, merge_segments, stored_chunk
+from services.broker.reader import StoreCorrupt, StoreMismatch
 from services.broker.records import BatchRow, BatchStats, GroupRow, SettledRow, Snapshot, TrajectoryRow
-from services.broker.store import Changes, Store, StoreCorrupt, StoreMismatch, StoreUnavailable
+from services.broker.store import Changes, Store, StoreUnavailable
 
 
 def open_store(path: Path, fingerprint: str = "f") -> Store:
@@ -130,7 +131,7 @@ def test_another_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(StoreMismatch, match="schema 99, this release uses 1"):
+    with pytest.raises(StoreMismatch, match="schema 99, this release uses 2"):
         open_store(path)
 
 
