@@ -21,17 +21,19 @@ All arithmetic is float64; results are float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gspo.settings import require_number
+from gspo.units import segment_sum
 from gspo.validation import require_ids, require_mask, require_vector
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Baseline = Literal["mean", "leave_one_out"]
 """What a reward is compared with: the mean of its group, or the mean of the group's other members."""
@@ -70,7 +72,7 @@ class TurnAdvantages:
 
 def group_advantages(
     rewards_M: Tensor | npt.ArrayLike,
-    group_ids_M: Tensor | npt.ArrayLike,
+    group_ids_M: Tensor | Iterable[Hashable],
     *,
     baseline: Baseline = "mean",
     normalise_std: bool = True,
@@ -86,13 +88,13 @@ def group_advantages(
     rewards = _rewards("rewards_M", rewards_M)
     groups = _groups(group_ids_M, rewards.shape[0])
     advantages, has_signal = _normalise(rewards, groups, baseline=baseline, normalise_std=normalise_std, eps=eps)
-    members = np.bincount(groups)
+    members = groups.bincount()
     num_groups = members.shape[0]
-    alive = np.unique(groups[has_signal])
+    alive = groups[has_signal].unique()
     return GroupAdvantages(
-        advantages_M=torch.from_numpy(advantages.astype(np.float32)),
-        zero_variance_M=torch.from_numpy(~has_signal),
-        members_M=torch.from_numpy(members[groups].astype(np.int64)),
+        advantages_M=advantages.float(),
+        zero_variance_M=~has_signal,
+        members_M=members[groups],
         num_groups=num_groups,
         num_zero_variance_groups=num_groups - alive.shape[0],
         num_single_groups=int((members == 1).sum()),
@@ -101,7 +103,7 @@ def group_advantages(
 
 def turn_advantages(
     turn_rewards: Sequence[Tensor | npt.ArrayLike],
-    group_ids_M: Tensor | npt.ArrayLike,
+    group_ids_M: Tensor | Iterable[Hashable],
     *,
     credit: TurnCredit = "return_to_go",
     discount: float = 1.0,
@@ -124,18 +126,17 @@ def turn_advantages(
     rewards = [_rewards(f"turn_rewards[{i}]", values) for i, values in enumerate(turn_rewards)]
     if credit == "return_to_go":
         rewards = [_return_to_go(values, discount) for values in rewards]
-    lengths = [len(values) for values in rewards]
-    flat = np.concatenate([np.zeros(0), *rewards])
-    turn_of = np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(n) for n in lengths)])
-    trajectory_of = np.repeat(np.arange(len(rewards)), lengths)
-    comparable = _groups(groups[trajectory_of] * (max(lengths, default=0) + 1) + turn_of, flat.shape[0])
+    lengths = [values.shape[0] for values in rewards]
+    flat = torch.cat([torch.zeros(0, dtype=torch.float64), *rewards])
+    turn_of = torch.cat([torch.zeros(0, dtype=torch.int64), *(torch.arange(n) for n in lengths)])
+    trajectory_of = torch.arange(len(rewards)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
+    comparable = (groups[trajectory_of] * (max(lengths, default=0) + 1) + turn_of).unique(return_inverse=True)[1]
     advantages, has_signal = _normalise(flat, comparable, baseline=baseline, normalise_std=normalise_std, eps=eps)
-    num_groups = int(groups.max()) + 1 if groups.size else 0
-    alive = np.unique(groups[trajectory_of[has_signal]])
-    parts = torch.from_numpy(advantages.astype(np.float32)).split(lengths) if lengths else ()
+    num_groups = int(groups.max()) + 1 if lengths else 0
+    alive = groups[trajectory_of[has_signal]].unique()
     return TurnAdvantages(
-        advantages=list(parts),
-        zero_variance_M=torch.from_numpy(~np.isin(groups, alive)),
+        advantages=list(advantages.float().split(lengths)) if lengths else [],
+        zero_variance_M=~torch.isin(groups, alive),
         num_groups=num_groups,
         num_zero_variance_groups=num_groups - alive.shape[0],
     )
@@ -176,55 +177,55 @@ def turn_values_to_tokens(values: Sequence[Tensor], sequence_ids_T: Tensor, turn
     return torch.where(mask_T, torch.cat([turns.to(device) for turns in values])[positions_T], 0.0)
 
 
-def _rewards(name: str, rewards: Tensor | npt.ArrayLike) -> npt.NDArray[np.float64]:
-    plain = rewards.detach().cpu().double().numpy() if isinstance(rewards, Tensor) else rewards
-    values = np.asarray(plain, dtype=np.float64)
-    if values.ndim != 1:
-        raise ValueError(f"{name} has shape {values.shape}; give a flat vector")
-    bad = np.flatnonzero(~np.isfinite(values))
-    if bad.size:
+def _rewards(name: str, rewards: Tensor | npt.ArrayLike) -> Tensor:
+    values = rewards.detach().cpu().double() if isinstance(rewards, Tensor) else torch.tensor(rewards, dtype=torch.float64)
+    if values.dim() != 1:
+        raise ValueError(f"{name} has shape {tuple(values.shape)}; give a flat vector")
+    bad = torch.nonzero(~torch.isfinite(values))
+    if bad.shape[0]:
+        i = int(bad[0, 0])
         raise ValueError(
-            f"{name}[{bad[0]}] is {values[bad[0]]}; a missing reward is no reward of 0: drop the group or grade it again"
+            f"{name}[{i}] is {values[i].item()}; a missing reward is no reward of 0: drop the group or grade it again"
         )
     return values
 
 
-def _groups(group_ids: Tensor | npt.ArrayLike, length: int) -> npt.NDArray[np.int64]:
-    """Renumber group ids to 0..groups-1."""
-    plain = np.asarray(group_ids.cpu().numpy() if isinstance(group_ids, Tensor) else group_ids)
-    if plain.shape != (length,):
-        raise ValueError(f"group_ids_M has shape {plain.shape}; give one id for each of {length} trajectories")
-    return np.unique(plain, return_inverse=True)[1].astype(np.int64)
+def _groups(group_ids: Tensor | Iterable[Hashable], length: int) -> Tensor:
+    """Renumber group ids to 0..groups-1, in the order in which they appear."""
+    ids: list[Hashable] = group_ids.tolist() if isinstance(group_ids, Tensor) else list(group_ids)
+    if len(ids) != length:
+        raise ValueError(f"group_ids_M has {len(ids)} elements; give one id for each of {length} trajectories")
+    numbers: dict[Hashable, int] = {}
+    return torch.tensor([numbers.setdefault(group, len(numbers)) for group in ids], dtype=torch.int64)
 
 
 def _normalise(
-    values: npt.NDArray[np.float64], groups: npt.NDArray[np.int64], *, baseline: Baseline, normalise_std: bool, eps: float
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    values: Tensor, groups: Tensor, *, baseline: Baseline, normalise_std: bool, eps: float
+) -> tuple[Tensor, Tensor]:
     """Return ((value - baseline) / (std + eps), has signal) by group; exactly 0 where a group's values are all equal."""
     if baseline not in get_args(Baseline):
         raise ValueError(f"baseline is {baseline!r}; choose one of {', '.join(get_args(Baseline))}")
-    count = np.bincount(groups)
+    count = groups.bincount()
     num_groups = count.shape[0]
-    others = np.maximum(count - 1, 1)
-    mean = np.bincount(groups, weights=values, minlength=num_groups) / count
+    others = (count - 1).clamp(min=1)
+    mean = segment_sum(values, groups, num_groups) / count
     centred = values - mean[groups]
-    std = np.sqrt(np.bincount(groups, weights=centred**2, minlength=num_groups) / others)
+    std = (segment_sum(centred.square(), groups, num_groups) / others).sqrt()
     if baseline == "leave_one_out":
         # r_i - (G mean - r_i) / (G - 1) = (r_i - mean) G / (G - 1)
-        centred = centred * (count / others)[groups]
-    lowest, highest = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
-    np.minimum.at(lowest, groups, values)
-    np.maximum.at(highest, groups, values)
+        centred = centred * (count / others.double())[groups]
+    highest = values.new_zeros(num_groups).scatter_reduce(0, groups, values, "amax", include_self=False)
+    lowest = values.new_zeros(num_groups).scatter_reduce(0, groups, values, "amin", include_self=False)
     # Compared, not computed: equal rewards leave a rounding error of 1e-17 that a small eps would blow up.
     has_signal = (highest > lowest)[groups]
     scaled = centred / (std[groups] + eps) if normalise_std else centred
-    return np.where(has_signal, scaled, 0.0), has_signal
+    return torch.where(has_signal, scaled, 0.0), has_signal
 
 
-def _return_to_go(rewards: npt.NDArray[np.float64], discount: float) -> npt.NDArray[np.float64]:
-    returns = np.zeros_like(rewards)
+def _return_to_go(rewards: Tensor, discount: float) -> Tensor:
+    returns = torch.zeros_like(rewards)
     following = 0.0
-    for k in range(len(rewards) - 1, -1, -1):
-        following = rewards[k] + discount * following
+    for k in range(rewards.shape[0] - 1, -1, -1):
+        following = float(rewards[k]) + discount * following
         returns[k] = following
     return returns
