@@ -1,0 +1,177 @@
+"""An engine in virtual time that knows the truth: which weights it really holds, and which of them made each token."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import numpy as np
+
+from protocol.messages import TensorInfo, VersionRun
+from services.environments.base import RewardJob
+from services.environments.reward_pool import RewardResult
+from services.rollout.checksums import sha256_checksum
+from services.rollout.engine import EngineError
+from services.rollout.engine_answers import ServerInfo
+from services.rollout.generation import FinishReason, GenerateRequest, Piece
+from tests.simulation.audit import Audit
+from tests.simulation.episodes import FIRST_WORD, NUM_WORDS, STEPS, STOP, logprob_of, reward_of
+from tests.simulation.loop import Process
+from tests.support.scripted_engine import read_tensors
+
+
+class SimEngine:
+    """What the rollout uses of ``services.rollout.engine.Engine``; dies with its rollout.
+
+    The weather sets ``fails``, ``fails_update`` and ``damages`` for what comes next, and ``dead`` for good.
+    """
+
+    def __init__(self, process: Process, rng: random.Random, audit: Audit, *, token_s: float, mean_tokens: int) -> None:
+        self._process = process
+        self._rng = rng
+        self._audit = audit
+        self._token_s = token_s
+        self._mean_tokens = mean_tokens
+        self._running = asyncio.Event()
+        self._running.set()
+        self._loaded: list[tuple[TensorInfo, bytes]] = []
+        self._said_version: int | None = None
+        self._true_version: int | None = None
+        """None: weights that nobody published."""
+        self._unknown = False
+        self.num_live = 0
+        self.fails = 0
+        self.fails_update = 0
+        self.damages = 0
+        self.dead = False
+
+    # --- generation ---------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece, None]:
+        trajectory_id, epoch, _ = (int(part) for part in request.rid.split("-"))
+        position = len(request.input_ids)
+        left = request.sampling.max_new_tokens
+        self.num_live += 1
+        try:
+            while True:
+                tokens, finish = self._sample(left)
+                before = self._true_version
+                await asyncio.sleep(self._token_s * len(tokens))
+                await self._running.wait()
+                self._check()
+                # An update in between: some tokens were made before it, the rest after.
+                split = len(tokens) if before == self._true_version else self._rng.randint(0, len(tokens))
+                piece = self._piece(tokens, finish, [before] * split + [self._true_version] * (len(tokens) - split))
+                self._audit.generated(self._process, trajectory_id, epoch, position, piece)
+                position += len(tokens)
+                left -= len(tokens)
+                yield piece
+                if finish is not None:
+                    return
+        finally:
+            self.num_live -= 1
+
+    def _check(self) -> None:
+        if self.dead:
+            raise EngineError("the server is gone")
+        if self._unknown:
+            raise EngineError("a weight update failed, so nobody knows the engine's weights")
+        if self.fails:
+            self.fails -= 1
+            self._audit.happened["engine failed"] += 1
+            raise EngineError("scripted failure")
+
+    def _sample(self, left: int) -> tuple[list[int], FinishReason | None]:
+        tokens: list[int] = []
+        for _ in range(min(self._rng.randint(1, 4), left)):
+            if self._rng.random() < 1 / self._mean_tokens:
+                return [*tokens, STOP], "stop"
+            tokens.append(self._rng.randrange(FIRST_WORD, FIRST_WORD + NUM_WORDS))
+        return tokens, "length" if len(tokens) == left else None
+
+    def _piece(self, tokens: list[int], finish: FinishReason | None, versions: list[int | None]) -> Piece:
+        runs: list[VersionRun] = []
+        logprobs = []
+        for version in versions:
+            true = 0 if version is None else version
+            logprobs.append(logprob_of(true, self._rng.randrange(STEPS)))
+            if runs and runs[-1].version == true:
+                runs[-1] = VersionRun(true, runs[-1].num_tokens + 1)
+            else:
+                runs.append(VersionRun(true, 1))
+        if len(runs) > 1:
+            self._audit.happened["weights changed within a piece"] += 1
+        return Piece(
+            token_ids=np.array(tokens, dtype=np.int32),
+            logprobs=np.array(logprobs, dtype=np.float32),
+            version_runs=runs,
+            finish_reason=finish,
+        )
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+
+    async def pause(self, mode: str) -> None:
+        await self._answer()
+        self._running.clear()
+
+    async def resume(self) -> None:
+        await self._answer()
+        self._running.set()
+
+    async def update_weights_from_disk(self, path: Path, version: int) -> None:
+        assert not self._running.is_set(), "weights are replaced while the engine generates"
+        self._unknown = True
+        self._true_version = None
+        if self.num_live:
+            self._audit.happened["weights replaced under episodes"] += 1
+        await asyncio.sleep(self._rng.uniform(0.05, 0.4))
+        if self.fails_update or self.dead:
+            self.fails_update = max(0, self.fails_update - 1)
+            self._audit.happened["engine failed in an update"] += 1
+            raise EngineError("scripted failure in the middle of an update")
+        self._loaded = [(info, data) for _, info, data in read_tensors(path / "model.safetensors")]
+        self._said_version = version
+        self._unknown = False
+        if self.damages:
+            self.damages -= 1
+            self._audit.happened["weights damaged"] += 1
+            info, data = self._loaded[0]
+            self._loaded[0] = (info, bytes([data[0] ^ 1]) + data[1:])
+        content = np.frombuffer(self._loaded[0][1], dtype="<f4").tolist()
+        self._true_version = self._audit.version_of(version, content)
+        self._audit.loaded(self._process.session, self._true_version)
+
+    async def weight_version(self) -> int | None:
+        await self._answer()
+        return self._said_version
+
+    async def weights_checksums(self) -> dict[str, str]:
+        await self._answer()
+        return {info.name: sha256_checksum([data]) for info, data in self._loaded}
+
+    async def server_info(self) -> ServerInfo:
+        await self._answer()
+        return ServerInfo(version="0", device="cpu", dtype="float32", tp_size=1, model_path="simulated")
+
+    async def _answer(self) -> None:
+        await asyncio.sleep(self._rng.uniform(0.001, 0.01))
+        if self.dead:
+            raise EngineError("the server is gone")
+
+
+class SimRewards:
+    """Stands in for the reward pool; ``failing`` is the probability that a reward cannot be worked out."""
+
+    def __init__(self, rng: random.Random, audit: Audit) -> None:
+        self._rng = rng
+        self._audit = audit
+        self.failing = 0.0
+
+    async def grade(self, job: RewardJob) -> RewardResult:
+        await asyncio.sleep(self._rng.uniform(0.05, 0.5))
+        if self._rng.random() < self.failing:
+            self._audit.happened["reward failed"] += 1
+            return RewardResult(reward=None, failure="deadline", detail="simulated")
+        total = job.arguments["sum"]
+        assert isinstance(total, int)
+        return RewardResult(reward=reward_of(total))

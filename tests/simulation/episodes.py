@@ -1,0 +1,140 @@
+"""The task, the tokens and the weights of a simulated run: small enough to be worked out again by whoever audits it.
+
+A log-prob names the version that made its token: it is -(version * 1024 + noise) / 1024, exact in float32.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from services.environments.base import Environment, RewardJob, Split, Start, State, Step, Task
+from services.rollout.tokens import Messages
+
+STOP = 1
+FIRST_WORD = 3
+NUM_WORDS = 150
+FIRST_DIGIT = 200
+MARK = 199
+STEPS = 1024
+
+
+def logprob_of(version: int, noise: int) -> float:
+    """The log-prob of a token that ``version`` made; 0 <= noise < 1024."""
+    return -(version * STEPS + noise) / STEPS
+
+
+def version_in(logprob: float) -> int:
+    """The version that made the token, whatever anybody says."""
+    return math.floor(-logprob)
+
+
+class SimOptions(msgspec.Struct, frozen=True, kw_only=True):
+    max_turns: int
+    slow_rewards: bool
+
+
+class SimEnvironment(Environment):
+    """Adds up what it is told: each observation and reward depends on all turns before."""
+
+    options_type = SimOptions
+
+    def __init__(self, options: SimOptions) -> None:  # type: ignore[override]
+        self._options = options
+
+    def tasks(self, split: Split) -> "SimTasks":
+        return SimTasks(split)
+
+    def start(self, task: Task, seed: int) -> Start:
+        number = task["number"]
+        assert isinstance(number, int)
+        state: State = {"turn": 0, "turns": 1 + (number + seed) % self._options.max_turns, "sum": seed % 97}
+        return Start(state=state, messages=[{"role": "user", "content": str(number)}])
+
+    def step(self, state: State, action: str) -> Step:
+        turn, turns, total = state["turn"], state["turns"], state["sum"]
+        assert isinstance(turn, int)
+        assert isinstance(turns, int)
+        assert isinstance(total, int)
+        total = (total * 31 + sum(int(word) for word in action.split()) + len(action)) % 9973
+        done = turn + 1 >= turns
+        following: State = {"turn": turn + 1, "turns": turns, "sum": total}
+        reward: float | RewardJob = reward_of(total)
+        if self._options.slow_rewards and total % 2:
+            reward = RewardJob(function="tests.simulation:reward", arguments={"sum": total})
+        return Step(
+            state=following, messages=[] if done else [{"role": "tool", "content": str(total)}], reward=reward, done=done
+        )
+
+
+def reward_of(total: int) -> float:
+    return (total % 8) / 8
+
+
+class SimTasks:
+    """Numbered tasks without an end."""
+
+    num_tasks = None
+
+    def __init__(self, split: Split) -> None:
+        self._first = 0 if split == "train" else 500
+
+    def task(self, index: int) -> Task:
+        return {"number": self._first + index}
+
+
+class SimTokenizer:
+    """A digit is a token, and so is each of the policy's words."""
+
+    stop_ids = frozenset({STOP})
+
+    def prompt_ids(self, messages: Messages) -> list[int]:
+        return _encoded(messages)
+
+    def observation_ids(self, messages: Messages) -> list[int]:
+        return _encoded(messages)
+
+    def action_text(self, token_ids: Sequence[int]) -> str:
+        return " ".join(str(token) for token in token_ids)
+
+
+def _encoded(messages: Messages) -> list[int]:
+    tokens = []
+    for message in messages:
+        tokens += [MARK, *(FIRST_DIGIT + int(digit) for digit in message["content"])]
+    return tokens
+
+
+def weights_after(history: Sequence[tuple[int, ...]]) -> tuple[float, float]:
+    """The whole model: two numbers that say what it was trained on, in order."""
+    digest = hashlib.blake2b(repr(list(history)).encode(), digest_size=6).digest()
+    return float(int.from_bytes(digest[:3], "big")), float(int.from_bytes(digest[3:], "big"))
+
+
+Turn = tuple[list[int], list[int]]
+
+
+def expected_turns(
+    task: Task, seed: int, options: SimOptions, actions: Sequence[Sequence[int]]
+) -> tuple[list[list[int]], list[float]]:
+    """What an episode with these actions must have observed before each of them, and each turn's reward."""
+    environment, tokenizer = SimEnvironment(options), SimTokenizer()
+    start = environment.start(task, seed)
+    state, messages = start.state, start.messages
+    observations: list[list[int]] = []
+    rewards: list[float] = []
+    for action in actions:
+        observations.append(_encoded(messages))
+        step = environment.step(state, tokenizer.action_text([token for token in action if token not in tokenizer.stop_ids]))
+        state, messages = step.state, step.messages
+        total = state["sum"]
+        assert isinstance(total, int)
+        rewards.append(reward_of(total))
+    return observations, rewards
+
+
+def plain(fields: dict[str, Any]) -> str:
+    """Fields of an event on one line."""
+    return " ".join(f"{name}={value}" for name, value in fields.items())

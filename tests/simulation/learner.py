@@ -1,0 +1,237 @@
+"""The real training loop without a model: its thread and the loop take turns, so that it too lives in virtual time."""
+
+import asyncio
+import contextvars
+import json
+import random
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from gspo.packing import TrainGroup
+from protocol.messages import EndOfRun, Welcome
+from services.learner.conversation import BatchArrived, Conversation
+from services.learner.engine import LearnerEngine
+from services.learner.link import CALL_TIMEOUT_S
+from services.learner.snapshot import Snapshot
+from services.learner.trainer import BatchReport
+from services.runtime.lifecycle import ServiceError
+from tests.simulation.audit import Audit
+from tests.simulation.episodes import weights_after
+from tests.simulation.loop import Process
+
+T = TypeVar("T")
+
+
+class Killed(BaseException):
+    """The process of this thread is gone."""
+
+
+class Turns:
+    """Runs a blocking function in a thread that moves only while the loop stands still, and the other way round."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self._thread_may = threading.Semaphore(0)
+        self._loop_may = threading.Semaphore(0)
+        self._asked: Coroutine[Any, Any, Any] | None = None
+        self._answer: Any = None
+        self._error: BaseException | None = None
+        self._over = False
+
+    async def run(self) -> None:
+        """Until the function returns. Raises: what it raises. Cancelled: the function finds itself killed."""
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(self._body,), name="simulated-learner", daemon=True)
+        thread.start()
+        try:
+            while True:
+                self._loop_may.acquire()
+                if self._over:
+                    break
+                asked, self._asked = self._asked, None
+                assert asked is not None
+                try:
+                    self._answer, self._error = await asked, None
+                except asyncio.CancelledError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - handed to the thread that asked
+                    self._answer, self._error = None, error
+                self._thread_may.release()
+        finally:
+            if not self._over:
+                self._error = Killed()
+                self._thread_may.release()
+                self._loop_may.acquire()
+            thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Called by the function: have the loop do this, and wait for it."""
+        if isinstance(self._error, Killed):
+            coroutine.close()
+            raise self._error
+        self._asked = coroutine
+        self._loop_may.release()
+        self._thread_may.acquire()
+        if self._error is not None:
+            raise self._error
+        answer: T = self._answer
+        return answer
+
+    def _body(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._function()
+        except BaseException as raised:  # noqa: BLE001 - raised again in the loop
+            error = raised
+        self._error = None if isinstance(error, Killed) else error
+        self._over = True
+        self._loop_may.release()
+
+
+class SimLink:
+    """`services.learner.link.Link` without its thread: the same calls, which take virtual time."""
+
+    def __init__(self, conversation: Conversation, arrived: "asyncio.Queue[BatchArrived | EndOfRun]", audit: Audit) -> None:
+        self._conversation = conversation
+        self._arrived = arrived
+        self._audit = audit
+        self.turns: Turns
+        self.taken: BatchArrived | None = None
+
+    @property
+    def waiting_for(self) -> str:
+        return self._conversation.waiting_for
+
+    def wait_welcome(self, timeout_s: float) -> Welcome | None:
+        try:
+            return self._call(self._conversation.welcome(), timeout_s)
+        except TimeoutError:
+            return None
+
+    def resume(self, next_batch: int) -> None:
+        self._deliver(self._conversation.resume(next_batch))
+
+    def request(self, index: int, policy_version: int) -> None:
+        self._deliver(self._conversation.request(index, policy_version))
+
+    def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None:
+        try:
+            taken = self._call(self._arrived.get(), timeout_s)
+        except TimeoutError:
+            return None
+        self.taken = taken if isinstance(taken, BatchArrived) else None
+        return taken
+
+    def publish(self, snapshot: Snapshot, trained_batches: int) -> None:
+        self._audit.publishes(snapshot.policy_version, snapshot.data.view("<f4").tolist())
+        self._deliver(self._conversation.publish(snapshot, trained_batches))
+
+    def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
+        self._deliver(self._conversation.trained(index, policy_version, metrics))
+
+    def checkpointed(self, next_batch: int, policy_version: int) -> None:
+        self._deliver(self._conversation.checkpointed(next_batch, policy_version))
+
+    def flush(self, timeout_s: float) -> bool:
+        try:
+            self._call(self._conversation.flushed(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _deliver(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            self._call(coroutine, CALL_TIMEOUT_S)
+        except TimeoutError as error:
+            raise ServiceError("the broker has acknowledged nothing for too long") from error
+
+    def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        async def within() -> T:
+            async with asyncio.timeout(timeout_s):
+                return await coroutine
+
+        return self.turns.call(within())
+
+
+class _Config:
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_dict(cls, _: dict[str, Any]) -> "_Config":
+        return cls()
+
+    def save_pretrained(self, directory: Path) -> None:
+        (directory / "config.json").write_text("{}", encoding="utf-8")
+
+
+class _Model:
+    config = _Config()
+    generation_config = None
+    dtype = torch.float32
+
+
+class SimTrainer:
+    """The learner's engine: its state is the history of what it was trained on; and the optimizer steps of a batch."""
+
+    rank = 0
+    world_size = 1
+    model = _Model()
+
+    def __init__(self, process: Process, rng: random.Random, audit: Audit, *, batch_s: float) -> None:
+        self._process = process
+        self._rng = rng
+        self._audit = audit
+        self._batch_s = batch_s
+        self.history: list[tuple[int, ...]] = []
+        self.link: SimLink
+
+    def train(self, engine: LearnerEngine, groups: Sequence[TrainGroup], **_: Any) -> BatchReport:
+        arrived = self.link.taken
+        assert arrived is not None
+        assert sum(len(group.sequences) for group in groups) == len(arrived.batch.items)
+        self._take_time(self._batch_s * self._rng.uniform(0.5, 1.5))
+        self._audit.trains(self.history, arrived.batch, arrived.arrays)
+        self.history.append(tuple(item.trajectory_id for item in arrived.batch.items))
+        return BatchReport(metrics={"loss": 0.0})
+
+    # --- services.learner.checkpoint.CheckpointEngine --------------------------------------------------------------------
+
+    def layout(self) -> dict[str, Any]:
+        return {}
+
+    def weights_digest(self) -> str:
+        return repr(weights_after(self.history))
+
+    def save_state(self, directory: Path) -> None:
+        self._audit.checkpoints(self.history, len(self.history))
+        directory.mkdir()
+        (directory / "history.json").write_text(json.dumps(self.history), encoding="utf-8")
+        self._take_time(self._rng.uniform(0.05, 0.3))
+
+    def load_state(self, directory: Path) -> None:
+        loaded = json.loads((directory / "history.json").read_text(encoding="utf-8"))
+        self.history = [tuple(step) for step in loaded]
+
+    def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def barrier(self) -> None:
+        self._take_time(0.01)
+
+    # --- what the service needs beside ----------------------------------------------------------------------------------
+
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor:
+        return tensor.clone()
+
+    def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "weights", torch.tensor(weights_after(self.history), dtype=torch.float32)
+
+    def _take_time(self, seconds: float) -> None:
+        self.link.turns.call(asyncio.sleep(seconds))

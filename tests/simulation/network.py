@@ -1,0 +1,327 @@
+"""ZeroMQ's sockets without ZeroMQ: what services.runtime.channel uses of them, over connections that the weather spoils.
+
+A connection keeps its order, as TCP does. What is on its way is lost when it breaks; what a dealer has not sent yet is kept,
+what a router has for a peer that is gone is refused (ROUTER_MANDATORY). Loss and duplication of single messages are harder
+than anything that ZeroMQ does.
+"""
+
+import asyncio
+import random
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from tests.simulation.loop import NOBODY, PROCESS, Process, VirtualLoop
+
+HEARTBEAT_TIMEOUT_S = 4.0
+RECONNECT_S = (0.1, 2.0)
+LATENCY_S = (0.0005, 0.004)
+
+Frames = list[bytes]
+
+
+class Network:
+    """All sockets and what is on its way between them."""
+
+    def __init__(self, loop: VirtualLoop, rng: random.Random, happened: Counter[str]) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.happened = happened
+        self.routers: dict[str, SimSocket] = {}
+        self.connections: dict[Connection, None] = {}
+        self.sockets: dict[SimSocket, None] = {}
+        self.partitions: Counter[frozenset[str]] = Counter()
+        self.slow_s: dict[str, float] = {}
+        self.loss = 0.0
+        self.duplication = 0.0
+
+    def cut(self, one: Process, other: Process) -> bool:
+        """Whether nothing passes between the two."""
+        return one.suspended or other.suspended or bool(self.partitions[frozenset((one.name, other.name))])
+
+    def refresh(self) -> None:
+        """Partitions or suspended processes have changed."""
+        for connection in list(self.connections):
+            connection.refresh()
+
+    def kill(self, process: Process) -> None:
+        """All sockets of a process are gone at once; of what it was sending, some has left already."""
+        for socket in [socket for socket in self.sockets if socket.process is process]:
+            for connection in socket.connections():
+                connection.direction_from(socket).truncate(self.rng)
+            socket.close()
+
+    def latency_s(self, one: Process, other: Process) -> float:
+        slow = self.slow_s.get(one.name, 0.0) + self.slow_s.get(other.name, 0.0)
+        return self.rng.uniform(*LATENCY_S) + (self.rng.uniform(0.2, 1.0) * slow if slow else 0.0)
+
+
+class _Parcel:
+    """One message on its way."""
+
+    __slots__ = ("frames", "lost")
+
+    def __init__(self, frames: Frames) -> None:
+        self.frames = frames
+        self.lost = False
+
+
+class Direction:
+    """One way of a connection. ``num_pending`` counts what was sent and not read yet."""
+
+    def __init__(self, connection: "Connection", source: "SimSocket", sink: "SimSocket", prefix: Frames) -> None:
+        self._connection = connection
+        self._source = source
+        self._sink = sink
+        self._prefix = prefix
+        self._transit: deque[_Parcel] = deque()
+        self._late: deque[_Parcel] = deque()
+        self._last_due = 0.0
+        self.num_pending = 0
+        self.limit = source.high_water_mark + sink.high_water_mark
+
+    @property
+    def has_room(self) -> bool:
+        return self.num_pending < self.limit
+
+    def send(self, frames: Frames) -> None:
+        network = self._connection.network
+        if network.loss and network.rng.random() < network.loss:
+            network.happened["message lost"] += 1
+            return
+        self._put(frames)
+        if network.duplication and network.rng.random() < network.duplication:
+            network.happened["message duplicated"] += 1
+            self._put(frames)
+
+    def _put(self, frames: Frames) -> None:
+        network = self._connection.network
+        due = network.loop.time() + network.latency_s(self._source.process, self._sink.process)
+        self._last_due = due = max(due, self._last_due + 1e-6)
+        parcel = _Parcel([*self._prefix, *frames])
+        self._transit.append(parcel)
+        self.num_pending += 1
+        network.loop.call_at(due, self._arrived, context=NOBODY)
+
+    def _arrived(self) -> None:
+        parcel = self._transit.popleft()
+        if self._connection.is_stalled:
+            self._late.append(parcel)
+        else:
+            self._hand_over(parcel)
+
+    def go_on(self) -> None:
+        """The connection is not stalled any more: what came meanwhile is handed over."""
+        while self._late:
+            self._hand_over(self._late.popleft())
+
+    def _hand_over(self, parcel: _Parcel) -> None:
+        if parcel.lost or self._sink.closed:
+            self.num_pending -= 1
+        else:
+            self._sink.put(self, parcel.frames)
+
+    def lose_all(self) -> None:
+        for parcel in (*self._transit, *self._late):
+            parcel.lost = True
+        self.go_on()
+
+    def truncate(self, rng: random.Random) -> None:
+        """Only so much had left the sender."""
+        parcels = [*self._late, *self._transit]
+        for parcel in parcels[rng.randint(0, len(parcels)) :]:
+            parcel.lost = True
+
+
+class Connection:
+    """Between a dealer and a router."""
+
+    def __init__(self, network: Network, dealer: "SimSocket", router: "SimSocket") -> None:
+        self.network = network
+        self.dealer = dealer
+        self.router = router
+        self.up = Direction(self, dealer, router, [dealer.identity])
+        self.down = Direction(self, router, dealer, [])
+        self.is_stalled = False
+        self._stalls = 0
+        network.connections[self] = None
+
+    def direction_from(self, socket: "SimSocket") -> Direction:
+        return self.up if socket is self.dealer else self.down
+
+    def refresh(self) -> None:
+        stalled = self.network.cut(self.dealer.process, self.router.process)
+        if stalled == self.is_stalled:
+            return
+        self.is_stalled = stalled
+        self._stalls += 1
+        if stalled:
+            self.network.loop.call_later(HEARTBEAT_TIMEOUT_S, self._timed_out, self._stalls, context=NOBODY)
+        else:
+            self.up.go_on()
+            self.down.go_on()
+
+    def _timed_out(self, stall: int) -> None:
+        if self.is_stalled and self._stalls == stall and self in self.network.connections:
+            self.network.happened["connection timed out"] += 1
+            self.close()
+
+    def close(self) -> None:
+        """It is down at both ends; the dealer tries again."""
+        if self not in self.network.connections:
+            return
+        del self.network.connections[self]
+        if self.is_stalled:
+            self.is_stalled = False
+            self.up.lose_all()
+            self.down.lose_all()
+        if self.router.peers.get(self.dealer.identity) is self:
+            del self.router.peers[self.dealer.identity]
+        if self.dealer.connection is self:
+            self.dealer.connection = None
+            if not self.dealer.closed:
+                self.dealer.reconnect_later()
+
+
+class SimContext:
+    """Stands in for zmq.asyncio.Context: makes the sockets of one process."""
+
+    def __init__(self, network: Network, process: Process) -> None:
+        self._network = network
+        self._process = process
+
+    def socket(self, kind: int) -> "SimSocket":
+        return SimSocket(self._network, self._process, kind)
+
+    def destroy(self, linger: int | None = None) -> None:
+        for socket in [socket for socket in self._network.sockets if socket.process is self._process]:
+            socket.close()
+
+    def term(self) -> None:
+        self.destroy()
+
+
+class SimSocket:
+    """A ROUTER that binds, or a DEALER that connects."""
+
+    def __init__(self, network: Network, process: Process, kind: int) -> None:
+        self._network = network
+        self.process = process
+        self._kind = kind
+        self._options: dict[int, Any] = {}
+        self._endpoint = ""
+        self._inbox: deque[tuple[Direction, Frames]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._unsent: deque[Frames] = deque()
+        self.closed = False
+        self.peers: dict[bytes, Connection] = {}
+        self.connection: Connection | None = None
+        network.sockets[self] = None
+
+    # --- zmq's interface ----------------------------------------------------------------------------------------------
+
+    def setsockopt(self, option: int, value: Any) -> None:
+        self._options[option] = value
+
+    def setsockopt_string(self, option: int, value: str) -> None:
+        self._options[option] = value.encode()
+
+    def getsockopt_string(self, option: int) -> str:
+        assert option == zmq.LAST_ENDPOINT
+        return self._endpoint
+
+    def bind(self, endpoint: str) -> None:
+        if endpoint in self._network.routers:
+            raise zmq.ZMQError(zmq.EADDRINUSE)
+        self._endpoint = endpoint
+        self._network.routers[endpoint] = self
+
+    def connect(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._network.loop.call_later(0.001, self._try_to_connect, context=NOBODY)
+
+    async def recv_multipart(self) -> Frames:
+        while not self._inbox:
+            self._waiter = self._network.loop.create_future()
+            await self._waiter
+        direction, frames = self._inbox.popleft()
+        direction.num_pending -= 1
+        return frames
+
+    async def send_multipart(self, frames: Sequence[Any], flags: int = 0) -> None:
+        assert flags == zmq.NOBLOCK
+        process = PROCESS.get()
+        assert process is None or process is self.process, f"{process} uses a socket of {self.process}"
+        if self._kind == zmq.ROUTER:
+            identity, *rest = [bytes(frame) for frame in frames]
+            connection = self.peers.get(identity)
+            if connection is None:
+                raise zmq.ZMQError(zmq.EHOSTUNREACH)
+            self._send_over(connection.down, rest)
+        elif self.connection is not None:
+            self._send_over(self.connection.up, [bytes(frame) for frame in frames])
+        elif len(self._unsent) < self.high_water_mark:
+            self._unsent.append([bytes(frame) for frame in frames])
+        else:
+            self._network.happened["queue full"] += 1
+            raise zmq.Again
+
+    def close(self, linger: int | None = None) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        del self._network.sockets[self]
+        if self._kind == zmq.ROUTER:
+            del self._network.routers[self._endpoint]
+        for connection in self.connections():
+            connection.close()
+
+    # --- the network's -------------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> bytes:
+        return bytes(self._options[zmq.IDENTITY])
+
+    @property
+    def high_water_mark(self) -> int:
+        return int(self._options[zmq.SNDHWM])
+
+    @property
+    def num_waiting(self) -> int:
+        """Messages received and not read, and not sent yet."""
+        return len(self._inbox) + len(self._unsent)
+
+    def connections(self) -> list[Connection]:
+        own = [] if self.connection is None else [self.connection]
+        return [*self.peers.values(), *own]
+
+    def put(self, direction: Direction, frames: Frames) -> None:
+        self._inbox.append((direction, frames))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _send_over(self, direction: Direction, frames: Frames) -> None:
+        if not direction.has_room:
+            self._network.happened["queue full"] += 1
+            raise zmq.Again
+        direction.send(frames)
+
+    def reconnect_later(self) -> None:
+        self._network.happened["reconnected"] += 1
+        self._network.loop.call_later(self._network.rng.uniform(*RECONNECT_S), self._try_to_connect, context=NOBODY)
+
+    def _try_to_connect(self) -> None:
+        if self.closed or self.connection is not None:
+            return
+        router = self._network.routers.get(self._endpoint)
+        if router is None or self._network.cut(self.process, router.process):
+            self._network.loop.call_later(self._network.rng.uniform(*RECONNECT_S), self._try_to_connect, context=NOBODY)
+            return
+        former = router.peers.get(self.identity)
+        if former is not None:
+            former.close()
+        self.connection = router.peers[self.identity] = Connection(self._network, self, router)
+        while self._unsent:
+            self.connection.up.send(self._unsent.popleft())

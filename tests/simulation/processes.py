@@ -1,0 +1,306 @@
+"""The three processes of a run as their entry points wire them, on the simulated network, engine and trainer."""
+
+import asyncio
+import random
+import sqlite3
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
+
+from protocol.channels import BATCH, WORK, ChannelSpec
+from protocol.codec import Array
+from protocol.messages import EndOfRun, Message
+from services.broker.entry import LEDGER_FILE, RECORD_FILE, ledger_config
+from services.broker.ledger import Ledger
+from services.broker.metrics import BrokerMetrics
+from services.broker.record import RecordFile
+from services.broker.service import MAX_QUEUED, Broker
+from services.broker.store import Changes, Store
+from services.learner.conversation import BatchArrived, Conversation
+from services.learner.metrics import LearnerMetrics
+from services.learner.service import LearnerService
+from services.rollout.agent import Agent
+from services.rollout.metrics import RolloutMetrics
+from services.rollout.service import RolloutService
+from services.rollout.sync import WeightSync
+from services.runtime.channel import Incoming, RouterChannel
+from services.runtime.fingerprint import run_fingerprint
+from services.runtime.peer import PeerClient
+from services.runtime.settings import Settings
+from services.runtime.telemetry import Health
+from tests.simulation.audit import Audit
+from tests.simulation.engine import SimEngine, SimRewards
+from tests.simulation.episodes import SimEnvironment, SimTokenizer
+from tests.simulation.learner import SimLink, SimTrainer, Turns
+from tests.simulation.loop import Process, VirtualLoop
+from tests.simulation.network import Network, SimContext
+
+SMALL_WORK = replace(WORK, window=6, high_water_mark=24)
+"""Of a rollout's end, so that its bounds are reached."""
+MAX_QUIET_S = 120.0
+
+
+class LoopClock:
+    """Virtual time as the services see it."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def now(self) -> float:
+        return 1000.0 + self._loop.time()
+
+
+class Disk:
+    """The broker's disk. While it is ``full``, transactions fail at their end."""
+
+    def __init__(self) -> None:
+        self.full = False
+
+
+class WatchedStore(Store):
+    """The real store; the audit hears of what is durable, and the disk can refuse."""
+
+    def __init__(self, path: Path, *, fingerprint: str, run_id: str, audit: Audit, disk: Disk) -> None:
+        self._audit = audit
+        self._disk = disk
+        super().__init__(path, fingerprint=fingerprint, run_id=run_id)
+
+    def commit(self, changes: Changes) -> None:
+        super().commit(changes)
+        self._audit.committed(changes)
+
+    def _write(self, changes: Changes) -> None:
+        super()._write(changes)
+        if self._disk.full:
+            self._audit.happened["commit refused by the disk"] += 1
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+
+
+class WatchedRouter(RouterChannel):
+    """The broker's end of a channel; the audit hears all that it is told and says."""
+
+    def __init__(self, context: Any, spec: ChannelSpec, endpoint: str, audit: Audit) -> None:
+        super().__init__(context, spec, endpoint)
+        self._audit = audit
+
+    async def receive(self) -> Incoming:
+        incoming = await super().receive()
+        assert incoming.received is not None, incoming.error
+        self._audit.broker_received(incoming.peer, incoming.received.message, incoming.received.seq)
+        return incoming
+
+    async def send(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None = None) -> bool:
+        self._audit.broker_sends(peer, message, arrays)
+        return await super().send(peer, message, arrays)
+
+
+class Machinery:
+    """What every process of a world is made of."""
+
+    def __init__(
+        self, settings: Settings, environment: SimEnvironment, loop: VirtualLoop, network: Network, audit: Audit
+    ) -> None:
+        self.settings = settings
+        self.environment = environment
+        self.loop = loop
+        self.network = network
+        self.audit = audit
+        self.clock = LoopClock(loop)
+        self.disk = Disk()
+
+
+class BrokerProcess:
+    """`gspo broker`."""
+
+    def __init__(self, machinery: Machinery, process: Process, rng: random.Random) -> None:
+        self._machinery = machinery
+        self._process = process
+        self._broker: Broker | None = None
+        self._ledger: Ledger | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        machinery, settings = self._machinery, self._machinery.settings
+        context: Any = SimContext(machinery.network, self._process)
+        directory = settings.run.directory
+        tasks = {"train": machinery.environment.tasks("train"), "eval": machinery.environment.tasks("eval")}
+        fingerprint = run_fingerprint(settings)
+        store = WatchedStore(
+            directory / LEDGER_FILE, fingerprint=fingerprint, run_id="simulated", audit=machinery.audit, disk=machinery.disk
+        )
+        with store:
+            config = ledger_config(settings, tasks, store.run_id, fingerprint)  # type: ignore[arg-type]
+            windows: Any = {"rollout": WORK.window, "learner": BATCH.window, "operator": BATCH.window}
+            self._ledger = ledger = Ledger(config, store.snapshot(), windows, machinery.clock.now())
+            self._broker = Broker(
+                ledger,
+                store,
+                {
+                    WORK: WatchedRouter(context, WORK, settings.broker.work_endpoint, machinery.audit),
+                    BATCH: WatchedRouter(context, BATCH, settings.broker.batch_endpoint, machinery.audit),
+                },
+                tasks,  # type: ignore[arg-type]
+                RecordFile(directory / RECORD_FILE),
+                BrokerMetrics(CollectorRegistry()),
+                Health(machinery.clock, MAX_QUIET_S),
+                machinery.clock,
+                machinery.clock.now,
+                commit_interval_s=settings.broker.commit_interval_s,
+                temperature=settings.sampling.temperature,
+            )
+            try:
+                await self._broker.run(stop)
+            finally:
+                context.destroy()
+
+    def check_bounds(self) -> None:
+        """G6."""
+        if self._broker is None or self._ledger is None:
+            return
+        require, batch, state = self._machinery.audit.require, self._machinery.settings.batch, self._ledger.state
+        queued = self._broker._arrivals.qsize()
+        require(queued <= MAX_QUEUED, "G6 bounded", lambda: f"the broker's queue holds {queued} messages")
+        open_groups, most = state.groups.num_training, (batch.max_lag + 1) * batch.groups_per_batch
+        require(open_groups <= most, "G6 bounded", lambda: f"{open_groups} groups are open, {most} fit the window")
+        routes = len(self._broker._routes)
+        require(routes <= 64, "G6 bounded", lambda: f"the broker keeps {routes} routes")
+
+
+class RolloutProcess:
+    """`gspo rollout`, with its engine."""
+
+    def __init__(self, machinery: Machinery, process: Process, rng: random.Random, *, token_s: float) -> None:
+        self._machinery = machinery
+        self._process = process
+        self.engine = SimEngine(process, rng, machinery.audit, token_s=token_s, mean_tokens=8)
+        self.rewards = SimRewards(rng, machinery.audit)
+        self._broker: PeerClient | None = None
+        self._sync: WeightSync | None = None
+        self._service: RolloutService | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        machinery, settings, process = self._machinery, self._machinery.settings, self._process
+        context: Any = SimContext(machinery.network, process)
+        metrics: Any = RolloutMetrics(CollectorRegistry())
+        self._broker = broker = PeerClient(
+            context,
+            SMALL_WORK,
+            settings.broker.work_endpoint,
+            role="rollout",
+            peer=process.name,
+            session=process.session,
+            clock=machinery.clock,
+            fingerprint=run_fingerprint(settings),
+        )
+        engine: Any = self.engine
+        self._sync = sync = WeightSync(
+            context=context,
+            engine=engine,
+            work_directory=settings.run.directory / process.session,
+            pause_mode=settings.rollout.pause_mode,
+            peer=process.name,
+            session=process.session,
+            clock=machinery.clock,
+            metrics=metrics,
+        )
+        tokenizer: Any = SimTokenizer()
+        rewards: Any = self.rewards
+        agent = Agent(
+            environment=machinery.environment,
+            tokenizer=tokenizer,
+            engine=engine,
+            rewards=rewards,
+            broker=broker,
+            may_generate=sync.may_generate,
+            sampling=settings.sampling,
+            chunk_tokens=settings.rollout.chunk_tokens,
+            metrics=metrics,
+        )
+        self._service = RolloutService(
+            agent=agent,
+            broker=broker,
+            sync=sync,
+            settings=settings.rollout,
+            clock=machinery.clock,
+            health=Health(machinery.clock, MAX_QUIET_S),
+            metrics=metrics,
+        )
+        try:
+            await self._service.run(stop)
+        finally:
+            context.destroy()
+
+    def check_bounds(self) -> None:
+        """G6."""
+        if self._broker is None or self._service is None:
+            return
+        require, name = self._machinery.audit.require, self._process.session
+        unacknowledged, inbox = self._broker.num_unacknowledged, self._broker.inbox.qsize()
+        require(unacknowledged <= SMALL_WORK.window, "G6 bounded", lambda: f"{name} keeps {unacknowledged} messages")
+        require(inbox <= SMALL_WORK.high_water_mark, "G6 bounded", lambda: f"{name}'s inbox holds {inbox} messages")
+        running = len(self._service._running)
+        most = self._machinery.settings.rollout.max_running
+        require(running <= most, "G6 bounded", lambda: f"{name} runs {running} episodes, {most} are allowed")
+        if unacknowledged == SMALL_WORK.window:
+            self._machinery.audit.happened["window full"] += 1
+
+
+class LearnerProcess:
+    """`gspo learner`, one rank."""
+
+    def __init__(self, machinery: Machinery, process: Process, rng: random.Random, *, batch_s: float) -> None:
+        self._machinery = machinery
+        self._process = process
+        self._arrived: asyncio.Queue[BatchArrived | EndOfRun] = asyncio.Queue(maxsize=4)
+        self.trainer = SimTrainer(process, rng, machinery.audit, batch_s=batch_s)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        machinery, settings = self._machinery, self._machinery.settings
+        machinery.audit.num_learner_lives += 1
+        context: Any = SimContext(machinery.network, self._process)
+        health = Health(machinery.clock, MAX_QUIET_S)
+        metrics = LearnerMetrics(CollectorRegistry())
+        conversation = Conversation(
+            settings,
+            context,
+            session=self._process.session,
+            clock=machinery.clock,
+            health=health,
+            metrics=metrics,
+            arrived=self._arrived.put_nowait,
+        )
+        link: Any = SimLink(conversation, self._arrived, machinery.audit)
+        self.trainer.link = link
+        trainer: Any = self.trainer
+        stopped = threading.Event()
+        service = LearnerService(
+            settings, trainer, link, clock=machinery.clock, health=health, metrics=metrics, stop=stopped, train=trainer.train
+        )
+        link.turns = Turns(service.run)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                talking = tasks.create_task(conversation.run(lambda: None))
+                stopping = tasks.create_task(_forward(stop, stopped))
+                await link.turns.run()
+                talking.cancel()
+                stopping.cancel()
+        finally:
+            context.destroy()
+
+    def check_bounds(self) -> None:
+        """G6."""
+        arrived = self._arrived.qsize()
+        self._machinery.audit.require(
+            arrived <= 1, "G6 bounded", lambda: f"{arrived} batches wait in the learner: one is asked for at a time"
+        )
+
+
+async def _forward(stop: asyncio.Event, stopped: threading.Event) -> None:
+    """SIGTERM as the training thread sees it."""
+    await stop.wait()
+    stopped.set()

@@ -1,0 +1,160 @@
+"""What happens to a run, drawn from a seed: the run's own settings, and a list of events that can be shortened."""
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+Kind = Literal[
+    "kill",
+    "terminate",
+    "suspend",
+    "standstill",
+    "partition",
+    "loss",
+    "duplication",
+    "slow",
+    "disk_full",
+    "engine_fails",
+    "engine_fails_update",
+    "engine_damages",
+    "engine_dies",
+    "rewards_fail",
+    "leave",
+    "join",
+]
+STORM_S = 24.0
+"""No event begins later than this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """``at`` and ``seconds`` are virtual. ``target`` is a process, or two for a partition."""
+
+    at: float
+    kind: Kind
+    target: tuple[str, ...] = ()
+    seconds: float = 0.0
+    amount: float = 0.0
+
+    def __str__(self) -> str:
+        target = " and ".join(self.target)
+        words = [
+            self.kind,
+            target,
+            f"for {self.seconds:.1f} s" if self.seconds else "",
+            f"({self.amount:.2f})" if self.amount else "",
+        ]
+        return " ".join(word for word in words if word)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that a run depends on."""
+
+    seed: int
+    num_batches: int
+    group_size: int
+    groups_per_batch: int
+    max_lag: int
+    checkpoint_every_batches: int
+    evaluate_every_batches: int
+    num_eval_tasks: int
+    chunk_tokens: int
+    max_turn_tokens: int
+    max_tokens: int
+    max_turns: int
+    slow_rewards: bool
+    num_rollouts: int
+    max_running: int
+    lease_s: float
+    max_attempts: int
+    commit_interval_s: float
+    pause_mode: Literal["retract", "in_place"]
+    token_s: float
+    batch_s: float
+    events: tuple[Event, ...] = field(default=())
+
+    def with_events(self, events: tuple[Event, ...]) -> "Plan":
+        return replace(self, events=events)
+
+
+def plan_of(seed: int) -> Plan:
+    """The run of a seed."""
+    rng = random.Random(f"plan {seed}")
+    num_rollouts = rng.randint(1, 3)
+    plan = Plan(
+        seed=seed,
+        num_batches=rng.randint(3, 6),
+        group_size=2,
+        groups_per_batch=rng.randint(1, 3),
+        max_lag=rng.choice([0, 1, 1, 2, 3]),
+        checkpoint_every_batches=rng.randint(1, 3),
+        evaluate_every_batches=rng.choice([0, 0, 1, 2]),
+        num_eval_tasks=rng.randint(1, 3),
+        chunk_tokens=rng.choice([1, 3, 8]),
+        max_turn_tokens=rng.choice([6, 12, 20]),
+        max_tokens=rng.choice([40, 96]),
+        max_turns=rng.randint(1, 3),
+        slow_rewards=rng.random() < 0.5,
+        num_rollouts=num_rollouts,
+        max_running=rng.randint(2, 6),
+        lease_s=rng.choice([4.0, 8.0]),
+        max_attempts=rng.randint(1, 3),
+        commit_interval_s=rng.choice([0.0, 0.005, 0.05]),
+        pause_mode=rng.choice(["retract", "in_place"]),
+        token_s=rng.choice([0.02, 0.05, 0.15]),
+        batch_s=rng.choice([0.3, 1.0, 3.0]),
+    )
+    rollouts = [f"rollout-{index}" for index in range(num_rollouts)]
+    events = tuple(sorted((_event(rng, rollouts) for _ in range(rng.randint(2, 9))), key=lambda event: event.at))
+    return plan.with_events(events)
+
+
+def _event(rng: random.Random, rollouts: list[str]) -> Event:
+    kind: Kind = rng.choice(
+        ["kill"] * 5
+        + ["terminate"] * 2
+        + ["suspend"] * 2
+        + ["partition"] * 2
+        + ["engine_fails_update", "engine_damages"]
+        + [
+            "standstill",
+            "loss",
+            "duplication",
+            "slow",
+            "disk_full",
+            "engine_fails",
+            "engine_dies",
+            "rewards_fail",
+            "leave",
+            "join",
+        ]
+    )
+    at = rng.uniform(0.0, STORM_S)
+    rollout = rng.choice(rollouts)
+    anybody = rng.choice(["broker", "learner", rollout])
+    short, long = rng.uniform(0.2, 3.0), rng.uniform(0.5, 12.0)
+    match kind:
+        case "kill" | "terminate":
+            return Event(at=at, kind=kind, target=(anybody,), seconds=short)
+        case "suspend":
+            return Event(at=at, kind=kind, target=(anybody,), seconds=long)
+        case "partition":
+            pair = rng.choice([(rollout, "broker"), (rollout, "learner"), ("learner", "broker")])
+            return Event(at=at, kind=kind, target=pair, seconds=long)
+        case "slow":
+            return Event(at=at, kind=kind, target=(anybody,), seconds=long, amount=rng.uniform(0.3, 2.0))
+        case "standstill":
+            return Event(at=at, kind=kind, seconds=rng.choice([1.0, 6.0, 60.0, 900.0]))
+        case "loss" | "duplication":
+            return Event(at=at, kind=kind, seconds=long, amount=rng.uniform(0.02, 0.3))
+        case "disk_full":
+            return Event(at=at, kind=kind, target=("broker",), seconds=long)
+        case "rewards_fail":
+            return Event(at=at, kind=kind, seconds=long, amount=rng.uniform(0.2, 0.9))
+        case "engine_fails" | "engine_fails_update" | "engine_damages":
+            return Event(at=at, kind=kind, target=(rollout,), amount=float(rng.randint(1, 3)))
+        case "engine_dies" | "leave":
+            return Event(at=at, kind=kind, target=(rollout,), seconds=long)
+        case "join":
+            return Event(at=at, kind=kind, target=("rollout-late",))
