@@ -70,8 +70,9 @@ class Table:
     json_fields: frozenset[str]
 
     @property
-    def fields(self) -> list[str]:
-        return [field.name for field in msgspec.structs.fields(self.row_type)]
+    def fields(self) -> tuple[str, ...]:
+        # Not `msgspec.structs.fields`, which evaluates annotations: 0.2 ms for each row that is written.
+        return self.row_type.__struct_fields__
 
     @property
     def columns(self) -> list[str]:
