@@ -15,7 +15,8 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds test lint types contracts unit test-demo clean
+.PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds study bench-loss test lint types contracts unit test-demo test-wheel \
+	test-parity clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -49,6 +50,12 @@ demo-gsm8k: ## 3 batches on GSM8K rows (GSPO_DATA_DIR/gsm8k/train.jsonl)
 demo-seeds: setup ## the demo on three seeds, with the table of docs/results.md
 	$(BIN)/python benchmarks/demo_seeds.py --config $(CONFIG) --seeds 0 1 2
 
+study: setup ## GSPO and its neighbours on one task, several seeds, with its tables and plots
+	$(BIN)/python -m benchmarks.study
+
+bench-loss: setup ## what the loss and its backward cost beside plain policy gradient, in time and memory
+	$(BIN)/python benchmarks/loss_cost.py
+
 test: lint types contracts unit ## set up; lint, types, import contracts, and all fast tests
 
 lint: setup
@@ -62,10 +69,13 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 unit: setup
-	$(BIN)/python -m pytest -m "not demo"
+	$(BIN)/python -m pytest -m "not demo and not packaging and not parity"
 
 test-demo: setup models/tiny/config.json ## whole demo runs: three seeds, kills of each process
 	$(BIN)/python -m pytest -m demo
+
+test-wheel: setup ## the wheel in an empty environment with torch alone; needs the package index
+	TORCH="$(TORCH)" $(BIN)/python -m pytest -m packaging tests/packaging
 
 clean: ## remove the environment, caches and the tiny model (not the runs)
 	rm -rf $(VENV) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
