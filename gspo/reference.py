@@ -1,11 +1,15 @@
-"""The slow, obvious GSPO-token: Python floats and loops, one token at a time, with the gradient in closed form.
+"""The slow, obvious losses: Python floats and loops, one token at a time, with the gradient in closed form.
 
-It shares no code with `gspo.loss`; tests compare the two. Formulas: arXiv 2507.18071, eq. 13-14, with the band of
-`gspo.staleness`. The gradient of -J by log pi_theta(y_t) is
+They share no code with `gspo.loss` nor with each other; tests compare them.
+
+`reference_loss`: GSPO-token (arXiv 2507.18071, eq. 13-14) for any ratio unit, with the band of `gspo.staleness`. The
+gradient of -J by log pi_theta(y_t) is
 
     -1/N * 1/n_i * s_u(t) * A_t     where t is not clipped, else 0
 
 because the ratio enters through s_t = sg[s_u] * pi_theta(y_t) / sg[pi_theta(y_t)].
+
+`reference_gspo` (eq. 5-7 there) and `reference_grpo` (eq. 1-2 there) are the papers' own, one advantage per sequence.
 """
 
 from __future__ import annotations
@@ -79,6 +83,66 @@ def reference_loss(
                 clipped[-1][t] = 1 if s > hi else -1
             else:
                 gradients[-1][t] = -unclipped_term / len(actions) / num_sequences
+    return ReferenceResult(-objective, gradients, clipped)
+
+
+def reference_gspo(
+    sequences: Sequence[ReferenceSequence], *, num_sequences: int, eps_low: float, eps_high: float
+) -> ReferenceResult:
+    """Return -J of GSPO: 1/N sum_i min(s_i A_i, clip(s_i, 1 - eps_low, 1 + eps_high) A_i), s_i a geometric mean.
+
+    A_i is the advantage of the first action token. Lag and weight of the sequences are not used. The gradient of s_i by
+    log pi_theta(y_t) is s_i / n_i, the same for every action token.
+    """
+    objective = 0.0
+    gradients: list[list[float]] = []
+    clipped: list[list[int]] = []
+    for sequence in sequences:
+        actions = [t for t, is_action in enumerate(sequence.mask) if is_action]
+        gradients.append([0.0] * len(sequence.mask))
+        clipped.append([0] * len(sequence.mask))
+        if not actions:
+            continue
+        log_likelihood_ratio = math.fsum(sequence.logprobs[t] - sequence.anchor_logprobs[t] for t in actions)
+        s = math.exp(log_likelihood_ratio / len(actions))
+        advantage = sequence.advantages[actions[0]]
+        unclipped_term, clipped_term = s * advantage, min(max(s, 1 - eps_low), 1 + eps_high) * advantage
+        objective += min(unclipped_term, clipped_term) / num_sequences
+        for t in actions:
+            if clipped_term < unclipped_term:
+                clipped[-1][t] = 1 if s > 1 else -1
+            else:
+                gradients[-1][t] = -advantage * s / len(actions) / num_sequences
+    return ReferenceResult(-objective, gradients, clipped)
+
+
+def reference_grpo(
+    sequences: Sequence[ReferenceSequence], *, num_sequences: int, eps_low: float, eps_high: float
+) -> ReferenceResult:
+    """Return -J of GRPO without KL: 1/N sum_i 1/n_i sum_t min(w_t A_t, clip(w_t, 1 - eps_low, 1 + eps_high) A_t).
+
+    w_t = pi_theta(y_t) / pi_anchor(y_t). Lag and weight of the sequences are not used.
+    """
+    objective = 0.0
+    gradients: list[list[float]] = []
+    clipped: list[list[int]] = []
+    for sequence in sequences:
+        share = 1 / num_sequences / max(sum(sequence.mask), 1)
+        gradients.append([0.0] * len(sequence.mask))
+        clipped.append([0] * len(sequence.mask))
+        for t, is_action in enumerate(sequence.mask):
+            if not is_action:
+                continue
+            w, advantage = math.exp(sequence.logprobs[t] - sequence.anchor_logprobs[t]), sequence.advantages[t]
+            if advantage > 0 and w > 1 + eps_high:
+                objective += share * (1 + eps_high) * advantage
+                clipped[-1][t] = 1
+            elif advantage < 0 and w < 1 - eps_low:
+                objective += share * (1 - eps_low) * advantage
+                clipped[-1][t] = -1
+            else:
+                objective += share * w * advantage
+                gradients[-1][t] = -share * w * advantage
     return ReferenceResult(-objective, gradients, clipped)
 
 

@@ -1,17 +1,19 @@
-"""Builders of loss inputs: random sequences and the flat tensors that the loss takes, packed or padded."""
+"""Builders of loss inputs: random sequences and steps, and the flat tensors that the loss takes, packed or padded."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from random import Random
 
 import torch
 from torch import Tensor
 
-from gspo.loss import LossOutput, gspo_loss
-from gspo.reference import ReferenceSequence
+from gspo.loss import LossOutput
+from gspo.reference import ReferenceResult, ReferenceSequence, reference_loss
 from gspo.settings import RatioUnit
-from gspo.staleness import clip_band
+from tests.support.gspo_copies import GSPO, Gspo
 
 EPS_LOW, EPS_HIGH = 3e-4, 4e-4
 
@@ -38,10 +40,20 @@ class Flat:
         eps_high: float = EPS_HIGH,
         band_growth: float = 0.0,
         noise: float = 0.0,
+        scale: float = 1.0,
         log_ratio_clamp: float = 10.0,
+        gspo: Gspo = GSPO,
     ) -> LossOutput:
-        band = clip_band(self.lag_S, eps_low=eps_low, eps_high=eps_high, band_growth=band_growth, noise_z=1.0, sigma=noise)
-        return gspo_loss(
+        band = gspo.staleness.clip_band(
+            self.lag_S,
+            eps_low=eps_low,
+            eps_high=eps_high,
+            band_growth=band_growth,
+            noise_z=1.0,
+            sigma=noise,
+            scale=scale,
+        )
+        output: LossOutput = gspo.loss.gspo_loss(
             self.logprobs_T,
             self.anchor_T,
             self.advantages_T,
@@ -54,8 +66,10 @@ class Flat:
             mismatch_weights_S=self.weights_S,
             log_ratio_clamp=log_ratio_clamp,
         )
+        return output
 
     def gradient(self, output: LossOutput) -> Tensor:
+        assert output.loss.requires_grad, "the loss has no graph"
         (gradient_T,) = torch.autograd.grad(output.loss, self.logprobs_T)
         return gradient_T
 
@@ -138,3 +152,133 @@ def _flat(sequences: Sequence[ReferenceSequence], lengths: Sequence[int], dtype:
         lag_S=torch.tensor([s.lag for s in sequences], dtype=dtype),
         weights_S=torch.tensor([s.weight for s in sequences], dtype=dtype),
     )
+
+
+@dataclass(frozen=True)
+class Step:
+    """The sequences of one optimizer step and what the loss is asked for; N is `spare` more than there are sequences."""
+
+    sequences: list[ReferenceSequence]
+    """Their anchors are the engine's log-probs."""
+    proximal: list[list[float]]
+    versions: list[list[int]]
+    """Of every token; what stands at observation tokens must not matter."""
+    policy_version: int
+    groups: list[int]
+    rewards: list[float]
+    band_growth: float
+    noise: float
+    scale: float
+    spare: int
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.sequences) + self.spare
+
+    def with_sequences(self, sequences: list[ReferenceSequence]) -> Step:
+        return replace(self, sequences=sequences)
+
+    def loss(self, flat: Flat, ratio_unit: RatioUnit, gspo: Gspo, **changed: float) -> LossOutput:
+        """The loss of some of the step's sequences."""
+        arguments = {"band_growth": self.band_growth, "noise": self.noise, "scale": self.scale, **changed}
+        return flat.loss(self.num_sequences, ratio_unit=ratio_unit, gspo=gspo, **arguments)
+
+    def reference(self, ratio_unit: RatioUnit, **changed: float) -> ReferenceResult:
+        arguments = {"eps_low": EPS_LOW, "eps_high": EPS_HIGH, "band_growth": self.band_growth, "noise": self.noise}
+        arguments |= {"scale": self.scale, **changed}
+        return reference_loss(self.sequences, num_sequences=self.num_sequences, ratio_unit=ratio_unit, **arguments)
+
+    def with_paper_advantages(self) -> Step:
+        """Every token of a sequence has the advantage of its first action token."""
+        return self.with_sequences(
+            [
+                replace(s, advantages=[s.advantages[s.mask.index(True)] if any(s.mask) else 0.0] * len(s.mask), weight=1.0)
+                for s in self.sequences
+            ]
+        )
+
+    def stretched(self, factor: float) -> Step:
+        """Log-ratios `factor` times as large."""
+        return self.with_sequences(
+            [
+                replace(
+                    s,
+                    logprobs=[a + factor * (p - a) for p, a in zip(s.logprobs, s.anchor_logprobs, strict=True)],
+                )
+                for s in self.sequences
+            ]
+        )
+
+
+def random_step(choices: Random) -> Step:
+    """A step of any structure; `choices` may be hypothesis's, the numbers come from a seed that it draws."""
+    numbers = Random(choices.randrange(2**31))
+    policy_version = choices.choice([0, 3, 2**40])
+    sequences, proximal, versions = [], [], []
+    for _ in range(choices.randint(1, 6)):
+        length = choices.randint(0, 12)
+        kinds = [choices.choice(["observation", "action", "action", "turn"]) for _ in range(length)]
+        mask = [kind != "observation" for kind in kinds]
+        turns = [sum(kind == "turn" for kind in kinds[: t + 1]) for t in range(length)]
+        oldest = choices.randint(0, min(policy_version, 4))
+        versions.append(
+            [policy_version - choices.randint(0, oldest) if action else choices.choice([-1, 2**41]) for action in mask]
+        )
+        lags = [policy_version - v for v, action in zip(versions[-1], mask, strict=True) if action]
+        credit = choices.choice(["token", "turn", "sequence", "zero"])
+        by_turn = [numbers.gauss(0, 1) for _ in range(length + 1)]
+        advantages = {
+            "token": [numbers.gauss(0, 1) for _ in range(length)],
+            "turn": [by_turn[turn] for turn in turns],
+            "sequence": [by_turn[0]] * length,
+            "zero": [0.0] * length,
+        }
+        anchor = [-3 * numbers.random() for _ in range(length)]
+        drift = numbers.gauss(0, 1e-3)
+        away = numbers.gauss(0, 0.08)
+        proximal.append(_in_float32([a + away + numbers.gauss(0, 1e-3) for a in anchor]))
+        sequences.append(
+            ReferenceSequence(
+                logprobs=_in_float32([a + drift + numbers.gauss(0, 1e-3) for a in anchor]),
+                anchor_logprobs=_in_float32(anchor),
+                advantages=_in_float32(advantages[credit]),
+                mask=mask,
+                turns=turns,
+                lag=sum(lags) / max(len(lags), 1),
+                weight=choices.choice([0.0, 0.75, 1.0, 1.0625]),
+            )
+        )
+    return Step(
+        sequences=sequences,
+        proximal=proximal,
+        versions=versions,
+        policy_version=policy_version,
+        groups=[choices.randint(0, 2) for _ in sequences],
+        rewards=[choices.choice([0.0, 0.1, 0.1, 1.0]) for _ in sequences],
+        band_growth=choices.choice([0.0, 1.5, -0.75]),
+        noise=choices.choice([0.0, 1e-3]),
+        scale=choices.choice([1.0, 0.5, 3.0]),
+        spare=choices.randint(0, 3),
+    )
+
+
+def _in_float32(values: Sequence[float]) -> list[float]:
+    """Values that both dtypes hold exactly, so that only the arithmetic differs."""
+    rounded: list[float] = torch.tensor(values, dtype=torch.float32).tolist()
+    return rounded
+
+
+def distance_to_a_bound(step: Step) -> float:
+    """The smallest distance, in nats, of the log-ratio of any unit from its bounds: a float32 decision needs some."""
+    smallest = math.inf
+    for sequence in step.sequences:
+        growth = (1 + abs(step.band_growth) * sequence.lag) ** (1 if step.band_growth >= 0 else -1)
+        actions = [t for t, action in enumerate(sequence.mask) if action]
+        turns = {sequence.turns[t] for t in actions}
+        units = [actions, *([t] for t in actions), *([t for t in actions if sequence.turns[t] == k] for k in turns)]
+        for unit in units if actions else ():
+            mean = math.fsum(sequence.logprobs[t] - sequence.anchor_logprobs[t] for t in unit) / len(unit)
+            for log_eps in (math.log(1 - EPS_LOW), math.log(1 + EPS_HIGH)):
+                bound = step.scale * growth * log_eps + math.copysign(step.noise / math.sqrt(len(unit)), log_eps)
+                smallest = min(smallest, abs(mean - bound))
+    return smallest
