@@ -24,6 +24,7 @@ from services.runtime.channel import RouterChannel
 from services.runtime.clock import MonotonicClock
 from services.runtime.configuration import ConfigurationError
 from services.runtime.fingerprint import run_fingerprint
+from services.runtime.run_settings import write_run_settings
 from services.runtime.settings import Settings
 from services.runtime.telemetry import Health, TelemetryServer
 
@@ -56,6 +57,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
         _open_store(settings, fingerprint) as store,
         TelemetryServer("0.0.0.0", settings.broker.metrics_port, registry, health) as telemetry,
     ):
+        _write_settings(settings)
         config = ledger_config(settings, tasks, store.run_id, fingerprint)
         ledger = Ledger(
             config,
@@ -140,6 +142,14 @@ def _open_store(settings: Settings, fingerprint: str) -> Store:
         return Store(settings.run.directory / LEDGER_FILE, fingerprint=fingerprint, run_id=uuid.uuid4().hex[:12])
     except (StoreMismatch, StoreUnavailable) as error:
         raise ConfigurationError(f"run.directory is {settings.run.directory}: {error}") from error
+
+
+def _write_settings(settings: Settings) -> None:
+    """After the ledger has accepted them: a directory that is refused stays as it is."""
+    try:
+        write_run_settings(settings)
+    except OSError as error:
+        raise ConfigurationError(f"run.directory is {settings.run.directory}: cannot be used: {error}") from error
 
 
 def _check_batch_fits(settings: Settings) -> None:

@@ -23,6 +23,7 @@ GSPO for mixture-of-experts language models: SGLang rollouts stream trajectories
   gspo model tiny models/tiny          make a small model to try things with (about a minute)
   gspo run examples/arithmetic.toml    run everything on this machine, with live progress
   gspo plot runs/arithmetic            draw a run's metrics
+  gspo audit runs/arithmetic           prove that every trajectory was trained once, or dropped for a stated reason
 
 On a cluster each process is started by itself: gspo broker CONFIG, gspo rollout CONFIG, gspo learner CONFIG.
 """
@@ -59,6 +60,14 @@ def _parser() -> argparse.ArgumentParser:
     add_configuration_arguments(check)
     plot = commands.add_parser("plot", help="draw a run's metrics.jsonl and print its table")
     plot.add_argument("directory", type=Path, help="the run's directory")
+    audit = commands.add_parser(
+        "audit",
+        help="prove from a run's ledger that every trajectory was trained exactly once or dropped for a stated reason",
+        description="Reads the ledger of a run, living or ended, in one consistent snapshot, and names what is missing, "
+        "doubled, damaged or out of order. Status 0: clean; 1: violations; 2: no run there.",
+    )
+    audit.add_argument("directory", type=Path, help="the run's directory")
+    audit.add_argument("--json", action="store_true", help="the whole result as JSON")
     commands.add_parser("environments", help="list the environments and their options")
     return parser
 
@@ -75,6 +84,10 @@ def _act(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.command == "plot":
         return _plot(arguments.directory)
+    if arguments.command == "audit":
+        from services.cli.audit import audit_command
+
+        return audit_command(arguments.directory, as_json=arguments.json)
     return _environments()
 
 

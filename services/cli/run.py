@@ -1,7 +1,6 @@
 """`gspo run`: everything on this machine, with live progress, and a report at the end."""
 
 import asyncio
-import json
 import uuid
 from collections.abc import Sequence
 from functools import partial
@@ -55,7 +54,6 @@ async def _run(settings: Settings, forwarded: Sequence[str], console: Console, p
     specs = process_specs(settings, forwarded)
     try:
         supervisor = Supervisor(specs, directory / "logs", clock)
-        (directory / "settings.json").write_text(json.dumps(settings.model_dump(mode="json"), indent=2) + "\n")
     except OSError as error:
         raise ConfigurationError(
             f"run.directory is {directory}: {error.filename or 'it'} cannot be written ({error.strerror}): make room "

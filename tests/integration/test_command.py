@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from io import StringIO
@@ -13,11 +14,13 @@ from rich.console import Console
 
 from protocol.channels import BATCH
 from protocol.messages import Status, StatusRequest
+from services.broker.reader import LEDGER_FILE
 from services.cli.display import Display
 from services.cli.run import Watcher
 from services.cli.supervisor import ProcessSpec, Supervisor
 from services.runtime.clock import MonotonicClock
 from services.runtime.settings import Broker, Settings
+from tests.support.small_run import write_small_run
 from tests.support.zmq_ends import ScriptedEnd, in_background, zmq_context
 from tests.unit.services.cli.test_display import a_status
 
@@ -172,3 +175,25 @@ async def test_the_run_is_watched_until_the_broker_says_that_it_is_finished(
     assert watcher.error == "20 groups failed"
     assert "batch 60/60" in output.getvalue()
     assert ("complete already, after 60 batches" in output.getvalue()) == (answers == (True,))
+
+
+def test_audit_says_clean_or_what_is_wrong_with_a_status_for_each(tmp_path: Path) -> None:
+    write_small_run(tmp_path / "run")
+    done = gspo("audit", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "clean"
+    assert "dropped: stale" in done.stdout
+    connection = sqlite3.connect(tmp_path / "run" / LEDGER_FILE)
+    connection.execute("DELETE FROM batches WHERE batch = 1")
+    connection.commit()
+    connection.close()
+    done = gspo("audit", str(tmp_path / "run"))
+    assert done.returncode == 1
+    assert "batch 1 is not there, 2 is" in done.stdout
+    assert done.stdout.splitlines()[-1] != "clean"
+    done = gspo("audit", str(tmp_path / "run"), "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["violations"]["batch missing"]["count"] >= 1
+    done = gspo("audit", str(tmp_path))
+    assert done.returncode == 2
+    assert "is no run directory" in done.stderr

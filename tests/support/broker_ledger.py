@@ -61,9 +61,10 @@ class LedgerHarness:
     config: LedgerConfig = CONFIG
     now: float = 100.0
     lines: list[dict[str, Any]] = field(default_factory=list)
+    path: Path = Path(":memory:")
 
     def __post_init__(self) -> None:
-        self.store = Store(Path(":memory:"), fingerprint="f", run_id="run")
+        self.store = Store(self.path, fingerprint="f", run_id="run")
         self._next_seq: dict[Who, int] = {}
         self.restart()
 
