@@ -19,7 +19,7 @@ from __future__ import annotations
 import base64
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,6 +59,8 @@ class CheckpointState:
     """Batches trained so far: the next one to ask for."""
     mismatch: dict[str, float]
     """`MismatchTracker.state_dict()`"""
+    adaptive_clip: dict[str, float] = field(default_factory=dict)
+    """`AdaptiveClip.state_dict()`; empty where the run has none, as in checkpoints from before there was one."""
 
 
 class CheckpointEngine(Protocol):

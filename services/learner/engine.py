@@ -11,7 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from gspo.experts import ExpertRecorder
+from gspo.experts import ExpertPicks, ExpertRecorder
 from gspo.logprobs import TokenLogProbs
 from gspo.packing import PackedBatch
 from gspo.policy import load_policy, prepare_policy
+from gspo.routing_replay import RoutingReplay
 from gspo.serving import is_partitioned, serving_weights
 from protocol.digests import tensor_digest
 from services.learner.engine_settings import Device, DType, LearnerEngineSettings
@@ -36,7 +37,7 @@ from services.learner.gradients import (
     NonFiniteGradientError,
     NonFiniteLossError,
 )
-from services.learner.step import LossFn, StepResult
+from services.learner.step import LossFn, ReplayFn, StepResult
 
 _DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _STATE_TAG = "state"
@@ -78,6 +79,7 @@ class LearnerEngine:
         self.max_sequence_tokens = settings.max_sequence_tokens
         self._watch = GradientWatch(self.model.named_parameters())
         self._experts = ExpertRecorder(self.model)
+        self._replay = RoutingReplay(self.model) if settings.routing_replay else None
         self._coverage_known = False
 
     @classmethod
@@ -121,12 +123,20 @@ class LearnerEngine:
         with torch.no_grad():
             return self._forward(packed.to(self.device), with_entropy)
 
-    def train_mini_batch(self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn) -> StepResult:
+    @property
+    def replays_routing(self) -> bool:
+        """Whether `train_mini_batch` takes experts to replay, and a batch is to be trained so."""
+        return self._replay is not None
+
+    def train_mini_batch(
+        self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
+    ) -> StepResult:
         """One optimizer step on the sum of the micro-batches' losses over all ranks. Collective.
 
         Args:
             micro_batches: this rank's; as many on every rank, empty ones where there is nothing.
             loss_fn: not called for an empty micro-batch.
+            replay: the experts of each micro-batch; only with `replays_routing`.
 
         Raises NonFiniteLossError, NonFiniteGradientError or, in the first step, MissingGradientError: on all ranks
         together and before the step.
@@ -137,17 +147,25 @@ class LearnerEngine:
         for index, micro_batch in enumerate(micro_batches):
             packed = micro_batch.to(self.device)
             self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
-            result = self._forward(packed, with_entropy=True)
-            loss = _micro_batch_loss(packed, result, loss_fn)
+            # Backward is inside, as it computes checkpointed activations again.
+            with self._replaying(None if replay is None else replay(packed)):
+                result = self._forward(packed, with_entropy=True)
+                loss = _micro_batch_loss(packed, result, loss_fn)
+                # DeepSpeed averages over ranks; the loss is a sum.
+                self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
             totals[0] += loss.detach()
             totals[1] += packed.num_tokens
-            # DeepSpeed averages over ranks; the loss is a sum.
-            self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
         loss_sum, num_tokens = self.sum_over_ranks(totals).tolist()
         self._require_sound_gradients(loss_sum)
         learning_rate = float(self._engine.get_lr()[0])
         grad_norm = self._step()
         return StepResult(loss=loss_sum, grad_norm=grad_norm, learning_rate=learning_rate, num_tokens=int(num_tokens))
+
+    def _replaying(self, picks: ExpertPicks | None) -> AbstractContextManager[None]:
+        if picks is None:
+            return nullcontext()
+        assert self._replay is not None, "experts to replay need settings.routing_replay"
+        return self._replay.replaying(picks)
 
     def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
         with self._experts.recording():

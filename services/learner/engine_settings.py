@@ -34,6 +34,8 @@ class LearnerEngineSettings:
     """Rows of logits held at once."""
     activation_checkpointing: bool = False
     """Recompute activations in backward: about a third more time for a fraction of the memory."""
+    routing_replay: bool = False
+    """The engine can make its routers choose given experts (`gspo.routing_replay`); a dense model is refused."""
     zero3_persistence_elements: int = 100_000
     """ZeRO-3 keeps parameters below this size whole on every rank: fewer gathers for more memory."""
     seed: int = 0

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gspo.experts import ExpertPicks
 from gspo.logprobs import TokenLogProbs
 from gspo.packing import PackedBatch
 
 LossFn = Callable[[PackedBatch, TokenLogProbs], Tensor]
 """A micro-batch's share of the loss of its mini-batch: a scalar, already divided by the mini-batch's N."""
+
+ReplayFn = Callable[[PackedBatch], ExpertPicks | None]
+"""The experts that the routers are to choose for a micro-batch; None where they choose themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gspo.adaptive import AdaptiveClip
 from gspo.advantages import group_advantages, turn_advantages
 from gspo.diagnostics import SequenceStats, summarise
 from gspo.experts import ExpertPicks, ExpertTally
@@ -24,7 +25,7 @@ from gspo.loss import objective_loss
 from gspo.packing import PackedBatch, TrainGroup, TrainSequence, pack, plan_micro_batches
 from gspo.settings import Objective
 from gspo.staleness import MismatchMoments, MismatchTracker, mismatch_moments, sequence_lag
-from services.learner.step import LossFn, StepResult
+from services.learner.step import LossFn, ReplayFn, StepResult
 
 Credit = Literal["sequence", "return_to_go", "per_turn"]
 
@@ -40,8 +41,12 @@ class TrainingEngine(Protocol):
     def token_budget(self) -> int: ...
     @property
     def max_sequence_tokens(self) -> int | None: ...
+    @property
+    def replays_routing(self) -> bool: ...
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs: ...
-    def train_mini_batch(self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn) -> StepResult: ...
+    def train_mini_batch(
+        self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
+    ) -> StepResult: ...
     def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
 
 
@@ -82,15 +87,21 @@ def train_batch(
     policy_version: int,
     num_mini_batches: int,
     mismatch: MismatchTracker,
+    adaptive_clip: AdaptiveClip | None = None,
+    max_lag: int | None = None,
     advantages: AdvantageSettings | None = None,
 ) -> BatchReport:
     """Make `num_mini_batches` optimizer steps on the groups, in their order. Collective.
+
+    With an engine that replays routing, every forward pass of the batch uses the experts of its start.
 
     Args:
         groups: the same on every rank.
         policy_version: the version that the engine's weights are before the batch; lags are counted from it.
         num_mini_batches: at most the number of groups; mini-batches hold consecutive whole groups.
         mismatch: updated from the first forward pass of the batch, the same on every rank.
+        adaptive_clip: scales the batch's bands, then is updated from its clip fraction; None leaves their width alone.
+        max_lag: the oldest token that may be trained on, in versions; None for any.
         advantages: None for the defaults.
 
     Raises ValueError for a batch that cannot be trained on, GradientError (see the engine) for a step that was not
@@ -98,10 +109,13 @@ def train_batch(
     """
     credit = AdvantageSettings() if advantages is None else advantages
     sequences, group_ids, num_silent_groups = sequences_with_advantages(groups, credit)
+    if max_lag is not None:
+        _require_max_lag(groups, policy_version, max_lag)
     mini_batches = _plan(engine, groups, sequences, policy_version, num_mini_batches)
-    run = _BatchRun(engine, objective, policy_version, mismatch, group_ids, len(sequences))
-    if objective.needs_proximal_logprobs:
-        run.measure_proximal(mini_batches)
+    clip_scale = 1.0 if adaptive_clip is None else adaptive_clip.scale
+    run = _BatchRun(engine, objective, policy_version, mismatch, clip_scale, group_ids, len(sequences))
+    if run.needs_first_pass:
+        run.first_pass(mini_batches)
     steps = [run.step(mini_batch, is_first=index == 0) for index, mini_batch in enumerate(mini_batches)]
     rewards = np.concatenate([group.rewards for group in groups])
     metrics = {
@@ -115,8 +129,13 @@ def train_batch(
         "reward_std": float(rewards.std()),
         "zero_variance_groups": float(num_silent_groups),
         "mismatch_sigma": mismatch.sigma,
+        "clip_scale": clip_scale,
     }
-    return BatchReport(metrics=metrics | summarise(run.gathered_stats()) | run.expert_metrics())
+    summary = summarise(run.gathered_stats())
+    # Missing where no sequence of the batch has an action token.
+    if adaptive_clip is not None and "clip_fraction/all" in summary:
+        adaptive_clip.update(summary["clip_fraction/all"])
+    return BatchReport(metrics=metrics | summary | run.expert_metrics())
 
 
 def sequences_with_advantages(
@@ -183,6 +202,18 @@ def split_groups(num_groups: int, num_mini_batches: int) -> list[range]:
     return [range(start, end) for start, end in pairwise(starts)]
 
 
+def _require_max_lag(groups: Sequence[TrainGroup], policy_version: int, max_lag: int) -> None:
+    # Of the whole batch, so that all ranks raise together: one alone would leave the others waiting.
+    for group in groups:
+        for index, sequence in enumerate(group.sequences):
+            oldest = min(sequence.versions[sequence.action_mask].tolist(), default=policy_version)
+            if policy_version - oldest > max_lag:
+                raise ValueError(
+                    f"group {group.group_id}: sequence {index} has a token of version {oldest}, which is "
+                    f"{policy_version - oldest} old and max_lag is {max_lag}; drop the whole trajectory, and count it"
+                )
+
+
 def _plan(
     engine: TrainingEngine,
     groups: Sequence[TrainGroup],
@@ -218,6 +249,7 @@ class _BatchRun:
         objective: Objective,
         policy_version: int,
         mismatch: MismatchTracker,
+        clip_scale: float,
         group_ids: Tensor,
         num_rows: int,
     ) -> None:
@@ -225,6 +257,7 @@ class _BatchRun:
         self._objective = objective
         self._policy_version = policy_version
         self._mismatch = mismatch
+        self._clip_scale = clip_scale
         self._group_ids = group_ids
         self._num_rows = num_rows
         self._rows: list[Tensor] = []
@@ -232,28 +265,39 @@ class _BatchRun:
         self._proximal: dict[tuple[int, ...], Tensor] = {}
         """By the rows of a micro-batch's sequences in the batch."""
         self._experts = ExpertTally()
-        self._reference_experts: dict[tuple[int, ...], ExpertPicks] = {}
-        """Of the proximal pass, until the micro-batch is trained: layers x k bytes or two a token."""
+        self._start_experts: dict[tuple[int, ...], ExpertPicks] = {}
+        """Of the first pass, until the micro-batch is trained: layers x k bytes or two a token."""
 
-    def measure_proximal(self, mini_batches: Sequence[_MiniBatch]) -> None:
-        """The learner's own log-probs at the start of the batch, on the path that the update takes."""
+    @property
+    def needs_first_pass(self) -> bool:
+        """Whether something of the weights at the batch's start is used after them: log-probs, or experts."""
+        return self._objective.needs_proximal_logprobs or self._engine.replays_routing
+
+    def first_pass(self, mini_batches: Sequence[_MiniBatch]) -> None:
+        """The learner's own log-probs and experts at the start of the batch, on the path that the update takes.
+
+        Raises ValueError where experts are to be replayed and the model's cannot be recorded: on all ranks alike.
+        """
         moments = MismatchMoments(0.0, 0.0, 0.0)
         for index, mini_batch in enumerate(mini_batches):
             for packed in mini_batch.micro_batches:
                 result = self._engine.logprobs(packed)
+                if self._engine.replays_routing and result.experts is None:
+                    raise ValueError("the routers' choices cannot be recorded, so none can be replayed; switch it off")
                 if packed.is_empty:
                     continue
                 rows, logprobs_T = _rows(mini_batch, packed), result.logprobs_T
-                self._proximal[rows] = logprobs_T
+                if self._objective.needs_proximal_logprobs:
+                    self._proximal[rows] = logprobs_T
                 # The first mini-batch is trained under these weights: nothing can change.
-                if index > 0 and result.experts is not None:
-                    self._reference_experts[rows] = result.experts
+                if result.experts is not None and (index > 0 or self._engine.replays_routing):
+                    self._start_experts[rows] = result.experts
                 moments += self._moments(packed.to(logprobs_T.device), logprobs_T)
         self._update_mismatch(moments)
 
     def step(self, mini_batch: _MiniBatch, *, is_first: bool) -> StepResult:
         sigma = self._mismatch.sigma
-        measures_mismatch = is_first and not self._objective.needs_proximal_logprobs
+        measures_mismatch = is_first and not self.needs_first_pass
         moments: list[MismatchMoments] = [MismatchMoments(0.0, 0.0, 0.0)]
 
         def loss_fn(packed: PackedBatch, result: TokenLogProbs) -> Tensor:
@@ -262,7 +306,11 @@ class _BatchRun:
                 moments.append(self._moments(packed, result.logprobs_T))
             return self._loss(mini_batch, packed, result, sigma)
 
-        step = self._engine.train_mini_batch(mini_batch.micro_batches, loss_fn)
+        def start_experts(packed: PackedBatch) -> ExpertPicks | None:
+            return self._start_experts.get(_rows(mini_batch, packed))
+
+        replay = start_experts if self._engine.replays_routing else None
+        step = self._engine.train_mini_batch(mini_batch.micro_batches, loss_fn, replay=replay)
         if measures_mismatch:
             self._update_mismatch(sum(moments[1:], start=moments[0]))
         return step
@@ -299,6 +347,7 @@ class _BatchRun:
             lag_S=lag_S,
             sigma=sigma,
             num_sequences=mini_batch.num_sequences,
+            clip_scale=self._clip_scale,
             proximal_logprobs_T=self._proximal[rows] if self._objective.needs_proximal_logprobs else None,
             entropy_T=result.entropies_T,
             group_ids_S=self._group_ids[chosen].to(packed.mask_T.device),
@@ -306,7 +355,7 @@ class _BatchRun:
         self._rows.append(chosen)
         self._stats.append(output.stats)
         if result.experts is not None:
-            reference = self._reference_experts.pop(rows, None)
+            reference = self._start_experts.pop(rows, None)
             self._experts.add(result.experts, packed.mask_T, packed.sequence_ids_T, lag_S, reference=reference)
         return output.loss
 

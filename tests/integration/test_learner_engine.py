@@ -212,6 +212,40 @@ def test_bfloat16_training_moves_every_tensor(work: Path) -> None:
     assert len(moved) == len(before)
 
 
+@pytest.fixture(scope="module")
+def replay(work: Path) -> list[dict[str, Any]]:
+    """Of both ranks."""
+    return run_worker("replay", work, 2)
+
+
+def test_routing_replay_keeps_the_experts_of_two_ranks_and_trains_the_routers(
+    work: Path, replay: list[dict[str, Any]]
+) -> None:
+    first, second = replay
+    assert first == second
+    assert first["free"]["metrics"]["experts_changed/all"] > 0
+    for name in ("replayed-1", "replayed-3", "unchanged"):
+        assert first[name]["metrics"]["experts_changed/all"] == 0
+    assert first["replayed-1"]["metrics"]["ratio_max/all"] > 1
+    assert first["unchanged"]["metrics"]["ratio_max/all"] == first["unchanged"]["metrics"]["ratio_min/all"] == 1
+    before, free, replayed, partitioned = (
+        load_file(work / path)
+        for path in ("model/model.safetensors", "free.safetensors", "replayed-1.safetensors", "replayed-3.safetensors")
+    )
+    for name, tensor in before.items():
+        change = (replayed[name] - tensor).norm()
+        assert change > 0, name
+        # Some micro-batch of the second step had other experts without replay.
+        assert not torch.equal(replayed[name], free[name]), name
+        assert (partitioned[name] - replayed[name]).norm() <= 2e-3 * change, name
+    assert "Qwen3ForCausalLM has no routers" in first["dense"]
+
+
+def test_two_ranks_agree_on_the_scale_of_an_adaptive_clip(replay: list[dict[str, Any]]) -> None:
+    first, second = replay
+    assert first["free"]["scale"] == second["free"]["scale"] != 1
+
+
 def test_a_step_that_must_not_be_made_is_refused_on_every_rank_and_changes_nothing(work: Path) -> None:
     for rank in run_worker("faults", work, 2):
         assert rank["frozen"]["message"].startswith("MissingGradientError: 1 of 25 parameters got no gradient: ")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gspo.logprobs import TokenLogProbs, chunked_logprobs
 from gspo.packing import PackedBatch
-from services.learner.step import LossFn, StepResult
+from services.learner.step import LossFn, ReplayFn, StepResult
 
 
 class BigramEngine:
@@ -20,6 +20,7 @@ class BigramEngine:
 
     rank = 0
     world_size = 1
+    replays_routing = False
 
     def __init__(self, vocab_size: int = 16, *, token_budget: int = 64, learning_rate: float = 0.1, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -35,7 +36,10 @@ class BigramEngine:
         with torch.no_grad():
             return self._forward(packed, with_entropy)
 
-    def train_mini_batch(self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn) -> StepResult:
+    def train_mini_batch(
+        self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
+    ) -> StepResult:
+        assert replay is None
         total = torch.zeros(())
         for packed in micro_batches:
             if not packed.is_empty:

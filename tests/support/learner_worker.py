@@ -18,7 +18,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from gspo.adaptive import AdaptiveClip
 from gspo.logprobs import TokenLogProbs
 from gspo.packing import PackedBatch, TrainGroup, pack
 from gspo.policy import load_policy
@@ -116,6 +118,40 @@ def bfloat16(work: Path) -> dict[str, Any]:
     return {"metrics": metrics}
 
 
+def replay(work: Path) -> dict[str, Any]:
+    """Two mini-batches with routing replay in ZeRO 1 and 3, with checkpointed activations, and without it."""
+    groups = load_groups(work / "groups.npz")
+    results: dict[str, Any] = {}
+    for name, stage, changes in (
+        ("free", 1, {"routing_replay": False}),
+        ("replayed-1", 1, {}),
+        ("replayed-3", 3, {}),
+        ("unchanged", 1, {"learning_rate": 0.0}),
+    ):
+        # A first step that is large enough to change experts, and a clip that leaves their tokens a gradient.
+        shared = {"routing_replay": True, "activation_checkpointing": True, "learning_rate": 0.2}
+        engine = LearnerEngine.create(work / "model", settings(stage, **shared | changes))
+        adaptive = AdaptiveClip(target=0.15)
+        metrics = train_batch(
+            engine,
+            groups,
+            objective=Objective(eps_low=0.15, eps_high=0.19, anchor="proximal"),
+            policy_version=1,
+            num_mini_batches=NUM_MINI_BATCHES,
+            mismatch=MismatchTracker(),
+            adaptive_clip=adaptive,
+        ).metrics
+        save_weights(engine, work / f"{name}.safetensors")
+        results[name] = {"metrics": metrics, "scale": adaptive.scale}
+    config = Qwen3Config(vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8)
+    try:
+        LearnerEngine.from_model(Qwen3ForCausalLM(config), settings(1, routing_replay=True))
+    except ValueError as error:
+        results["dense"] = str(error)
+    engine.close()
+    return results
+
+
 def faults(work: Path) -> dict[str, Any]:
     """Losses and models that must not be stepped on; each fault strikes the last rank only, except the frozen one."""
     groups = load_groups(work / "groups.npz")
@@ -172,7 +208,7 @@ def _message(action: Callable[[], object]) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     scenario, work = sys.argv[1], Path(sys.argv[2])
-    results = {"stages": stages, "bfloat16": bfloat16, "faults": faults}[scenario](work)
+    results = {"stages": stages, "bfloat16": bfloat16, "replay": replay, "faults": faults}[scenario](work)
     rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     (work / f"{scenario}-{rank}-of-{world_size}.json").write_text(json.dumps(results), encoding="utf-8")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from gspo.experts import ExpertRecorder
 from gspo.logprobs import TokenLogProbs
 from gspo.packing import PackedBatch
 from gspo.policy import prepare_policy
-from services.learner.step import LossFn, StepResult
+from gspo.routing_replay import RoutingReplay
+from services.learner.step import LossFn, ReplayFn, StepResult
 
 
 class MoeEngine:
@@ -22,23 +24,30 @@ class MoeEngine:
     world_size = 1
     max_sequence_tokens: int | None = None
 
-    def __init__(self, model: Any, *, token_budget: int = 200, update: Callable[[Any], None]) -> None:
+    def __init__(
+        self, model: Any, *, token_budget: int = 200, update: Callable[[Any], None], replays_routing: bool = False
+    ) -> None:
         prepare_policy(model, logprob_chunk_tokens=64, activation_checkpointing=True)
         self.model = model
         self.token_budget = token_budget
         self._update = update
         self._experts = ExpertRecorder(model)
+        self.replays_routing = replays_routing
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
         with torch.no_grad():
             return self._forward(packed, with_entropy)
 
-    def train_mini_batch(self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn) -> StepResult:
+    def train_mini_batch(
+        self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
+    ) -> StepResult:
         total = 0.0
         for packed in micro_batches:
+            picks = None if replay is None else replay(packed)
             if not packed.is_empty:
-                loss = loss_fn(packed, self._forward(packed, True))
-                loss.backward()  # type: ignore[no-untyped-call]
+                with nullcontext() if picks is None else RoutingReplay(self.model).replaying(picks):
+                    loss = loss_fn(packed, self._forward(packed, True))
+                    loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
         with torch.no_grad():
             self._update(self.model)

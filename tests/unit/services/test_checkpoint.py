@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,10 @@ from tests.support.bigram_engine import BigramEngine
 
 def state(policy_version: int) -> CheckpointState:
     return CheckpointState(
-        policy_version=policy_version, batch_position=policy_version * 2, mismatch={"variance": 0.25, "num_updates": 3.0}
+        policy_version=policy_version,
+        batch_position=policy_version * 2,
+        mismatch={"variance": 0.25, "num_updates": 3.0},
+        adaptive_clip={"scale": 1.75},
     )
 
 
@@ -37,6 +41,14 @@ def test_a_checkpoint_brings_back_weights_state_and_random_numbers(tmp_path: Pat
     assert load_checkpoint(fresh, path) == state(7)
     assert torch.equal(fresh.table, saved.table)
     assert (random.random(), float(np.random.random()), float(torch.rand(()))) == expected
+
+
+def test_a_checkpoint_from_before_there_was_an_adaptive_clip_is_read(tmp_path: Path) -> None:
+    path = save_checkpoint(BigramEngine(), tmp_path, state(7))
+    metadata = json.loads((path / "checkpoint.json").read_text())
+    del metadata["state"]["adaptive_clip"]
+    (path / "checkpoint.json").write_text(json.dumps(metadata))
+    assert load_checkpoint(BigramEngine(), path) == replace(state(7), adaptive_clip={})
 
 
 def test_the_latest_is_the_last_one_written_and_older_ones_are_removed(tmp_path: Path) -> None:

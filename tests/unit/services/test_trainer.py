@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from gspo.packing import TrainGroup, pack
+from gspo.adaptive import AdaptiveClip
+from gspo.logprobs import TokenLogProbs
+from gspo.packing import PackedBatch, TrainGroup, pack
 from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
 from services.learner.trainer import (
@@ -45,8 +47,8 @@ def own_logprobs(engine: BigramEngine, groups: list[TrainGroup], noise: float = 
     return result
 
 
-def train(engine: TrainingEngine, groups: list[TrainGroup], objective: Objective = WIDE, **changes: int) -> BatchReport:
-    arguments = {"policy_version": 0, "num_mini_batches": 1} | changes
+def train(engine: TrainingEngine, groups: list[TrainGroup], objective: Objective = WIDE, **changes: Any) -> BatchReport:
+    arguments: dict[str, Any] = {"policy_version": 0, "num_mini_batches": 1} | changes
     return train_batch(engine, groups, objective=objective, mismatch=MismatchTracker(), **arguments)
 
 
@@ -237,3 +239,82 @@ def test_with_the_behaviour_anchor_the_experts_load_is_measured_and_no_pass_is_m
     names = {name for name in report.metrics if name.startswith("expert")}
     assert names == {"expert_load_max_over_mean/all", "expert_load_unused/all"}
     assert not any(name.startswith("expert") for name in train(BigramEngine(), random_groups(2, 3, seed=13)).metrics)
+
+
+@pytest.mark.parametrize("anchor", ["proximal", "behaviour"])
+def test_with_routing_replay_no_expert_changes_and_the_routers_still_learn(anchor: Any) -> None:
+    groups = random_groups(4, 3, seed=12, vocab_size=TINY_VOCAB_SIZE)
+    changed, ratios = {}, {}
+    for replays_routing in (False, True):
+        engine = MoeEngine(tiny_qwen3_moe(), update=next_expert, replays_routing=replays_routing)
+        report = train(engine, groups, replace(WIDE, anchor=anchor), num_mini_batches=4)
+        changed[replays_routing] = report.metrics.get("experts_changed/all")
+        ratios[replays_routing] = report.metrics["ratio_max/all"]
+        assert all(bool(layer.mlp.gate.weight.grad.any()) for layer in engine.model.model.layers)
+    # Only the proximal anchor has a pass to compare with already.
+    assert changed[False] == (pytest.approx(shifted_share(groups, 4)) if anchor == "proximal" else None)
+    assert changed[True] == 0
+    assert ratios[True] != ratios[False]
+
+
+def test_with_routing_replay_the_ratios_of_unchanged_weights_are_exactly_one() -> None:
+    groups = random_groups(4, 3, seed=12, vocab_size=TINY_VOCAB_SIZE)
+    engine = MoeEngine(tiny_qwen3_moe(), update=nothing, replays_routing=True)
+    report = train(engine, groups, replace(WIDE, anchor="proximal", ratio_unit="token"), num_mini_batches=4)
+    assert report.metrics["ratio_min/all"] == report.metrics["ratio_max/all"] == 1
+
+
+def test_experts_to_replay_are_kept_until_their_micro_batch_is_trained() -> None:
+    """A micro-batch of a later mini-batch has the experts of the batch's start, whatever the routers have become."""
+    groups = random_groups(2, 3, seed=14, vocab_size=TINY_VOCAB_SIZE)
+    seen: list[torch.Tensor] = []
+
+    class Watched(MoeEngine):
+        def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
+            result = super()._forward(packed, with_entropy)
+            assert result.experts is not None
+            seen.append(result.experts.indices_LTK)
+            return result
+
+    engine = Watched(tiny_qwen3_moe(), update=next_expert, replays_routing=True, token_budget=40)
+    train(engine, groups, num_mini_batches=2)
+    half = len(seen) // 2
+    assert half > 2
+    assert all(torch.equal(at_start, trained) for at_start, trained in zip(seen[:half], seen[half:], strict=True))
+
+
+def test_routing_replay_of_a_model_whose_experts_cannot_be_recorded_is_refused_before_a_step() -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    dense = Qwen3ForCausalLM(Qwen3Config(vocab_size=TINY_VOCAB_SIZE, hidden_size=32, num_hidden_layers=1, head_dim=8))
+    steps: list[Any] = []
+    engine = MoeEngine(dense, update=steps.append, replays_routing=True)
+    with pytest.raises(ValueError, match="choices cannot be recorded, so none can be replayed"):
+        train(engine, random_groups(2, 3, seed=13, vocab_size=TINY_VOCAB_SIZE))
+    assert steps == []
+
+
+def test_an_adaptive_clip_scales_the_next_batch_by_what_this_one_clipped() -> None:
+    narrow = replace(WIDE, eps_low=0.01, eps_high=0.01, noise_z=0.0)
+    groups = own_logprobs(BigramEngine(), random_groups(6, 4, seed=15), noise=0.1)
+    adaptive, expected = AdaptiveClip(target=0.05), AdaptiveClip(target=0.05)
+    fractions = []
+    for _ in range(3):
+        metrics = train(BigramEngine(), groups, narrow, adaptive_clip=adaptive).metrics
+        assert metrics["clip_scale"] == expected.scale
+        expected.update(metrics["clip_fraction/all"])
+        fractions.append(metrics["clip_fraction/all"])
+    assert expected.scale > 1.5
+    assert fractions[0] > fractions[1] > fractions[2] > 0.05
+    assert train(BigramEngine(), groups, narrow).metrics["clip_fraction/all"] == fractions[0]
+
+
+def test_a_token_older_than_max_lag_refuses_the_batch_before_a_step() -> None:
+    engine = BigramEngine()
+    groups = random_groups(2, 3, seed=7, versions=(3, 5))
+    train(BigramEngine(), groups, policy_version=5, max_lag=2)
+    with pytest.raises(
+        ValueError, match=r"group group-0: sequence \d has a token of version 3, which is 2 old and max_lag is 1"
+    ):
+        train(engine, groups, policy_version=5, max_lag=1)
+    assert engine.gradients == []
