@@ -99,12 +99,19 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     metrics = LearnerMetrics(registry)
     health = Health(clock, MAX_QUIET_S)
     engine_settings = _engine_settings(settings, "cuda" if torch.cuda.is_available() else "cpu")
-    telemetry = TelemetryServer("0.0.0.0", settings.learner.metrics_port, registry, health) if rank == 0 else nullcontext()
+    telemetry = (
+        TelemetryServer(settings.security.metrics_host, settings.learner.metrics_port, registry, health)
+        if rank == 0
+        else nullcontext()
+    )
     link = (
         Link(settings, session=uuid.uuid4().hex, clock=clock, health=health, metrics=metrics) if rank == 0 else nullcontext()
     )
     with telemetry, link as opened:
-        engine = LearnerEngine.create(settings.model.path, engine_settings)
+        try:
+            engine = LearnerEngine.create(settings.model.path, engine_settings)
+        except ValueError as error:
+            raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error
         try:
             LearnerService(settings, engine, opened, clock=clock, health=health, metrics=metrics, stop=stop).run()
         finally:
@@ -126,6 +133,7 @@ def _engine_settings(settings: Settings, device: str) -> LearnerEngineSettings:
         max_sequence_tokens=settings.sampling.max_tokens,
         logprob_chunk_tokens=learner.logprob_chunk_tokens,
         activation_checkpointing=learner.activation_checkpointing,
+        routing_replay=settings.objective.routing_replay,
         seed=settings.run.seed,
     )
 

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 import structlog
 import torch
 
+from gspo.adaptive import AdaptiveClip
 from gspo.packing import TrainGroup
 from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
@@ -56,6 +57,8 @@ class TrainBatch(Protocol):
         policy_version: int,
         num_mini_batches: int,
         mismatch: MismatchTracker,
+        adaptive_clip: AdaptiveClip | None = None,
+        max_lag: int | None = None,
         advantages: AdvantageSettings | None = None,
     ) -> BatchReport: ...
 
@@ -95,6 +98,8 @@ class LearnerService:
         self._checkpointed_batch = 0
         self._root = settings.run.directory / "checkpoints"
         self._objective = objective_of(settings.objective)
+        target = self._objective.adaptive_clip_target
+        self._adaptive_clip = None if target is None else AdaptiveClip(target=target)
         self._advantages = AdvantageSettings(
             credit="sequence" if settings.objective.advantage == "sequence" else "return_to_go",
             normalise_std=settings.objective.normalise_by_std,
@@ -123,6 +128,8 @@ class LearnerService:
             state = load_checkpoint(self._engine, latest)
             self._next_batch = self._checkpointed_batch = state.batch_position
             self._mismatch.load_state_dict(state.mismatch)
+            if self._adaptive_clip is not None and state.adaptive_clip:
+                self._adaptive_clip.load_state_dict(state.adaptive_clip)
             log.info("resumed", checkpoint=str(latest), next_batch=self._next_batch)
             saved_version = state.policy_version
         # Versions are never reused: what this learner publishes comes after everything published before, also when the
@@ -179,6 +186,8 @@ class LearnerService:
             policy_version=batch.policy_version,
             num_mini_batches=self._settings.batch.mini_batches,
             mismatch=self._mismatch,
+            adaptive_clip=self._adaptive_clip,
+            max_lag=self._settings.batch.max_lag,
             advantages=self._advantages,
         )
         trained = self._clock.now()
@@ -228,6 +237,7 @@ class LearnerService:
             policy_version=self._policy_version,
             batch_position=self._next_batch,
             mismatch=dict(self._mismatch.state_dict()),
+            adaptive_clip={} if self._adaptive_clip is None else self._adaptive_clip.state_dict(),
         )
         path = save_checkpoint(self._engine, self._root, state, keep=self._settings.learner.keep_checkpoints)
         self._checkpointed_batch = self._next_batch

@@ -20,4 +20,5 @@ def objective_of(section: "ObjectiveSection") -> Objective:
         # Against the engine's own log-probs the ratio holds the mismatch already: a weight would count it twice.
         mismatch_mode=section.mismatch_mode if section.anchor == "proximal" else "off",
         mismatch_cap=section.mismatch_cap,
+        adaptive_clip_target=section.adaptive_clip_target,
     )

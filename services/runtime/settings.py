@@ -113,8 +113,9 @@ class ObjectiveSection(Section):
     """Lower clip at lag 0: ratios below 1 - eps_low are clipped. The paper: 3e-4 (GRPO 0.2)."""
     eps_high: float = Field(4e-4, gt=0)
     """Upper clip at lag 0: ratios above 1 + eps_high are clipped. The paper: 4e-4 (GRPO 0.27)."""
-    band_growth: float = Field(1.0, ge=0)
-    """c: the band of a sequence of lag d is (1 + c d) times as wide. 0: a fixed band."""
+    band_growth: float = 1.0
+    """c: the band of a sequence of lag d is (1 + c d) times as wide, or, for a negative c, 1 / (1 + |c| d) times. 0: a fixed
+    band."""
     noise_z: float = Field(1.0, ge=0)
     """z: the band is widened by z * sigma / sqrt(n), sigma being the measured engine-learner mismatch. 0: no noise floor."""
     anchor: Literal["behaviour", "proximal"] = "behaviour"
@@ -125,6 +126,13 @@ class ObjectiveSection(Section):
     mismatch_cap: float = Field(1.1, gt=1)
     """Largest mismatch factor (and 1 / smallest, when rejecting). It bounds the exponential of a mean per token, so it lies
     near 1 for long sequences; for answers of a few tokens take a larger one."""
+    adaptive_clip_target: float | None = Field(None, gt=0, lt=1)
+    """After each batch the band is widened or narrowed so that the metric clip_fraction comes to this (in the paper: 0.15).
+    The factor is the metric clip_scale, and goes on after a restart. Not set: the width is that of the keys above."""
+    routing_replay: bool = False
+    """Mixture of experts only: all mini-batches use the experts that the weights at the batch's start choose (the paper's
+    Routing Replay, which GRPO needs and GSPO does not). One more forward pass with anchor = "behaviour"; without effect
+    where mini_batches is 1."""
     advantage: Literal["sequence", "turn"] = "sequence"
     """Group-relative advantage of the whole trajectory, or per turn from the rewards that follow it."""
     normalise_by_std: bool = True

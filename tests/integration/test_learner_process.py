@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from services.runtime.lifecycle import EXIT_CONFIGURATION
+
 PATIENCE_MS = 20_000
 START = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True).wait()"
 
@@ -27,3 +29,19 @@ def test_a_rank_does_not_outlive_the_launcher_that_was_killed(tmp_path: Path) ->
             assert watch.poll(PATIENCE_MS) == [(end, select.POLLERR)]
         finally:
             os.close(end)
+
+
+def test_routing_replay_of_a_dense_model_is_refused_at_the_start(tmp_path: Path) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8)
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path / "dense")
+    (tmp_path / "run.toml").write_text(
+        f'[run]\ndirectory = "{tmp_path}"\n[model]\npath = "{tmp_path / "dense"}"\n[objective]\nrouting_replay = true\n'
+        '[learner]\nmetrics_port = 0\nweights_endpoint = "tcp://127.0.0.1:*"\n'
+    )
+    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "services.learner", str(tmp_path / "run.toml")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == EXIT_CONFIGURATION, done.stderr
+    assert "cannot be trained: Qwen3ForCausalLM has no routers: routing replay needs a mixture of experts" in done.stderr

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -32,11 +33,12 @@ from services.learner.service import NOT_YET, STOPPED, LearnerService
 from services.learner.share import MAX_SHARED_FRAMES, NO_FRAME, STOP
 from services.runtime.clock import MonotonicClock
 from services.runtime.lifecycle import ServiceError
-from services.runtime.settings import BatchSection, Broker, Learner, Run, Settings
+from services.runtime.settings import BatchSection, Broker, Learner, ObjectiveSection, Run, Settings
 from services.runtime.telemetry import Health
 from tests.support.bigram_engine import BigramEngine
 from tests.support.zmq_ends import ANY_PORT, ScriptedEnd, in_background, zmq_context
 
+PLAIN = ObjectiveSection()
 REPORTS = (Published, Checkpointed, Trained, Resume, BatchRequest)
 
 
@@ -72,9 +74,10 @@ def a_batch(index: int, policy_version: int) -> tuple[Batch, dict[str, np.ndarra
 class Training:
     """A LearnerService in a thread, and the broker's end of its link."""
 
-    def __init__(self, end: ScriptedEnd, directory: Path) -> None:
+    def __init__(self, end: ScriptedEnd, directory: Path, objective: ObjectiveSection) -> None:
         settings = Settings(
             run=Run(directory=directory),
+            objective=objective,
             batch=BatchSection(group_size=2, groups_per_batch=4, mini_batches=2),
             broker=Broker(batch_endpoint=end.endpoint),
             learner=Learner(weights_endpoint=ANY_PORT, checkpoint_every_batches=2),
@@ -125,10 +128,10 @@ class Training:
 
 
 @contextlib.asynccontextmanager
-async def training(directory: Path, broker_version: int) -> AsyncIterator[Training]:
+async def training(directory: Path, broker_version: int, objective: ObjectiveSection = PLAIN) -> AsyncIterator[Training]:
     """Runs until the block ends, then is stopped and must end by itself."""
     async with zmq_context() as context:
-        learner = Training(ScriptedEnd(context, BATCH), directory)
+        learner = Training(ScriptedEnd(context, BATCH), directory, objective)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(asyncio.to_thread(learner.run))
             try:
@@ -187,6 +190,39 @@ async def test_a_stop_saves_what_was_trained_and_tells_the_broker_before_it_leav
         assert (published.policy_version, published.trained_batches) == (3, 1)
         assert torch.equal(again.engine.table.detach(), table)
         assert await again.take(BatchRequest) == BatchRequest(index=1, policy_version=3)
+
+
+async def test_the_scale_of_an_adaptive_clip_goes_on_after_a_restart(tmp_path: Path) -> None:
+    objective = ObjectiveSection(adaptive_clip_target=0.01)
+
+    async def scale_of_batch(learner: Training, index: int, version: int) -> float | None:
+        await learner.train(index, version)
+        await learner.take(Published)
+        trained = await learner.take(Trained)
+        assert isinstance(trained, Trained)
+        return trained.metrics["clip_scale"]
+
+    async with training(tmp_path, 0, objective) as learner:
+        await learner.take(Resume)
+        await learner.take(Published)
+        assert await scale_of_batch(learner, 0, 1) == 1.0
+        learner.stop.set()
+        await learner.take(Checkpointed)
+    async with training(tmp_path, 2, objective) as again:
+        await again.take(Resume)
+        await again.take(Published)
+        # More than twice the target was clipped, so that it took a full step.
+        assert await scale_of_batch(again, 1, 3) == pytest.approx(math.exp(0.2))
+    gauge = again.registry.get_sample_value("gspo_learner_diagnostic", {"name": "clip_scale", "lag": ""})
+    assert gauge == pytest.approx(math.exp(0.2))
+
+
+async def test_a_run_without_an_adaptive_clip_resumes_from_one_with_it_and_the_other_way_round(tmp_path: Path) -> None:
+    for version, objective in enumerate((PLAIN, ObjectiveSection(adaptive_clip_target=0.1), PLAIN)):
+        async with training(tmp_path, version, objective) as learner:
+            await learner.take(Resume)
+            await learner.take(Published)
+            learner.stop.set()
 
 
 async def test_versions_go_on_behind_the_checkpoint_when_the_broker_has_forgotten_them(tmp_path: Path) -> None:

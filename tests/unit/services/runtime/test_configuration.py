@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from gspo.settings import Objective
 from services.runtime.configuration import ConfigurationError, load_settings
+from services.runtime.objective import objective_of
 from services.runtime.settings import Section, Settings
 
 ROOT = Path(__file__).parents[4]
@@ -76,6 +78,7 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
         ("[objective]\neps_high = 0.2\n", ["eps_high is 0.2 with", "3e-4 / 4e-4"]),
         ("[learner]\nlearning_rate = nan\n", ["learner.learning_rate is nan", "finite number"]),
         ("[objective]\nnoise_z = inf\n", ["objective.noise_z is inf", "finite number"]),
+        ("[objective]\nadaptive_clip_target = 1.0\n", ["objective.adaptive_clip_target is 1.0", "less than 1"]),
         ("[learner]\nbetas = [0.9, 1.0]\n", ["learner.betas.1 is 1.0", "less than 1"]),
         ("[run]\nseed = {a = 1}\n", ["run.seed is {'a': 1}", "valid integer"]),
         ("[run]\nseed = 1.5\n", ["run.seed is 1.5", "valid integer"]),
@@ -207,3 +210,11 @@ def test_every_setting_says_what_it_does() -> None:
         if not info.description
     ]
     assert undocumented == []
+
+
+def test_the_librarys_objective_has_the_files_values(tmp_path: Path) -> None:
+    text = '[objective]\nband_growth = -0.5\nadaptive_clip_target = 0.15\nanchor = "proximal"\nmismatch_cap = 1.3\n'
+    objective = objective_of(load_settings(written(tmp_path, text), (), {}).objective)
+    assert objective == Objective(
+        band_growth=-0.5, adaptive_clip_target=0.15, anchor="proximal", mismatch_mode="truncate", mismatch_cap=1.3
+    )
