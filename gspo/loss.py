@@ -5,7 +5,7 @@ For sequence i with action tokens t in A_i, n_i = |A_i| (GSPO-token: arXiv 2507.
     delta_t = log pi_theta(y_t) - log pi_anchor(y_t)
     log s_u = mean of delta_t over the ratio unit u
     log s_t = (log pi_theta(y_t) - sg[log pi_theta(y_t)]) + sg[log s_u(t)]
-    J       = 1/N * sum_i 1/n_i * sum_t min(s_t A_t, clip(s_t, lo_i, hi_i) A_t)
+    J       = 1/N * sum_i 1/n_i * sum_t min(s_t A_t, clip(s_t, lo_i, hi_i) A_t)     (min and clip: PPO, arXiv 1707.06347)
 
 Unit "sequence" is GSPO-token, and GSPO itself where A_t = A_i: same value, clip decision and gradient. Unit "token" is
 GRPO (sequence mean of token terms). N is the number of sequences of the whole optimizer step, over all ranks and
@@ -65,7 +65,8 @@ def gspo_loss(
     it is clamped and counted; the gradient of a clamped unit stays, with the clamped ratio as its factor.
 
     Raises ValueError naming argument, index and value: half precision, other shapes, non-finite values at action
-    tokens, ids out of range, num_sequences below the number of sequences present.
+    tokens, ids out of range, num_sequences below the number of sequences present. A micro-batch without action tokens
+    is none of these: its loss is 0, with a gradient of zeros, so that ranks stay in step.
     """
     x = loss_inputs(
         logprobs_T,

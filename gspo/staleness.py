@@ -129,8 +129,9 @@ def clip_band(
 def objective_band(objective: Objective, lag_S: Tensor, sigma: float, scale: float = 1.0) -> Band:
     """Return the band that `objective` asks for; `scale` is that of its `AdaptiveClip`, 1 without.
 
-    With the proximal anchor the ratio starts at exactly 1 in every batch: it contains neither engine noise nor the
-    drift of the versions since sampling (the mismatch weight does), so the band is the plain one.
+    With the proximal anchor (decoupled PPO, arXiv 2110.00641) the ratio starts at exactly 1 in every batch: it contains
+    neither engine noise nor the drift of the versions since sampling (the mismatch weight does), so the band is the
+    plain one.
     """
     proximal = objective.anchor == "proximal"
     return clip_band(
@@ -164,6 +165,9 @@ def mismatch_weights(
 ) -> MismatchWeights:
     """Return exp(mean(log pi_prox - mu)) per sequence, min(., cap) in mode "truncate", 0 outside [1/cap, cap] in "reject".
 
+    The factor that decoupled PPO (arXiv 2110.00641) leaves outside the clip, length-normalised as GSPO's ratio is: one cap
+    serves every length, and it is no importance weight of the whole sequence any more. Truncation: Ionides, "Truncated
+    Importance Sampling" (2008).
     Log-probs are read at action tokens only; the weights carry no gradient. A sequence without action tokens has
     weight 1. Raises ValueError for non-finite or half-precision log-probs and for ids out of range.
     """

@@ -47,6 +47,13 @@ def test_float32_decides_the_clip_closer_to_the_bound_than_float32_ratios_could(
     assert gradient == [pytest.approx(-0.5 * (1 + EPS_HIGH)), 0.0]
 
 
+def test_the_mean_over_50_000_tokens_keeps_the_digits_of_the_band_in_float32() -> None:
+    sequence = random_sequence(torch.Generator().manual_seed(6), [True] * 50_000, scale=0.02)
+    deltas = [p - a for p, a in zip(sequence.logprobs, sequence.anchor_logprobs, strict=True)]
+    log_ratio = pack([sequence]).loss(1).stats.log_ratio_S.item()
+    assert log_ratio == pytest.approx(math.fsum(deltas) / len(deltas), abs=EPS_LOW / 1000)
+
+
 def test_lag_widens_the_band_by_one_eps_per_version() -> None:
     delta = 2.5 * math.log1p(EPS_HIGH)
     sequences = [one_sequence([delta] * 4, 1.0, lag=lag) for lag in (0.0, 1.0, 2.0)]
