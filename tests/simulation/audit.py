@@ -42,6 +42,7 @@ from services.broker.tasks import TaskOrder, trajectory_seed
 from services.rollout.generation import Piece
 from tests.simulation.episodes import SimOptions, SimTasks, expected_turns, version_in
 from tests.simulation.loop import Process
+from tests.simulation.weather import Point
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ class Audit:
         self._contents: dict[int, tuple[int, bytes]] = {}
         """By batch: the version it was assembled for, and all that it holds."""
         self.num_learner_lives = 0
+        self.passes: Callable[[Point], None] = lambda _: None
+        """Called at the moments at which the weather may want to strike."""
         self._order = TaskOrder(rules.seed, None)
 
     def require(self, holds: bool, invariant: str, text: Callable[[], str]) -> None:
@@ -154,6 +157,7 @@ class Audit:
         for row in changes.rows:
             if isinstance(row, TrajectoryRow):
                 self._counts(self.durable.trajectories[row.trajectory_id])
+        self.passes("committed")
 
     def _row(self, row: Row) -> None:
         durable = self.durable
@@ -306,7 +310,7 @@ class Audit:
                 lambda: (
                     f"trajectory {trajectory_id}, epoch {epoch}, token {place}: {kind} {token}, log-prob {logprob}, version "
                     f"{version}; the engine made {made.get(place)}"
-                ),  # noqa: B023 - called at once
+                ),
             )
 
     def _batch(self, row: BatchRow) -> None:
@@ -341,17 +345,22 @@ class Audit:
             self._sessions[peer] = message.session
         elif seq is not None and peer in self._sessions:
             self._unacknowledged[self._sessions[peer]].setdefault(seq, message)
+            if isinstance(message, Chunk):
+                self.passes("chunk received")
 
     def broker_sends(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None) -> None:
         match message:
             case Ack(next_seq=next_seq):
                 self._acknowledged(self._sessions[peer], next_seq)
+                self.passes("acknowledged")
             case Lease():
                 assert arrays is not None
                 self._leased(message, arrays)
+                self.passes("lease sent")
             case Batch():
                 assert arrays is not None
                 self._delivered(message, arrays)
+                self.passes("batch sent")
             case Welcome(policy_version=version) | Pulse(policy_version=version):
                 self.require(
                     version <= self.durable.newest_version,
@@ -452,6 +461,7 @@ class Audit:
             lambda: f"version {version} is given to weights {content}, and was given to {self.published[version]}",
         )
         self.published[version] = content
+        self.passes("publishing")
 
     def trains(self, history: Sequence[tuple[int, ...]], batch: Batch, arrays: Mapping[str, Array]) -> None:
         """A learner whose weights have this history trains a batch."""
@@ -513,7 +523,7 @@ class Audit:
                 lambda: (
                     f"batch {batch.index} for version {batch.policy_version}: trajectory {trajectory_id}, token "
                     f"{place_in} was made by version {true}"
-                ),  # noqa: B023
+                ),
             )
 
     def _rewards(

@@ -54,6 +54,7 @@ class SimEngine:
         self.num_live += 1
         try:
             while True:
+                await self._running.wait()
                 tokens, finish = self._sample(left)
                 before = self._true_version
                 await asyncio.sleep(self._token_s * len(tokens))
@@ -122,6 +123,7 @@ class SimEngine:
         assert not self._running.is_set(), "weights are replaced while the engine generates"
         self._unknown = True
         self._true_version = None
+        self._audit.passes("loading")
         if self.num_live:
             self._audit.happened["weights replaced under episodes"] += 1
         await asyncio.sleep(self._rng.uniform(0.05, 0.4))

@@ -211,6 +211,7 @@ class SimTrainer:
 
     def save_state(self, directory: Path) -> None:
         self._audit.checkpoints(self.history, len(self.history))
+        self._audit.passes("saving")
         directory.mkdir()
         (directory / "history.json").write_text(json.dumps(self.history), encoding="utf-8")
         self._take_time(self._rng.uniform(0.05, 0.3))

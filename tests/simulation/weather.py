@@ -6,6 +6,7 @@ from typing import Literal
 
 Kind = Literal[
     "kill",
+    "kill_when",
     "terminate",
     "suspend",
     "standstill",
@@ -22,8 +23,19 @@ Kind = Literal[
     "leave",
     "join",
 ]
-STORM_S = 24.0
-"""No event begins later than this."""
+Point = Literal["chunk received", "committed", "lease sent", "batch sent", "acknowledged", "publishing", "saving", "loading"]
+POINTS: dict[Point, tuple[str, ...]] = {
+    "chunk received": ("broker", "rollout"),
+    "committed": ("broker",),
+    "acknowledged": ("broker", "rollout"),
+    "lease sent": ("broker", "rollout"),
+    "batch sent": ("broker", "learner"),
+    "publishing": ("learner", "broker"),
+    "saving": ("learner", "broker"),
+    "loading": ("rollout", "learner"),
+}
+"""Moments at which a crash is worst, and whom it befalls."""
+LONGEST_STORM_S = 24.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +47,16 @@ class Event:
     target: tuple[str, ...] = ()
     seconds: float = 0.0
     amount: float = 0.0
+    point: Point | None = None
+    """For kill_when: the next such moment after ``at``; ``amount`` is by how much later it happens."""
 
     def __str__(self) -> str:
         target = " and ".join(self.target)
+        moment = f"when {self.point}" if self.point else ""
         words = [
             self.kind,
             target,
+            moment,
             f"for {self.seconds:.1f} s" if self.seconds else "",
             f"({self.amount:.2f})" if self.amount else "",
         ]
@@ -106,37 +122,49 @@ def plan_of(seed: int) -> Plan:
         batch_s=rng.choice([0.3, 1.0, 3.0]),
     )
     rollouts = [f"rollout-{index}" for index in range(num_rollouts)]
-    events = tuple(sorted((_event(rng, rollouts) for _ in range(rng.randint(2, 9))), key=lambda event: event.at))
-    return plan.with_events(events)
+    # So that most of it happens while there is still something to do.
+    storm_s = min(LONGEST_STORM_S, 2.0 + plan.num_batches * (plan.batch_s + 10 * plan.token_s + 0.5))
+    events = [_event(rng, rollouts, storm_s) for _ in range(rng.randint(2, 12))]
+    return plan.with_events(tuple(sorted(events, key=lambda event: event.at)))
 
 
-def _event(rng: random.Random, rollouts: list[str]) -> Event:
-    kind: Kind = rng.choice(
-        ["kill"] * 5
-        + ["terminate"] * 2
-        + ["suspend"] * 2
-        + ["partition"] * 2
-        + ["engine_fails_update", "engine_damages"]
-        + [
-            "standstill",
-            "loss",
-            "duplication",
-            "slow",
-            "disk_full",
-            "engine_fails",
-            "engine_dies",
-            "rewards_fail",
-            "leave",
-            "join",
-        ]
-    )
-    at = rng.uniform(0.0, STORM_S)
+KINDS: dict[Kind, int] = {
+    "kill": 6,
+    "kill_when": 8,
+    "terminate": 3,
+    "suspend": 3,
+    "partition": 3,
+    "engine_fails_update": 2,
+    "engine_damages": 2,
+    "standstill": 1,
+    "loss": 2,
+    "duplication": 2,
+    "slow": 2,
+    "disk_full": 2,
+    "engine_fails": 1,
+    "engine_dies": 1,
+    "rewards_fail": 2,
+    "leave": 2,
+    "join": 1,
+}
+
+
+def _event(rng: random.Random, rollouts: list[str], storm_s: float) -> Event:
+    (kind,) = rng.choices(list(KINDS), list(KINDS.values()))
+    at = rng.uniform(0.0, storm_s)
     rollout = rng.choice(rollouts)
     anybody = rng.choice(["broker", "learner", rollout])
     short, long = rng.uniform(0.2, 3.0), rng.uniform(0.5, 12.0)
     match kind:
         case "kill" | "terminate":
             return Event(at=at, kind=kind, target=(anybody,), seconds=short)
+        case "kill_when":
+            point = rng.choice(list(POINTS))
+            victim = rng.choice(POINTS[point])
+            target = (rollout if victim == "rollout" else victim,)
+            return Event(
+                at=at, kind=kind, target=target, seconds=short, amount=rng.choice([0.0, 0.001, 0.005, 0.2]), point=point
+            )
         case "suspend":
             return Event(at=at, kind=kind, target=(anybody,), seconds=long)
         case "partition":
