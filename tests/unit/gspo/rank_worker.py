@@ -1,12 +1,9 @@
-"""One rank of a data-parallel step: its share of the micro-batches, gradients and losses summed over the ranks by gloo.
-
-python -m tests.unit.gspo.rank_worker <folder> <rank> <number of ranks>
-"""
+"""One rank of a data-parallel step: its share of the micro-batches, gradients and losses summed over the ranks by gloo."""
 
 from __future__ import annotations
 
 import json
-import sys
+import os
 from pathlib import Path
 from random import Random
 
@@ -25,7 +22,9 @@ def step_of(seed: int) -> Step:
     return random_step(Random(seed))
 
 
-def main(folder: Path, rank: int, num_ranks: int) -> None:
+def run_rank(folder: Path, rank: int, num_ranks: int) -> None:
+    """Write the sums that this rank has seen to rank-<rank>.json."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = torch.distributed.FileStore(str(folder / "store"), num_ranks)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
@@ -47,7 +46,3 @@ def main(folder: Path, rank: int, num_ranks: int) -> None:
         results[seed] = {"loss": loss.item(), "gradient": gradient.tolist()}
     (folder / f"rank-{rank}.json").write_text(json.dumps(results), encoding="utf-8")
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

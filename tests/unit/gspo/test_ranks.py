@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import multiprocessing
 from pathlib import Path
 
 import pytest
 
 from tests.unit.gspo.conformance import UNITS
-from tests.unit.gspo.rank_worker import SEEDS, step_of
+from tests.unit.gspo.rank_worker import SEEDS, run_rank, step_of
 
 NUM_RANKS = 4
 
 
 def test_four_ranks_sum_to_the_formula_of_the_step(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.unit.gspo.rank_worker", str(tmp_path)]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen([*command, str(rank), str(NUM_RANKS)], env=environment) for rank in range(NUM_RANKS)]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.unit.gspo.rank_worker"])  # torch is imported once, not by every rank
+    ranks = [context.Process(target=run_rank, args=(tmp_path, rank, NUM_RANKS)) for rank in range(NUM_RANKS)]
+    for process in ranks:
+        process.start()
     try:
-        assert [process.wait(timeout=120) for process in ranks] == [0] * NUM_RANKS
+        for process in ranks:
+            process.join(timeout=200)
+        assert [process.exitcode for process in ranks] == [0] * NUM_RANKS
     finally:
         for process in ranks:
             process.kill()
-            process.wait()
+            process.join()
     results = [json.loads((tmp_path / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in range(NUM_RANKS)]
     assert results[1:] == results[:1] * (NUM_RANKS - 1)
     for seed in SEEDS:
