@@ -1,0 +1,109 @@
+"""python -m benchmarks.study: make the study's runs, or its tables and plots.
+
+Runs that are on disk are skipped, so the command can be stopped and given again at any time. The order is that of
+importance: whatever is finished can be evaluated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from benchmarks.study.config import RunConfig
+from benchmarks.study.grid import cells, questions, runs
+from benchmarks.study.jobs import make_probes, make_run, make_start
+from benchmarks.study.run_record import record_path
+
+# CPU seconds on one core of 2 (AMD EPYC, virtual), for the estimate before anything has been measured.
+SECONDS_PER_BATCH = {"arithmetic": 0.3, "countdown": 0.9}
+START_SECONDS = {"arithmetic": 25.0, "countdown": 55.0}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse, and do one of: list, estimate, run, evaluate."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.study", description=__doc__)
+    parser.add_argument("--directory", type=Path, default=Path("runs/study"), help="where models and records are kept")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
+    parser.add_argument("--only", metavar="A,B", help=f"questions: {', '.join(questions())}, b")
+    parser.add_argument("--list", action="store_true", help="the runs and whether they are finished")
+    parser.add_argument("--dry-run", action="store_true", help="how many runs are missing and how long they would take")
+    parser.add_argument("--plots", action="store_true", help="tables and plots from the condensed results, without runs")
+    parser.add_argument("--condense", action="store_true", help="condense the records into benchmarks/study/results")
+    options = parser.parse_args(arguments)
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs}: at least one")
+    if options.condense or options.plots:
+        return _evaluate(options.directory, condense=options.condense)
+    chosen = None if options.only is None else options.only.split(",")
+    probes = chosen is None or "b" in chosen
+    try:
+        wanted = runs(None if chosen is None else [name for name in chosen if name != "b"])
+    except ValueError as error:
+        parser.error(str(error))
+    if options.list:
+        _list(options.directory, wanted)
+        return 0
+    missing = [config for config in wanted if not record_path(options.directory, config).is_file()]
+    seconds = sum(map(estimate, missing)) / options.jobs
+    print(f"{len(wanted)} runs, {len(wanted) - len(missing)} finished, {len(missing)} to make: about {seconds / 60:.0f} min")
+    if options.dry_run:
+        return 0
+    return _run(options.directory, missing, options.jobs, probes=probes)
+
+
+def estimate(config: RunConfig) -> float:
+    """CPU seconds that the run takes, roughly: a batch costs in proportion to its sequences."""
+    usual = {"arithmetic": 256, "countdown": 128}[config.task]
+    factor = 1.2 if config.anchor == "proximal" or config.routing_replay else 1.0
+    return SECONDS_PER_BATCH[config.task] * config.num_batches * factor * config.num_sequences / usual
+
+
+def _list(directory: Path, wanted: list[RunConfig]) -> None:
+    names: dict[str, list[str]] = {}
+    for cell in cells():
+        names.setdefault(cell.config.run_id, []).append(f"{cell.question}: {cell.row}, {cell.column}")
+    for config in wanted:
+        state = "finished" if record_path(directory, config).is_file() else "missing "
+        print(f"{config.run_id}  {state}  seed {config.seed}  {'; '.join(names[config.run_id])}")
+
+
+def _run(directory: Path, missing: list[RunConfig], jobs: int, *, probes: bool) -> int:
+    """Start models first, so that no two workers make the same; then the runs in their order."""
+    # Also for the workers' own import of torch: its thread pool is sized once.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
+        starts = list(dict.fromkeys((config.task, config.seed) for config in missing))
+        print(f"{len(starts)} start models (made once, some {START_SECONDS['countdown']:.0f} s each)", flush=True)
+        for future in as_completed([pool.submit(make_start, directory, *start) for start in starts]):
+            future.result()
+        if probes:
+            pool.submit(make_probes, directory).result()
+        began, total, done = time.monotonic(), sum(map(estimate, missing)), 0.0
+        futures = {pool.submit(make_run, directory, config): config for config in missing}
+        for index, future in enumerate(as_completed(futures), start=1):
+            cpu_seconds = future.result()
+            done += estimate(futures[future])
+            left = (time.monotonic() - began) * (total - done) / done
+            name = futures[future].run_id
+            print(f"[{index}/{len(missing)}] {name}  {cpu_seconds:.0f} CPU s; {left / 60:.0f} min to go", flush=True)
+    return 0
+
+
+def _evaluate(directory: Path, *, condense: bool) -> int:
+    from benchmarks.study.report import write_report
+    from benchmarks.study.results import condense_records
+
+    if condense:
+        condense_records(directory)
+    write_report()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""What one run of the study is, as a value: everything that its numbers depend on, and an id that follows from it.
+
+The id is a hash of the fields that differ from their defaults, so that a field added later changes no id of a run that
+does not use it. The same configuration asked for by two questions is one run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from gspo.settings import Anchor, MismatchMode, RatioUnit, require_number
+
+TaskName = Literal["arithmetic", "countdown"]
+Clip = Literal["band", "none", "adaptive"]
+Noise = Literal["none", "bf16", "weights", "logprobs"]
+Aggregation = Literal["sequence", "length"]
+Lag = Literal["fixed", "uniform"]
+
+GENERATION = 1
+"""Part of every id: raised when the meaning of a configuration changes, so that old results are not mistaken for new."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One training run. Raises ValueError for values that do not fit together."""
+
+    task: TaskName
+    seed: int
+    num_batches: int
+    group_size: int = 8
+    num_sequences: int = 128
+    """Trajectories of a batch."""
+    num_mini_batches: int = 4
+    """Optimizer steps of a batch."""
+    learning_rate: float = 2e-4
+
+    ratio_unit: RatioUnit = "sequence"
+    eps_low: float = 3e-4
+    eps_high: float = 4e-4
+    clip: Clip = "band"
+    clip_target: float = 0.15
+    """For clip "adaptive": the clip fraction aimed at."""
+    band_growth: float = 0.0
+    noise_z: float = 0.0
+    anchor: Anchor = "behaviour"
+    mismatch_mode: MismatchMode = "off"
+    routing_replay: bool = False
+    """Training passes use the experts that the weights of the batch's start chose."""
+    aggregation: Aggregation = "sequence"
+
+    lag: int = 0
+    """Batches by which the sampler's weights are behind; before that many exist, the initial weights."""
+    lag_kind: Lag = "fixed"
+    """"uniform": each group's lag is drawn from 0 .. `lag`."""
+    noise: Noise = "none"
+    """What separates the sampler from the learner beside lag."""
+    noise_sigma: float = 0.0
+    """"weights": relative deviation of each weight; "logprobs": nats, added to each reported log-prob."""
+
+    eval_every: int = 5
+    num_eval_episodes: int = 128
+
+    def __post_init__(self) -> None:
+        for name, value, choices in (
+            ("task", self.task, get_args(TaskName)),
+            ("clip", self.clip, get_args(Clip)),
+            ("noise", self.noise, get_args(Noise)),
+            ("aggregation", self.aggregation, get_args(Aggregation)),
+            ("lag_kind", self.lag_kind, get_args(Lag)),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+        for name in ("num_batches", "group_size", "num_mini_batches", "eval_every", "num_eval_episodes"):
+            require_number(name, getattr(self, name), low=1)
+        require_number("lag", self.lag, low=0)
+        if self.num_sequences % (self.group_size * self.num_mini_batches):
+            raise ValueError(
+                f"num_sequences is {self.num_sequences}: give a multiple of group_size x num_mini_batches = "
+                f"{self.group_size * self.num_mini_batches}, so that every mini-batch has the same number of whole groups"
+            )
+        if (self.noise_sigma > 0) != (self.noise in ("weights", "logprobs")):
+            raise ValueError(f"noise is {self.noise!r} with noise_sigma {self.noise_sigma}; give both or neither")
+
+    @property
+    def num_groups(self) -> int:
+        return self.num_sequences // self.group_size
+
+    @property
+    def run_id(self) -> str:
+        """The task and 12 hexadecimal digits."""
+        return f"{self.task}-{_digest(_told(self))}"
+
+    @property
+    def family_id(self) -> str:
+        """The same for every seed of one setting."""
+        told = _told(self)
+        told.pop("seed")
+        return f"{self.task}-{_digest(told)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field, for a record."""
+        return asdict(self)
+
+
+def _told(config: RunConfig) -> dict[str, Any]:
+    """What tells this configuration from the default one; the required fields always."""
+    values = asdict(config)
+    return {field.name: values[field.name] for field in fields(config) if values[field.name] != field.default}
+
+
+def _digest(values: dict[str, Any]) -> str:
+    text = json.dumps({"generation": GENERATION, **values}, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -1,0 +1,193 @@
+"""The questions of the study, and the runs that answer each. Runs that several questions share are made once.
+
+What decides question d, fixed before the first run: a variant is judged over all its lags by (1) collapses (fewest), then
+(2) the mean over runs of the held-out reward averaged over the run's evaluations ("area"), where differences within the
+95 % confidence interval of the paired difference to the fixed band count as equal, then (3) the clip fraction nearest to
+that of the fixed band at lag 0, then (4) simplicity: a default that changes nothing wins a tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.study.config import RunConfig
+
+SEEDS = (0, 1, 2)
+
+LONG = RunConfig(task="countdown", seed=0, num_batches=24, num_sequences=128, eval_every=4)
+SHORT = RunConfig(task="arithmetic", seed=0, num_batches=24, num_sequences=256, eval_every=3)
+
+GSPO: dict[str, Any] = {}
+GSPO_10: dict[str, Any] = {"eps_low": 3e-3, "eps_high": 4e-3}
+GSPO_100: dict[str, Any] = {"eps_low": 3e-2, "eps_high": 4e-2}
+GRPO: dict[str, Any] = {"ratio_unit": "token", "eps_low": 0.2, "eps_high": 0.27}
+NO_CLIP: dict[str, Any] = {"clip": "none"}
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "GSPO 3e-4/4e-4": GSPO,
+    "GSPO 3e-3/4e-3": GSPO_10,
+    "GSPO 3e-2/4e-2": GSPO_100,
+    "GRPO 0.2/0.27": GRPO,
+    "GRPO + replay": {**GRPO, "routing_replay": True},
+    "sequence, no clip": NO_CLIP,
+}
+
+BANDS: dict[str, dict[str, Any]] = {
+    "fixed (c=0)": {},
+    "widened c=0.5": {"band_growth": 0.5},
+    "widened c=1": {"band_growth": 1.0},
+    "widened c=2": {"band_growth": 2.0},
+    "tightened c=-1": {"band_growth": -1.0},
+    "proximal": {"anchor": "proximal"},
+    "proximal, truncated": {"anchor": "proximal", "mismatch_mode": "truncate"},
+    "adaptive 15 %": {"clip": "adaptive"},
+    "no clip": NO_CLIP,
+}
+MAIN_BANDS = ("fixed (c=0)", "widened c=1", "tightened c=-1", "proximal", "adaptive 15 %", "no clip")
+
+ANCHORS: dict[str, dict[str, Any]] = {
+    "GSPO behaviour z=0": {},
+    "GSPO behaviour z=1": {"noise_z": 1.0},
+    "GSPO proximal": {"anchor": "proximal"},
+    "GSPO proximal, truncated": {"anchor": "proximal", "mismatch_mode": "truncate"},
+    "GRPO behaviour": GRPO,
+}
+
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bf16": {"noise": "bf16"},
+    "weights 0.003": {"noise": "weights", "noise_sigma": 0.003},
+    "weights 0.01": {"noise": "weights", "noise_sigma": 0.01},
+    "weights 0.03": {"noise": "weights", "noise_sigma": 0.03},
+    "weights 0.1": {"noise": "weights", "noise_sigma": 0.1},
+    "log-probs 0.03": {"noise": "logprobs", "noise_sigma": 0.03},
+}
+
+WEIGHTINGS: dict[str, dict[str, Any]] = {"sequence": {}, "length": {"aggregation": "length"}}
+GROUP_SIZES = (2, 4, 8, 16, 32, 64)
+HIGH_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run in one question's table: its row and its column."""
+
+    question: str
+    row: str
+    column: str
+    config: RunConfig
+
+
+def cells() -> list[Cell]:
+    """Every cell, most important first."""
+    return [*_staleness_short(), *_objectives(), *_staleness_long(), *_groups(), *_precision(), *_collapse(), *_oldest()]
+
+
+def questions() -> list[str]:
+    """The names of the questions, in the order of their runs."""
+    return list(dict.fromkeys(cell.question for cell in cells()))
+
+
+def runs(chosen: Iterable[str] | None = None) -> list[RunConfig]:
+    """The runs of these questions (all when None), each once, in order of importance.
+
+    Raises ValueError for a question that does not exist.
+    """
+    known = questions()
+    wanted = known if chosen is None else list(chosen)
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f'there is no question "{name}": choose of {", ".join(known)}')
+    unique = {cell.config.run_id: cell.config for cell in cells() if cell.question in wanted}
+    return list(unique.values())
+
+
+def _staleness_short() -> list[Cell]:
+    """d: forced lag and the real asynchronous mixture, on short answers."""
+    settings: dict[str, tuple[dict[str, Any], int]] = {
+        "0": ({}, 24),
+        "0..2": ({"lag": 2, "lag_kind": "uniform"}, 24),
+        "1": ({"lag": 1}, 24),
+        "4": ({"lag": 4}, 24),
+        "16": ({"lag": 16}, 40),
+    }
+    return [
+        Cell("d-short", band, lag, _with_band(replace(SHORT, seed=seed, num_batches=count, **setting), band))
+        for seed in SEEDS
+        for lag, (setting, count) in settings.items()
+        for band in BANDS
+    ]
+
+
+def _staleness_long() -> list[Cell]:
+    """d: the same on long answers, with the variants that matter most."""
+    settings: dict[str, dict[str, Any]] = {"0": {}, "0..2": {"lag": 2, "lag_kind": "uniform"}, "4": {"lag": 4}}
+    return [
+        Cell("d-long", band, lag, _with_band(replace(LONG, seed=seed, **setting), band))
+        for seed in SEEDS
+        for lag, setting in settings.items()
+        for band in MAIN_BANDS
+    ]
+
+
+def _oldest() -> list[Cell]:
+    """d: lag 64, long enough that half of the run is trained on weights that have learned."""
+    config = replace(SHORT, num_batches=128, num_sequences=128, eval_every=8, lag=64)
+    bands = ("fixed (c=0)", "widened c=1", "tightened c=-1", "proximal", "no clip")
+    return [
+        Cell("d-oldest", band, "64", _with_band(replace(config, seed=seed), band)) for seed in SEEDS[:2] for band in bands
+    ]
+
+
+def _with_band(config: RunConfig, band: str) -> RunConfig:
+    values = dict(BANDS[band])
+    if config.lag == 0:
+        # Without lag the bands of every growth are the same band: one run.
+        values.pop("band_growth", None)
+    return replace(config, **values)
+
+
+def _objectives() -> list[Cell]:
+    """a: ratio units and their clips at lag 0, on long answers."""
+    return [
+        Cell("a", objective, "2e-4", replace(LONG, seed=seed, **values))
+        for seed in SEEDS
+        for objective, values in OBJECTIVES.items()
+    ]
+
+
+def _collapse() -> list[Cell]:
+    """a: five times the learning rate, for longer: who collapses?"""
+    config = replace(LONG, num_batches=40, learning_rate=HIGH_RATE)
+    names = ("GSPO 3e-4/4e-4", "GSPO 3e-3/4e-3", "GRPO 0.2/0.27", "GRPO + replay")
+    return [
+        Cell("a-collapse", name, "1e-3", replace(config, seed=seed, **OBJECTIVES[name])) for seed in SEEDS for name in names
+    ]
+
+
+def _precision() -> list[Cell]:
+    """c: what separates the sampler from the learner, and who bears how much of it."""
+    config = replace(LONG, num_batches=16)
+    return [
+        Cell("c", anchor, sampler, replace(config, seed=seed, **values, **noise))
+        for seed in SEEDS
+        for sampler, noise in SAMPLERS.items()
+        for anchor, values in ANCHORS.items()
+    ]
+
+
+def _groups() -> list[Cell]:
+    """e: group size at a constant number of samples, and what a sequence's weight is."""
+    sizes = [
+        Cell("e", f"group of {size}", "arithmetic", replace(SHORT, seed=seed, group_size=size))
+        for seed in SEEDS
+        for size in GROUP_SIZES
+    ]
+    weights = [
+        Cell("e", f"{name}-weighted", "countdown", replace(LONG, seed=seed, **values))
+        for seed in SEEDS
+        for name, values in WEIGHTINGS.items()
+    ]
+    return sizes + weights

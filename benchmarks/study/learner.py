@@ -1,0 +1,275 @@
+"""One batch into optimizer steps, in this process: advantages, packing, log-probs, band and loss are the library's.
+
+Each mini-batch is two micro-batches of equal size, so that the agreement of their gradients is measured for nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.study.config import RunConfig
+from benchmarks.study.measures import GradientNoise, flat_gradient, loss_record, ratio_record
+from gspo.adaptive import AdaptiveClip
+from gspo.advantages import group_advantages
+from gspo.diagnostics import SequenceStats
+from gspo.experts import ExpertPicks, ExpertRecorder, changed_share
+from gspo.logprobs import TokenLogProbs
+from gspo.loss import gspo_loss
+from gspo.packing import PackedBatch, TrainSequence, pack
+from gspo.policy import prepare_policy
+from gspo.routing_replay import RoutingReplay
+from gspo.staleness import (
+    Band,
+    MismatchMoments,
+    MismatchTracker,
+    clip_band,
+    mismatch_kl,
+    mismatch_moments,
+    mismatch_weights,
+    sequence_lag,
+)
+from gspo.units import segment_mean
+
+HALVES = 2
+LOGPROB_CHUNK_TOKENS = 4_096
+MAX_GRAD_NORM = 1.0
+ADAM_BETAS = (0.9, 0.99)
+
+
+class DivergedError(ArithmeticError):
+    """A gradient is not finite: the run has nothing more to say."""
+
+
+@dataclass
+class MicroBatch:
+    """Half a mini-batch, and what was measured of it under the weights of the batch's start."""
+
+    packed: PackedBatch
+    lag_S: Tensor
+    start_logprobs_T: Tensor | None = None
+    start_picks: ExpertPicks | None = None
+
+
+class Learner:
+    """A model with its optimizer, and the running state of the clip band."""
+
+    def __init__(self, model: Any, config: RunConfig) -> None:
+        """`model`: a Hugging Face mixture of experts; from here on it returns log-probs of packed sequences."""
+        prepare_policy(model, logprob_chunk_tokens=LOGPROB_CHUNK_TOKENS)
+        self._model = model
+        self._config = config
+        self._parameters = list(model.parameters())
+        self._optimizer = torch.optim.AdamW(
+            self._parameters, lr=config.learning_rate, betas=ADAM_BETAS, weight_decay=0.0, foreach=True
+        )
+        self._recorder = ExpertRecorder(model)
+        self._replay = RoutingReplay(model)
+        self._mismatch = MismatchTracker()
+        self._adaptive = AdaptiveClip(target=config.clip_target)
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of the weights."""
+        return {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
+
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Take these weights; the optimizer stays as it is."""
+        self._model.load_state_dict(weights)
+
+    def state(self) -> dict[str, Any]:
+        """Weights and optimizer, copied."""
+        return copy.deepcopy({"weights": self._model.state_dict(), "optimizer": self._optimizer.state_dict()})
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go back to a state, but keep this learner's own learning rate."""
+        self._model.load_state_dict(state["weights"])
+        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.learning_rate
+
+    def train(
+        self, sequences: Sequence[TrainSequence], rewards: Sequence[float], *, version: int, diagnose: bool
+    ) -> dict[str, float]:
+        """Make the optimizer steps of one batch; return what is to be recorded, with CPU seconds by phase.
+
+        Args:
+            sequences: whole groups, one after the other.
+            version: of the weights before the batch.
+            diagnose: run the reference pass also where the objective does without it, to see which experts change.
+
+        Raises DivergedError for a gradient that is not finite.
+        """
+        mini_batches = self._mini_batches(sequences, rewards, version)
+        record: dict[str, float] = {}
+        began = time.process_time()
+        needs_start = self._config.anchor == "proximal" or self._config.routing_replay
+        if needs_start or diagnose:
+            self._measure_start(mini_batches, version)
+        measured = time.process_time()
+        record["cpu_reference_s" if needs_start else "cpu_diagnosis_s"] = measured - began
+        noise, stats, deltas = GradientNoise(), list[SequenceStats](), list[Tensor]()
+        norms = []
+        for index, mini_batch in enumerate(mini_batches):
+            halves = []
+            before: Tensor | None = None
+            self._optimizer.zero_grad(set_to_none=True)
+            for micro in mini_batch:
+                part, delta_T, changed = self._step_half(micro, version, index)
+                stats.append(part)
+                deltas.append(delta_T)
+                if changed is not None:
+                    record[f"changed_{index}"] = record.get(f"changed_{index}", 0.0) + changed / len(mini_batch)
+                after = flat_gradient(self._parameters)
+                halves.append(after if before is None else after - before)
+                before = after
+            half_size = mini_batch[0].packed.num_sequences
+            # Each half was divided by the size of the whole.
+            noise.add(HALVES * halves[0], HALVES * halves[1], num_sequences=half_size)
+            norms.append(float(torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRAD_NORM)))
+            if not math.isfinite(norms[-1]):
+                raise DivergedError(f"gradient norm is {norms[-1]} in batch {version}, mini-batch {index}")
+            self._optimizer.step()
+            if index == 0 and self._config.anchor == "behaviour":
+                self._update_mismatch(mini_batch, deltas, version)
+        record["cpu_train_s"] = time.process_time() - measured
+        merged = SequenceStats.merge(stats)
+        record |= loss_record(merged) | noise.record()
+        record |= ratio_record(merged.log_ratio_S, "sequence_ratio") | ratio_record(torch.cat(deltas), "token_ratio")
+        record["grad_norm"] = sum(norms) / len(norms)
+        record["grad_norm_max"] = max(norms)
+        record["mismatch_sigma"] = self._mismatch.sigma
+        record["band_scale"] = self._adaptive.scale
+        record["mismatch_kl"] = float(merged.mismatch_kl_S.mean())
+        if self._config.clip == "adaptive":
+            self._adaptive.update(min(1.0, record["clip"]))
+        return record
+
+    def logprobs(self, packed: PackedBatch, picks: ExpertPicks | None = None) -> TokenLogProbs:
+        """Log-probs with entropy and the experts chosen; with those of `picks` replayed, where given."""
+        with self._replay.replaying(picks) if picks is not None else nullcontext(), self._recorder.recording():
+            result: TokenLogProbs = self._model(
+                input_ids=packed.input_ids,
+                position_ids=packed.position_ids,
+                cu_seqlens=packed.cu_seqlens,
+                targets_T=packed.targets_T,
+                temperatures_T=packed.temperatures_T,
+                with_entropy=True,
+            )
+        return result._replace(experts=self._recorder.take())
+
+    def _mini_batches(
+        self, sequences: Sequence[TrainSequence], rewards: Sequence[float], version: int
+    ) -> list[list[MicroBatch]]:
+        config = self._config
+        group_ids = np.repeat(np.arange(config.num_groups), config.group_size)
+        advantages = group_advantages(rewards, group_ids).advantages_M.numpy()
+        size = config.num_sequences // config.num_mini_batches
+        mini_batches = []
+        for start in range(0, config.num_sequences, size):
+            members = sequences[start : start + size]
+            values = advantages[start : start + size]
+            if config.aggregation == "length":
+                lengths = np.array([sequence.num_action_tokens for sequence in members])
+                # The loss divides by n_i and N: what is left is a sum over tokens divided by their number.
+                values = values * (lengths / lengths.mean()).astype(np.float32)
+            trained = [
+                sequence.with_advantages(np.where(sequence.action_mask, value, 0).astype(np.float32))
+                for sequence, value in zip(members, values, strict=True)
+            ]
+            half = size // HALVES
+            packs = [pack(part, policy_version=version) for part in (trained[:half], trained[half:])]
+            mini_batches.append([MicroBatch(packed, _lag(packed, version)) for packed in packs])
+        return mini_batches
+
+    @torch.no_grad()
+    def _measure_start(self, mini_batches: Sequence[Sequence[MicroBatch]], version: int) -> None:
+        moments = MismatchMoments(0.0, 0.0, 0.0)
+        for micro in (micro for mini_batch in mini_batches for micro in mini_batch):
+            result = self.logprobs(micro.packed)
+            micro.start_logprobs_T = result.logprobs_T
+            micro.start_picks = result.experts
+            packed = micro.packed
+            moments += mismatch_moments(result.logprobs_T, packed.behaviour_T, packed.mask_T, packed.versions_T, version)
+        if self._config.anchor == "proximal":
+            self._mismatch.update(moments)
+
+    def _step_half(self, micro: MicroBatch, version: int, index: int) -> tuple[SequenceStats, Tensor, float | None]:
+        """Add one half's gradient; its statistics, log-ratios at action tokens, and share of changed experts."""
+        config, packed = self._config, micro.packed
+        result = self.logprobs(packed, micro.start_picks if config.routing_replay else None)
+        anchor_T, weights_S = packed.behaviour_T, None
+        if config.anchor == "proximal":
+            assert micro.start_logprobs_T is not None
+            anchor_T = micro.start_logprobs_T
+            weights_S = mismatch_weights(
+                anchor_T,
+                packed.behaviour_T,
+                packed.mask_T,
+                packed.sequence_ids_T,
+                packed.num_sequences,
+                mode=config.mismatch_mode,
+                cap=1.1,
+            ).weights_S
+        output = gspo_loss(
+            result.logprobs_T,
+            anchor_T,
+            packed.advantages_T,
+            packed.mask_T,
+            packed.sequence_ids_T,
+            num_sequences=HALVES * packed.num_sequences,
+            band=study_band(config, micro.lag_S, sigma=self._mismatch.sigma, scale=self._adaptive.scale),
+            ratio_unit=config.ratio_unit,
+            mismatch_weights_S=weights_S,
+        )
+        output.loss.backward()  # type: ignore[no-untyped-call]
+        logprobs_T = result.logprobs_T.detach()
+        assert result.entropies_T is not None
+        stats = replace(
+            output.stats,
+            entropy_S=segment_mean(result.entropies_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences),
+            mismatch_kl_S=mismatch_kl(
+                logprobs_T, packed.behaviour_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences
+            ),
+        )
+        changed = None
+        if index > 0 and micro.start_picks is not None and result.experts is not None and not config.routing_replay:
+            changed = changed_share(result.experts, micro.start_picks, packed.mask_T)
+        return stats, (logprobs_T - anchor_T)[packed.mask_T], changed
+
+    def _update_mismatch(self, mini_batch: Sequence[MicroBatch], deltas: Sequence[Tensor], version: int) -> None:
+        """From the first mini-batch, whose log-probs are those of the batch's start."""
+        moments = MismatchMoments(0.0, 0.0, 0.0)
+        for micro, delta_T in zip(mini_batch, deltas, strict=True):
+            fresh_T = delta_T[micro.packed.versions_T[micro.packed.mask_T] == version].double()
+            moments += MismatchMoments(float(fresh_T.numel()), float(fresh_T.sum()), float(fresh_T.square().sum()))
+        self._mismatch.update(moments)
+
+
+def study_band(config: RunConfig, lag_S: Tensor, *, sigma: float, scale: float) -> Band:
+    """The clip band of the run; without clipping, one with infinite bounds."""
+    if config.clip == "none":
+        infinite_S = torch.full_like(lag_S, torch.inf)
+        return Band(lag_S, -infinite_S, infinite_S, 0.0)
+    proximal = config.anchor == "proximal"
+    return clip_band(
+        lag_S,
+        eps_low=config.eps_low,
+        eps_high=config.eps_high,
+        band_growth=0.0 if proximal else config.band_growth,
+        noise_z=0.0 if proximal else config.noise_z,
+        sigma=sigma,
+        scale=scale if config.clip == "adaptive" else 1.0,
+    )
+
+
+def _lag(packed: PackedBatch, version: int) -> Tensor:
+    return sequence_lag(version, packed.versions_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences)

@@ -1,0 +1,77 @@
+"""What one batch did, in numbers that do not depend on how it was split; pure functions of tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gspo.diagnostics import SequenceStats, effective_sample_size
+
+QUANTILES = (("p01", 0.01), ("p50", 0.5), ("p99", 0.99))
+
+
+@dataclass
+class GradientNoise:
+    """Agreement of the gradients of the two halves of each mini-batch.
+
+    With g1, g2 the gradients of the means over n sequences each:  g1 . g2  estimates |G|^2 without bias and
+    n |g1 - g2|^2 / 2  the trace of the covariance of one sequence's gradient. Their quotient, in sequences, is the simple
+    noise scale (arXiv 1812.06162): the batch at which noise and signal are alike. Sums are kept, so that a ratio of
+    means can be taken later: a mean of ratios has no expectation where |G|^2 is near 0.
+    """
+
+    signal: list[float] = field(default_factory=list)
+    trace: list[float] = field(default_factory=list)
+    cosine: list[float] = field(default_factory=list)
+
+    def add(self, first: Tensor, second: Tensor, *, num_sequences: int) -> None:
+        """`first`, `second`: gradients of the means over `num_sequences` sequences each."""
+        product = float(first @ second)
+        lengths = float(first.norm()) * float(second.norm())
+        self.signal.append(product)
+        self.trace.append(num_sequences * float((first - second).square().sum()) / 2)
+        self.cosine.append(product / lengths if lengths > 0 else 0.0)
+
+    def record(self) -> dict[str, float]:
+        """Of the first mini-batch, where ratios are 1 at lag 0, and of the later ones, where objectives differ."""
+        record = {}
+        for name, part in (("first", slice(0, 1)), ("later", slice(1, None))):
+            if self.signal[part]:
+                for quantity, values in (("signal", self.signal), ("trace", self.trace), ("cosine", self.cosine)):
+                    record[f"grad_{quantity}_{name}"] = sum(values[part]) / len(values[part])
+        return record
+
+
+def ratio_record(log_ratio_T: Tensor, name: str) -> dict[str, float]:
+    """Deviation and quantiles of log-ratios, in nats."""
+    if log_ratio_T.numel() < 2:
+        return {}
+    values = log_ratio_T.double()
+    record = {f"{name}_std": float(values.std()), f"{name}_abs": float(values.abs().mean())}
+    for label, quantile in QUANTILES:
+        record[f"{name}_{label}"] = float(torch.quantile(values, quantile))
+    return record
+
+
+def loss_record(stats: SequenceStats) -> dict[str, float]:
+    """Clipping, effective sample size, entropy and lag; means over the sequences of the batch."""
+    high, low = float(stats.clipped_high_S.mean()), float(stats.clipped_low_S.mean())
+    return {
+        "clip": high + low,
+        "clip_high": high,
+        "clip_low": low,
+        "ess": effective_sample_size(stats.log_ratio_S.exp() * stats.weight_S),
+        "weight": float(stats.weight_S.mean()),
+        "entropy": float(stats.entropy_S.mean()),
+        "lag": float(stats.lag_S.mean()),
+        "length": float(stats.num_tokens_S.mean()),
+        "zero_advantage": float(stats.zero_advantage_S.mean()),
+        "clamped_tokens": float(stats.clamped_tokens_S.sum()),
+    }
+
+
+def flat_gradient(parameters: list[torch.nn.Parameter]) -> Tensor:
+    """All gradients end to end, copied; zeros where a parameter has none."""
+    return torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten().clone() for p in parameters])

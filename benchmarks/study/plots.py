@@ -1,0 +1,222 @@
+"""The study's plots. Colours are Okabe and Ito's, which colour-blind readers can tell apart; lines differ in marker too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from benchmarks.study.results import Results
+from benchmarks.study.summary import Interval, RunSummary, interval
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+DPI = 80
+LAGS = ("0", "0..2", "1", "4", "16", "64")
+
+
+def draw_all(results: Results, probes: Sequence[dict[str, Any]], directory: Path) -> list[Path]:
+    """Draw every plot whose runs are there; the files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for name, draw, present in (
+        ("objectives", lambda: _objectives(results), results.rows("a")),
+        ("collapse", lambda: _collapse(results), results.rows("a-collapse")),
+        ("volatility", lambda: _volatility(probes), probes),
+        ("precision", lambda: _precision(results), results.rows("c")),
+        ("staleness", lambda: _staleness(results), results.rows("d-short")),
+        ("groups", lambda: _groups(results), results.rows("e")),
+    ):
+        if present:
+            path = directory / f"study_{name}.png"
+            figure = draw()
+            figure.savefig(path, dpi=DPI)
+            plt.close(figure)
+            drawn.append(path)
+    return drawn
+
+
+def _curve(runs: Sequence[RunSummary], at: Callable[[RunSummary, int], float]) -> tuple[list[float], list[Interval]]:
+    """Mean position and held-out reward at each evaluation that all runs have."""
+    length = min(len(run.evals) for run in runs)
+    places = [sum(at(run, index) for run in runs) / len(runs) for index in range(length)]
+    return places, [interval([run.evals[index][1] for run in runs]) for index in range(length)]
+
+
+def _line(axes: Any, index: int, label: str, places: Sequence[float], values: Sequence[Interval]) -> None:
+    """A line of means with its confidence band."""
+    colour = COLOURS[index % len(COLOURS)]
+    means = [value.mean for value in values]
+    widths = [0.0 if math.isnan(value.half_width) else value.half_width for value in values]
+    axes.plot(places, means, color=colour, marker=MARKERS[index % len(MARKERS)], markersize=4, linewidth=1.5, label=label)
+    lows, highs = ([m - w for m, w in zip(means, widths, strict=True)], [m + w for m, w in zip(means, widths, strict=True)])
+    axes.fill_between(places, lows, highs, color=colour, alpha=0.12, linewidth=0)
+
+
+def _figure(columns: int, width: float = 12.0, height: float = 4.2) -> tuple[Any, list[Any]]:
+    figure, axes = plt.subplots(1, columns, figsize=(width, height), constrained_layout=True, squeeze=False)
+    for each in axes[0]:
+        each.grid(alpha=0.25)
+        each.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes[0])
+
+
+def _objectives(results: Results) -> Any:
+    figure, (tokens, seconds, clips) = _figure(3, 14.0)
+    for index, row in enumerate(results.rows("a")):
+        runs = list(results.at("a", row, "2e-4").values())
+        _line(tokens, index, row, *_curve(runs, lambda run, at: run.tokens[at] / 1e3))
+        _line(seconds, index, row, *_curve(runs, lambda run, at: run.cpu[at]))
+        length = min(len(run.clip) for run in runs)
+        shares = [interval([run.clip[batch] for run in runs]).mean for batch in range(length)]
+        if any(shares):
+            clips.plot(range(1, length + 1), shares, color=COLOURS[index], linewidth=1.5, label=row)
+    tokens.set(xlabel="action tokens trained on (thousands)", ylabel="held-out reward", ylim=(0, 1))
+    seconds.set(xlabel="CPU seconds (sampling and training)", ylabel="held-out reward", ylim=(0, 1))
+    clips.set(xlabel="batch", ylabel="clipped share of tokens", yscale="log")
+    clips.axhline(0.15, color="#555555", linestyle=":", linewidth=1)
+    clips.axhline(0.0013, color="#555555", linestyle=":", linewidth=1)
+    clips.annotate("paper, GSPO: 15 %", (1, 0.16), fontsize=8, color="#555555")
+    clips.annotate("paper, GRPO: 0.13 %", (1, 0.0014), fontsize=8, color="#555555")
+    tokens.legend(fontsize=8, loc="lower right")
+    figure.suptitle("Long answers, lag 0, learning rate 2e-4: mean and 95 % confidence interval over seeds", fontsize=11)
+    return figure
+
+
+def _collapse(results: Results) -> Any:
+    rows = results.rows("a-collapse")
+    figure, panels = _figure(len(rows), 3.4 * len(rows), 3.6)
+    for index, (axes, row) in enumerate(zip(panels, rows, strict=True)):
+        for run in results.at("a-collapse", row, "1e-3").values():
+            axes.plot(
+                *zip(*run.evals, strict=True), color=COLOURS[index], marker=MARKERS[index], markersize=3, linewidth=1.2
+            )
+        axes.set(xlabel="batch", ylim=(0, 1), title=row)
+    panels[0].set_ylabel("held-out reward")
+    figure.suptitle("Long answers, lag 0, learning rate 1e-3: one line per seed", fontsize=11)
+    return figure
+
+
+def _volatility(probes: Sequence[dict[str, Any]]) -> Any:
+    figure, (changed, ratios) = _figure(2)
+    rates = sorted({probe["learning_rate"] for probe in probes} - {0.0})
+
+    def means(name: str, updates: int, reference: str) -> list[float]:
+        return [
+            interval(
+                [
+                    probe[name]
+                    for probe in probes
+                    if (probe["learning_rate"], probe["updates"], probe["reference"]) == (rate, updates, reference)
+                ]
+            ).mean
+            for rate in rates
+        ]
+
+    styles = [("float32", 1), ("float32", 4), ("bf16", 1), ("bf16", 4)]
+    for index, (reference, updates) in enumerate(styles):
+        label = f"{updates} update{'s' if updates > 1 else ''}, sampled in {reference}"
+        shares = [100 * value for value in means("changed", updates, reference)]
+        changed.plot(rates, shares, color=COLOURS[index], marker=MARKERS[index], label=label)
+    changed.axhline(10, color="#555555", linestyle=":", linewidth=1)
+    changed.annotate("paper: about 10 % (48 layers)", (rates[0], 11), fontsize=8, color="#555555")
+    changed.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="experts changed (% of picks)")
+    changed.legend(fontsize=8)
+    for index, (name, label) in enumerate(
+        (
+            ("token_std_free", "token, routers choose"),
+            ("token_std_replayed", "token, experts replayed"),
+            ("sequence_std_free", "sequence, routers choose"),
+            ("sequence_std_replayed", "sequence, experts replayed"),
+        )
+    ):
+        style = "-" if "free" in name else "--"
+        colour = COLOURS[index // 2]
+        ratios.plot(rates, means(name, 4, "float32"), style, color=colour, marker=MARKERS[index], label=label)
+    ratios.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="std of log-ratio after 4 updates (nats)")
+    ratios.axhline(3.5e-4, color="#555555", linestyle=":", linewidth=1)
+    ratios.annotate("GSPO's clip, 3.5e-4", (rates[0], 4e-4), fontsize=8, color="#555555")
+    ratios.legend(fontsize=8)
+    return figure
+
+
+def _precision(results: Results) -> Any:
+    figure, (reward, clip) = _figure(2, 13.0)
+    columns = results.columns("c")
+    rows = results.rows("c")
+    for index, row in enumerate(rows):
+        places = [place + 0.12 * (index - (len(rows) - 1) / 2) for place in range(len(columns))]
+        for axes, measure in ((reward, lambda run: run.area), (clip, lambda run: run.mean_clip)):
+            values = [results.mean("c", row, column, measure) for column in columns]
+            _points(axes, index, row, places, values)
+    for axes in (reward, clip):
+        axes.set_xticks(range(len(columns)), columns, rotation=25, ha="right", fontsize=9)
+        axes.set_xlabel("what the sampler computes with")
+    reward.set_ylabel("held-out reward, mean over the run")
+    clip.set(ylabel="clipped share of tokens", ylim=(0, None))
+    reward.legend(fontsize=8, loc="lower left")
+    return figure
+
+
+def _points(axes: Any, index: int, label: str, places: Sequence[float], values: Sequence[Interval]) -> None:
+    widths = [0.0 if math.isnan(value.half_width) else value.half_width for value in values]
+    means = [value.mean for value in values]
+    colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+    style = {"linestyle": "none", "markersize": 5, "capsize": 2, "elinewidth": 0.9}
+    axes.errorbar(places, means, yerr=widths, color=colour, marker=marker, label=label, **style)
+
+
+def _staleness(results: Results) -> Any:
+    figure, (short, long, clip) = _figure(3, 15.0, 4.8)
+    places = {lag: index for index, lag in enumerate(LAGS)}
+    for axes, names, title in (
+        (short, ("d-short", "d-oldest"), "short answers"),
+        (long, ("d-long",), "long answers"),
+        (clip, ("d-short", "d-oldest"), "short answers"),
+    ):
+        rows = results.rows(names[0])
+        for row in rows:
+            index = results.rows("d-short").index(row)
+            shift = 0.08 * (index - 4)
+            found = [
+                (lag, question) for question in names for lag in results.columns(question) if results.at(question, row, lag)
+            ]
+            values = [
+                results.mean(question, row, lag, (lambda run: run.mean_clip) if axes is clip else (lambda run: run.area))
+                for lag, question in found
+            ]
+            _points(axes, index, row, [places[lag] + shift for lag, _ in found], values)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("lag (batches)")
+        used = [lag for lag in LAGS if any(lag in results.columns(question) for question in names)]
+        axes.set_xticks([places[lag] for lag in used], used)
+        axes.set_ylabel("clipped share of tokens" if axes is clip else "held-out reward, mean over the run")
+    short.legend(fontsize=7, loc="lower left")
+    return figure
+
+
+def _groups(results: Results) -> Any:
+    figure, (sizes, weights) = _figure(2)
+    rows = [row for row in results.rows("e") if row.startswith("group")]
+    numbers = [int(row.split()[-1]) for row in rows]
+    for index, (label, measure) in enumerate(
+        (("mean over the run", lambda run: run.area), ("at the end", lambda run: run.final))
+    ):
+        _line(sizes, index, label, numbers, [results.mean("e", row, "arithmetic", measure) for row in rows])
+    sizes.set(xscale="log", xlabel="trajectories per prompt (256 per batch)", ylabel="held-out reward", ylim=(0, 1))
+    sizes.set_xticks(numbers, [str(number) for number in numbers])
+    sizes.minorticks_off()
+    sizes.legend(fontsize=8)
+    for index, row in enumerate(row for row in results.rows("e") if row.endswith("weighted")):
+        runs = list(results.at("e", row, "countdown").values())
+        _line(weights, index, row, *_curve(runs, lambda run, at: run.tokens[at] / 1e3))
+    weights.set(xlabel="action tokens trained on (thousands)", ylabel="held-out reward", ylim=(0, 1))
+    weights.legend(fontsize=8)
+    return figure

@@ -1,0 +1,74 @@
+"""The condensed results that are kept with the code, so that tables and plots need no runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.study.grid import Cell, cells, runs
+from benchmarks.study.run_record import read_record, record_path
+from benchmarks.study.summary import Interval, RunSummary, interval, summarise_run
+
+RESULTS = Path(__file__).parent / "results"
+RUNS_FILE = "runs.jsonl"
+PROBES_FILE = "volatility.jsonl"
+
+
+def condense_records(directory: Path) -> int:
+    """Write the summaries of every finished run of the grid, and the probes; the number of runs."""
+    found = [record_path(directory, config) for config in runs()]
+    summaries = [summarise_run(read_record(path)) for path in found if path.is_file()]
+    probes = [path.read_text() for path in sorted((directory / "probes").glob("*.jsonl"))]
+    RESULTS.mkdir(exist_ok=True)
+    lines = [json.dumps(summary.as_dict(), separators=(",", ":")) + "\n" for summary in summaries]
+    (RESULTS / RUNS_FILE).write_text("".join(lines))
+    (RESULTS / PROBES_FILE).write_text("".join(probes))
+    return len(summaries)
+
+
+def load_summaries(directory: Path = RESULTS) -> dict[str, RunSummary]:
+    """By run id."""
+    lines = (directory / RUNS_FILE).read_text().splitlines()
+    return {summary.run_id: summary for summary in (RunSummary.from_dict(json.loads(line)) for line in lines)}
+
+
+def load_probes(directory: Path = RESULTS) -> list[dict[str, Any]]:
+    """The records of question b."""
+    return [json.loads(line) for line in (directory / PROBES_FILE).read_text().splitlines()]
+
+
+class Results:
+    """Finished runs by question, row and column."""
+
+    def __init__(self, summaries: Mapping[str, RunSummary], grid: Iterable[Cell] | None = None) -> None:
+        self._by_place: dict[tuple[str, str, str], dict[int, RunSummary]] = {}
+        for cell in cells() if grid is None else grid:
+            if cell.config.run_id in summaries:
+                place = self._by_place.setdefault((cell.question, cell.row, cell.column), {})
+                place[cell.config.seed] = summaries[cell.config.run_id]
+
+    def rows(self, question: str) -> list[str]:
+        return list(dict.fromkeys(row for name, row, _ in self._by_place if name == question))
+
+    def columns(self, question: str) -> list[str]:
+        return list(dict.fromkeys(column for name, _, column in self._by_place if name == question))
+
+    def at(self, question: str, row: str, column: str) -> dict[int, RunSummary]:
+        """Finished runs by seed."""
+        return self._by_place.get((question, row, column), {})
+
+    def mean(self, question: str, row: str, column: str, measure: Callable[[RunSummary], float]) -> Interval:
+        """Over seeds."""
+        return interval([measure(summary) for summary in self.at(question, row, column).values()])
+
+    def paired(
+        self, question: str, row: str, baseline: str, columns: Iterable[str], measure: Callable[[RunSummary], float]
+    ) -> Interval:
+        """Mean over columns and seeds of `measure` at `row` less that at `baseline` in the same column and seed."""
+        differences = []
+        for column in columns:
+            own, other = self.at(question, row, column), self.at(question, baseline, column)
+            differences += [measure(own[seed]) - measure(other[seed]) for seed in own if seed in other]
+        return interval(differences)

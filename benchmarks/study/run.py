@@ -1,0 +1,129 @@
+"""One run: sample, train, measure, batch after batch, in one deterministic thread; and its record on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.study.config import RunConfig, TaskName
+from benchmarks.study.learner import DivergedError, Learner
+from benchmarks.study.run_record import record_path
+from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Sampler
+from benchmarks.study.start_model import NUM_STEPS, load_start_model, study_environment
+from services.environments.base import Task
+from services.learner.tiny import build_tokenizer
+
+TASKS_PER_SEED = 1_000_000
+NUM_START_MODELS = 3
+"""Seeds share start models beyond this number: a model costs as much as a run."""
+
+
+def execute(directory: Path, config: RunConfig, *, start_steps: int = NUM_STEPS) -> bool:
+    """Make the run unless its record is there; False if it was. The record appears complete or not at all."""
+    path = record_path(directory, config)
+    if path.is_file():
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+    with unfinished.open("w") as file:
+        file.write(json.dumps({"run": config.run_id, "config": config.as_dict()}) + "\n")
+        for record in batches(directory, config, start_steps=start_steps):
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+    unfinished.rename(path)
+    return True
+
+
+def prepare_start(directory: Path, task: TaskName, seed: int) -> None:
+    """Make the start model of this task and seed unless it is there."""
+    torch.set_num_threads(1)
+    load_start_model(directory / "start", task, seed % NUM_START_MODELS)
+
+
+def batches(directory: Path, config: RunConfig, *, start_steps: int = NUM_STEPS) -> Iterator[dict[str, float]]:
+    """Run it: one record per batch, and one for the evaluation after the last."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    model = load_start_model(directory / "start", config.task, config.seed % NUM_START_MODELS, num_steps=start_steps)
+    tokenizer, environment = build_tokenizer(), study_environment(config.task)
+    limit = MAX_NEW_TOKENS[config.task]
+    sampler = Sampler(
+        model, tokenizer, environment, max_new_tokens=limit, noise=config.noise, noise_sigma=config.noise_sigma
+    )
+    examiner = Sampler(model, tokenizer, environment, max_new_tokens=limit)
+    learner = Learner(model, config)
+    source, held_out = environment.tasks("train"), environment.tasks("eval")
+    versions: dict[int, dict[str, Tensor]] = {}
+    num_tokens = 0
+    for batch in range(config.num_batches + 1):
+        versions[batch] = learner.weights()
+        versions.pop(batch - config.lag - 1, None)
+        record: dict[str, float] = {"batch": batch}
+        if batch % config.eval_every == 0 or batch == config.num_batches:
+            began = time.process_time()
+            examiner.load(versions[batch], seed=0)
+            exam = [held_out.task(index) for index in range(config.num_eval_episodes)]
+            record["eval"] = _mean_reward(examiner.play(exam, seed=_stream(config.seed, batch, "eval")))
+            record["cpu_eval_s"] = time.process_time() - began
+        if batch == config.num_batches:
+            yield record
+            return
+        began = time.process_time()
+        first = TASKS_PER_SEED * config.seed + batch * config.num_groups
+        tasks = [source.task(first + index) for index in range(config.num_groups)]
+        played = _sample(sampler, tasks, config, batch, versions)
+        record["cpu_sample_s"] = time.process_time() - began
+        episodes = [episode for episode, _ in played]
+        num_tokens += sum(len(episode.answer.ids) for episode in episodes)
+        record |= {"reward": _mean_reward(episodes), "tokens": num_tokens}
+        try:
+            record |= learner.train(
+                [episode.train_sequence(version) for episode, version in played],
+                [episode.reward for episode in episodes],
+                version=batch,
+                diagnose=batch % config.eval_every == 0,
+            )
+        except DivergedError:
+            # A result like any other: collapse is one of the questions.
+            yield record | {"diverged": 1.0}
+            return
+        yield record
+
+
+def _sample(
+    sampler: Sampler,
+    tasks: Sequence[Task],
+    config: RunConfig,
+    batch: int,
+    versions: Mapping[int, dict[str, Tensor]],
+) -> list[tuple[Episode, int]]:
+    """Whole groups in the order of their tasks, each under one version, with that version."""
+    rng = random.Random(_stream(config.seed, batch, "lag"))
+    lags = [rng.randint(0, config.lag) if config.lag_kind == "uniform" else config.lag for _ in tasks]
+    made_by = [max(0, batch - lag) for lag in lags]
+    groups: dict[int, list[tuple[Episode, int]]] = {}
+    for version in sorted(set(made_by)):
+        sampler.load(versions[version], seed=_stream(config.seed, version, "noise"))
+        chosen = [index for index, made in enumerate(made_by) if made == version]
+        repeated = [tasks[index] for index in chosen for _ in range(config.group_size)]
+        episodes = sampler.play(repeated, seed=_stream(config.seed, batch, f"sample-{version}"))
+        for place, index in enumerate(chosen):
+            group = episodes[place * config.group_size : (place + 1) * config.group_size]
+            groups[index] = [(episode, version) for episode in group]
+    return [member for index in range(len(tasks)) for member in groups[index]]
+
+
+def _mean_reward(episodes: Sequence[Episode]) -> float:
+    return sum(episode.reward for episode in episodes) / len(episodes)
+
+
+def _stream(seed: int, batch: int, purpose: str) -> int:
+    """The seed of one random stream."""
+    return random.Random(f"{seed}:{batch}:{purpose}").getrandbits(62)

@@ -1,0 +1,32 @@
+"""What a run leaves on disk: one file of JSON lines, complete or not there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.study.config import RunConfig
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A finished run as it was written: a line for each batch, and one for the evaluation after the last."""
+
+    run_id: str
+    config: dict[str, Any]
+    batches: list[dict[str, float]]
+
+
+def record_path(directory: Path, config: RunConfig) -> Path:
+    """Where a run's record stands when it is finished."""
+    return directory / "records" / f"{config.run_id}.jsonl"
+
+
+def read_record(path: Path) -> RunRecord:
+    """Raises ValueError for a file that is no record."""
+    head, *lines = (json.loads(line) for line in path.read_text().splitlines())
+    if "config" not in head:
+        raise ValueError(f"{path} does not start with a configuration: remove it and run again")
+    return RunRecord(head["run"], head["config"], lines)

@@ -1,0 +1,86 @@
+"""The model every run starts from: taught by imitation, first of a careful and then of a careless teacher, and kept on disk.
+
+As the project's tiny model, but for one task, so that it costs less and is the same whatever else the project adds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
+
+from benchmarks.study.config import TaskName
+from services.environments.base import DemonstratingEnvironment
+from services.environments.registry import create_environment
+from services.learner.tiny import IGNORED_LABEL, build_model, build_tokenizer, encode
+
+ENVIRONMENTS: dict[TaskName, str] = {
+    "arithmetic": "arithmetic",
+    "countdown": "benchmarks.study.countdown:Countdown",
+}
+NUM_STEPS = 600
+CAREFUL_STEPS = 480
+BATCH_TOKENS: dict[TaskName, int] = {"arithmetic": 1_250, "countdown": 2_500}
+PEAK_LEARNING_RATE = 3e-3
+WARMUP_STEPS = 30
+DECAY_STEPS = 270
+
+
+def study_environment(task: TaskName) -> DemonstratingEnvironment:
+    """The task's environment with its default options."""
+    environment = create_environment(ENVIRONMENTS[task], {})
+    assert isinstance(environment, DemonstratingEnvironment)
+    return environment
+
+
+def load_start_model(directory: Path, task: TaskName, seed: int, *, num_steps: int = NUM_STEPS) -> Qwen3MoeForCausalLM:
+    """The start model of `task` and `seed`, in float32; made and kept under `directory` when it is not there."""
+    tokenizer = build_tokenizer()
+    torch.manual_seed(seed)
+    model = build_model(tokenizer)
+    path = directory / f"{task}-{seed}-{num_steps}.safetensors"
+    if not path.is_file():
+        _imitate(model, tokenizer, study_environment(task), random.Random(seed), BATCH_TOKENS[task], num_steps)
+        directory.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        save_file(model.state_dict(), unfinished, metadata={"made": json.dumps({"task": task, "seed": seed})})
+        unfinished.rename(path)
+    model.load_state_dict(load_file(path))
+    model.set_experts_implementation("grouped_mm")
+    return model
+
+
+def _imitate(
+    model: Qwen3MoeForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    environment: DemonstratingEnvironment,
+    rng: random.Random,
+    batch_tokens: int,
+    num_steps: int,
+) -> None:
+    """Supervised training on demonstrations, `batch_tokens` of them (padding counted) in a step."""
+    shown = encode(tokenizer, [environment.demonstration(rng, careful=True) for _ in range(32)])
+    batch_size = max(1, batch_tokens // max(len(lesson.ids) for lesson in shown))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS, (num_steps - step) / DECAY_STEPS)
+    )
+    for step in range(num_steps):
+        careful = step * NUM_STEPS < CAREFUL_STEPS * num_steps
+        lessons = encode(tokenizer, [environment.demonstration(rng, careful=careful) for _ in range(batch_size)])
+        length = max(len(lesson.ids) for lesson in lessons)
+        ids_BT = torch.tensor([x.ids + [tokenizer.pad_token_id] * (length - len(x.ids)) for x in lessons])
+        labels_BT = torch.tensor([x.labels + [IGNORED_LABEL] * (length - len(x.labels)) for x in lessons])
+        logits_BTV = model(input_ids=ids_BT, use_cache=False).logits[:, :-1]
+        loss = cross_entropy(logits_BTV.flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORED_LABEL)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
