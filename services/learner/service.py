@@ -42,6 +42,7 @@ WAITING_LOG_S: Final = 15.0
 FLUSH_S: Final = 10.0
 NOT_YET: Final = -1
 STOPPED: Final = -2
+ACKNOWLEDGED: Final = 0
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -194,7 +195,6 @@ class LearnerService:
         self._next_batch = batch.index + 1
         self._publish()
         metrics = {**report.metrics, "train_s": trained - begin, "publish_s": self._clock.now() - trained}
-        # Before the checkpoint, after which the batch is not delivered again: its record must not be lost between the two.
         self._report(batch.index, metrics, num_tokens=int(arrived.arrays["token_ids"].shape[0]), items=len(batch.items))
         if self._next_batch - self._checkpointed_batch >= self._settings.learner.checkpoint_every_batches:
             self._checkpoint()
@@ -232,6 +232,11 @@ class LearnerService:
         """Save, then tell the broker that these batches need not be delivered again. Collective."""
         if self._next_batch == self._checkpointed_batch and self._next_batch > 0:
             return
+        if not self._is_acknowledged():
+            log.warning(
+                "checkpoint_not_saved", next_batch=self._next_batch, reason="the broker did not acknowledge its batches"
+            )
+            return
         begin = self._clock.now()
         state = CheckpointState(
             policy_version=self._policy_version,
@@ -245,6 +250,27 @@ class LearnerService:
             self._metrics.checkpoint_seconds.observe(self._clock.now() - begin)
             self._link.checkpointed(self._next_batch, self._policy_version)
             log.info("checkpoint_saved", path=str(path), next_batch=self._next_batch)
+
+    def _is_acknowledged(self) -> bool:
+        """Whether the broker has all that was published and reported; waited for. Collective.
+
+        A batch that a checkpoint covers is not delivered again: if its report were lost with this process, nobody would
+        ever make it up. Without the broker there is nothing else to do, so waiting costs nothing. False: stopped, and the
+        broker did not answer within FLUSH_S; the batches since the last checkpoint will be trained again.
+        """
+        patience_s = FLUSH_S
+        last_log = self._clock.now()
+        while True:
+            answer = ACKNOWLEDGED if self._link is None or self._link.flush(POLL_S) else NOT_YET
+            if answer == NOT_YET and self._stop.is_set():
+                patience_s -= POLL_S
+                answer = STOPPED if patience_s <= 0 else NOT_YET
+            answer = int(self._engine.broadcast(torch.tensor([answer], dtype=torch.int64))[0])
+            if answer != NOT_YET:
+                return answer == ACKNOWLEDGED
+            if self._clock.now() - last_log >= WAITING_LOG_S:
+                log.info("waiting_for_acknowledgement", next_batch=self._next_batch)
+                last_log = self._clock.now()
 
     def _finish(self, end: EndOfRun) -> None:
         self._checkpoint()

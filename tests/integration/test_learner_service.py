@@ -25,18 +25,21 @@ from protocol.messages import (
     Segment,
     Trained,
     VersionRun,
+    Welcome,
 )
 from services.learner.checkpoint import reserve_version, reserved_version
+from services.learner.conversation import BatchArrived
 from services.learner.link import Link
 from services.learner.metrics import LearnerMetrics
-from services.learner.service import NOT_YET, STOPPED, LearnerService
+from services.learner.service import ACKNOWLEDGED, FLUSH_S, NOT_YET, POLL_S, STOPPED, LearnerService
 from services.learner.share import MAX_SHARED_FRAMES, NO_FRAME, STOP
+from services.learner.snapshot import Snapshot
 from services.runtime.clock import MonotonicClock
 from services.runtime.lifecycle import ServiceError
 from services.runtime.settings import BatchSection, Broker, Learner, ObjectiveSection, Run, Settings
 from services.runtime.telemetry import Health
 from tests.support.bigram_engine import BigramEngine
-from tests.support.zmq_ends import ANY_PORT, ScriptedEnd, in_background, zmq_context
+from tests.support.zmq_ends import ANY_PORT, ScriptedEnd, a_welcome, in_background, zmq_context
 
 PLAIN = ObjectiveSection()
 REPORTS = (Published, Checkpointed, Trained, Resume, BatchRequest)
@@ -278,7 +281,9 @@ def a_second_rank(engine: SecondRank, directory: Path) -> LearnerService:
 
 def test_ranks_meet_again_and_again_while_the_first_waits_for_the_broker(tmp_path: Path) -> None:
     """A collective in which one rank is half an hour late fails."""
-    engine = SecondRank([NOT_YET], [NOT_YET], [40], [STOP, *[NO_FRAME] * MAX_SHARED_FRAMES])
+    engine = SecondRank(
+        [NOT_YET], [NOT_YET], [40], [STOP, *[NO_FRAME] * MAX_SHARED_FRAMES], [NOT_YET], [NOT_YET], [ACKNOWLEDGED]
+    )
     # Rank 0 writes the checkpoint's common part; this one has a directory of its own to write into.
     (tmp_path / "checkpoints" / ".partial-version-0000000041-batch-0000000000").mkdir(parents=True)
     a_second_rank(engine, tmp_path).run()
@@ -325,3 +330,92 @@ async def test_a_batch_keeps_the_version_that_it_was_assembled_for(tmp_path: Pat
         assert isinstance(trained, Trained)
         assert trained.policy_version == 11
         assert trained.metrics["lag/all"] == 1.0
+
+
+class DeafLink:
+    """One batch, and a broker that acknowledges at the third look. Remembers what was said and what was on disk then."""
+
+    waiting_for = ""
+
+    def __init__(self, root: Path, stop: threading.Event, *, deaf: int) -> None:
+        self.said: list[str] = []
+        self._root = root
+        self._stop = stop
+        self._deaf = deaf
+        self._batch: BatchArrived | None = BatchArrived(batch=a_batch(0, 1)[0], arrays=a_batch(0, 1)[1])
+
+    def _say(self, what: str) -> None:
+        saved = len(list(self._root.glob("version-*")))
+        self.said.append(f"{what}, {saved} saved")
+
+    def wait_welcome(self, timeout_s: float) -> Welcome:
+        return a_welcome(policy_version=0)
+
+    def resume(self, next_batch: int) -> None:
+        self._say("resume")
+
+    def request(self, index: int, policy_version: int) -> None:
+        self._say(f"request {index}")
+
+    def take(self, timeout_s: float) -> BatchArrived | None:
+        taken, self._batch = self._batch, None
+        if taken is None:
+            self._stop.set()
+        return taken
+
+    def publish(self, snapshot: Snapshot, trained_batches: int) -> None:
+        self._say(f"published {trained_batches}")
+
+    def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
+        self._say(f"trained {index}")
+
+    def checkpointed(self, next_batch: int, policy_version: int) -> None:
+        self._say(f"checkpointed {next_batch}")
+
+    def flush(self, timeout_s: float) -> bool:
+        self._deaf -= 1
+        self._say("heard" if self._deaf < 0 else "not heard")
+        return self._deaf < 0
+
+
+def run_with(link: DeafLink, directory: Path, stop: threading.Event, checkpoint_every_batches: int) -> list[str]:
+    clock = MonotonicClock()
+    settings = Settings(
+        run=Run(directory=directory),
+        batch=BatchSection(group_size=2, groups_per_batch=4, mini_batches=2),
+        objective=PLAIN,
+        learner=Learner(checkpoint_every_batches=checkpoint_every_batches),
+    )
+    health, metrics = Health(clock, 60.0), LearnerMetrics(CollectorRegistry())
+    engine, as_link = ServingBigram(), link
+    LearnerService(
+        settings,
+        engine,
+        as_link,
+        clock=clock,
+        health=health,
+        metrics=metrics,
+        stop=stop,  # type: ignore[arg-type]
+    ).run()
+    return link.said
+
+
+def test_no_checkpoint_covers_a_batch_before_the_broker_has_its_report(tmp_path: Path) -> None:
+    """A learner that died in between would leave a batch that nobody trains again and of which there is no record."""
+    stop = threading.Event()
+    said = run_with(DeafLink(tmp_path / "checkpoints", stop, deaf=2), tmp_path, stop, checkpoint_every_batches=1)
+    first = said.index("trained 0, 0 saved")
+    assert said[first : first + 5] == [
+        "trained 0, 0 saved",
+        "not heard, 0 saved",
+        "not heard, 0 saved",
+        "heard, 0 saved",
+        "checkpointed 1, 1 saved",
+    ]
+
+
+def test_a_stop_without_a_broker_leaves_what_it_has_not_heard_of_to_be_trained_again(tmp_path: Path) -> None:
+    stop = threading.Event()
+    said = run_with(DeafLink(tmp_path / "checkpoints", stop, deaf=1000), tmp_path, stop, checkpoint_every_batches=2)
+    assert said[-3:] == ["not heard, 0 saved"] * 3
+    assert said.count("not heard, 0 saved") == FLUSH_S / POLL_S + 1
