@@ -57,7 +57,7 @@ def _audit_prompts(connection: sqlite3.Connection, findings: Findings) -> None:
         elif prompt > expected:
             missing = f"prompt {expected} is" if prompt == expected + 1 else f"prompts {expected} to {prompt - 1} are"
             findings.add("prompt skipped", f"{missing} in no group; the next is prompt {prompt} in group {group_id}")
-        expected = max(expected, prompt + 1)
+        expected = prompt + 1
 
 
 def outcomes(connection: sqlite3.Connection) -> list[Outcome]:

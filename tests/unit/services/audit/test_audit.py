@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from services.audit.audit import audit_run
@@ -27,9 +28,18 @@ def run(small_run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(small_run, tmp_path / "run"))
 
 
+# Headers for a chunk of three tokens: segments that cover one, versions for two.
+FORGED = {
+    "short_segments": [[["action", 0, 1]], [[1, 3]], None, False, []],
+    "unversioned": [[["action", 0, 3]], [[1, 2], [-1, 1]], None, False, []],
+}
+
+
 def spoil(directory: Path, *statements: str) -> None:
     connection = sqlite3.connect(directory / LEDGER_FILE)
     connection.create_function("flip", 1, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+    for name, header in FORGED.items():
+        connection.create_function(name, 0, lambda header=header: msgpack.packb(header))
     for statement in statements:
         connection.execute(statement)
     connection.commit()
@@ -79,7 +89,15 @@ PLANTED: list[tuple[str, str, str]] = [
     ("UPDATE chunks SET epoch = 9 WHERE trajectory_id = 3", "epoch went back", "a chunk of epoch 9, its own is 1"),
     ("DELETE FROM trajectories WHERE trajectory_id = 3", "chunk of no trajectory", "belongs to trajectory 3"),
     ("DELETE FROM trajectories WHERE trajectory_id = 3", "group not whole", "group 1 has 1 trajectories, 2 belong to it"),
-    ("DELETE FROM trajectories WHERE trajectory_id = 13", "chunk of no trajectory", "belongs to trajectory 13"),
+    ("DELETE FROM trajectories WHERE trajectory_id > 4", "chunk of no trajectory", "belongs to trajectory 13"),
+    ("UPDATE chunks SET header = short_segments() WHERE trajectory_id = 3", "runs do not cover a chunk", "its segments 1,"),
+    ("UPDATE chunks SET header = unversioned() WHERE trajectory_id = 3", "action token without a version", "versions for 2"),
+    ("UPDATE trajectories SET status = 'free' WHERE trajectory_id = 3", "group not whole", "1 is batched, 1 of its 2"),
+    ("DELETE FROM batches WHERE batch = 1", "batch missing", "is in batch 1, which is not there"),
+    ("UPDATE batches SET policy_version = 2 WHERE batch = 2", "versions do not increase", "2, the one before at 2"),
+    ("DELETE FROM trained WHERE batch = 1", "training not acknowledged", "batch 1: the newest version was trained on 3"),
+    ("UPDATE versions SET trained_batches = 4 WHERE policy_version = 6", "trained without a batch", "on 4 batches, 3 were"),
+    ("DELETE FROM versions WHERE policy_version = 2", "checkpoint of another run", "a version that was never published"),
     ("UPDATE trajectories SET group_id = 99 WHERE trajectory_id = 3", "trajectory of no group", "3 is of group 99"),
     ("UPDATE trajectories SET status = 'free' WHERE trajectory_id = 3", "unfinished trajectory in a batch", "3 is free"),
     ("UPDATE trajectories SET finish_reason = NULL WHERE trajectory_id = 3", "trajectory without an end", "reason is None"),
@@ -173,6 +191,15 @@ def a_checkpoint_of_more_batches(run: Path) -> None:
     write_checkpoint(run, 6, 8)
 
 
+def a_checkpoint_of_other_batches(run: Path) -> None:
+    write_checkpoint(run, 5, 1)
+
+
+def a_checkpoint_that_nobody_acknowledged(run: Path) -> None:
+    write_checkpoint(run, 6, 3)
+    spoil(run, "UPDATE settled SET next_batch = 3", "DELETE FROM trained WHERE batch = 2")
+
+
 def a_changed_line(run: Path) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join([*lines[:1], lines[2], *lines[2:]]) + "\n")
@@ -184,12 +211,19 @@ def a_changed_line(run: Path) -> None:
         (a_damaged_page, "database damaged"),
         (an_index_that_lies, "database damaged"),
         (a_checkpoint_of_more_batches, "checkpoint of another run"),
+        (a_checkpoint_of_other_batches, "checkpoint of another run"),
+        (a_checkpoint_that_nobody_acknowledged, "training not acknowledged"),
         (a_changed_line, "metrics.jsonl differs"),
     ],
 )
 def test_damage_to_the_files_is_named(run: Path, damage: Callable[[Path], None], name: str) -> None:
     damage(run)
     assert name in audit_run(run).findings.counts
+
+
+def test_only_what_is_wrong_is_named(run: Path) -> None:
+    spoil(run, "DELETE FROM trajectories WHERE trajectory_id = 3")
+    assert audit_run(run).findings.counts == {"chunk of no trajectory": 1, "group not whole": 1, "batch was changed": 3}
 
 
 def test_all_violations_are_counted_and_the_first_are_told(run: Path) -> None:

@@ -1,0 +1,169 @@
+"""How long a broker takes to go on with a run, and an audit to check it, by the number of trajectories in the ledger.
+
+    python benchmarks/broker_resume.py --sizes 10000 100000 1000000 --directory /tmp/ledgers
+
+Each ledger is made of trained batches of 32 groups of 8 trajectories (two chunks of 40 tokens each), with one batch's groups
+still under way. Each measurement is a process of its own.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protocol.channels import BATCH, WORK
+from protocol.messages import Chunk, Segment, VersionRun
+from services.audit.audit import audit_run
+from services.broker.batches import batch_stats
+from services.broker.entry import RECORD_FILE
+from services.broker.ledger import Ledger
+from services.broker.payload import stored_chunk
+from services.broker.reader import LEDGER_FILE
+from services.broker.record import RecordFile
+from services.broker.records import BatchRow, GroupRow, Row, SettledRow, TrainedRow, TrajectoryRow, VersionRow
+from services.broker.state import LedgerConfig
+from services.broker.store import Changes, Store
+from services.runtime.run_settings import write_run_settings
+from services.runtime.settings import BatchSection, Run, Settings
+
+GROUP_SIZE, GROUPS_PER_BATCH, CHUNK_TOKENS = 8, 32, 40
+NUM_METRICS = 60
+
+
+def members(group_id: int, version: int, status: str) -> Iterator[TrajectoryRow]:
+    for number in range(GROUP_SIZE):
+        done = status == "finished"
+        yield TrajectoryRow(
+            trajectory_id=group_id * GROUP_SIZE + number,
+            group_id=group_id,
+            status="finished" if done else "free",
+            epoch=1,
+            num_tokens=2 * CHUNK_TOKENS,
+            num_action_tokens=2 * CHUNK_TOKENS,
+            version_sum=2 * CHUNK_TOKENS * version,
+            min_version=version,
+            num_turns=1,
+            finish_reason="done" if done else None,
+            turn_rewards=(float(number % 2),) if done else (),
+        )
+
+
+def chunks(row: TrajectoryRow, version: int, arrays: tuple[Any, Any]) -> list[Any]:
+    return [
+        stored_chunk(
+            Chunk(
+                trajectory_id=row.trajectory_id,
+                epoch=1,
+                offset=start,
+                num_tokens=CHUNK_TOKENS,
+                segments=[Segment("action", 0, CHUNK_TOKENS)],
+                version_runs=[VersionRun(version, CHUNK_TOKENS)],
+            ),
+            *arrays,
+        )
+        for start in (0, CHUNK_TOKENS)
+    ]
+
+
+def write_ledger(directory: Path, num_trajectories: int) -> None:
+    """A run that has trained ``num_trajectories`` (rounded to whole batches)."""
+    directory.mkdir(parents=True)
+    batch_section = BatchSection(group_size=GROUP_SIZE, groups_per_batch=GROUPS_PER_BATCH)
+    write_run_settings(Settings(run=Run(directory=directory), batch=batch_section))
+    num_batches = round(num_trajectories / GROUP_SIZE / GROUPS_PER_BATCH)
+    arrays = (np.arange(CHUNK_TOKENS, dtype=np.int32), np.zeros(CHUNK_TOKENS, dtype=np.float32))
+    with Store(directory / LEDGER_FILE, fingerprint="f", run_id="benchmark") as store:
+        for batch in range(num_batches + 1):
+            under_way = batch == num_batches
+            version = batch + 1
+            rows: list[Row] = [
+                VersionRow(policy_version=version, endpoint="tcp://x", digest="d", num_bytes=1, trained_batches=batch)
+            ]
+            groups, stored = [], []
+            for group_id in range(batch * GROUPS_PER_BATCH, (batch + 1) * GROUPS_PER_BATCH):
+                group = list(members(group_id, version, "free" if under_way else "finished"))
+                groups.append(group)
+                status = "open" if under_way else "batched"
+                rows += group
+                rows.append(
+                    GroupRow(
+                        group_id=group_id,
+                        split="train",
+                        prompt=group_id,
+                        task_index=group_id,
+                        evaluation=None,
+                        status="open" if status == "open" else "batched",
+                        batch=None if under_way else batch,
+                    )
+                )
+                stored += [chunk for row in group for chunk in chunks(row, version, arrays)]
+            line: dict[str, Any] = {"event": "batch", "batch": batch, "policy_version": version + 1, "time_s": float(batch)}
+            if not under_way:
+                ids = tuple(group[0].group_id for group in groups)
+                rows.append(BatchRow(index=batch, policy_version=version, group_ids=ids, stats=batch_stats(version, groups)))
+                rows += [TrainedRow(index=batch, policy_version=version + 1), SettledRow(next_batch=batch + 1)]
+                line |= {f"metric_{number}": number / 7 for number in range(NUM_METRICS)}
+            store.commit(Changes(rows=rows, chunks=stored, lines=[] if under_way else [line]))
+        RecordFile(directory / RECORD_FILE).append(store.records_after(0))
+
+
+def resume(directory: Path) -> None:
+    """Everything that a broker reads before it binds its sockets."""
+    RecordFile(directory / RECORD_FILE)
+    with Store(directory / LEDGER_FILE, fingerprint="f", run_id="benchmark") as store:
+        config = LedgerConfig(
+            run_id=store.run_id, fingerprint="f", seed=0, num_batches=10**6, group_size=GROUP_SIZE,
+            groups_per_batch=GROUPS_PER_BATCH, max_lag=2, max_tokens=256, lease_s=15.0, max_attempts=4, failure_budget=20,
+            evaluate_every_batches=0, num_eval_tasks=0, num_train_tasks=None,
+        )  # fmt: skip
+        ledger = Ledger(config, store.snapshot(), {"rollout": WORK.window, "learner": BATCH.window}, 0.0)
+        store.elapsed_s()
+        assert ledger.state.groups.num_training == GROUPS_PER_BATCH
+
+
+def measure(what: str, directory: Path) -> dict[str, float]:
+    begin = time.perf_counter()
+    if what == "resume":
+        resume(directory)
+    else:
+        audit = audit_run(directory)
+        assert audit.clean, audit.problems[:5]
+    seconds = time.perf_counter() - begin
+    return {"seconds": seconds, "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="trajectories")
+    parser.add_argument("--directory", type=Path, required=True, help="where ledgers are made, and kept for the next time")
+    parser.add_argument("--measure", choices=["resume", "audit"], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(arguments.measure, arguments.directory)))
+        return
+    print("| trajectories | ledger (MiB) | resume (s) | audit (s) | audit's memory (MiB) |\n|---|---|---|---|---|")
+    for size in arguments.sizes:
+        directory = arguments.directory / str(size)
+        if not directory.exists():
+            write_ledger(directory, size)
+        results = []
+        for what in ("resume", "audit"):
+            command = [sys.executable, __file__, "--directory", str(directory), "--measure", what]
+            results.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        mib = (directory / LEDGER_FILE).stat().st_size / 2**20
+        resumed, audited = results
+        print(
+            f"| {size:,} | {mib:,.0f} | {resumed['seconds']:.2f} | {audited['seconds']:.1f} | {audited['mib']:.0f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
