@@ -290,7 +290,7 @@ class _BatchRun:
                 if self._objective.needs_proximal_logprobs:
                     self._proximal[rows] = logprobs_T
                 # The first mini-batch is trained under these weights: nothing can change.
-                if result.experts is not None and (index > 0 or self._engine.replays_routing):
+                if index > 0 and result.experts is not None:
                     self._start_experts[rows] = result.experts
                 moments += self._moments(packed.to(logprobs_T.device), logprobs_T)
         self._update_mismatch(moments)
