@@ -2,9 +2,14 @@
 
 import msgspec
 
+from protocol import limits
+
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One ROUTER/DEALER channel. High-water marks are messages per peer; ``window`` the credit of sequenced messages."""
+    """One ROUTER/DEALER channel. High-water marks are messages per peer; ``window`` the credit of sequenced messages.
+
+    ``max_frame_bytes_in``: largest frame that the binding end takes; who sends a larger one is disconnected.
+    """
 
     name: str
     binds: str
@@ -12,11 +17,20 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):
     high_water_mark: int
     window: int
     resend_s: float
+    max_frame_bytes_in: int = limits.MAX_HEADER_BYTES
     heartbeat_ms: int = 1000
     heartbeat_timeout_ms: int = 4000
 
 
-WORK = ChannelSpec(name="work", binds="broker", connects=("rollout",), high_water_mark=1024, window=256, resend_s=3.0)
+WORK = ChannelSpec(
+    name="work",
+    binds="broker",
+    connects=("rollout",),
+    high_water_mark=1024,
+    window=256,
+    resend_s=3.0,
+    max_frame_bytes_in=limits.MAX_CHUNK_FRAME_BYTES,
+)
 BATCH = ChannelSpec(
     name="batch",
     binds="broker",

@@ -63,7 +63,16 @@ def decode(frames: Sequence[Frame]) -> Received:
     Raises: ProtocolError naming the message type, field, value and limit; nothing else, whatever the bytes.
     """
     _check_sizes(frames)
-    header = _decode_header(frames[0])
+    plain = _unpacked(frames[0])
+    try:
+        return _decoded(plain, frames)
+    except ProtocolError as error:
+        error.message_type, error.seq = _claimed_type(plain), _claimed_seq(plain)
+        raise
+
+
+def _decoded(plain: object, frames: Sequence[Frame]) -> Received:
+    header = _header(plain)
     message = header.m
     kind = message_type(message)
     _check_header_size(message, memoryview(frames[0]).nbytes)
@@ -109,12 +118,16 @@ def _check_header_size(message: Message, num_bytes: int) -> None:
         )
 
 
-def _decode_header(frame: Frame) -> _Header:
+def _unpacked(frame: Frame) -> object:
     try:
-        plain = msgpack.unpackb(frame, raw=False, strict_map_key=True)
+        plain: object = msgpack.unpackb(frame, raw=False, strict_map_key=True)
     # msgpack documents ValueError (and its subclasses) and RecursionError-like StackError for every malformed input.
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise ProtocolError(f"header is not msgpack: {type(error).__name__}: {error}") from error
+    return plain
+
+
+def _header(plain: object) -> _Header:
     try:
         return msgspec.convert(plain, _Header)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -126,6 +139,11 @@ def _claimed_type(plain: object) -> str:
     if isinstance(plain, dict) and isinstance(plain.get("m"), dict):
         return str(plain["m"].get("type"))[:64]
     return "header"
+
+
+def _claimed_seq(plain: object) -> int | None:
+    seq = plain.get("s") if isinstance(plain, dict) else None
+    return seq if isinstance(seq, int) and not isinstance(seq, bool) else None
 
 
 def _array(kind: str, name: str, dtype: str, expected: str, shape: list[int], frame: Frame) -> Array:

@@ -6,3 +6,8 @@ class ProtocolError(ValueError):
 
     The text names the message type, the field, the value and the limit, so that it can be sent back to the peer as it is.
     """
+
+    message_type: str = ""
+    """What the message said it is, where that much could be read."""
+    seq: int | None = None
+    """The sequence number that it carried, where that much could be read: its sender keeps it until it is answered."""

@@ -18,6 +18,8 @@ MAX_REASON_CHARS: Final = 4096
 MAX_STATE_BYTES: Final = 256 * 1024
 """Of an environment's state, which travels with every chunk."""
 MAX_CHUNK_TOKENS: Final = 1_000_000
+MAX_CHUNK_FRAME_BYTES: Final = 4 * MAX_CHUNK_TOKENS
+"""Of a chunk's token ids or log-probs."""
 MAX_TURNS: Final = 4096
 MAX_LEASES_PER_MESSAGE: Final = 4096
 MAX_TRAJECTORIES_PER_BATCH: Final = 65_536
@@ -25,3 +27,17 @@ MAX_TENSORS: Final = 2_000_000
 MAX_WEIGHT_CHUNK_BYTES: Final = 1024 * 1024
 MAX_METRICS: Final = 4096
 MAX_WINDOW: Final = 1024
+
+MAX_PEERS: Final = 4096
+"""Sessions that a broker or weight server keeps."""
+MAX_LEASES_PER_PEER: Final = 4096
+"""Leases of one rollout: as many as one Heartbeat can renew."""
+MAX_QUEUED_BYTES: Final = 256 * 1024 * 1024
+"""Received and not yet handled, in one broker; beyond it nothing is read until something was handled."""
+BAD_MESSAGES_BURST: Final = 32
+"""Undecodable messages that a connection may send at once..."""
+BAD_MESSAGES_PER_S: Final = 1.0
+"""...and how many of them are forgiven in a second. Beyond that it is ignored for IGNORED_S seconds."""
+IGNORED_S: Final = 10.0
+CURVE_OVERHEAD_BYTES: Final = 1024
+"""ZeroMQ applies a frame limit to the encrypted frame, which is a little longer."""

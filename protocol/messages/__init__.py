@@ -4,6 +4,8 @@ A message is a frozen struct: the docstring says who sends it, to whom and when.
 frames behind the header (see ``protocol.codec``) and are named by the message's ``ARRAYS``.
 """
 
+from typing import get_args
+
 from protocol.messages.base import Count, Message, Name, Plain, Reason, Role, Segment, Split, Version, VersionRun
 from protocol.messages.batch import (
     Batch,
@@ -42,7 +44,11 @@ AnyMessage = (
 SEQUENCED = (Chunk, Finish, Release, Published, Trained, Checkpointed)
 """Messages that must arrive: sent with a sequence number, kept by the sender until acknowledged."""
 
+MESSAGE_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyMessage))
+"""The tags of all messages."""
+
 __all__ = [
+    "MESSAGE_TYPES",
     "SEQUENCED",
     "Ack",
     "AnyMessage",

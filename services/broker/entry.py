@@ -24,7 +24,9 @@ from services.runtime.channel import RouterChannel
 from services.runtime.clock import MonotonicClock
 from services.runtime.configuration import ConfigurationError
 from services.runtime.fingerprint import run_fingerprint
+from services.runtime.gate import Gate
 from services.runtime.run_settings import write_run_settings
+from services.runtime.security import Security
 from services.runtime.settings import Settings
 from services.runtime.telemetry import Health, TelemetryServer
 
@@ -42,6 +44,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
     """
     _check_batch_fits(settings)
     tasks = _tasks(settings)
+    security = Security.load(settings.security, "broker")
     directory = settings.run.directory
     clock = MonotonicClock()
     health = Health(clock, MAX_QUIET_S)
@@ -55,7 +58,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
         raise ConfigurationError(f"run.directory is {directory}: cannot be used: {error}") from error
     with (
         _open_store(settings, fingerprint) as store,
-        TelemetryServer("0.0.0.0", settings.broker.metrics_port, registry, health) as telemetry,
+        TelemetryServer(settings.security.metrics_host, settings.broker.metrics_port, registry, health) as telemetry,
     ):
         _write_settings(settings)
         config = ledger_config(settings, tasks, store.run_id, fingerprint)
@@ -66,9 +69,10 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
             clock.now(),
         )
         context = zmq.asyncio.Context()
-        work = RouterChannel(context, WORK, settings.broker.work_endpoint)
+        gate = Gate(context, security, clock, metrics.gate_counters)
         try:
-            batch = RouterChannel(context, BATCH, settings.broker.batch_endpoint)
+            work = RouterChannel(context, WORK, settings.broker.work_endpoint, gate)
+            batch = RouterChannel(context, BATCH, settings.broker.batch_endpoint, gate)
             broker = Broker(
                 ledger,
                 store,
@@ -93,15 +97,22 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
                 next_batch=ledger.state.batches.num_assembled,
                 policy_version=ledger.state.batches.newest_version,
                 open_groups=ledger.state.groups.num_training,
+                keys=security.own is not None,
             )
-            try:
-                await broker.run(stop)
-            finally:
-                batch.close()
+            await _serve(broker, gate, stop)
         finally:
-            work.close()
-            context.term()
+            gate.close()
+            context.destroy()
     log.info("broker_stopped")
+
+
+async def _serve(broker: Broker, gate: Gate, stop: asyncio.Event) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        guarding = tasks.create_task(gate.run(), name="gate")
+        try:
+            await broker.run(stop)
+        finally:
+            guarding.cancel()
 
 
 def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str, fingerprint: str) -> LedgerConfig:

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.broker.ledger import ALLOWED, Ledger
 from services.broker.status import groups_by_state
+from services.runtime import gate
 
 REFUSAL_REASONS: Final = ("undecodable", "unknown_session", "fatal", "refused")
 LENGTH_BUCKETS: Final = (16, 64, 256, 1024, 4096, 16384, 65536, 262144)
@@ -24,6 +25,12 @@ class BrokerMetrics:
 
         self.messages = counter("messages_total", "Messages received, by type.", ("type",))
         self.refused = counter("refused_total", "Messages refused, by type and reason.", ("type", "reason"))
+        self.refused_connections = counter(
+            "refused_connections_total", "Connections refused or ignored, by reason (docs/security.md).", ("reason",)
+        )
+        self.connections = counter(
+            "connections_total", "Connections accepted (TCP) and admitted (their handshake passed).", ("outcome",)
+        )
         self.chunks = counter("chunks_total", "Chunks stored.")
         self.tokens = counter("tokens_total", "Tokens stored.")
         self.leases_granted = counter("leases_granted_total", "Leases granted.")
@@ -41,6 +48,7 @@ class BrokerMetrics:
             registry=registry,
         )
         self.queue = gauge("queue_messages", "Messages received and not yet handled.")
+        self.queue_bytes = gauge("queue_bytes", "Bytes received and not yet handled.")
         self.leases = gauge("leases", "Leases held now.")
         self.free = gauge("free_trajectories", "Admitted trajectories that nobody extends now.")
         self.groups = gauge("groups", "Training groups, by state.", ("state",))
@@ -59,13 +67,24 @@ class BrokerMetrics:
         self.stopping = gauge("stopping", "1 while the run stops or is finished.")
         for reason in ("stale", "failed"):
             self.dropped.labels(reason)
+        for refusal in gate.REFUSAL_REASONS:
+            self.refused_connections.labels(refusal)
         for role in ALLOWED:
             self.peers.labels(role)
 
-    def observe(self, ledger: Ledger, queue_messages: int) -> None:
+    @property
+    def gate_counters(self) -> gate.GateCounters:
+        """Where the gate of the broker's sockets counts."""
+        return gate.GateCounters(
+            refused=lambda reason: self.refused_connections.labels(reason).inc(),
+            connections=lambda outcome: self.connections.labels(outcome).inc(),
+        )
+
+    def observe(self, ledger: Ledger, queue_messages: int, queue_bytes: int) -> None:
         """Copy what the ledger says now."""
         state = ledger.state
         self.queue.set(queue_messages)
+        self.queue_bytes.set(queue_bytes)
         self.leases.set(state.groups.num_leased)
         self.free.set(state.groups.num_free)
         for name, count in groups_by_state(state).items():

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from protocol.delivery import Inbox
+from protocol.limits import MAX_PEERS
 from protocol.messages import Heartbeat, Role
 from services.broker.actions import Who
 
-MAX_PEERS: Final = 4096
 MAX_FENCED: Final = 1024
 SILENT_S: Final = 300.0
 """A rollout or operator that says nothing for so long is forgotten; it says Hello when it comes back."""

@@ -11,8 +11,8 @@ import structlog
 from protocol.channels import BATCH, WORK, ChannelSpec
 from protocol.codec import Array, Received, message_type
 from protocol.errors import ProtocolError
-from protocol.limits import MAX_REASON_CHARS
-from protocol.messages import Ack, Chunk, Hello, LeaseEnded, Message, Refused
+from protocol.limits import MAX_QUEUED_BYTES, MAX_REASON_CHARS
+from protocol.messages import MESSAGE_TYPES, Ack, Chunk, Hello, LeaseEnded, Message, Refused
 from services.broker.actions import (
     Action,
     Announce,
@@ -36,6 +36,7 @@ from services.environments.base import TaskSource
 from services.runtime.channel import Incoming, RouterChannel
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError, until_stopped
+from services.runtime.logs import OccasionalLog
 from services.runtime.telemetry import Health
 
 log = structlog.get_logger()
@@ -101,9 +102,14 @@ class Broker:
         self._last_tick = clock.now()
         self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue(maxsize=MAX_QUEUED)
         self._routes: dict[Who, Route] = {}
-        self._sessions: dict[tuple[str, bytes], Who] = {}
+        # By channel, identity and key: an identity is what its sender says, a key is what it proved.
+        self._sessions: dict[tuple[str, bytes, bytes], Who] = {}
+        self._queued_bytes = 0
+        self._room = asyncio.Event()
+        self._room.set()
         self._undelivered: list[tuple[GrantLease, str]] = []
         self._record_is_behind = True
+        self._refusals = OccasionalLog(log, clock)
         # The store has one connection, used by this one thread.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
 
@@ -125,11 +131,16 @@ class Broker:
         """Read one socket.
 
         produces:     arrivals
-        waits for:    messages; room in the queue
+        waits for:    messages; room in the queue, in messages and in bytes
         unblocked by: peers; ``_rounds``
         """
         while True:
-            await self._arrivals.put(Arrival(spec=spec, incoming=await channel.receive()))
+            incoming = await channel.receive()
+            self._queued_bytes += incoming.num_bytes
+            await self._arrivals.put(Arrival(spec=spec, incoming=incoming))
+            if self._queued_bytes >= MAX_QUEUED_BYTES:
+                self._room.clear()
+                await self._room.wait()
 
     async def _rounds(self, stop: asyncio.Event) -> None:
         """Gather what arrived, decide, commit once, answer.
@@ -140,14 +151,21 @@ class Broker:
         """
         while not stop.is_set():
             changes = Changes()
-            effects = self._decide(await self._gather(), changes)
+            arrivals = await self._gather()
+            effects = self._decide(arrivals, changes)
             if changes and not await self._commit(changes, stop):
                 return
             await self._carry_out(effects)
             # Not before: who was refused for good must hear it.
             self._forget_routes()
             await self._bring_record_up_to_date()
+            self._handled(arrivals)
             self._health.progress()
+
+    def _handled(self, arrivals: list[Arrival]) -> None:
+        self._queued_bytes -= sum(arrival.incoming.num_bytes for arrival in arrivals)
+        if self._queued_bytes < MAX_QUEUED_BYTES:
+            self._room.set()
 
     async def _gather(self) -> list[Arrival]:
         try:
@@ -173,7 +191,7 @@ class Broker:
         for arrival in arrivals:
             received = arrival.incoming.received
             if received is None:
-                self._refuse(arrival, "", "undecodable", arrival.incoming.error, effects)
+                self._refuse_undecodable(arrival, effects)
                 continue
             self._metrics.messages.labels(message_type(received.message)).inc()
             actions = self._handle(arrival, received, now, effects)
@@ -181,13 +199,18 @@ class Broker:
         if now - self._last_tick >= TICK_S:
             self._last_tick = now
             self._sort(self._ledger.on_tick(now), {}, changes, effects)
-            self._metrics.observe(self._ledger, self._arrivals.qsize())
+            self._metrics.observe(self._ledger, self._arrivals.qsize(), self._queued_bytes)
         return effects
 
     def _handle(self, arrival: Arrival, received: Received, now: float, effects: list[Action]) -> list[Action]:
-        key = (arrival.spec.name, arrival.incoming.peer)
+        key = _session_key(arrival)
         message = received.message
+        channel = self._channels[arrival.spec]
         if isinstance(message, Hello):
+            objection = channel.objection(arrival.incoming, message)
+            if objection:
+                self._refuse(arrival, "hello", "fatal", f"hello: {objection}", effects)
+                return []
             if message.role not in arrival.spec.connects:
                 reason = (
                     f"hello: a {message.role} does not belong on the {arrival.spec.name} channel, which is for "
@@ -203,12 +226,28 @@ class Broker:
         if sender is None:
             self._refuse(arrival, message_type(message), "unknown_session", UNKNOWN_SESSION, effects)
             return []
+        if not channel.admits(arrival.incoming):
+            self._refuse(arrival, message_type(message), "fatal", "its key is not in the allow-list any more", effects)
+            return []
         return self._ledger.on_message(sender, message, received.seq, now)
+
+    def _refuse_undecodable(self, arrival: Arrival, effects: list[Action]) -> None:
+        """What is no message is answered with what is wrong with it. If it is the next in its sender's sequence it would be
+        sent again for ever, and nothing behind it be taken: the sender must end, loudly."""
+        incoming = arrival.incoming
+        who = self._sessions.get(_session_key(arrival))
+        peer = None if who is None else self._ledger.peers.get(who)
+        terminal = peer is not None and incoming.seq == peer.inbox.next_seq
+        kind = incoming.message_type if incoming.message_type in MESSAGE_TYPES else ""
+        self._refuse(arrival, kind, "fatal" if terminal else "undecodable", incoming.error, effects)
 
     def _refuse(self, arrival: Arrival, kind: str, label: str, reason: str, effects: list[Action]) -> None:
         """Answer somebody who has no session."""
         self._metrics.refused.labels(kind, label).inc()
-        log.warning("message_refused", channel=arrival.spec.name, type=kind, reason=reason)
+        name = arrival.incoming.peer.decode(errors="replace")
+        self._refusals.warning(
+            "message_refused", (kind, label), channel=arrival.spec.name, peer=name, type=kind, reason=reason
+        )
         message = Refused(reason=reason[:MAX_REASON_CHARS], message_type=kind, fatal=label == "fatal")
         effects.append(_Answer(spec_name=arrival.spec.name, identity=arrival.incoming.peer, message=message))
 
@@ -364,7 +403,13 @@ class Broker:
             unknown = message.reason == UNKNOWN_SESSION
             label = "fatal" if message.fatal else "unknown_session" if unknown else "refused"
             self._metrics.refused.labels(message.message_type, label).inc()
-            log.warning("message_refused", peer=who.peer, type=message.message_type, reason=message.reason)
+            self._refusals.warning(
+                "message_refused",
+                (message.message_type, label),
+                peer=who.peer,
+                type=message.message_type,
+                reason=message.reason,
+            )
 
     def _channel(self, name: str) -> RouterChannel:
         return self._channels[WORK if name == WORK.name else BATCH]
@@ -376,6 +421,10 @@ class _Answer(Action, frozen=True, kw_only=True):
     spec_name: str
     identity: bytes
     message: Refused
+
+
+def _session_key(arrival: Arrival) -> tuple[str, bytes, bytes]:
+    return arrival.spec.name, arrival.incoming.peer, arrival.incoming.key
 
 
 def _stored(chunk: Chunk, arrays: dict[str, Array]) -> StoredChunk:

@@ -2,6 +2,7 @@
 
 from typing import Final, Literal
 
+from protocol.limits import MAX_LEASES_PER_PEER
 from protocol.messages import (
     Chunk,
     Finish,
@@ -47,6 +48,13 @@ class Work:
         if request.policy_version > state.batches.newest_version:
             reason = f"policy_version is {request.policy_version}: {state.batches.newest_version} is the newest published"
             return [Reply(to=who, message=Refused(reason=reason, message_type="lease_request"))]
+        held = self._num_held(who, request.capacity)
+        if held + request.capacity > MAX_LEASES_PER_PEER:
+            reason = (
+                f"lease_request: capacity is {request.capacity}, {who.peer} holds {held} leases already, "
+                f"{MAX_LEASES_PER_PEER} allowed (MAX_LEASES_PER_PEER): use a smaller rollout.max_running"
+            )
+            return [Reply(to=who, message=Refused(reason=reason, message_type="lease_request"))]
         actions: list[Action] = []
         window = state.window()
         left = request.capacity
@@ -65,6 +73,13 @@ class Work:
         if left:
             actions.append(self._unfilled(who, request))
         return actions
+
+    def _num_held(self, who: Who, wanted: int) -> int:
+        """Leases that a session holds; not counted (0) where all sessions together could have ``wanted`` more."""
+        groups = self._state.groups
+        if groups.num_leased + wanted <= MAX_LEASES_PER_PEER:
+            return 0
+        return sum(who == (row.holder_peer, row.holder_session) for row in groups.leased())
 
     def _may_grant(self, window: Window, row: TrajectoryRow, version: int) -> bool:
         state = self._state

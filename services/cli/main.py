@@ -23,6 +23,7 @@ GSPO for mixture-of-experts language models: SGLang rollouts stream trajectories
   gspo model tiny models/tiny          make a small model to try things with (about a minute)
   gspo run examples/arithmetic.toml    run everything on this machine, with live progress
   gspo plot runs/arithmetic            draw a run's metrics
+  gspo keys keys                       make the keys with which a run may leave this machine
   gspo audit runs/arithmetic           prove that every trajectory was trained once, or dropped for a stated reason
 
 On a cluster each process is started by itself: gspo broker CONFIG, gspo rollout CONFIG, gspo learner CONFIG.
@@ -34,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in PROCESSES:
         return _become(f"services.{words[0]}", words[1:])
+    if words[:1] == ["replay"]:
+        return _become("services.replay", words[1:])
     if words[:2] == ["model", "tiny"]:
         return _become("services.learner.tiny_command", words[2:])
     arguments = _parser().parse_args(words)
@@ -54,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--plain", action="store_true", help="one line per event instead of a live table")
     for name, text in PROCESSES.items():
         commands.add_parser(name, help=text, add_help=False)
+    commands.add_parser("replay", help="train a recorded run again and compare its weights bit by bit", add_help=False)
     model = commands.add_parser("model", help="make a model to start from")
     model.add_argument("kind", choices=["tiny"], help="tiny: byte-level tokenizer, small Qwen3-MoE, supervised cold start")
     check = commands.add_parser("check", help="check a configuration file and print all settings")
@@ -68,6 +72,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     audit.add_argument("directory", type=Path, help="the run's directory")
     audit.add_argument("--json", action="store_true", help="the whole result as JSON")
+    keys = commands.add_parser("keys", help="make the keys that let a run's processes know each other")
+    keys.add_argument("directory", type=Path, help="where they are written; security.keys is set to it")
+    keys.add_argument(
+        "--name", action="append", default=[], help="one key of its own, such as rollout-7; can be given often"
+    )
+    keys.add_argument("--force", action="store_true", help="replace keys that are there")
     commands.add_parser("environments", help="list the environments and their options")
     return parser
 
@@ -82,6 +92,10 @@ def _act(arguments: argparse.Namespace) -> int:
 
         print(load_settings(arguments.config, arguments.overrides).model_dump_json(indent=2))
         return 0
+    if arguments.command == "keys":
+        from services.cli.keys import keys_command
+
+        return keys_command(arguments.directory, arguments.name, overwrite=arguments.force)
     if arguments.command == "plot":
         return _plot(arguments.directory)
     if arguments.command == "audit":

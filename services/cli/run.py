@@ -23,6 +23,7 @@ from services.runtime.fingerprint import run_fingerprint
 from services.runtime.lifecycle import ServiceError, run_process, until_stopped
 from services.runtime.logs import configure_logging
 from services.runtime.peer import PeerClient
+from services.runtime.security import Security
 from services.runtime.settings import Settings
 
 log = structlog.get_logger()
@@ -98,6 +99,7 @@ class Watcher:
             clock=clock,
             # Another run's broker on this port must not pass for ours.
             fingerprint=run_fingerprint(settings),
+            security=Security.load(settings.security, "operator"),
         )
         self.error = ""
 

@@ -30,7 +30,9 @@ from services.learner.weight_server import WeightServer
 from services.runtime.channel import RouterChannel
 from services.runtime.clock import Clock
 from services.runtime.fingerprint import run_fingerprint
+from services.runtime.gate import Gate
 from services.runtime.peer import Delivered, PeerClient
+from services.runtime.security import Security
 from services.runtime.settings import Settings
 from services.runtime.telemetry import Health
 
@@ -67,8 +69,9 @@ class Conversation:
     ) -> None:
         """Bind and connect. ``request_interval_s``: how often an unanswered request is repeated.
 
-        Raises: EndpointError.
+        Raises: EndpointError; ConfigurationError for keys that cannot be used.
         """
+        security = Security.load(settings.security, "learner")
         self._health = health
         self._metrics = metrics
         self._arrived = arrived
@@ -76,7 +79,8 @@ class Conversation:
         self._store = SnapshotStore()
         self._wanted: BatchRequest | None = None
         self._resume: Resume | None = None
-        channel = RouterChannel(context, WEIGHTS, settings.learner.weights_endpoint)
+        self._gate = Gate(context, security, clock, metrics.gate_counters)
+        channel = RouterChannel(context, WEIGHTS, settings.learner.weights_endpoint, self._gate)
         self._weights_endpoint = settings.learner.advertised_weights_endpoint or channel.endpoint
         self._server = WeightServer(channel, self._store, metrics)
         self._client = PeerClient(
@@ -88,12 +92,14 @@ class Conversation:
             session=session,
             clock=clock,
             fingerprint=run_fingerprint(settings),
+            security=security,
         )
         self.waiting_for = "the broker"
 
     async def run(self, started: Callable[[], None]) -> None:
         """Keep it going until cancelled; ``started`` is called when it goes. Raises: ServiceError."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._gate.run(), name="gate")
             tasks.create_task(self._server.run(), name="weight-server")
             tasks.create_task(self._client.run(), name="batch-client")
             tasks.create_task(self._receive(), name="receive")
@@ -171,6 +177,9 @@ class Conversation:
             await asyncio.sleep(self._request_interval_s)
 
     async def _ask_again(self) -> None:
+        # Not "the broker": that it refuses this learner's key is what a person must see.
+        if self._client.refused:
+            self._health.not_ready(self._client.refused)
         wanted: Message | None = self._wanted
         if wanted is not None:
             await self._client.send(wanted)

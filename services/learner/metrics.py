@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.runtime.gate import REFUSAL_REASONS, GateCounters
+
 
 class LearnerMetrics:
     """What rank 0 of the learner exports."""
@@ -39,11 +41,33 @@ class LearnerMetrics:
         self.messages_refused = Counter(
             "gspo_learner_messages_refused_total", "Messages that were not accepted", ["channel"], registry=registry
         )
+        self.refused_connections = Counter(
+            "gspo_learner_refused_connections_total",
+            "Connections to the weight server refused or ignored, by reason (docs/security.md).",
+            ["reason"],
+            registry=registry,
+        )
+        self.connections = Counter(
+            "gspo_learner_connections_total",
+            "Connections to the weight server accepted (TCP) and admitted (their handshake passed).",
+            ["outcome"],
+            registry=registry,
+        )
+        for reason in REFUSAL_REASONS:
+            self.refused_connections.labels(reason=reason)
         self.diagnostics = Gauge(
             "gspo_learner_diagnostic",
             "Diagnostics of the last batch: reward, clip fractions, ratio quantiles, mismatch, entropy, by lag bucket",
             ["name", "lag"],
             registry=registry,
+        )
+
+    @property
+    def gate_counters(self) -> GateCounters:
+        """Where the gate of the weight server counts."""
+        return GateCounters(
+            refused=lambda reason: self.refused_connections.labels(reason=reason).inc(),
+            connections=lambda outcome: self.connections.labels(outcome=outcome).inc(),
         )
 
     def set_diagnostics(self, metrics: Mapping[str, float]) -> None:

@@ -1,12 +1,10 @@
 """The weight channel's binding end: serves manifests and chunks of the versions that the learner holds."""
 
-from typing import Final
-
 import structlog
 
 from protocol.channels import WEIGHTS
 from protocol.codec import message_type
-from protocol.limits import PROTOCOL_VERSION
+from protocol.limits import MAX_PEERS, MAX_REASON_CHARS, PROTOCOL_VERSION
 from protocol.messages import (
     Hello,
     Loaded,
@@ -25,8 +23,6 @@ from services.runtime.peer import UNKNOWN_SESSION
 
 log = structlog.get_logger()
 
-MAX_PEERS: Final = 65_536
-
 
 class WeightServer:
     """Answers the rollouts' requests for weights.
@@ -40,7 +36,8 @@ class WeightServer:
         self._channel = channel
         self._store = store
         self._metrics = metrics
-        self._peers: set[bytes] = set()
+        # By identity and key: an identity is what its sender says, a key is what it proved.
+        self._peers: set[tuple[bytes, bytes]] = set()
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -56,12 +53,12 @@ class WeightServer:
         if incoming.received is None:
             self._metrics.messages_refused.labels(channel="weights").inc()
             log.warning("message_refused", channel="weights", peer=peer.decode(errors="replace"), error=incoming.error)
-            await self._channel.send(peer, Refused(reason=incoming.error[:4000]))
+            await self._channel.send(peer, Refused(reason=incoming.error[:MAX_REASON_CHARS]))
             return
         message = incoming.received.message
         if isinstance(message, Hello):
-            await self._channel.send(peer, self._greet(peer, message))
-        elif peer not in self._peers:
+            await self._channel.send(peer, self._greet(incoming, message))
+        elif (peer, incoming.key) not in self._peers or not self._channel.admits(incoming):
             reason = f"{UNKNOWN_SESSION}: say hello"
             await self._channel.send(peer, Refused(reason=reason, message_type=message_type(message)))
         elif isinstance(message, ManifestRequest):
@@ -75,7 +72,13 @@ class WeightServer:
             reason = f"{message_type(message)} does not belong on the weights channel"
             await self._channel.send(peer, Refused(reason=reason, message_type=message_type(message)))
 
-    def _greet(self, peer: bytes, hello: Hello) -> Message:
+    def _greet(self, incoming: Incoming, hello: Hello) -> Message:
+        objection = self._channel.objection(incoming, hello)
+        if not objection and hello.role not in WEIGHTS.connects:
+            objection = f"a {hello.role} does not belong on the weights channel: check the endpoint"
+        if objection:
+            self._metrics.messages_refused.labels(channel="weights").inc()
+            return Refused(reason=f"hello: {objection}", message_type="hello", fatal=True)
         if hello.protocol_version != PROTOCOL_VERSION:
             return Refused(
                 reason=f"protocol version {hello.protocol_version} of {hello.peer} does not match {PROTOCOL_VERSION} of the "
@@ -84,7 +87,7 @@ class WeightServer:
             )
         if len(self._peers) >= MAX_PEERS:
             self._peers.clear()  # They say hello again when they next ask: bounded without a clock.
-        self._peers.add(peer)
+        self._peers.add((incoming.peer, incoming.key))
         newest = self._store.newest
         return Welcome(
             protocol_version=PROTOCOL_VERSION,

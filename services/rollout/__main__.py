@@ -31,6 +31,7 @@ from services.runtime.fingerprint import run_fingerprint
 from services.runtime.lifecycle import EXIT_CONFIGURATION, ServiceError, run_process
 from services.runtime.logs import configure_logging
 from services.runtime.peer import PeerClient
+from services.runtime.security import Security
 from services.runtime.settings import Settings
 from services.runtime.telemetry import Health, TelemetryServer
 
@@ -81,17 +82,21 @@ async def _work(arguments: ProcessArguments, stop: asyncio.Event, started: async
         environment = create_environment(settings.environment.name, settings.environment.options)
     except (TokenizerError, ValueError) as error:
         raise ConfigurationError(str(error)) from error
+    security = Security.load(settings.security, "rollout", arguments.name)
     session = uuid.uuid4().hex
     context = zmq.asyncio.Context()
     try:
         async with AsyncExitStack() as stack:
-            stack.enter_context(TelemetryServer("0.0.0.0", settings.rollout.metrics_port, registry, health))
+            stack.enter_context(
+                TelemetryServer(settings.security.metrics_host, settings.rollout.metrics_port, registry, health)
+            )
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size))
             pool = RewardPool(RewardPoolOptions(num_workers=settings.rollout.reward_workers))
             rewards = await stack.enter_async_context(pool)
             broker = PeerClient(
                 context, WORK, settings.broker.work_endpoint,
                 role="rollout", peer=arguments.name, session=session, clock=clock, fingerprint=run_fingerprint(settings),
+                security=security,
             )  # fmt: skip
             directory = stack.enter_context(_weights_directory(settings))
             sync = WeightSync(
@@ -103,6 +108,7 @@ async def _work(arguments: ProcessArguments, stop: asyncio.Event, started: async
                 session=session,
                 clock=clock,
                 metrics=metrics,
+                security=security,
             )
             agent = Agent(
                 environment=environment,

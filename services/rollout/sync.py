@@ -24,6 +24,7 @@ from services.rollout.weights import FetchedWeights, FetchError, fetch_newest, w
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError
 from services.runtime.peer import PeerClient
+from services.runtime.security import PLAINTEXT, Security
 
 log = structlog.get_logger()
 
@@ -56,6 +57,7 @@ class WeightSync:
         clock: Clock,
         metrics: RolloutMetrics,
         retry_s: float = RETRY_S,
+        security: Security = PLAINTEXT,
     ) -> None:
         """``retry_s``: pause before a fetch or a load is tried again."""
         self._context = context
@@ -67,6 +69,7 @@ class WeightSync:
         self._clock = clock
         self._metrics = metrics
         self._retry_s = retry_s
+        self._security = security
         self._on_change: Callable[[], None] = lambda: None
         self._announced = (0, "")
         self._wake = asyncio.Event()
@@ -132,7 +135,14 @@ class WeightSync:
     @asynccontextmanager
     async def _connected(self, endpoint: str) -> AsyncIterator[PeerClient]:
         client = PeerClient(
-            self._context, WEIGHTS, endpoint, role="rollout", peer=self._peer, session=self._session, clock=self._clock
+            self._context,
+            WEIGHTS,
+            endpoint,
+            role="rollout",
+            peer=self._peer,
+            session=self._session,
+            clock=self._clock,
+            security=self._security,
         )
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(client.run(), name="weights-client")

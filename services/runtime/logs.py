@@ -3,10 +3,13 @@
 import logging
 import os
 import sys
+from collections.abc import Hashable
 from contextlib import suppress
 from typing import TextIO, cast
 
 import structlog
+
+from services.runtime.clock import Clock
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -25,6 +28,27 @@ class PatientFile:
     def flush(self) -> None:
         with suppress(OSError):
             self._file.flush()
+
+
+class OccasionalLog:
+    """Warnings that peers can cause as often as they like: one every ``every_s`` of each key, which says how many were left
+    out since the last."""
+
+    def __init__(self, log: structlog.typing.FilteringBoundLogger, clock: Clock, every_s: float = 10.0) -> None:
+        self._log = log
+        self._clock = clock
+        self._every_s = every_s
+        self._said: dict[Hashable, tuple[float, int]] = {}
+
+    def warning(self, event: str, key: Hashable, /, **fields: object) -> None:
+        """Log ``event`` unless one of ``key``, which must come from a closed set, was logged lately."""
+        now = self._clock.now()
+        last, left_out = self._said.get(key, (now - self._every_s, 0))
+        if now - last < self._every_s:
+            self._said[key] = (last, left_out + 1)
+            return
+        self._said[key] = (now, 0)
+        self._log.warning(event, **fields, **({"left_out": left_out} if left_out else {}))
 
 
 def configure_logging(service: str) -> None:

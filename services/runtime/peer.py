@@ -6,6 +6,7 @@ welcomed, keeps every sequenced message until its acknowledgement, and sends all
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,11 +21,14 @@ from protocol.messages import SEQUENCED, Ack, AnyMessage, Hello, Message, Refuse
 from services.runtime.channel import DealerChannel, Incoming
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError
+from services.runtime.security import PLAINTEXT, Security
 
 log = structlog.get_logger()
 
 HELLO_INTERVAL_S: Final = 1.0
 TICK_S: Final = 0.25
+MAX_REFUSED_HANDSHAKES: Final = 5
+"""In a row: some five seconds, in which the other end may have been given our key."""
 UNKNOWN_SESSION: Final = "unknown session"
 """How a Refused begins whose sender does not know (any more) who we are."""
 
@@ -56,12 +60,13 @@ class PeerClient:
         session: str,
         clock: Clock,
         fingerprint: str = "",
+        security: Security = PLAINTEXT,
     ) -> None:
         """``session`` names this life of the process; ``fingerprint`` is what the run's settings must have (empty: any).
 
-        Raises: EndpointError when the endpoint is malformed.
+        Raises: EndpointError when the endpoint is malformed or must not be used without keys.
         """
-        self._channel = DealerChannel(context, spec, endpoint, identity=peer)
+        self._channel = DealerChannel(context, spec, endpoint, peer, security)
         self._spec = spec
         self._endpoint = endpoint
         self._role: Role = role
@@ -76,6 +81,8 @@ class PeerClient:
         self._last_heard = clock.now()
         self.inbox: asyncio.Queue[Delivered] = asyncio.Queue(maxsize=spec.high_water_mark)
         self.welcome: Welcome | None = None
+        self.refused = ""
+        """Why the other end does not admit us, with the way out; empty while it does, or has not said so."""
 
     @property
     def num_unacknowledged(self) -> int:
@@ -96,6 +103,7 @@ class PeerClient:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(), name=f"{self._spec.name}-receive")
                 tasks.create_task(self._tick(), name=f"{self._spec.name}-tick")
+                tasks.create_task(self._watch_handshakes(), name=f"{self._spec.name}-handshakes")
         finally:
             self._channel.close()
 
@@ -127,6 +135,18 @@ class PeerClient:
             incoming = await self._channel.receive()
             self._last_heard = self._clock.now()
             await self._handle(incoming)
+
+    async def _watch_handshakes(self) -> None:
+        """A refused handshake is silent on our side of the socket: say it, and give up when it lasts."""
+        refusals = 0
+        async with aclosing(self._channel.handshakes()) as handshakes:
+            async for reason in handshakes:
+                refusals = refusals + 1 if reason else 0
+                if reason and reason != self.refused:
+                    log.warning("handshake_refused", channel=self._spec.name, reason=reason)
+                self.refused = reason
+                if refusals >= MAX_REFUSED_HANDSHAKES:
+                    raise ServiceError(f"{self._spec.name} channel: {reason}")
 
     async def _handle(self, incoming: Incoming) -> None:
         if incoming.received is None:

@@ -4,8 +4,9 @@ Precedence: file < environment (``GSPO_BATCH__MAX_LAG=2``) < command line (``--s
 Unknown keys are errors.
 """
 
+import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -14,6 +15,7 @@ from services.runtime.objective import objective_of
 Port = Annotated[int, Field(ge=0, le=65535)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+_LOOPBACK: Final = re.compile(r"127(\.\d{1,3}){3}|localhost|\[::1\]", re.IGNORECASE)
 
 
 class Section(BaseModel):
@@ -244,6 +246,35 @@ class Learner(Section):
     """/metrics, /healthz and /readyz; 0: any free port (logged)."""
 
 
+EXPOSED: Final = (
+    "other hosts can reach that, and without keys anybody there can join the run; set security.keys to a directory of keys "
+    "(`gspo keys DIRECTORY` makes one), or security.allow_plaintext = true where only the run's own machines reach it"
+)
+"""What is wrong with an endpoint that nothing protects, and both ways out."""
+
+
+class SecuritySection(Section):
+    """Who may join the run; see docs/security.md."""
+
+    keys: str = ""
+    """Directory of this process's secret key and everybody's public keys; `gspo keys DIRECTORY` makes one. Every socket is
+    then encrypted, and only listed keys are admitted. Empty: no keys, and every endpoint must be this host's own."""
+    allow_plaintext: bool = False
+    """Without keys, use endpoints that other hosts reach: whoever reaches them can join the run, and read it."""
+    metrics_host: str = "127.0.0.1"
+    """Address that /metrics, /healthz and /readyz are bound to. 127.0.0.1: this host alone. 0.0.0.0: every interface, as
+    Kubernetes's probes and Prometheus need. They are read-only, and neither encrypted nor authenticated."""
+
+
+def is_private(endpoint: str) -> bool:
+    """Whether no other host can reach ``endpoint``: ipc, inproc, or a loopback address; also when it is malformed."""
+    scheme, separator, rest = endpoint.partition("://")
+    if not separator or scheme in ("ipc", "inproc"):
+        return True
+    host = rest.rpartition(":")[0]
+    return not host or _LOOPBACK.fullmatch(host) is not None
+
+
 class Settings(BaseModel):
     """All sections of a run's configuration file."""
 
@@ -259,6 +290,7 @@ class Settings(BaseModel):
     broker: Broker = Broker()
     rollout: Rollout = Rollout()
     learner: Learner = Learner()
+    security: SecuritySection = SecuritySection()
 
     @model_validator(mode="after")
     def _trajectory_fits_cache(self) -> "Settings":
@@ -279,4 +311,19 @@ class Settings(BaseModel):
                 f"learner.weights_endpoint is {endpoint!r}, which binds every address but tells rollouts none; set "
                 "learner.advertised_weights_endpoint to what they connect to, such as tcp://learner:7003"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _plaintext_stays_on_this_host(self) -> "Settings":
+        if self.security.keys or self.security.allow_plaintext:
+            return self
+        endpoints = {
+            "broker.work_endpoint": self.broker.work_endpoint,
+            "broker.batch_endpoint": self.broker.batch_endpoint,
+            "learner.weights_endpoint": self.learner.weights_endpoint,
+            "learner.advertised_weights_endpoint": self.learner.advertised_weights_endpoint,
+        }
+        exposed = [f"{key} is {endpoint!r}" for key, endpoint in endpoints.items() if not is_private(endpoint)]
+        if exposed:
+            raise ValueError(f"{', '.join(exposed)}: {EXPOSED}")
         return self

@@ -9,6 +9,7 @@ import zmq
 import zmq.asyncio
 
 from protocol.channels import WORK
+from protocol.limits import MAX_FRAME_BYTES
 from protocol.messages import Ack, Heartbeat
 from services.runtime.channel import DealerChannel, EndpointError, RouterChannel
 from tests.support.builders import a_chunk, token_arrays
@@ -60,7 +61,8 @@ async def test_garbage_is_reported_with_its_sender_and_the_socket_lives_on() -> 
 
 async def test_a_header_over_the_limit_is_reported_by_the_name_of_the_limit() -> None:
     async with zmq_context() as context:
-        router = RouterChannel(context, WORK, ANY_PORT)
+        roomy = msgspec.structs.replace(WORK, max_frame_bytes_in=MAX_FRAME_BYTES)
+        router = RouterChannel(context, roomy, ANY_PORT)
         stranger = raw_dealer(context, router.endpoint)
         await stranger.send_multipart([bytes(17 * 1024 * 1024)])
         incoming = await router.receive()

@@ -33,7 +33,7 @@ from services.rollout.weights import fetch_newest
 from services.runtime.channel import EndpointError, RouterChannel
 from services.runtime.clock import MonotonicClock
 from services.runtime.lifecycle import ServiceError, flatten
-from services.runtime.settings import Broker, Learner, Settings
+from services.runtime.settings import Broker, Learner, SecuritySection, Settings
 from services.runtime.telemetry import Health
 from tests.support.builders import a_batch, token_arrays
 from tests.support.zmq_ends import ANY_PORT, ScriptedEnd, a_client, in_background, sequenced, zmq_context
@@ -46,6 +46,7 @@ def a_link(batch_endpoint: str, weights_endpoint: str = ANY_PORT, advertised: st
     settings = Settings(
         broker=Broker(batch_endpoint=batch_endpoint),
         learner=Learner(weights_endpoint=weights_endpoint, advertised_weights_endpoint=advertised),
+        security=SecuritySection(allow_plaintext=bool(advertised)),
     )
     return Link(
         settings,

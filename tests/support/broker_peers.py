@@ -33,6 +33,7 @@ from protocol.messages import (
 )
 from services.runtime.clock import MonotonicClock
 from services.runtime.peer import Delivered, PeerClient
+from services.runtime.security import PLAINTEXT, Security
 
 PROMPT_TOKENS = 3
 
@@ -69,6 +70,7 @@ class ScriptedRollout:
     action_tokens: int = 13
     chunk_delay_s: float = 0.0
     policy_version: int = 0
+    security: Security = PLAINTEXT
     seen_leases: list[Lease] = field(default_factory=list)
     handshakes: int = 0
     finished: int = 0
@@ -78,7 +80,14 @@ class ScriptedRollout:
     def __post_init__(self) -> None:
         self.clock = MonotonicClock()
         self.peer = PeerClient(
-            self.context, WORK, self.endpoint, role="rollout", peer=self.name, session=self.session, clock=self.clock
+            self.context,
+            WORK,
+            self.endpoint,
+            role="rollout",
+            peer=self.name,
+            session=self.session,
+            clock=self.clock,
+            security=self.security,
         )
         self.episodes_under_way: set[asyncio.Task[None]] = set()
         self._held: dict[int, int] = {}
@@ -190,6 +199,7 @@ class ScriptedLearner:
     checkpoint_every: int = 2
     name: str = "learner"
     train_s: float = 0.0
+    security: Security = PLAINTEXT
     batches: list[tuple[Batch, list[int]]] = field(default_factory=list)
     pending: list[BatchPending] = field(default_factory=list)
     end: EndOfRun | None = None
@@ -197,7 +207,14 @@ class ScriptedLearner:
 
     def __post_init__(self) -> None:
         self.peer = PeerClient(
-            self.context, BATCH, self.endpoint, role="learner", peer=self.name, session=self.session, clock=MonotonicClock()
+            self.context,
+            BATCH,
+            self.endpoint,
+            role="learner",
+            peer=self.name,
+            session=self.session,
+            clock=MonotonicClock(),
+            security=self.security,
         )
 
     async def run(self) -> None:

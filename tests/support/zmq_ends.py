@@ -15,6 +15,7 @@ from protocol.messages import SEQUENCED, Ack, Hello, Message, Refused, Role, Wel
 from services.runtime.channel import RouterChannel
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.peer import UNKNOWN_SESSION, PeerClient
+from services.runtime.security import PLAINTEXT, Security
 
 M = TypeVar("M", bound=Message)
 ANY_PORT = "tcp://127.0.0.1:*"
@@ -99,6 +100,7 @@ def a_client(
     name: str = "rollout-0",
     clock: Clock | None = None,
     fingerprint: str = "",
+    security: Security = PLAINTEXT,
 ) -> PeerClient:
     return PeerClient(
         context,
@@ -109,6 +111,7 @@ def a_client(
         session=f"session of {name}",
         clock=MonotonicClock() if clock is None else clock,
         fingerprint=fingerprint,
+        security=security,
     )
 
 

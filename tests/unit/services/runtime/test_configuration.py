@@ -116,6 +116,7 @@ def test_the_papers_grpo_band_is_allowed_for_token_ratios(tmp_path: Path) -> Non
 
 def test_a_bound_address_is_allowed_when_another_is_advertised(tmp_path: Path) -> None:
     text = "[learner]\nweights_endpoint = 'tcp://*:7003'\nadvertised_weights_endpoint = 'tcp://learner:7003'\n"
+    text += "[security]\nkeys = 'keys'\n"
     assert load_settings(written(tmp_path, text), (), {}).learner.weights_endpoint == "tcp://*:7003"
 
 
