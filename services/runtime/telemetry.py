@@ -4,17 +4,31 @@
 lately. Both say why when they are not.
 """
 
+import io
+import socket
+import sys
 import threading
+import time
+from collections import OrderedDict
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Final
+from typing import Any, Final
 
+import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from services.runtime.channel import EndpointError
 from services.runtime.clock import Clock
 
+log = structlog.get_logger()
+
 LOOP_STALL_S: Final = 30.0
+MAX_CONNECTIONS: Final = 64
+MAX_REQUEST_BYTES: Final = 16 * 1024
+REQUEST_S: Final = 5.0
+ANSWER_S: Final = 10.0
+"""For a whole answer to be taken."""
 
 
 class Health:
@@ -63,18 +77,19 @@ class Health:
 
 
 class TelemetryServer:
-    """The HTTP server. Use as a context manager; ``port`` is the bound one."""
+    """The HTTP server: GET of three paths, nothing else. Use as a context manager; ``port`` is the bound one."""
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, health: Health) -> None:
-        """Bind. Raises: EndpointError when the port is in use."""
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, health: Health, *, request_s: float = REQUEST_S
+    ) -> None:
+        """Bind. ``request_s``: for a whole request to arrive. Raises: EndpointError when the address cannot be had."""
         try:
-            self._server = ThreadingHTTPServer((host, port), _handler(registry, health))
+            self._server = _Server((host, port), _handler(registry, health, request_s))
         except OSError as error:
             raise EndpointError(
                 f"metrics port {host}:{port}: {error.strerror}. Choose another metrics_port in the configuration "
-                "(0: any free one)"
+                "(0: any free one), or another security.metrics_host"
             ) from error
-        self._server.daemon_threads = True
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="telemetry", daemon=True)
 
@@ -88,9 +103,73 @@ class TelemetryServer:
         self._server.server_close()
 
 
-def _handler(registry: CollectorRegistry, health: Health) -> type[BaseHTTPRequestHandler]:
+class _Server(ThreadingHTTPServer):
+    """At most MAX_CONNECTIONS at a time: a newer one ends the oldest, so that whoever dawdles keeps nobody out."""
+
+    daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self._open: OrderedDict[int, socket.socket] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._open[id(request)] = request
+            oldest = self._open.popitem(last=False)[1] if len(self._open) > MAX_CONNECTIONS else None
+        if oldest is not None:
+            _hang_up(oldest)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(id(request), None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is no event; anything else is a bug of ours and is logged with its traceback."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.error("telemetry_failed", exc_info=error)
+
+
+def _hang_up(request: socket.socket) -> None:
+    """Wake the thread that reads or writes here; it closes the connection."""
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
+
+
+class _Request(io.RawIOBase):
+    """What a client sends: so many bytes within so many seconds for the whole request, however it dribbles."""
+
+    def __init__(self, connection: socket.socket, request_s: float) -> None:
+        self._connection = connection
+        self._deadline = time.monotonic() + request_s
+        self._left = MAX_REQUEST_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Raises: TimeoutError, also when the request is too large: either way there is no answer."""
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0 or self._left <= 0:
+            raise TimeoutError("the request is too slow or too large")
+        self._connection.settimeout(left_s)
+        size = self._connection.recv_into(memoryview(buffer)[: self._left])
+        self._left -= size
+        return size
+
+
+def _handler(registry: CollectorRegistry, health: Health, request_s: float) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = 10
+        server_version = "gspo"
+        sys_version = ""
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile = io.BufferedReader(_Request(self.connection, request_s), 1024)
 
         def do_GET(self) -> None:
             path = self.path.split("?", 1)[0]
@@ -102,12 +181,21 @@ def _handler(registry: CollectorRegistry, health: Health) -> type[BaseHTTPReques
             else:
                 self._answer(404, "text/plain; charset=utf-8", b"try /metrics, /healthz or /readyz\n")
 
+        def _refuse_method(self) -> None:
+            self._answer(405, "text/plain; charset=utf-8", b"GET only\n")
+
+        do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
+
         def _answer(self, status: int, content_type: str, body: bytes) -> None:
+            self.close_connection = True
+            self.connection.settimeout(ANSWER_S)
             self.send_response(status)
+            if status == 405:
+                self.send_header("Allow", "GET")
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(b"" if self.command == "HEAD" else body)
 
         def log_message(self, *_: object) -> None:
             """Scrapes are not worth a line each."""

@@ -1,13 +1,16 @@
 """Health tied to progress, in virtual time, and what the HTTP endpoints say of it."""
 
+import socket
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from services.runtime.channel import EndpointError
-from services.runtime.telemetry import LOOP_STALL_S, Health, TelemetryServer
+from services.runtime.telemetry import LOOP_STALL_S, MAX_CONNECTIONS, MAX_REQUEST_BYTES, Health, TelemetryServer
 from tests.support.clocks import VirtualClock
 
 
@@ -93,3 +96,40 @@ def test_a_metrics_port_in_use_is_named_with_the_way_out(server: str, health: He
     port = int(server.rsplit(":", 1)[1])
     with pytest.raises(EndpointError, match=f"{port}.*Choose another metrics_port"):
         TelemetryServer("127.0.0.1", port, CollectorRegistry(), health)
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+def test_nothing_but_get_is_answered(server: str, method: str) -> None:
+    response = httpx.request(method, server + "/metrics")
+    assert (response.status_code, response.headers["allow"]) == (405, "GET")
+
+
+def connection_to(server: str) -> socket.socket:
+    host, _, port = server.removeprefix("http://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def test_clients_that_dawdle_keep_nobody_out(server: str, health: Health) -> None:
+    health.progress()
+    with ExitStack() as stack:
+        slow = [stack.enter_context(connection_to(server)) for _ in range(MAX_CONNECTIONS + 8)]
+        for connection in slow:
+            connection.sendall(b"GET /metr")
+        assert httpx.get(server + "/readyz", timeout=5).status_code == 200
+        assert slow[0].recv(10) == b"", "the oldest is hung up on"
+        slow[-1].sendall(b"ics HTTP/1.1\r\n\r\n")
+        assert slow[-1].recv(12) == b"HTTP/1.0 200"
+
+
+def test_a_request_that_is_too_large_or_too_slow_is_hung_up_on(health: Health) -> None:
+    with ExitStack() as stack:
+        telemetry = stack.enter_context(TelemetryServer("127.0.0.1", 0, CollectorRegistry(), health, request_s=0.3))
+        server = f"http://127.0.0.1:{telemetry.port}"
+        large, slow = (stack.enter_context(connection_to(server)) for _ in range(2))
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x")
+        large.sendall(b"GET /metrics HTTP/1.1\r\n" + b"X: " + b"y" * MAX_REQUEST_BYTES)
+        with suppress(ConnectionError):  # the kernel says so when there are bytes that nobody read
+            assert large.recv(10) == b""
+        begin = time.monotonic()
+        assert slow.recv(10) == b""
+        assert time.monotonic() - begin < 5
