@@ -12,6 +12,7 @@ import msgpack
 import msgspec
 import structlog
 
+from protocol.errors import ProtocolError
 from protocol.limits import MAX_STATE_BYTES, MAX_TURNS
 from protocol.messages import Finish, Lease, Plain
 from services.environments.base import Environment, RewardJob, Step
@@ -81,7 +82,10 @@ class Agent:
         following = trajectory.next_chunk()
         if following is not None:
             chunk, arrays = following
-            await self.broker.send(chunk, arrays)
+            try:
+                await self.broker.send(chunk, arrays)
+            except ProtocolError as error:
+                raise EpisodeFailed(f"what was generated is not a message: {error}") from error
             trajectory.sent(chunk)
             self.metrics.chunks.inc()
 

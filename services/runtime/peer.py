@@ -14,7 +14,7 @@ import structlog
 import zmq.asyncio
 
 from protocol.channels import ChannelSpec
-from protocol.codec import Array, message_type
+from protocol.codec import Array, decode, encode, message_type
 from protocol.delivery import Outbox
 from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import SEQUENCED, Ack, AnyMessage, Hello, Message, Refused, Role, Welcome
@@ -114,11 +114,15 @@ class PeerClient:
         return self.welcome
 
     async def send(self, message: Message, arrays: Mapping[str, Array] | None = None) -> None:
-        """Send. A sequenced message waits for credit and is kept until acknowledged; any other may be lost."""
+        """Send. A sequenced message waits for credit and is kept until acknowledged; any other may be lost.
+
+        Raises: ProtocolError for a message that no receiver would take: kept, it would be in the way for ever.
+        """
         if not isinstance(message, SEQUENCED):
             if self._welcomed.is_set():
                 await self._channel.send(message, arrays)
             return
+        decode(encode(message, arrays, 0))
         async with self._room:
             await self._room.wait_for(lambda: self._outbox.has_room)
             seq = self._outbox.push((message, arrays), self._clock.now())
