@@ -1,0 +1,259 @@
+"""The study's harness: configurations, runs on disk, what is measured, and the numbers that end in its tables."""
+
+import itertools
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.study.__main__ import main
+from benchmarks.study.config import RunConfig
+from benchmarks.study.countdown import Countdown, CountdownOptions, right_chain
+from benchmarks.study.grid import BANDS, cells, questions, runs
+from benchmarks.study.learner import DivergedError, Learner, study_band
+from benchmarks.study.measures import GradientNoise
+from benchmarks.study.run import batches, execute
+from benchmarks.study.run_record import RunRecord, read_record, record_path
+from benchmarks.study.sampler import Answer, Episode
+from benchmarks.study.start_model import load_start_model
+from benchmarks.study.summary import RunSummary, interval, summarise_run
+from services.environments.generated import split_of
+
+MICRO = RunConfig(
+    task="arithmetic", seed=0, num_batches=2, num_sequences=16, group_size=2, num_mini_batches=2, num_eval_episodes=8, lag=1
+)
+START_STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the start models of this module's runs are kept."""
+    return tmp_path_factory.mktemp("study")
+
+
+def test_an_id_is_the_same_in_every_process_and_follows_from_what_differs_from_the_defaults() -> None:
+    config = RunConfig(task="countdown", seed=0, num_batches=24)
+    assert config.run_id == "countdown-993165753912"
+    assert replace(config, eps_low=3e-4).run_id == config.run_id
+    assert replace(config, eps_low=4e-4).run_id != config.run_id
+
+
+def test_the_family_of_a_run_is_shared_by_its_seeds_alone() -> None:
+    config = RunConfig(task="countdown", seed=0, num_batches=24)
+    assert replace(config, seed=7).family_id == config.family_id
+    assert replace(config, seed=7).run_id != config.run_id
+    assert replace(config, lag=1).family_id != config.family_id
+
+
+def test_a_batch_that_cannot_be_split_into_whole_groups_is_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of group_size x num_mini_batches = 32"):
+        RunConfig(task="countdown", seed=0, num_batches=1, num_sequences=48)
+
+
+def test_noise_without_a_deviation_is_refused() -> None:
+    with pytest.raises(ValueError, match="give both or neither"):
+        RunConfig(task="countdown", seed=0, num_batches=1, noise="weights")
+
+
+def test_without_lag_every_band_growth_is_one_run() -> None:
+    at_0 = [cell for cell in cells() if cell.question == "d-short" and cell.column == "0" and cell.config.seed == 0]
+    assert len(at_0) == len(BANDS)
+    growing = {
+        cell.config.run_id for cell in at_0 if "widened" in cell.row or "tightened" in cell.row or "fixed" in cell.row
+    }
+    assert len(growing) == 1
+    assert len({config.run_id for config in runs()}) == len(runs()) < len(cells())
+
+
+def test_an_unknown_question_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(ValueError, match=f'no question "z": choose of {", ".join(questions())}'):
+        runs(["z"])
+
+
+def test_two_batches_are_the_same_numbers_every_time(studio: Path) -> None:
+    first, second = ([_without_times(row) for row in batches(studio, MICRO, start_steps=START_STEPS)] for _ in range(2))
+    assert first == second
+    assert [row["batch"] for row in first] == [0, 1, 2]
+    assert first[1]["lag"] == 1.0
+    assert first[1]["tokens"] > first[0]["tokens"] > 0
+    assert first[1]["reward"] == 0.0
+
+
+def _trained(directory: Path, config: RunConfig, lengths: list[int]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """One batch in which every second answer was right; the record without times, and the weights after it."""
+    model = load_start_model(directory / "start", config.task, 0, num_steps=START_STEPS)
+    learner = Learner(model, config)
+    ids = itertools.cycle(range(3, 60))
+    episodes = [
+        Episode([1, 2], Answer([next(ids) for _ in range(length)], [-5.0] * length), float(index % 2))
+        for index, length in enumerate(lengths)
+    ]
+    sequences = [episode.train_sequence(0) for episode in episodes]
+    record = learner.train(sequences, [episode.reward for episode in episodes], version=0, diagnose=True)
+    return _without_times(record), learner.weights()
+
+
+def test_training_is_the_same_to_the_last_bit_every_time(studio: Path) -> None:
+    lengths = [1 + index % 5 for index in range(16)]
+    (first, weights), (second, same) = (_trained(studio, MICRO, lengths) for _ in range(2))
+    assert first == second
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    assert first["grad_norm"] > 0
+    assert first["changed_1"] > 0
+
+
+def test_length_weighting_is_nothing_for_equal_lengths_and_something_for_others(studio: Path) -> None:
+    by_length = replace(MICRO, aggregation="length")
+    equal, unequal = [3] * 16, [1 + index % 5 for index in range(16)]
+    assert _trained(studio, MICRO, equal)[0] == _trained(studio, by_length, equal)[0]
+    # A sum over tokens divided by their number has the gradient of a mean of sequences weighted by n_i / mean n.
+    assert _trained(studio, MICRO, unequal)[0]["grad_norm"] != pytest.approx(
+        _trained(studio, by_length, unequal)[0]["grad_norm"], rel=1e-3
+    )
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run(studio: Path) -> None:
+    model = load_start_model(studio / "start", "arithmetic", 0, num_steps=START_STEPS)
+    next(model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    episode = Episode([1, 2], Answer([3, 4], [-5.0, -5.0]), 0.0)
+    with pytest.raises(DivergedError, match="batch 0, mini-batch 0"):
+        Learner(model, MICRO).train([episode.train_sequence(0)] * 16, [0.0, 1.0] * 8, version=0, diagnose=False)
+
+
+def test_a_finished_run_is_skipped_and_its_record_kept(tmp_path: Path) -> None:
+    config = replace(MICRO, num_batches=1)
+    assert execute(tmp_path, config, start_steps=START_STEPS)
+    path = record_path(tmp_path, config)
+    written = path.read_bytes()
+    assert not execute(tmp_path, config, start_steps=START_STEPS)
+    assert path.read_bytes() == written
+    record = read_record(path)
+    assert record.run_id == config.run_id
+    assert RunConfig(**record.config) == config
+    assert [path.name for path in path.parent.iterdir()] == [path.name]
+
+
+def test_an_unfinished_record_counts_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = runs(["e"])
+    directory = record_path(tmp_path, wanted[0]).parent
+    directory.mkdir()
+    record_path(tmp_path, wanted[0]).write_text("{}\n")
+    (directory / f"{wanted[1].run_id}.123.unfinished").write_text("{}\n")
+    assert main(["--directory", str(tmp_path), "--only", "e", "--dry-run"]) == 0
+    assert f"{len(wanted)} runs, 1 finished, {len(wanted) - 1} to make" in capsys.readouterr().out
+
+
+def test_replayed_experts_do_not_change_and_are_not_counted(studio: Path) -> None:
+    rows = list(batches(studio, replace(MICRO, num_batches=1), start_steps=START_STEPS))
+    assert "changed_1" in rows[0]
+    replayed = list(batches(studio, replace(MICRO, num_batches=1, routing_replay=True), start_steps=START_STEPS))
+    assert "changed_1" not in replayed[0]
+    assert replayed[0]["cpu_reference_s"] > 0
+
+
+@pytest.mark.parametrize(("noise", "sigma"), [("bf16", 0.0), ("weights", 0.1), ("logprobs", 0.1)])
+def test_a_noisy_sampler_is_measured_as_mismatch(studio: Path, noise: str, sigma: float) -> None:
+    clean, noisy = (
+        next(iter(batches(studio, replace(MICRO, lag=0, **values), start_steps=START_STEPS)))
+        for values in ({}, {"noise": noise, "noise_sigma": sigma})
+    )
+    assert clean["mismatch_sigma"] < 1e-5
+    assert noisy["mismatch_sigma"] > 1e-4
+
+
+def test_without_clipping_nothing_is_outside_the_band() -> None:
+    config = replace(MICRO, clip="none")
+    low_T, high_T = study_band(config, torch.tensor([0.0, 3.0]), sigma=0.5, scale=1.0).bounds(
+        torch.tensor([0, 1]), torch.tensor([1.0, 7.0])
+    )
+    assert low_T.tolist() == [-math.inf, -math.inf]
+    assert high_T.tolist() == [math.inf, math.inf]
+
+
+def test_a_proximal_anchor_has_the_plain_band_whatever_the_lag_and_the_noise() -> None:
+    lag_S, ids, tokens = torch.tensor([3.0]), torch.tensor([0]), torch.tensor([4.0])
+    config = replace(MICRO, band_growth=1.0, noise_z=1.0)
+    plain = math.log1p(config.eps_high)
+    assert study_band(config, lag_S, sigma=0.5, scale=1.0).bounds(ids, tokens)[1].item() == pytest.approx(4 * plain + 0.25)
+    proximal = replace(config, anchor="proximal")
+    assert study_band(proximal, lag_S, sigma=0.5, scale=1.0).bounds(ids, tokens)[1].item() == pytest.approx(plain)
+
+
+def test_gradient_noise_of_two_halves_is_that_of_the_formula() -> None:
+    noise = GradientNoise()
+    noise.add(torch.tensor([3.0, 1.0]), torch.tensor([1.0, 3.0]), num_sequences=4)
+    # g1 . g2 = 6; 4 * |(2, -2)|^2 / 2 = 16; cosine 6 / 10
+    assert noise.record() == pytest.approx({"grad_signal_first": 6.0, "grad_trace_first": 16.0, "grad_cosine_first": 0.6})
+
+
+def test_an_interval_is_students() -> None:
+    # mean 2, s = 1, t(2) = 4.303: 4.303 / sqrt(3)
+    mean, half_width, num = interval([1.0, 2.0, 3.0])
+    assert (mean, num) == (2.0, 3)
+    assert half_width == pytest.approx(2.4843, abs=1e-4)
+    assert math.isnan(interval([1.0]).half_width)
+    assert str(interval([0.5])) == "0.50"
+    assert str(interval([])) == "-"
+
+
+def _summary(rewards: list[float], *, diverged: bool = False) -> RunSummary:
+    rows = [{"batch": 5.0 * index, "eval": reward, "clip": 0.25} for index, reward in enumerate(rewards)]
+    if diverged:
+        rows.append({"batch": 5.0 * len(rewards), "diverged": 1.0})
+    return summarise_run(RunRecord("x", {"num_batches": 10, "eval_every": 5}, rows))
+
+
+def test_a_run_in_numbers() -> None:
+    summary = _summary([0.3, 0.9, 0.7])
+    assert summary.area == pytest.approx(0.8)
+    assert summary.final == pytest.approx(0.8)
+    assert summary.batches_to_target == 5
+    assert not summary.collapsed
+    assert _summary([0.3, 0.8, 0.8]).batches_to_target is None
+
+
+def test_a_collapse_is_an_end_below_half_of_the_best_or_below_the_start_or_no_end() -> None:
+    assert _summary([0.3, 0.9, 0.4, 0.4]).collapsed
+    assert _summary([0.5, 0.6, 0.4, 0.4]).collapsed
+    assert _summary([0.3, 0.9], diverged=True).collapsed
+    assert _summary([0.3, 0.9], diverged=True).area == pytest.approx(0.45)
+
+
+def test_a_summary_keeps_sums_of_seconds_and_means_of_the_rest() -> None:
+    rows = [
+        {"batch": 0.0, "eval": 0.3, "reward": 0.4, "clip": 0.1, "tokens": 10.0, "cpu_train_s": 1.0, "ess": 0.5},
+        {"batch": 1.0, "reward": 0.5, "clip": 0.2, "tokens": 25.0, "cpu_train_s": 2.0, "cpu_eval_s": 9.0, "ess": 0.7},
+        {"batch": 2.0, "eval": 0.6},
+    ]
+    summary = summarise_run(RunRecord("x", {"num_batches": 2, "eval_every": 2}, rows))
+    assert (summary.tokens, summary.cpu) == ([0, 25], [0.0, 3.0])
+    assert summary.means == {"ess": 0.6}
+    assert summary.sums["cpu_eval_s"] == 9.0
+    assert summary.mean_clip == pytest.approx(0.15)
+    assert RunSummary.from_dict(json.loads(json.dumps(summary.as_dict()))) == summary
+
+
+def test_a_right_chain_ends_with_the_remainder() -> None:
+    assert right_chain("87-30") == "57 27"
+    assert right_chain("20-4") == "16 12 08 04 00"
+
+
+def test_a_careful_teacher_is_right_and_a_careless_one_about_half_of_the_time() -> None:
+    environment, rng = Countdown(CountdownOptions()), random.Random(0)
+    shares = []
+    for careful in (True, False):
+        shown = [environment.demonstration(rng, careful=careful) for _ in range(400)]
+        assert all(split_of(problem.content) == "train" for problem, _ in shown)
+        shares.append(
+            sum(environment.step({"problem": problem.content}, said.content).reward == 1 for problem, said in shown) / 400
+        )
+    assert shares[0] == 1.0
+    assert 0.4 < shares[1] < 0.65
+
+
+def _without_times(row: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if not name.startswith("cpu_")}
