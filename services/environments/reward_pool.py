@@ -1,8 +1,9 @@
 """Rewards worked out in processes that can be killed.
 
 Reward code hangs, leaks, crashes and sets alarms; the agent loop must not. Each worker is an interpreter of its own
-with limits on memory and CPU time. A job that is not done by its deadline costs the worker its life and the job a
-failure reason, and nothing else: the next job finds a new worker. Messages are msgpack over pipes.
+with limits on memory, files and CPU time, without network where the kernel allows that, and without our environment
+variables. A job that is not done by its deadline costs the worker its life and the job a failure reason, and nothing
+else: the next job finds a new worker. Messages are msgpack over pipes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import msgspec
 import structlog
 
 from services.environments.base import RewardJob
+from services.environments.isolation import worker_environment
 from services.environments.reward_worker import LENGTH, MAX_MESSAGE_BYTES
 
 log = structlog.get_logger(__name__)
@@ -110,6 +112,7 @@ class _Worker:
         self._process: asyncio.subprocess.Process | None = None
         self._num_jobs = 0
         self._closed = False
+        self._said_not_isolated = False
 
     async def close(self) -> None:
         """Kill the process and never start another."""
@@ -178,11 +181,24 @@ class _Worker:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
+                env=worker_environment(os.environ),
                 start_new_session=True,
             )
+            assert self._process.stdout is not None
+            await self._hear_whether_isolated(self._process.stdout)
         if self._closed:
             raise ConnectionAbortedError("closed while the worker was starting")
         return self._process
+
+    async def _hear_whether_isolated(self, stdout: asyncio.StreamReader) -> None:
+        reason = (await _read_answer(stdout))["not_isolated"]
+        if reason and not self._said_not_isolated:
+            self._said_not_isolated = True
+            log.warning(
+                "reward_worker_not_isolated",
+                reason=reason,
+                meaning="reward code can reach the network; limits on memory, files and time hold",
+            )
 
 
 async def _read_answer(stream: asyncio.StreamReader) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """The process that works out rewards: jobs in on stdin, results out on what was stdout, one at a time.
 
-Each message is a 4-byte big-endian length and that many bytes of msgpack. For a job the worker answers twice: that the
-function is at hand (its import may take seconds, once), and then what came of the call. Limits on memory and CPU time
-are the process's own (setrlimit); the wall-clock limit is the parent's, who kills.
+Each message is a 4-byte big-endian length and that many bytes of msgpack. At its start the worker says whether it is cut
+off from the network. For a job it answers twice: that the function is at hand (its import may take seconds, once), and then
+what came of the call. Limits on memory, files and CPU time are the process's own; the wall-clock limit is the parent's, who
+kills.
 
 Run as: python -m services.environments.reward_worker MEMORY_BYTES CPU_SECONDS
 """
@@ -21,6 +22,8 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import msgpack
+
+from services.environments.isolation import isolate
 
 LENGTH = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -71,12 +74,6 @@ def grade(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, 
     return {"reward": float(value)}
 
 
-def limit_memory(memory_bytes: int) -> None:
-    """Bound the address space, and leave no core file of what goes over it."""
-    _set_soft_limit(resource.RLIMIT_AS, memory_bytes)
-    _set_soft_limit(resource.RLIMIT_CORE, 0)
-
-
 def limit_cpu_of_next_job(cpu_s: int) -> None:
     """Let the process use `cpu_s` more seconds; over them the kernel ends it (SIGXCPU)."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -110,7 +107,7 @@ def _read_jobs(jobs: queue.Queue[dict[str, Any]]) -> None:
 def main(memory_bytes: int, cpu_s: int) -> None:
     """Serve jobs until the parent goes away."""
     results = _take_stdout()
-    limit_memory(memory_bytes)
+    write_message(results, {"not_isolated": isolate(memory_bytes)})
     jobs: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=1)
     threading.Thread(target=_read_jobs, args=(jobs,), name="read-jobs", daemon=True).start()
     # Jobs run in the main thread: math-verify's own time limit is a signal, which no other thread receives.

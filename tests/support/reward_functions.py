@@ -1,8 +1,12 @@
 """Reward functions that misbehave, each in its own way. Reward workers import them by name."""
 
 import os
+import socket
 import sys
+import tempfile
 import time
+from contextlib import suppress
+from pathlib import Path
 
 
 def length(text: str) -> float:
@@ -51,3 +55,46 @@ def words() -> str:
 
 def leave() -> float:
     sys.exit(1)
+
+
+def connect(host: str, port: int) -> float:
+    with socket.create_connection((host, port), timeout=5):
+        return 1.0
+
+
+def write(num_bytes: int) -> float:
+    with tempfile.TemporaryFile(dir="/tmp", buffering=0) as file:
+        return float(file.write(bytes(num_bytes)))
+
+
+def environment(variable: str) -> float:
+    return float(variable in os.environ)
+
+
+def open_files() -> float:
+    """How many sockets and files there are beside the three standard ones and the pipe to the parent."""
+    number = 0
+    for descriptor in range(4, 1024):
+        with suppress(OSError):
+            os.fstat(descriptor)
+            number += 1
+    return float(number)
+
+
+def new_privileges() -> float:
+    """What the kernel says of this process's no_new_privs."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith("NoNewPrivs:")))
+
+
+def fork_and_hang() -> float:
+    """Leaves a child behind that never ends; both are pids."""
+    if os.fork() == 0:
+        while True:
+            time.sleep(3600)
+    return hang()
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds

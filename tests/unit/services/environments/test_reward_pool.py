@@ -2,9 +2,14 @@
 
 import asyncio
 import os
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -128,3 +133,68 @@ async def test_a_worker_is_replaced_after_so_many_jobs() -> None:
     async with RewardPool(RewardPoolOptions(num_workers=1, max_jobs_per_worker=2)) as pool:
         workers = [(await pool.grade(job("process_id"))).reward for _ in range(3)]
     assert workers[0] == workers[1] != workers[2]
+
+
+# --- what a job must not do --------------------------------------------------------------------------------------------
+
+
+async def test_a_job_reaches_no_network_not_even_this_host(pool: RewardPool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        result = await pool.grade(job("connect", host="127.0.0.1", port=server.getsockname()[1]))
+    refused = what_the_kernel_refuses()
+    if refused:
+        pytest.skip(f"reward workers keep the network here: {refused}")
+    assert (result.reward, result.failure) == (None, "raised")
+    assert "Network is unreachable" in result.detail
+
+
+async def test_a_job_writes_no_file(pool: RewardPool) -> None:
+    assert (await pool.grade(job("write", num_bytes=0))).reward == 0.0
+    result = await pool.grade(job("write", num_bytes=1))
+    assert (result.reward, result.failure) == (None, "raised")
+    assert "File too large" in result.detail
+
+
+async def test_a_job_sees_none_of_our_variables_and_files_and_gains_no_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    with socket.create_server(("127.0.0.1", 0)) as ours, tempfile.TemporaryFile() as file:
+        os.set_inheritable(ours.fileno(), True)
+        os.set_inheritable(file.fileno(), True)
+        async with RewardPool(OPTIONS) as pool:
+            assert (await pool.grade(job("environment", variable="HF_TOKEN"))).reward == 0.0
+            assert (await pool.grade(job("environment", variable="PATH"))).reward == 1.0
+            assert (await pool.grade(job("open_files"))).reward == 0.0
+            assert (await pool.grade(job("new_privileges"))).reward == 1.0
+
+
+async def test_a_job_that_sleeps_uses_wall_clock_time_alone_and_is_served(pool: RewardPool) -> None:
+    assert (await pool.grade(job("nap", seconds=0.01))).reward == 0.01
+
+
+async def test_what_a_job_started_ends_with_it(pool: RewardPool) -> None:
+    leader = (await pool.grade(job("process_id"))).reward
+    assert leader is not None
+    result = await pool.grade(job("fork_and_hang", deadline_s=0.5))
+    assert result.failure == "deadline"
+    members = [process for process in psutil.process_iter() if group_of(process.pid) == int(leader)]
+    _, alive = psutil.wait_procs(members, timeout=10)
+    assert alive == []
+
+
+def what_the_kernel_refuses() -> str:
+    code = "from services.environments.isolation import isolate; print(isolate(2**40))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_what_the_kernel_refuses_is_told() -> None:
+    threaded = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    code = f"{threaded}; from services.environments.isolation import isolate; print(isolate(2**40))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("unshare: "), "a process with two threads cannot leave its user namespace"
+
+
+def group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return -1

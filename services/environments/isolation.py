@@ -1,0 +1,63 @@
+"""What a reward worker takes away from itself before it runs somebody else's code on what a model wrote.
+
+Reward code is chosen by whoever runs the training, but its input is not: a parser that evaluates, or a bug in one, must not
+reach the network or fill the disk. Linux only; what the kernel refuses is reported, not hidden.
+"""
+
+import ctypes
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+CLONE_NEWIPC: Final = 0x08000000
+CLONE_NEWUSER: Final = 0x10000000
+CLONE_NEWNET: Final = 0x40000000
+PR_SET_NO_NEW_PRIVS: Final = 38
+
+MAX_FILE_BYTES: Final = 0
+"""Of a file that a job writes: none may grow. Pipes to the parent are no files."""
+MAX_OPEN_FILES: Final = 256
+MAX_PROCESSES: Final = 64
+"""Threads included. It holds for ordinary users; root is exempt."""
+KEPT_VARIABLES: Final = (
+    "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
+    "OMP_NUM_THREADS",
+)  # fmt: skip
+
+
+def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a reward worker: what an interpreter needs to start, and no token, key or address of ours."""
+    kept = {name: environment[name] for name in KEPT_VARIABLES if name in environment}
+    return {**kept, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def isolate(memory_bytes: int) -> str:
+    """Give up the network, privileges, and large appetites, for good. Call it while the process has one thread.
+
+    Returns "" or why the network is still there.
+    """
+    _limit(resource.RLIMIT_AS, memory_bytes)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
+    _limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
+    if sys.platform != "linux":
+        return f"no namespaces on {sys.platform}"
+    libc = ctypes.CDLL(None, use_errno=True)
+    refused = ""
+    # A user namespace of its own is what allows an ordinary user the other two.
+    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWIPC) != 0:
+        refused = f"unshare: {os.strerror(ctypes.get_errno())}"
+    else:
+        # In the new namespace alone: elsewhere the limit would count all processes of this user.
+        _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    return refused
+
+
+def _limit(limit: int, value: int) -> None:
+    """Lower a limit of this process for good."""
+    _, hard = resource.getrlimit(limit)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(limit, (value, value))
