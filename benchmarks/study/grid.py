@@ -45,7 +45,15 @@ BANDS: dict[str, dict[str, Any]] = {
     "adaptive 15 %": {"clip": "adaptive"},
     "no clip": NO_CLIP,
 }
-MAIN_BANDS = ("fixed (c=0)", "widened c=1", "tightened c=-1", "proximal", "adaptive 15 %", "no clip")
+MAIN_BANDS = (
+    "fixed (c=0)",
+    "widened c=1",
+    "tightened c=-1",
+    "proximal",
+    "proximal, truncated",
+    "adaptive 15 %",
+    "no clip",
+)
 
 ANCHORS: dict[str, dict[str, Any]] = {
     "GSPO behaviour z=0": {},
@@ -82,7 +90,16 @@ class Cell:
 
 def cells() -> list[Cell]:
     """Every cell, most important first."""
-    return [*_staleness_short(), *_objectives(), *_staleness_long(), *_groups(), *_precision(), *_collapse(), *_oldest()]
+    return [
+        *_staleness_short(),
+        *_objectives(),
+        *_staleness_long(),
+        *_groups(),
+        *_precision(),
+        *_collapse(),
+        *_wider(),
+        *_oldest(),
+    ]
 
 
 def questions() -> list[str]:
@@ -129,6 +146,43 @@ def _staleness_long() -> list[Cell]:
         for seed in SEEDS
         for lag, setting in settings.items()
         for band in MAIN_BANDS
+    ]
+
+
+def _wider() -> list[Cell]:
+    """d: bands that grow enough for their growth to matter, which those of the first table turned out not to do."""
+    bands = {"widened c=10": 10.0, "widened c=30": 30.0, "widened c=100": 100.0}
+    settings: dict[str, dict[str, Any]] = {"0..2": {"lag": 2, "lag_kind": "uniform"}, "4": {"lag": 4}}
+    wide = [
+        Cell("d-wider", band, lag, replace(SHORT, seed=seed, band_growth=growth, **setting))
+        for seed in SEEDS
+        for lag, setting in settings.items()
+        for band, growth in bands.items()
+    ]
+    known = [
+        Cell("d-wider", band, lag, _with_band(replace(SHORT, seed=seed, **setting), band))
+        for seed in SEEDS
+        for lag, setting in settings.items()
+        for band in ("fixed (c=0)", "proximal, truncated")
+    ]
+    return known + wide
+
+
+def _scaled() -> list[Cell]:
+    """d: ten times the paper's clip, which at this learning rate clips about as much at lag 0 as the paper reports."""
+    bands: dict[str, dict[str, Any]] = {
+        "fixed (c=0)": {},
+        "widened c=1": {"band_growth": 1.0},
+        "widened c=10": {"band_growth": 10.0},
+        "proximal, truncated": BANDS["proximal, truncated"],
+    }
+    lags: dict[str, dict[str, Any]] = {"0": {}, "4": {"lag": 4}}
+    return [
+        Cell("d-scaled", band, lag, replace(LONG, seed=seed, **GSPO_10, **setting, **({} if lag == "0" else values)))
+        for seed in SEEDS
+        for lag, setting in lags.items()
+        for band, values in bands.items()
+        if lag != "0" or band == "fixed (c=0)"
     ]
 
 

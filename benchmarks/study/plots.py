@@ -19,6 +19,7 @@ from benchmarks.study.summary import Interval, RunSummary, interval
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#7F7F7F")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DPI = 80
+FIXED = "fixed (c=0)"
 LAGS = ("0", "0..2", "1", "4", "16", "64")
 
 
@@ -43,21 +44,22 @@ def draw_all(results: Results, probes: Sequence[dict[str, Any]], directory: Path
     return drawn
 
 
-def _curve(runs: Sequence[RunSummary], at: Callable[[RunSummary, int], float]) -> tuple[list[float], list[Interval]]:
-    """Mean position and held-out reward at each evaluation that all runs have."""
+def _curve(runs: Sequence[RunSummary], at: Callable[[RunSummary, int], float]) -> tuple[list[float], list[float]]:
+    """Mean position and mean held-out reward at each evaluation that all runs have."""
     length = min(len(run.evals) for run in runs)
     places = [sum(at(run, index) for run in runs) / len(runs) for index in range(length)]
-    return places, [interval([run.evals[index][1] for run in runs]) for index in range(length)]
+    return places, [interval([run.evals[index][1] for run in runs]).mean for index in range(length)]
 
 
-def _line(axes: Any, index: int, label: str, places: Sequence[float], values: Sequence[Interval]) -> None:
-    """A line of means with its confidence band."""
-    colour = COLOURS[index % len(COLOURS)]
-    means = [value.mean for value in values]
+def _style(index: int) -> dict[str, Any]:
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "markersize": 4}
+
+
+def _points(axes: Any, index: int, label: str, places: Sequence[float], values: Sequence[Interval]) -> None:
+    """Means with their confidence intervals."""
     widths = [0.0 if math.isnan(value.half_width) else value.half_width for value in values]
-    axes.plot(places, means, color=colour, marker=MARKERS[index % len(MARKERS)], markersize=4, linewidth=1.5, label=label)
-    lows, highs = ([m - w for m, w in zip(means, widths, strict=True)], [m + w for m, w in zip(means, widths, strict=True)])
-    axes.fill_between(places, lows, highs, color=colour, alpha=0.12, linewidth=0)
+    bars = {"linestyle": "none", "capsize": 2, "elinewidth": 0.9}
+    axes.errorbar(places, [value.mean for value in values], yerr=widths, label=label, **_style(index), **bars)
 
 
 def _figure(columns: int, width: float = 12.0, height: float = 4.2) -> tuple[Any, list[Any]]:
@@ -72,21 +74,20 @@ def _objectives(results: Results) -> Any:
     figure, (tokens, seconds, clips) = _figure(3, 14.0)
     for index, row in enumerate(results.rows("a")):
         runs = list(results.at("a", row, "2e-4").values())
-        _line(tokens, index, row, *_curve(runs, lambda run, at: run.tokens[at] / 1e3))
-        _line(seconds, index, row, *_curve(runs, lambda run, at: run.cpu[at]))
+        tokens.plot(*_curve(runs, lambda run, at: run.tokens[at] / 1e3), label=row, **_style(index))
+        seconds.plot(*_curve(runs, lambda run, at: run.cpu[at]), **_style(index))
         length = min(len(run.clip) for run in runs)
         shares = [interval([run.clip[batch] for run in runs]).mean for batch in range(length)]
         if any(shares):
-            clips.plot(range(1, length + 1), shares, color=COLOURS[index], linewidth=1.5, label=row)
-    tokens.set(xlabel="action tokens trained on (thousands)", ylabel="held-out reward", ylim=(0, 1))
-    seconds.set(xlabel="CPU seconds (sampling and training)", ylabel="held-out reward", ylim=(0, 1))
+            clips.plot(range(1, length + 1), shares, color=COLOURS[index], linewidth=1.5)
+    tokens.set(xlabel="action tokens trained on (thousands)", ylabel="held-out reward, mean over seeds")
+    seconds.set(xlabel="CPU seconds (sampling and training)", ylabel="held-out reward, mean over seeds")
     clips.set(xlabel="batch", ylabel="clipped share of tokens", yscale="log")
-    clips.axhline(0.15, color="#555555", linestyle=":", linewidth=1)
-    clips.axhline(0.0013, color="#555555", linestyle=":", linewidth=1)
-    clips.annotate("paper, GSPO: 15 %", (1, 0.16), fontsize=8, color="#555555")
-    clips.annotate("paper, GRPO: 0.13 %", (1, 0.0014), fontsize=8, color="#555555")
+    for share, label in ((0.15, "paper, GSPO: 15 %"), (0.0013, "paper, GRPO: 0.13 %")):
+        clips.axhline(share, color="#555555", linestyle=":", linewidth=1)
+        clips.annotate(label, (1, share * 1.06), fontsize=8, color="#555555")
     tokens.legend(fontsize=8, loc="lower right")
-    figure.suptitle("Long answers, lag 0, learning rate 2e-4: mean and 95 % confidence interval over seeds", fontsize=11)
+    figure.suptitle("Long answers, lag 0, learning rate 2e-4", fontsize=11)
     return figure
 
 
@@ -95,9 +96,8 @@ def _collapse(results: Results) -> Any:
     figure, panels = _figure(len(rows), 3.4 * len(rows), 3.6)
     for index, (axes, row) in enumerate(zip(panels, rows, strict=True)):
         for run in results.at("a-collapse", row, "1e-3").values():
-            axes.plot(
-                *zip(*run.evals, strict=True), color=COLOURS[index], marker=MARKERS[index], markersize=3, linewidth=1.2
-            )
+            at, rewards = zip(*run.evals, strict=True)
+            axes.plot(at, rewards, linewidth=1.2, **_style(index))
         axes.set(xlabel="batch", ylim=(0, 1), title=row)
     panels[0].set_ylabel("held-out reward")
     figure.suptitle("Long answers, lag 0, learning rate 1e-3: one line per seed", fontsize=11)
@@ -149,56 +149,55 @@ def _volatility(probes: Sequence[dict[str, Any]]) -> Any:
 
 def _precision(results: Results) -> Any:
     figure, (reward, clip) = _figure(2, 13.0)
-    columns = results.columns("c")
-    rows = results.rows("c")
+    columns, rows = results.columns("c"), results.rows("c")
     for index, row in enumerate(rows):
         places = [place + 0.12 * (index - (len(rows) - 1) / 2) for place in range(len(columns))]
-        for axes, measure in ((reward, lambda run: run.area), (clip, lambda run: run.mean_clip)):
-            values = [results.mean("c", row, column, measure) for column in columns]
-            _points(axes, index, row, places, values)
+        exact = results.at("c", row, columns[0])
+        differences = []
+        for column in columns:
+            found = results.at("c", row, column)
+            differences.append(interval([found[seed].area - exact[seed].area for seed in found if seed in exact]))
+        _points(reward, index, row, places[1:], differences[1:])
+        _points(clip, index, row, places, [results.mean("c", row, column, lambda run: run.mean_clip) for column in columns])
     for axes in (reward, clip):
         axes.set_xticks(range(len(columns)), columns, rotation=25, ha="right", fontsize=9)
         axes.set_xlabel("what the sampler computes with")
-    reward.set_ylabel("held-out reward, mean over the run")
+    reward.axhline(0, color="#555555", linewidth=0.8)
+    reward.set_ylabel("held-out reward less that with an exact sampler")
     clip.set(ylabel="clipped share of tokens", ylim=(0, None))
     reward.legend(fontsize=8, loc="lower left")
     return figure
 
 
-def _points(axes: Any, index: int, label: str, places: Sequence[float], values: Sequence[Interval]) -> None:
-    widths = [0.0 if math.isnan(value.half_width) else value.half_width for value in values]
-    means = [value.mean for value in values]
-    colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-    style = {"linestyle": "none", "markersize": 5, "capsize": 2, "elinewidth": 0.9}
-    axes.errorbar(places, means, yerr=widths, color=colour, marker=marker, label=label, **style)
-
-
 def _staleness(results: Results) -> Any:
-    figure, (short, long, clip) = _figure(3, 15.0, 4.8)
-    places = {lag: index for index, lag in enumerate(LAGS)}
-    for axes, names, title in (
-        (short, ("d-short", "d-oldest"), "short answers"),
-        (long, ("d-long",), "long answers"),
-        (clip, ("d-short", "d-oldest"), "short answers"),
-    ):
-        rows = results.rows(names[0])
-        for row in rows:
-            index = results.rows("d-short").index(row)
-            shift = 0.08 * (index - 4)
-            found = [
-                (lag, question) for question in names for lag in results.columns(question) if results.at(question, row, lag)
-            ]
-            values = [
-                results.mean(question, row, lag, (lambda run: run.mean_clip) if axes is clip else (lambda run: run.area))
-                for lag, question in found
-            ]
-            _points(axes, index, row, [places[lag] + shift for lag, _ in found], values)
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("lag (batches)")
-        used = [lag for lag in LAGS if any(lag in results.columns(question) for question in names)]
-        axes.set_xticks([places[lag] for lag in used], used)
-        axes.set_ylabel("clipped share of tokens" if axes is clip else "held-out reward, mean over the run")
-    short.legend(fontsize=7, loc="lower left")
+    """Above short answers, below long ones: reward, its difference to the fixed band, and clipping."""
+    figure, panels = plt.subplots(2, 3, figsize=(15.0, 8.4), constrained_layout=True)
+    order = results.rows("d-short")
+    for line, (names, title) in enumerate(((("d-short", "d-oldest"), "short answers"), (("d-long",), "long answers"))):
+        used = [lag for lag in LAGS if any(lag in results.columns(name) for name in names)]
+        for row in results.rows(names[0]):
+            index = order.index(row)
+            found = [(name, lag) for lag in used for name in names if results.at(name, row, lag)]
+            places = [used.index(lag) + 0.08 * (index - len(order) / 2) for _, lag in found]
+            means = [results.mean(name, row, lag, lambda run: run.area).mean for name, lag in found]
+            panels[line, 0].plot(places, means, linewidth=1, label=row, **_style(index))
+            if row != FIXED:
+                paired = [results.paired(name, row, FIXED, [lag], lambda run: run.area) for name, lag in found]
+                _points(panels[line, 1], index, row, places, paired)
+            clips = [results.mean(name, row, lag, lambda run: run.mean_clip) for name, lag in found]
+            _points(panels[line, 2], index, row, places, clips)
+        for axes, label in zip(
+            panels[line],
+            ("held-out reward, mean over the run", "its difference to the fixed band", "clipped share of tokens"),
+            strict=True,
+        ):
+            axes.set(ylabel=label, xlabel="lag (batches)", title=title)
+            axes.set_xticks(range(len(used)), used)
+            axes.grid(alpha=0.25)
+            axes.spines[["top", "right"]].set_visible(False)
+        panels[line, 1].axhline(0, color="#555555", linewidth=0.8)
+        panels[line, 1].set_ylim(-0.45, 0.35)
+    panels[0, 0].legend(fontsize=7, loc="lower left")
     return figure
 
 
@@ -206,17 +205,17 @@ def _groups(results: Results) -> Any:
     figure, (sizes, weights) = _figure(2)
     rows = [row for row in results.rows("e") if row.startswith("group")]
     numbers = [int(row.split()[-1]) for row in rows]
-    for index, (label, measure) in enumerate(
-        (("mean over the run", lambda run: run.area), ("at the end", lambda run: run.final))
-    ):
-        _line(sizes, index, label, numbers, [results.mean("e", row, "arithmetic", measure) for row in rows])
-    sizes.set(xscale="log", xlabel="trajectories per prompt (256 per batch)", ylabel="held-out reward", ylim=(0, 1))
+    differences = [results.paired("e", row, "group of 8", ["arithmetic"], lambda run: run.area) for row in rows]
+    _points(sizes, 0, "mean over the run", numbers, differences)
+    sizes.axhline(0, color="#555555", linewidth=0.8)
+    sizes.set(
+        xscale="log", xlabel="trajectories per prompt (256 per batch)", ylabel="held-out reward less that of groups of 8"
+    )
     sizes.set_xticks(numbers, [str(number) for number in numbers])
     sizes.minorticks_off()
-    sizes.legend(fontsize=8)
     for index, row in enumerate(row for row in results.rows("e") if row.endswith("weighted")):
         runs = list(results.at("e", row, "countdown").values())
-        _line(weights, index, row, *_curve(runs, lambda run, at: run.tokens[at] / 1e3))
-    weights.set(xlabel="action tokens trained on (thousands)", ylabel="held-out reward", ylim=(0, 1))
+        weights.plot(*_curve(runs, lambda run, at: run.tokens[at] / 1e3), label=row, **_style(index))
+    weights.set(xlabel="action tokens trained on (thousands)", ylabel="held-out reward, mean over seeds")
     weights.legend(fontsize=8)
     return figure

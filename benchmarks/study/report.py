@@ -12,6 +12,7 @@ from benchmarks.study.results import Results, load_probes, load_summaries
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "study.md"
+GSPO = "GSPO 3e-4/4e-4"
 IMAGES = ROOT / "docs" / "images"
 
 _PLACE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -21,14 +22,20 @@ def write_report() -> None:
     """Draw the plots and put every table in its place. Raises ValueError for a place that no table has."""
     results, probes = Results(load_summaries()), load_probes()
     made: dict[str, Callable[[], str]] = {
-        "objectives": lambda: tables.objectives(results, "a", "2e-4"),
-        "collapse": lambda: tables.objectives(results, "a-collapse", "1e-3"),
+        "objectives": lambda: tables.objectives(results, "a", "2e-4", GSPO),
+        "collapse": lambda: tables.objectives(results, "a-collapse", "1e-3", GSPO),
         "volatility": lambda: tables.volatility(probes),
         "mismatch": lambda: tables.mismatch(results),
-        "precision": lambda: tables.precision(results, lambda run: run.area),
-        "precision-clip": lambda: tables.precision(results, lambda run: run.mean_clip),
+        "precision": lambda: tables.precision(results),
+        "precision-clip": lambda: tables.precision_clip(results),
         "staleness-short": lambda: tables.staleness(results, "d-short"),
         "staleness-long": lambda: tables.staleness(results, "d-long"),
+        "staleness-scaled": lambda: tables.staleness(results, "d-scaled"),
+        "staleness-scaled-clip": lambda: tables.staleness_more(results, "d-scaled", "clip"),
+        "staleness-wider": lambda: tables.staleness(results, "d-wider"),
+        "staleness-wider-clip": lambda: tables.staleness_more(results, "d-wider", "clip"),
+        "staleness-oldest-clip": lambda: tables.staleness_more(results, "d-oldest", "clip"),
+        "staleness-long-batches": lambda: tables.staleness_more(results, "d-long", "batches"),
         "staleness-oldest": lambda: tables.staleness(results, "d-oldest"),
         "staleness-batches": lambda: tables.staleness_more(results, "d-short", "batches"),
         "staleness-final": lambda: tables.staleness_more(results, "d-short", "final"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.study.results import Results
-from benchmarks.study.summary import RunSummary, interval
+from benchmarks.study.summary import Interval, RunSummary, interval
 
 FIXED = "fixed (c=0)"
 
@@ -18,26 +18,31 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def objectives(results: Results, question: str, column: str) -> str:
+def objectives(results: Results, question: str, column: str, baseline: str) -> str:
     """One row per objective: reward, its price, clipping and noise."""
     head = [
-        "objective", "n", "held-out reward, mean over run", "at the end", "tokens to 0.85 (thousands)", "CPU s to 0.85",
-        "clipped", "gradient cosine", "noise scale", "collapsed",
+        "objective", "n", "held-out reward, mean over run", f"difference to {baseline}", "at the end",
+        "sampled reward", "tokens to half (thousands)", "CPU s to half", "clipped", "high / low",
+        "gradient cosine", "collapsed",
     ]  # fmt: skip
     rows = []
     for row in results.rows(question):
         found = list(results.at(question, row, column).values())
+        difference = results.paired(question, row, baseline, [column], lambda run: run.area)
+        high, low = (_mean(found, name) for name in ("clip_high", "clip_low"))
         rows.append(
             [
                 row,
                 str(len(found)),
-                str(interval([run.area for run in found])),
-                str(interval([run.final for run in found])),
+                f"{interval([run.area for run in found]).mean:.2f}",
+                "-" if row == baseline else signed(difference),
+                f"{interval([run.final for run in found]).mean:.2f}",
+                f"{interval([run.sampled for run in found]).mean:.2f}",
                 _reached(found, lambda run, index: run.tokens[index] / 1e3, 0),
                 _reached(found, lambda run, index: run.cpu[index], 1),
                 percent(interval([run.mean_clip for run in found]).mean),
+                f"{percent(high)} / {percent(low)}",
                 interval([run.means.get("grad_cosine_later", math.nan) for run in found]).text(3),
-                _noise_scale(found),
                 _collapsed(found),
             ]
         )
@@ -45,22 +50,24 @@ def objectives(results: Results, question: str, column: str) -> str:
 
 
 def staleness(results: Results, question: str) -> str:
-    """Bands by lag: the held-out reward averaged over the run, and paired differences to the fixed band over all lags."""
+    """Bands by lag: the held-out reward averaged over the run, and paired differences to the fixed band."""
     columns = results.columns(question)
-    head = ["band", *(f"lag {column}" for column in columns), f"difference to {FIXED}", "collapsed"]
+    head = ["band", *(f"lag {column}" for column in columns), f"difference to {FIXED}", "n", "collapsed"]
+    stale = [column for column in columns if column != "0"]
     rows = []
     for row in results.rows(question):
         found = [run for column in columns for run in results.at(question, row, column).values()]
-        paired = results.paired(question, row, FIXED, columns, lambda run: run.area)
-        cells = [str(results.mean(question, row, column, lambda run: run.area)) for column in columns]
-        rows.append([row, *cells, f"{paired.text(3)} (n = {paired.num})", _collapsed(found)])
+        paired = results.paired(question, row, FIXED, stale, lambda run: run.area)
+        means = [results.mean(question, row, column, lambda run: run.area).mean for column in columns]
+        cells = ["-" if math.isnan(mean) else f"{mean:.2f}" for mean in means]
+        rows.append([row, *cells, "-" if row == FIXED else signed(paired), str(paired.num), _collapsed(found)])
     return markdown(head, rows)
 
 
 def staleness_more(results: Results, question: str, measure: str) -> str:
     """Bands by lag: "final" reward, "batches" to the target, or the "clip" fraction."""
     measures: dict[str, Callable[[list[RunSummary]], str]] = {
-        "final": lambda found: str(interval([run.final for run in found])),
+        "final": lambda found: f"{interval([run.final for run in found]).mean:.2f}",
         "batches": lambda found: _reached(found, lambda run, index: run.evals[index][0], 0),
         "clip": lambda found: percent(interval([run.mean_clip for run in found]).mean),
     }
@@ -72,11 +79,28 @@ def staleness_more(results: Results, question: str, measure: str) -> str:
     return markdown(["band", *(f"lag {column}" for column in columns)], rows)
 
 
-def precision(results: Results, measure: Callable[[RunSummary], float], digits: int = 2) -> str:
-    """Anchors by sampler."""
+def precision(results: Results) -> str:
+    """Anchors by sampler: the difference to the same objective, seed and start with an exact sampler."""
+    columns = results.columns("c")
+    rows = []
+    for row in results.rows("c"):
+        cells = []
+        for column in columns:
+            exact, found = results.at("c", row, columns[0]), results.at("c", row, column)
+            if column == columns[0]:
+                cells.append(f"{interval([run.area for run in found.values()]).mean:.2f}")
+            else:
+                cells.append(signed(interval([found[seed].area - exact[seed].area for seed in found if seed in exact])))
+        rows.append([row, *cells])
+    return markdown(["objective", *columns], rows)
+
+
+def precision_clip(results: Results) -> str:
+    """Anchors by sampler: the clipped share of tokens."""
     columns = results.columns("c")
     rows = [
-        [row, *(results.mean("c", row, column, measure).text(digits) for column in columns)] for row in results.rows("c")
+        [row, *(percent(results.mean("c", row, column, lambda run: run.mean_clip).mean) for column in columns)]
+        for row in results.rows("c")
     ]
     return markdown(["objective", *columns], rows)
 
@@ -93,35 +117,27 @@ def mismatch(results: Results) -> str:
 
 
 def groups(results: Results) -> str:
-    """Group sizes, and what weighs a sequence."""
+    """Group sizes against groups of 8, and length weights against sequence weights."""
     rows = []
     for row in results.rows("e"):
-        for column in results.columns("e"):
-            found = list(results.at("e", row, column).values())
-            if found:
-                rows.append(
-                    [
-                        f"{row} ({column})",
-                        str(len(found)),
-                        str(interval([run.area for run in found])),
-                        str(interval([run.final for run in found])),
-                        _reached(found, lambda run, index: run.evals[index][0], 0),
-                        percent(interval([run.means.get("zero_advantage", math.nan) for run in found]).mean),
-                        percent(interval([run.mean_clip for run in found]).mean),
-                        f"{interval([run.means.get('length', math.nan) for run in found]).mean:.1f}",
-                    ]
-                )
-    head = [
-        "",
-        "n",
-        "reward, mean over run",
-        "at the end",
-        "batches to 0.85",
-        "without signal",
-        "clipped",
-        "tokens an answer",
-    ]
-    return markdown(head, rows)
+        column, baseline = ("arithmetic", "group of 8") if row.startswith("group") else ("countdown", "sequence-weighted")
+        found = list(results.at("e", row, column).values())
+        difference = results.paired("e", row, baseline, [column], lambda run: run.area)
+        rows.append(
+            [
+                f"{row} ({column})",
+                str(len(found)),
+                f"{interval([run.area for run in found]).mean:.2f}",
+                "-" if row == baseline else signed(difference),
+                f"{interval([run.final for run in found]).mean:.2f}",
+                _reached(found, lambda run, index: run.evals[index][0], 0),
+                percent(_mean(found, "zero_advantage")),
+                percent(interval([run.mean_clip for run in found]).mean),
+                f"{_mean(found, 'length'):.1f}",
+            ]
+        )
+    measured = ["reward, mean over run", "difference", "at the end", "batches to half", "without signal", "clipped"]
+    return markdown(["", "n", *measured, "tokens an answer"], rows)
 
 
 def volatility(probes: Sequence[dict[str, Any]]) -> str:
@@ -151,6 +167,16 @@ def volatility(probes: Sequence[dict[str, Any]]) -> str:
     return markdown(head, rows)
 
 
+def signed(difference: Interval) -> str:
+    """A difference with its interval; bold where the interval does not hold 0."""
+    if difference.num == 0:
+        return "-"
+    sign = "+" if difference.mean >= 0 else "-"
+    width = "" if math.isnan(difference.half_width) else f" ± {difference.half_width:.3f}"
+    text = f"{sign}{abs(difference.mean):.3f}{width}"
+    return f"**{text}**" if abs(difference.mean) > difference.half_width else text
+
+
 def percent(share: float) -> str:
     """Two significant digits at least."""
     if math.isnan(share):
@@ -175,11 +201,8 @@ def _reached(found: Sequence[RunSummary], price: Callable[[RunSummary, int], flo
     return f"{'never' if math.isinf(median) else f'{median:.{digits}f}'} ({reached}/{len(prices)})"
 
 
-def _noise_scale(found: Sequence[RunSummary]) -> str:
-    """Trace over signal, each averaged over runs first: sequences at which noise and signal are alike."""
-    signal = interval([run.means.get("grad_signal_later", math.nan) for run in found]).mean
-    trace = interval([run.means.get("grad_trace_later", math.nan) for run in found]).mean
-    return f"{trace / signal:.0f}" if signal > 0 else "no signal"
+def _mean(found: Sequence[RunSummary], name: str) -> float:
+    return interval([run.means.get(name, math.nan) for run in found]).mean
 
 
 def _collapsed(found: Sequence[RunSummary]) -> str:

@@ -13,14 +13,17 @@ import torch
 from benchmarks.study.__main__ import main
 from benchmarks.study.config import RunConfig
 from benchmarks.study.countdown import Countdown, CountdownOptions, right_chain
-from benchmarks.study.grid import BANDS, cells, questions, runs
+from benchmarks.study.grid import BANDS, Cell, cells, questions, runs
 from benchmarks.study.learner import DivergedError, Learner, study_band
 from benchmarks.study.measures import GradientNoise
+from benchmarks.study.report import fill
+from benchmarks.study.results import Results
 from benchmarks.study.run import batches, execute
 from benchmarks.study.run_record import RunRecord, read_record, record_path
 from benchmarks.study.sampler import Answer, Episode
 from benchmarks.study.start_model import load_start_model
-from benchmarks.study.summary import RunSummary, interval, summarise_run
+from benchmarks.study.summary import Interval, RunSummary, interval, summarise_run
+from benchmarks.study.tables import FIXED, signed, staleness
 from services.environments.generated import split_of
 
 MICRO = RunConfig(
@@ -213,7 +216,9 @@ def test_a_run_in_numbers() -> None:
     assert summary.final == pytest.approx(0.8)
     assert summary.batches_to_target == 5
     assert not summary.collapsed
-    assert _summary([0.3, 0.8, 0.8]).batches_to_target is None
+    # Half of what is missing at 0.3 is gained at 0.65.
+    assert _summary([0.3, 0.64, 0.66]).batches_to_target == 10
+    assert _summary([0.3, 0.64, 0.64]).batches_to_target is None
 
 
 def test_a_collapse_is_an_end_below_half_of_the_best_or_below_the_start_or_no_end() -> None:
@@ -235,6 +240,47 @@ def test_a_summary_keeps_sums_of_seconds_and_means_of_the_rest() -> None:
     assert summary.sums["cpu_eval_s"] == 9.0
     assert summary.mean_clip == pytest.approx(0.15)
     assert RunSummary.from_dict(json.loads(json.dumps(summary.as_dict()))) == summary
+
+
+def _results(areas: dict[tuple[str, str], list[float]]) -> Results:
+    """One question "q": by row and column, a run per seed with this held-out reward at every evaluation."""
+    grid, summaries = [], {}
+    for (row, column), rewards in areas.items():
+        for seed, reward in enumerate(rewards):
+            config = replace(MICRO, seed=seed, learning_rate=1.0 + len(grid))
+            grid.append(Cell("q", row, column, config))
+            summaries[config.run_id] = replace(_summary([0.0, reward, reward]), run_id=config.run_id)
+    return Results(summaries, grid)
+
+
+def test_a_difference_is_taken_within_seed_and_column_and_only_where_both_have_run() -> None:
+    results = _results({("new", "1"): [0.5, 0.9, 0.7], ("old", "1"): [0.4, 0.6], ("new", "2"): [0.2], ("old", "2"): [0.6]})
+    # 0.1 and 0.3 in column 1, -0.4 in column 2
+    mean, half_width, num = results.paired("q", "new", "old", ["1", "2"], lambda run: run.area)
+    assert (mean, num) == (pytest.approx(0.0), 3)
+    assert half_width == pytest.approx(4.303 * math.sqrt(0.13) / math.sqrt(3))
+    assert results.mean("q", "new", "1", lambda run: run.area).mean == pytest.approx(0.7)
+
+
+def test_a_difference_is_marked_where_its_interval_does_not_hold_0() -> None:
+    assert signed(Interval(0.1, 0.2, 3)) == "+0.100 ± 0.200"
+    assert signed(Interval(-0.3, 0.2, 3)) == "**-0.300 ± 0.200**"
+    assert signed(Interval(math.nan, math.nan, 0)) == "-"
+
+
+def test_a_table_counts_collapses_and_leaves_lag_0_out_of_the_difference() -> None:
+    results = _results(
+        {(FIXED, "0"): [0.9], (FIXED, "4"): [0.5, 0.6], ("proximal", "0"): [0.1], ("proximal", "4"): [0.7, 0.8]}
+    )
+    last = staleness(results, "q").splitlines()[-1]
+    assert last == "| proximal | 0.10 | 0.75 | **+0.200 ± 0.000** | 2 | 0/3 |"
+
+
+def test_a_table_takes_its_place_and_an_unknown_one_is_refused() -> None:
+    text = "a\n<!-- table: one -->\nold\n<!-- end -->\nb\n"
+    assert fill(text, {"one": lambda: "new"}) == "a\n<!-- table: one -->\n\nnew\n\n<!-- end -->\nb\n"
+    with pytest.raises(ValueError, match='no table "one": use one of two'):
+        fill(text, {"two": lambda: "new"})
 
 
 def test_a_right_chain_ends_with_the_remainder() -> None:
