@@ -144,12 +144,15 @@ class WeightSync:
             clock=self._clock,
             security=self._security,
         )
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(client.run(), name="weights-client")
-            try:
-                yield client
-            finally:
-                running.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(client.run(), name="weights-client")
+                try:
+                    yield client
+                finally:
+                    running.cancel()
+        finally:
+            client.close()
 
     async def _load(self, client: PeerClient, weights: FetchedWeights) -> None:
         version = weights.policy_version

@@ -107,6 +107,12 @@ class PeerClient:
         finally:
             self._channel.close()
 
+    def close(self) -> None:
+        """For a client whose ``run`` may never have begun: a task that is cancelled before its first step never gets to its
+        clean-up, and libzmq's thread waits for ever to tell an abandoned monitor of a handshake. A second call does nothing.
+        """
+        self._channel.close()
+
     async def connected_welcome(self) -> Welcome:
         """The other end's Welcome; waits for the handshake."""
         await self._welcomed.wait()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -525,3 +526,17 @@ async def test_a_load_is_reported_with_the_digest_that_was_sent(tmp_path: Path) 
             loaded = await end.expect(Loaded)
     assert (loaded.policy_version, loaded.digest, loaded.error) == (6, snapshot.manifest.digest, "")
     assert loaded.pause_s > 0
+
+
+async def test_a_hint_of_a_version_that_is_served_already_does_no_harm(tmp_path: Path) -> None:
+    """The conversation with the weight server is over before it began; its socket must not be left to libzmq's thread."""
+    async with following(tmp_path) as follow:
+        # The broker repeats the newest version about every second, also during the load.
+        follow.engine.damage = lambda _: follow.sync.announce(2, follow.served.endpoint)
+        follow.publish(2)
+        await follow.changed()
+        await follow.counted("weight_loads", 1)
+        gc.collect()
+        follow.publish(3)
+        await follow.changed()
+        assert follow.sync.policy_version == 3
