@@ -80,8 +80,8 @@ def _run(directory: Path, missing: list[RunConfig], jobs: int, *, probes: bool) 
     with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
         starts = list(dict.fromkeys((config.task, config.seed) for config in missing))
         print(f"{len(starts)} start models (made once, some {START_SECONDS['countdown']:.0f} s each)", flush=True)
-        for future in as_completed([pool.submit(make_start, directory, *start) for start in starts]):
-            future.result()
+        for made in as_completed([pool.submit(make_start, directory, *start) for start in starts]):
+            made.result()
         if probes:
             pool.submit(make_probes, directory).result()
         began, total, done = time.monotonic(), sum(map(estimate, missing)), 0.0

@@ -27,14 +27,15 @@ def draw_all(results: Results, probes: Sequence[dict[str, Any]], directory: Path
     """Draw every plot whose runs are there; the files."""
     directory.mkdir(parents=True, exist_ok=True)
     drawn = []
-    for name, draw, present in (
-        ("objectives", lambda: _objectives(results), results.rows("a")),
-        ("collapse", lambda: _collapse(results), results.rows("a-collapse")),
-        ("volatility", lambda: _volatility(probes), probes),
-        ("precision", lambda: _precision(results), results.rows("c")),
-        ("staleness", lambda: _staleness(results), results.rows("d-short")),
-        ("groups", lambda: _groups(results), results.rows("e")),
-    ):
+    choices: list[tuple[str, Callable[[], Any], bool]] = [
+        ("objectives", lambda: _objectives(results), bool(results.rows("a"))),
+        ("collapse", lambda: _collapse(results), bool(results.rows("a-collapse"))),
+        ("volatility", lambda: _volatility(probes), bool(probes)),
+        ("precision", lambda: _precision(results), bool(results.rows("c"))),
+        ("staleness", lambda: _staleness(results), bool(results.rows("d-short"))),
+        ("groups", lambda: _groups(results), bool(results.rows("e"))),
+    ]
+    for name, draw, present in choices:
         if present:
             path = directory / f"study_{name}.png"
             figure = draw()

@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3MoeForCausa
 
 from benchmarks.study.config import Noise
 from gspo.packing import TrainSequence
-from services.environments.base import DemonstratingEnvironment, RewardJob, Task
+from services.environments.base import ChatMessage, DemonstratingEnvironment, RewardJob, Task
 
 MAX_NEW_TOKENS = {"arithmetic": 16, "countdown": 64}
 """The longest right answers have 3 and 60 tokens."""
@@ -90,7 +90,7 @@ class Sampler:
     def play(self, tasks: Sequence[Task], *, seed: int) -> list[Episode]:
         """One episode of each task."""
         starts = [self._environment.start(task, seed=0) for task in tasks]
-        prompts = [self._prompt(dict(start.messages[0])) for start in starts]
+        prompts = [self._prompt(start.messages[0]) for start in starts]
         generator = torch.Generator().manual_seed(seed)
         answers = self._with_noise(self._generate(prompts, generator), generator)
         episodes = []
@@ -102,7 +102,7 @@ class Sampler:
             episodes.append(Episode(prompt, answer, reward if answer.ids[-1] == self._tokenizer.eos_token_id else 0.0))
         return episodes
 
-    def _prompt(self, message: dict[str, str]) -> list[int]:
+    def _prompt(self, message: ChatMessage) -> list[int]:
         text = self._tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
