@@ -132,10 +132,17 @@ def train_batch(
         "clip_scale": clip_scale,
     }
     summary = summarise(run.gathered_stats())
-    # Missing where no sequence of the batch has an action token.
-    if adaptive_clip is not None and "clip_fraction/all" in summary:
-        adaptive_clip.update(summary["clip_fraction/all"])
+    if adaptive_clip is not None:
+        _follow_clip_fraction(adaptive_clip, summary)
     return BatchReport(metrics=metrics | summary | run.expert_metrics())
+
+
+def _follow_clip_fraction(adaptive_clip: AdaptiveClip, summary: dict[str, float]) -> None:
+    """Sequences without advantage are never clipped: counted in, they would close the band as groups become all right."""
+    num_sequences = summary["sequences/all"]
+    num_with_signal = num_sequences - summary.get("zero_advantage_sequences/all", 0.0)
+    if num_with_signal > 0:
+        adaptive_clip.update(min(1.0, summary["clip_fraction/all"] * num_sequences / num_with_signal))
 
 
 def sequences_with_advantages(

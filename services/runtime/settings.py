@@ -129,7 +129,8 @@ class ObjectiveSection(Section):
     """Largest mismatch factor (and 1 / smallest, when rejecting). It bounds the exponential of a mean per token, so it lies
     near 1 for long sequences; for answers of a few tokens take a larger one."""
     adaptive_clip_target: float | None = Field(None, gt=0, lt=1)
-    """After each batch the band is widened or narrowed so that the metric clip_fraction comes to this (in the paper: 0.15).
+    """After each batch the band is widened or narrowed so that the clipped share of the sequences that have an advantage
+    comes to this (in the paper, of all: 0.15). Above some 0.4 nothing can reach it: half have the other sign.
     The factor is the metric clip_scale, and goes on after a restart. Not set: the width is that of the keys above."""
     routing_replay: bool = False
     """Mixture of experts only: all mini-batches use the experts that the weights at the batch's start choose (the paper's

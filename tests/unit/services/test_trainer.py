@@ -309,6 +309,20 @@ def test_an_adaptive_clip_scales_the_next_batch_by_what_this_one_clipped() -> No
     assert train(BigramEngine(), groups, narrow).metrics["clip_fraction/all"] == fractions[0]
 
 
+def test_groups_without_signal_neither_open_nor_close_an_adaptive_clip() -> None:
+    narrow = replace(WIDE, eps_low=0.01, eps_high=0.01, noise_z=0.0)
+    groups = own_logprobs(BigramEngine(), random_groups(6, 4, seed=15), noise=0.1)
+    silent = [replace(group, rewards=np.ones(4)) for group in groups]
+    alone, mixed, unmoved = (AdaptiveClip(target=0.3) for _ in range(3))
+    share = train(BigramEngine(), groups, narrow, num_mini_batches=1, adaptive_clip=alone).metrics["clip_fraction/all"]
+    diluted = train(BigramEngine(), groups + silent, narrow, num_mini_batches=1, adaptive_clip=mixed).metrics
+    train(BigramEngine(), silent, narrow, num_mini_batches=1, adaptive_clip=unmoved)
+    assert share > 0.3 > diluted["clip_fraction/all"]
+    assert mixed.scale == pytest.approx(alone.scale, abs=1e-9)
+    assert mixed.scale > 1
+    assert unmoved.scale == 1
+
+
 def test_a_token_older_than_max_lag_refuses_the_batch_before_a_step() -> None:
     engine = BigramEngine()
     groups = random_groups(2, 3, seed=7, versions=(3, 5))
