@@ -185,7 +185,12 @@ def cuda_visible(environment: Mapping[str, str], devices: Path = Path("/dev")) -
 
 
 def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str]:
-    """The command line of the server."""
+    """The command line of the server. Raises: ServerError for arguments that would open it to other hosts."""
+    if any(argument == "--host" or argument.startswith("--host=") for argument in options.extra_args):
+        raise ServerError(
+            "rollout.server_args set --host: whoever reaches SGLang's API can replace the weights, so it stays on "
+            f"{options.host}; leave --host out, or start a server of your own and set rollout.server_url"
+        )
     module = "sglang.launch_server" if cuda else "services.sglang_cpu.launch"
     command = [
         sys.executable, "-m", module,

@@ -52,6 +52,13 @@ def test_on_cuda_the_stock_server_runs_and_further_arguments_come_last() -> None
     assert "SGLANG_PLATFORM" not in server_environment({}, cuda=True)
 
 
+@pytest.mark.parametrize("arguments", [("--host", "0.0.0.0"), ("--host=0.0.0.0",)])
+def test_a_server_of_ours_stays_on_this_host(arguments: tuple[str, ...]) -> None:
+    assert value(server_command(options(), port=1234, cuda=True), "--host") == "127.0.0.1"
+    with pytest.raises(ServerError, match=r"set --host.*set rollout\.server_url"):
+        server_command(options(extra_args=arguments), port=1234, cuda=True)
+
+
 def test_a_cuda_device_is_seen_unless_it_is_hidden(tmp_path: Path) -> None:
     (tmp_path / "nvidiactl").touch()
     (tmp_path / "nvidia-uvm").touch()
