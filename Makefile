@@ -3,6 +3,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+PARITY := .venv-parity
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # The CPU build of PyTorch. Where the package index has only CUDA builds, point this at a CPU index or a local wheel.
 TORCH ?= torch==2.13.0
@@ -77,5 +78,15 @@ test-demo: setup models/tiny/config.json ## whole demo runs: three seeds, kills 
 test-wheel: setup ## the wheel in an empty environment with torch alone; needs the package index
 	TORCH="$(TORCH)" $(BIN)/python -m pytest -m packaging tests/packaging
 
+test-parity: $(PARITY)/.installed ## the loss against that of TRL's GRPOTrainer, value and gradient; needs the package index
+	$(PARITY)/bin/python -m pytest -m parity tests/parity
+
+# An environment that sees all of the main one, and TRL besides, which the main one never has.
+$(PARITY)/.installed: requirements/parity.txt | setup
+	test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
+	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(PARITY)/lib/python3.11/site-packages/main.pth
+	$(PARITY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/parity.txt
+	@touch $@
+
 clean: ## remove the environment, caches and the tiny model (not the runs)
-	rm -rf $(VENV) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
+	rm -rf $(VENV) $(PARITY) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
