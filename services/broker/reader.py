@@ -146,8 +146,12 @@ class Reader:
         Raises: StoreCorrupt when a trajectory's tokens are not what its row says.
         """
         (row,) = self.rows(BatchRow, "WHERE batch = ?", (index,))
+        return row, self.members(row.group_ids)
+
+    def members(self, group_ids: Sequence[int]) -> list[tuple[TrajectoryRow, Payload]]:
+        """The trajectories of groups, in the order of the groups, with their tokens. Raises: StoreCorrupt."""
         items: list[tuple[TrajectoryRow, Payload]] = []
-        for group_id in row.group_ids:
+        for group_id in group_ids:
             for trajectory in self.rows(TrajectoryRow, "WHERE group_id = ? ORDER BY trajectory_id", (group_id,)):
                 payload = self.payload(trajectory.trajectory_id)
                 if payload.num_tokens != trajectory.num_tokens:
@@ -156,7 +160,7 @@ class Reader:
                         f"{trajectory.num_tokens} in its row"
                     )
                 items.append((trajectory, payload))
-        return row, items
+        return items
 
     def records_after(self, number: int) -> list[dict[str, Any]]:
         """Lines of the run's record after line ``number``, in order, each with its own number as "record"."""

@@ -1,4 +1,4 @@
-"""`gspo learner CONFIG`: wiring of the learner process; with several ranks it starts them through torchrun."""
+"""`gspo learner CONFIG`: wiring of the learner process; with several ranks it starts them."""
 
 import os
 import signal
@@ -11,8 +11,9 @@ from typing import Final
 import structlog
 from prometheus_client import CollectorRegistry
 
-from services.learner.engine_settings import LearnerEngineSettings
-from services.runtime.arguments import ProcessArguments, parse_process_arguments
+from services.learner.engine_settings import engine_settings_of
+from services.learner.ranks import is_rank, run_ranks
+from services.runtime.arguments import parse_process_arguments
 from services.runtime.channel import EndpointError
 from services.runtime.clock import MonotonicClock
 from services.runtime.configuration import ConfigurationError
@@ -24,15 +25,13 @@ from services.runtime.telemetry import Health, TelemetryServer
 log = structlog.get_logger()
 
 MAX_QUIET_S: Final = 1800.0
-RANKS_STOP_S: Final = 590
-"""For the ranks to end their batch and save: a little less than `gspo run` gives the learner; torchrun's own is 30."""
 
 
 def main() -> int:
-    """Start the learner, or torchrun with ``num_ranks`` of them. Returns the exit status."""
+    """Start the learner, or ``num_ranks`` of them. Returns the exit status."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        # torchrun gives each rank a session of its own. Killed, it would leave ranks that train on, beside its
-        # successor's and on the same ports; nobody could ask them to stop.
+        # torchrun, which starts ranks on several machines, gives each a session of its own. Killed, it would leave ranks
+        # that train on, beside its successor's and on the same ports; nobody could ask them to stop.
         die_with_parent(signal.SIGKILL)
     configure_logging("learner")
     try:
@@ -43,8 +42,8 @@ def main() -> int:
     except ConfigurationError as error:
         log.error("cannot_start", error=str(error))
         return EXIT_CONFIGURATION
-    if arguments.settings.learner.num_ranks > 1 and "RANK" not in os.environ:
-        _become_torchrun(arguments)
+    if arguments.settings.learner.num_ranks > 1 and not is_rank():
+        return run_ranks("services.learner", arguments.forwarded, arguments.settings.learner.num_ranks)
     return _run(arguments.settings)
 
 
@@ -54,14 +53,6 @@ def _require_model(settings: Settings) -> None:
             f"model.path is {settings.model.path}: no config.json there. It must be a Hugging Face model directory; "
             f"`gspo model tiny {settings.model.path}` makes a small one"
         )
-
-
-def _become_torchrun(arguments: ProcessArguments) -> None:
-    ranks = arguments.settings.learner.num_ranks
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    command += [f"--shutdown-timeout={RANKS_STOP_S}"]
-    log.info("starting_ranks", ranks=ranks)
-    os.execv(sys.executable, [*command, "-m", "services.learner", *arguments.forwarded])
 
 
 def _run(settings: Settings) -> int:
@@ -98,7 +89,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry)
     health = Health(clock, MAX_QUIET_S)
-    engine_settings = _engine_settings(settings, "cuda" if torch.cuda.is_available() else "cpu")
+    engine_settings = engine_settings_of(settings, "cuda" if torch.cuda.is_available() else "cpu")
     telemetry = (
         TelemetryServer(settings.security.metrics_host, settings.learner.metrics_port, registry, health)
         if rank == 0
@@ -116,26 +107,6 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
             LearnerService(settings, engine, opened, clock=clock, health=health, metrics=metrics, stop=stop).run()
         finally:
             engine.close()
-
-
-def _engine_settings(settings: Settings, device: str) -> LearnerEngineSettings:
-    learner = settings.learner
-    return LearnerEngineSettings(
-        device="cuda" if device == "cuda" else "cpu",
-        dtype=learner.dtype,
-        zero_stage=learner.zero_stage,
-        learning_rate=learner.learning_rate,
-        warmup_steps=learner.warmup_steps,
-        betas=learner.betas,
-        weight_decay=learner.weight_decay,
-        max_grad_norm=learner.max_grad_norm,
-        token_budget=learner.token_budget,
-        max_sequence_tokens=settings.sampling.max_tokens,
-        logprob_chunk_tokens=learner.logprob_chunk_tokens,
-        activation_checkpointing=learner.activation_checkpointing,
-        routing_replay=settings.objective.routing_replay,
-        seed=settings.run.seed,
-    )
 
 
 if __name__ == "__main__":

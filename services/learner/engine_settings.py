@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from services.runtime.settings import Settings
+
 Device = Literal["cpu", "cuda"]
 DType = Literal["float32", "bfloat16"]
 
@@ -58,3 +60,24 @@ class LearnerEngineSettings:
         ):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is {value}; it must be finite and at least 0")
+
+
+def engine_settings_of(settings: Settings, device: Device) -> LearnerEngineSettings:
+    """The engine's part of a run's settings."""
+    learner = settings.learner
+    return LearnerEngineSettings(
+        device=device,
+        dtype=learner.dtype,
+        zero_stage=learner.zero_stage,
+        learning_rate=learner.learning_rate,
+        warmup_steps=learner.warmup_steps,
+        betas=learner.betas,
+        weight_decay=learner.weight_decay,
+        max_grad_norm=learner.max_grad_norm,
+        token_budget=learner.token_budget,
+        max_sequence_tokens=settings.sampling.max_tokens,
+        logprob_chunk_tokens=learner.logprob_chunk_tokens,
+        activation_checkpointing=learner.activation_checkpointing,
+        routing_replay=settings.objective.routing_replay,
+        seed=settings.run.seed,
+    )

@@ -11,7 +11,7 @@ from gspo.adaptive import AdaptiveClip
 from gspo.packing import TrainGroup
 from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
-from protocol.messages import EndOfRun
+from protocol.messages import EndOfRun, Welcome
 from services.learner.batches import groups_of
 from services.learner.checkpoint import (
     CheckpointState,
@@ -24,10 +24,9 @@ from services.learner.checkpoint import (
 from services.learner.conversation import BatchArrived
 from services.learner.engine import LearnerEngine
 from services.learner.export import export_model
-from services.learner.link import Link
 from services.learner.metrics import LearnerMetrics
 from services.learner.share import share
-from services.learner.snapshot import build_snapshot
+from services.learner.snapshot import Snapshot, build_snapshot
 from services.learner.trainer import AdvantageSettings, BatchReport, train_batch
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError
@@ -64,6 +63,21 @@ class TrainBatch(Protocol):
     ) -> BatchReport: ...
 
 
+class BatchLink(Protocol):
+    """`services.learner.link.Link`, or what stands in for it where batches are recorded ones."""
+
+    @property
+    def waiting_for(self) -> str: ...
+    def wait_welcome(self, timeout_s: float) -> Welcome | None: ...
+    def resume(self, next_batch: int) -> None: ...
+    def request(self, index: int, policy_version: int) -> None: ...
+    def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None: ...
+    def publish(self, snapshot: Snapshot, trained_batches: int) -> None: ...
+    def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None: ...
+    def checkpointed(self, next_batch: int, policy_version: int) -> None: ...
+    def flush(self, timeout_s: float) -> bool: ...
+
+
 class LearnerService:
     """One rank of the learner.
 
@@ -76,7 +90,7 @@ class LearnerService:
         self,
         settings: Settings,
         engine: LearnerEngine,
-        link: Link | None,
+        link: BatchLink | None,
         *,
         clock: Clock,
         health: Health,

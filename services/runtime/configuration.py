@@ -31,15 +31,16 @@ def load_settings(path: Path | None, overrides: Sequence[str] = (), environment:
         if name.startswith(ENVIRONMENT_PREFIX) and "__" in name and name not in RESERVED:
             _put(plain, name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"), _value(value), f"environment {name}")
     for override in overrides:
-        key, separator, value = override.partition("=")
-        if not separator:
-            raise ConfigurationError(f"--set {override!r}: expected section.key=value, such as batch.max_lag=2")
-        _put(plain, key.strip().split("."), _value(value.strip()), f"--set {override}")
-    try:
-        return Settings.model_validate(plain)
-    except ValidationError as error:
-        lines = [_explain(details) for details in error.errors()]
-        raise ConfigurationError(f"{origin}: " + "\n".join(lines)) from error
+        _put_override(plain, override)
+    return _validated(plain, origin)
+
+
+def override_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
+    """``settings`` with some keys changed. Raises: ConfigurationError as `load_settings` does."""
+    plain = settings.model_dump(mode="json")
+    for override in overrides:
+        _put_override(plain, override)
+    return _validated(plain, "--set")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -51,6 +52,21 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
+
+
+def _put_override(plain: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator:
+        raise ConfigurationError(f"--set {override!r}: expected section.key=value, such as batch.max_lag=2")
+    _put(plain, key.strip().split("."), _value(value.strip()), f"--set {override}")
+
+
+def _validated(plain: dict[str, Any], origin: str) -> Settings:
+    try:
+        return Settings.model_validate(plain)
+    except ValidationError as error:
+        lines = [_explain(details) for details in error.errors()]
+        raise ConfigurationError(f"{origin}: " + "\n".join(lines)) from error
 
 
 def _value(text: str) -> Any:

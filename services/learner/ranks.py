@@ -1,0 +1,112 @@
+"""Starts the ranks of one machine as processes, passes signals on to them, and ends with their status.
+
+torchrun does the same for many machines, and ends with status 1 and a traceback when it is asked to stop. Ranks of several
+machines are started by it, or by whatever sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import structlog
+
+from services.runtime.lifecycle import die_with_parent
+
+log = structlog.get_logger()
+
+RANKS_STOP_S: Final = 590.0
+"""For the ranks to end their batch and save after SIGTERM: a little less than `gspo run` gives the learner."""
+OTHERS_STOP_S: Final = 30.0
+"""For the others when one rank has failed: they wait in a collective that will not come about."""
+LOOK_S: Final = 0.1
+
+
+def is_rank() -> bool:
+    """Whether this process is one of several ranks that somebody else has started."""
+    return "RANK" in os.environ
+
+
+def run_ranks(module: str, arguments: Sequence[str], num_ranks: int, *, stop_s: float = RANKS_STOP_S) -> int:
+    """Run `python -m module *arguments` as ``num_ranks`` ranks. Returns 0, or the status of the first that failed."""
+    log.info("starting_ranks", ranks=num_ranks)
+    port = _free_port()
+    ranks: list[subprocess.Popen[bytes]] = []
+    stops: list[float] = []
+
+    def stop(*_: object) -> None:
+        stops.append(time.monotonic() + stop_s)
+        _signal(ranks, signal.SIGTERM)
+
+    former = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for rank in range(num_ranks):
+            environment = {
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(num_ranks),
+                "LOCAL_WORLD_SIZE": str(num_ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", module, *arguments],
+                    env=environment,
+                    # Ctrl-C on a terminal reaches this process alone, which passes it on.
+                    start_new_session=True,
+                    # Left alone they would train on, beside their successors and on the same ports.
+                    preexec_fn=partial(die_with_parent, signal.SIGKILL, parent_pid=os.getpid()),
+                )
+            )
+        if stops:
+            _signal(ranks, signal.SIGTERM)  # It came while they were being started.
+        return _wait(ranks, lambda: stops[0] if stops else None)
+    finally:
+        _signal(ranks, signal.SIGKILL)
+        for process in ranks:
+            process.wait()
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: Callable[[], float | None]) -> int:
+    """Until all have ended, or one has failed and the others had their time."""
+    failed, failed_at = 0, 0.0
+    while any(process.poll() is None for process in ranks):
+        now = time.monotonic()
+        ended = [(rank, process.returncode) for rank, process in enumerate(ranks) if process.returncode]
+        if ended and not failed:
+            failed, failed_at = _status(ended[0][1]), now
+            log.error("rank_failed", rank=ended[0][0], status=ended[0][1])
+            _signal(ranks, signal.SIGTERM)
+        end = deadline()
+        if (failed and now - failed_at > OTHERS_STOP_S) or (end is not None and now > end):
+            log.error("ranks_killed", ranks=[rank for rank, process in enumerate(ranks) if process.returncode is None])
+            return failed or 1
+        time.sleep(LOOK_S)
+    return failed or next((_status(process.returncode) for process in ranks if process.returncode), 0)
+
+
+def _status(returncode: int) -> int:
+    """As a shell says it: 128 + the signal for a process that a signal ended."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def _signal(ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    for process in ranks:
+        if process.poll() is None:
+            process.send_signal(number)
+
+
+def _free_port() -> int:
+    """For the ranks' meeting place, which rank 0 opens on the loopback interface."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,1 @@
+"""Trains recorded batches again, without engines and without a broker."""
