@@ -90,16 +90,8 @@ class Cell:
 
 def cells() -> list[Cell]:
     """Every cell, most important first."""
-    return [
-        *_staleness_short(),
-        *_objectives(),
-        *_staleness_long(),
-        *_groups(),
-        *_precision(),
-        *_collapse(),
-        *_wider(),
-        *_oldest(),
-    ]
+    staleness = [*_staleness_short(), *_staleness_long()]
+    return [*staleness, *_objectives(), *_groups(), *_collapse(), *_scaled(), *_wider(), *_oldest(), *_precision()]
 
 
 def questions() -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.study.config import RunConfig
@@ -178,9 +179,7 @@ class Learner:
             members = sequences[start : start + size]
             values = advantages[start : start + size]
             if config.aggregation == "length":
-                lengths = np.array([sequence.num_action_tokens for sequence in members])
-                # The loss divides by n_i and N: what is left is a sum over tokens divided by their number.
-                values = values * (lengths / lengths.mean()).astype(np.float32)
+                values = values * length_weights([sequence.num_action_tokens for sequence in members])
             trained = [
                 sequence.with_advantages(np.where(sequence.action_mask, value, 0).astype(np.float32))
                 for sequence, value in zip(members, values, strict=True)
@@ -252,6 +251,13 @@ class Learner:
             fresh_T = delta_T[micro.packed.versions_T[micro.packed.mask_T] == version].double()
             moments += MismatchMoments(float(fresh_T.numel()), float(fresh_T.sum()), float(fresh_T.square().sum()))
         self._mismatch.update(moments)
+
+
+def length_weights(lengths: Sequence[int]) -> NDArray[np.float32]:
+    """n_i / mean n: by these factors a mean of sequences, each a mean over its n_i tokens, is a sum over all tokens divided
+    by their number."""
+    counts = np.array(lengths, dtype=np.float64)
+    return (counts / counts.mean()).astype(np.float32)
 
 
 def study_band(config: RunConfig, lag_S: Tensor, *, sigma: float, scale: float) -> Band:

@@ -41,6 +41,7 @@ def write_report() -> None:
         "staleness-final": lambda: tables.staleness_more(results, "d-short", "final"),
         "staleness-clip": lambda: tables.staleness_more(results, "d-short", "clip"),
         "staleness-clip-long": lambda: tables.staleness_more(results, "d-long", "clip"),
+        "proximal": lambda: tables.proximal_pair(results, ("d-short", "d-long")),
         "groups": lambda: tables.groups(results),
     }
     drawn = draw_all(results, probes, IMAGES)

@@ -66,9 +66,13 @@ class Results:
     def paired(
         self, question: str, row: str, baseline: str, columns: Iterable[str], measure: Callable[[RunSummary], float]
     ) -> Interval:
-        """Mean over columns and seeds of `measure` at `row` less that at `baseline` in the same column and seed."""
-        differences = []
+        """Over seeds: `measure` at `row` less that at `baseline`, averaged over the columns that both have finished.
+
+        A seed is one value, however many columns: its runs share a start model and are not independent.
+        """
+        by_seed: dict[int, list[float]] = {}
         for column in columns:
             own, other = self.at(question, row, column), self.at(question, baseline, column)
-            differences += [measure(own[seed]) - measure(other[seed]) for seed in own if seed in other]
-        return interval(differences)
+            for seed in own.keys() & other.keys():
+                by_seed.setdefault(seed, []).append(measure(own[seed]) - measure(other[seed]))
+        return interval([sum(differences) / len(differences) for _, differences in sorted(by_seed.items())])

@@ -52,7 +52,7 @@ def objectives(results: Results, question: str, column: str, baseline: str) -> s
 def staleness(results: Results, question: str) -> str:
     """Bands by lag: the held-out reward averaged over the run, and paired differences to the fixed band."""
     columns = results.columns(question)
-    head = ["band", *(f"lag {column}" for column in columns), f"difference to {FIXED}", "n", "collapsed"]
+    head = ["band", *(f"lag {column}" for column in columns), f"difference to {FIXED}, lag 0 left out", "n", "collapsed"]
     stale = [column for column in columns if column != "0"]
     rows = []
     for row in results.rows(question):
@@ -106,14 +106,13 @@ def precision_clip(results: Results) -> str:
 
 
 def mismatch(results: Results) -> str:
-    """What each sampler's noise amounts to: sigma and KL, measured at lag 0 with the plain objective."""
+    """What each sampler's noise amounts to: sigma, and the truncated weight of a sequence."""
     rows = []
     for column in results.columns("c"):
-        found = list(results.at("c", "GSPO proximal", column).values())
-        sigma = interval([run.means.get("mismatch_sigma", math.nan) for run in found])
-        drift = interval([run.means.get("weight", math.nan) for run in found])
-        rows.append([column, _scientific(sigma.mean), f"{drift.mean:.4f}", str(len(found))])
-    return markdown(["sampler", "sigma per token (nats)", "mean sequence weight", "n"], rows)
+        found = list(results.at("c", "GSPO proximal, truncated", column).values())
+        weight = _mean(found, "weight")
+        rows.append([column, _scientific(_mean(found, "mismatch_sigma")), f"{weight:.3f}", str(len(found))])
+    return markdown(["sampler", "sigma per token (nats)", "mean truncated weight", "n"], rows)
 
 
 def groups(results: Results) -> str:
@@ -140,15 +139,26 @@ def groups(results: Results) -> str:
     return markdown(["", "n", *measured, "tokens an answer"], rows)
 
 
+def proximal_pair(results: Results, questions: Sequence[str]) -> str:
+    """What truncated weights add to the proximal anchor, by task and lag."""
+    rows = []
+    for question in questions:
+        for column in results.columns(question):
+            difference = results.paired(question, "proximal, truncated", "proximal", [column], lambda run: run.area)
+            if column != "0" and difference.num:
+                weights = _mean(list(results.at(question, "proximal, truncated", column).values()), "weight")
+                rows.append([question, column, signed(difference), f"{weights:.3f}", str(difference.num)])
+    return markdown(["runs", "lag", "truncated less plain proximal", "mean weight", "n"], rows)
+
+
 def volatility(probes: Sequence[dict[str, Any]]) -> str:
-    """Learning rates by what one and four updates change."""
+    """Learning rates by what one and four updates change; below, what sampling in bf16 alone changes."""
     keys = list(dict.fromkeys((probe["reference"], probe["learning_rate"], probe["updates"]) for probe in probes))
+    chosen = [key for key in keys if (key[0] == "float32") == (key[2] > 0)]
     names = ("changed", "token_std_free", "token_std_replayed", "sequence_std_free", "sequence_std_replayed")
     rows = []
-    for reference, rate, updates in sorted(keys, key=lambda key: (key[0] != "float32", key[2], key[1])):
+    for reference, rate, updates in sorted(chosen, key=lambda key: (key[0] != "float32", key[2], key[1])):
         found = [p for p in probes if (p["reference"], p["learning_rate"], p["updates"]) == (reference, rate, updates)]
-        if updates == 0 and reference == "float32":
-            continue
         means = {name: interval([probe[name] for probe in found]) for name in names}
         changed = means["changed"]
         rows.append(
@@ -156,15 +166,14 @@ def volatility(probes: Sequence[dict[str, Any]]) -> str:
                 reference,
                 str(updates),
                 f"{rate:.0e}" if rate else "-",
-                f"{percent(changed.mean)} ± {100 * changed.half_width:.2f}",
+                f"{100 * changed.mean:.2f} ± {100 * changed.half_width:.2f} %",
                 *(_scientific(means[name].mean) for name in names[1:]),
+                percent(interval([probe["outside_grpo_free"] for probe in found]).mean),
                 str(len(found)),
             ]
         )
-
-    stds = ["token ratio std", "with replay", "sequence ratio std", "with replay"]
-    head = ["sampled in", "updates", "learning rate", "experts changed", *stds, "n"]
-    return markdown(head, rows)
+    stds = ["token log-ratio std", "with replay", "sequence log-ratio std", "with replay", "tokens outside 0.8 .. 1.27"]
+    return markdown(["sampled in", "updates", "learning rate", "experts changed", *stds, "n"], rows)
 
 
 def signed(difference: Interval) -> str:

@@ -14,7 +14,7 @@ from benchmarks.study.__main__ import main
 from benchmarks.study.config import RunConfig
 from benchmarks.study.countdown import Countdown, CountdownOptions, right_chain
 from benchmarks.study.grid import BANDS, Cell, cells, questions, runs
-from benchmarks.study.learner import DivergedError, Learner, study_band
+from benchmarks.study.learner import DivergedError, Learner, length_weights, study_band
 from benchmarks.study.measures import GradientNoise
 from benchmarks.study.report import fill
 from benchmarks.study.results import Results
@@ -113,7 +113,7 @@ def test_length_weighting_is_nothing_for_equal_lengths_and_something_for_others(
     by_length = replace(MICRO, aggregation="length")
     equal, unequal = [3] * 16, [1 + index % 5 for index in range(16)]
     assert _trained(studio, MICRO, equal)[0] == _trained(studio, by_length, equal)[0]
-    # A sum over tokens divided by their number has the gradient of a mean of sequences weighted by n_i / mean n.
+    assert length_weights([1, 3]).tolist() == [0.5, 1.5]
     assert _trained(studio, MICRO, unequal)[0]["grad_norm"] != pytest.approx(
         _trained(studio, by_length, unequal)[0]["grad_norm"], rel=1e-3
     )
@@ -225,6 +225,7 @@ def test_a_collapse_is_an_end_below_half_of_the_best_or_below_the_start_or_no_en
     assert _summary([0.3, 0.9, 0.4, 0.4]).collapsed
     assert _summary([0.5, 0.6, 0.4, 0.4]).collapsed
     assert _summary([0.3, 0.9], diverged=True).collapsed
+    assert _summary([0.0, 0.0], diverged=True).collapsed
     assert _summary([0.3, 0.9], diverged=True).area == pytest.approx(0.45)
 
 
@@ -253,12 +254,12 @@ def _results(areas: dict[tuple[str, str], list[float]]) -> Results:
     return Results(summaries, grid)
 
 
-def test_a_difference_is_taken_within_seed_and_column_and_only_where_both_have_run() -> None:
+def test_a_difference_is_one_value_for_each_seed_over_the_columns_that_both_have_finished() -> None:
     results = _results({("new", "1"): [0.5, 0.9, 0.7], ("old", "1"): [0.4, 0.6], ("new", "2"): [0.2], ("old", "2"): [0.6]})
-    # 0.1 and 0.3 in column 1, -0.4 in column 2
+    # Seed 0: 0.1 and -0.4; seed 1: 0.3 in column 1 alone; seed 2: nothing to compare with.
     mean, half_width, num = results.paired("q", "new", "old", ["1", "2"], lambda run: run.area)
-    assert (mean, num) == (pytest.approx(0.0), 3)
-    assert half_width == pytest.approx(4.303 * math.sqrt(0.13) / math.sqrt(3))
+    assert (mean, num) == (pytest.approx(0.075), 2)
+    assert half_width == pytest.approx(12.706 * 0.45 / 2)
     assert results.mean("q", "new", "1", lambda run: run.area).mean == pytest.approx(0.7)
 
 
