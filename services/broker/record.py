@@ -20,12 +20,15 @@ class RecordFile:
         self.last = 0
         self._end = 0
         if path.exists():
+            last = b""
             with path.open("rb") as lines:
                 for line in lines:
                     if not line.endswith(b"\n"):
                         break
                     self._end += len(line)
-                    self.last = int(json.loads(line)["record"])
+                    last = line
+            # Only the last one is parsed: a long run has tens of megabytes of them.
+            self.last = int(json.loads(last)["record"]) if last else 0
 
     def append(self, lines: Sequence[dict[str, Any]]) -> None:
         """Write lines that carry "record", in order. Raises: OSError; the next call writes over whatever was left."""
