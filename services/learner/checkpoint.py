@@ -10,8 +10,8 @@
 A writer that is killed leaves `.partial-*`, which nothing reads and the next writer removes. Ranks on several hosts
 need one shared file system.
 
-DeepSpeed's files are torch.save archives and hold pickles. They are read only from a directory that this module
-wrote; everything of ours is JSON.
+DeepSpeed's files are torch.save archives and hold pickles. They are read as data alone: one that would call anything is
+refused (`services.learner.weights_only`); everything of ours is JSON.
 """
 
 from __future__ import annotations

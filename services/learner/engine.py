@@ -38,6 +38,7 @@ from services.learner.gradients import (
     NonFiniteLossError,
 )
 from services.learner.step import LossFn, ReplayFn, StepResult
+from services.learner.weights_only import weights_only_loads
 
 _DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _STATE_TAG = "state"
@@ -258,16 +259,17 @@ class LearnerEngine:
     def save_state(self, directory: Path) -> None:
         """Write model, optimizer and scheduler with DeepSpeed's own writer. Collective.
 
-        These files are torch.save archives, which hold pickles: load them only from where this learner wrote them.
+        These files are torch.save archives, which hold pickles: `load_state` reads them as data alone.
         """
         self._engine.save_checkpoint(str(directory), tag=_STATE_TAG, save_latest=False)
 
     def load_state(self, directory: Path) -> None:
         """Read what `save_state` wrote, into an engine that has not trained yet. Collective.
 
-        Raises RuntimeError when DeepSpeed finds nothing to load.
+        Raises RuntimeError when DeepSpeed finds nothing to load, UnpicklingError for a file that holds more than data.
         """
-        loaded, _ = self._engine.load_checkpoint(str(directory), tag=_STATE_TAG)
+        with weights_only_loads():
+            loaded, _ = self._engine.load_checkpoint(str(directory), tag=_STATE_TAG)
         if loaded is None:
             raise RuntimeError(f"DeepSpeed found no state in {directory}")
 
