@@ -144,6 +144,7 @@ class Watcher:
             return None
 
     def close(self) -> None:
+        self._client.close()
         self._context.destroy(linger=0)
 
 

@@ -98,13 +98,18 @@ class Conversation:
 
     async def run(self, started: Callable[[], None]) -> None:
         """Keep it going until cancelled; ``started`` is called when it goes. Raises: ServiceError."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._gate.run(), name="gate")
-            tasks.create_task(self._server.run(), name="weight-server")
-            tasks.create_task(self._client.run(), name="batch-client")
-            tasks.create_task(self._receive(), name="receive")
-            tasks.create_task(self._repeat(), name="repeat")
-            started()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._gate.run(), name="gate")
+                tasks.create_task(self._server.run(), name="weight-server")
+                tasks.create_task(self._client.run(), name="batch-client")
+                tasks.create_task(self._receive(), name="receive")
+                tasks.create_task(self._repeat(), name="repeat")
+                started()
+        finally:
+            # Also where a task never began: no socket may be left whose monitor nobody reads.
+            self._gate.close()
+            self._client.close()
 
     # --- what the learner says -----------------------------------------------------------------------------------------
 

@@ -98,6 +98,7 @@ async def _work(arguments: ProcessArguments, stop: asyncio.Event, started: async
                 role="rollout", peer=arguments.name, session=session, clock=clock, fingerprint=run_fingerprint(settings),
                 security=security,
             )  # fmt: skip
+            stack.callback(broker.close)
             directory = stack.enter_context(_weights_directory(settings))
             sync = WeightSync(
                 context=context,
