@@ -1,4 +1,4 @@
-"""The whole system once: `gspo run` with a real SGLang server, a learner of two ranks, HTTP endpoints, report and export."""
+"""The whole system once: `gspo run` with keys, real SGLang, a learner of two ranks, HTTP endpoints, report and export."""
 
 import urllib.request
 from pathlib import Path
@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.learner.tiny import make_tiny_model
+from tests.support.keys import counted, make_keys, secrets_in
 from tests.support.ledger_audit import audit
 from tests.support.run_process import REPOSITORY, RunProcess
 
@@ -35,6 +36,7 @@ def samples(port: int) -> dict[str, float]:
 def test_a_run_with_two_learner_ranks_trains_evaluates_reports_and_exports(tmp_path: Path) -> None:
     model, directory = tmp_path / "model", tmp_path / "run"
     make_tiny_model(model, num_steps=3, num_eval_episodes=1, progress=lambda _: None)
+    keys = make_keys(tmp_path / "keys")
     with RunProcess(
         REPOSITORY / "examples/calculator.toml",
         directory,
@@ -47,6 +49,7 @@ def test_a_run_with_two_learner_ranks_trains_evaluates_reports_and_exports(tmp_p
         "evaluation.num_tasks=8",
         "evaluation.every_batches=2",
         "learner.checkpoint_every_batches=2",
+        f"security.keys={keys}",
     ) as run:
         run.wait_until("first batch", lambda: len(run.rows("batch")) >= 1, 300)
         for name, port in run.metrics_ports.items():
@@ -58,6 +61,10 @@ def test_a_run_with_two_learner_ranks_trains_evaluates_reports_and_exports(tmp_p
         rollout = samples(run.metrics_ports["rollout-0"])
         assert rollout["gspo_rollout_policy_version"] >= 1
         assert rollout["gspo_rollout_tokens_total"] > 0
+        pages = [fetch(port, "/metrics")[1] for port in run.metrics_ports.values()]
+        for server, clients in (("broker", 3), ("learner", 1)):  # a rollout, the learner, `gspo run`; the rollout
+            (page,) = [page for page in pages if f"gspo_{server}_connections_total" in page]
+            assert counted(page, f"gspo_{server}_connections_total", outcome="admitted") == clients
         assert run.wait_finished(400) == 0, run.tail()
         assert run.leftovers() == []
     report = audit(directory)
@@ -69,6 +76,9 @@ def test_a_run_with_two_learner_ranks_trains_evaluates_reports_and_exports(tmp_p
         assert row["lag/max"] <= 2
         # The engine's log-probs are the learner's, to float32 rounding, wherever both have the same version.
         assert row["mismatch_sigma"] < 2e-5
+    written = [*pages, run.output.read_text(), (directory / "settings.json").read_text()]
+    written += [path.read_text(errors="replace") for path in (directory / "logs").iterdir()]
+    assert not [secret for secret in secrets_in(keys) for text in written if secret in text], "a secret key was written"
     assert (directory / "plot.png").stat().st_size > 10_000
     exported = AutoModelForCausalLM.from_pretrained(directory / "export")
     assert exported.config.model_type == "qwen3_moe"

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from protocol.limits import MAX_LEASES_PER_PEER
 from protocol.messages import (
     Ack,
     Chunk,
@@ -67,6 +68,18 @@ def test_the_answer_to_a_request_that_is_filled_in_part_ends_with_why() -> None:
     actions = world.send(R1, LeaseRequest(request_id=7, capacity=6, policy_version=1))
     assert [lease.trajectory_id for lease in granted(actions)] == [0, 1, 2, 3]
     assert [answer.reason for answer in replies(actions, NoLease)] == ["window_full"]
+
+
+def test_the_leases_of_one_rollout_are_bounded_and_those_of_another_are_not_counted() -> None:
+    world = harness(groups_per_batch=MAX_LEASES_PER_PEER, group_size=2)
+    assert len(world.lease(R1, capacity=MAX_LEASES_PER_PEER - 1)) == MAX_LEASES_PER_PEER - 1
+    actions = world.send(R1, LeaseRequest(request_id=1, capacity=2, policy_version=1))
+    assert granted(actions) == []
+    (refused,) = replies(actions, Refused)
+    for part in ("capacity is 2", "r1 holds 4095 leases", "4096 allowed (MAX_LEASES_PER_PEER)", "rollout.max_running"):
+        assert part in refused.reason
+    assert len(world.lease(R1, capacity=1)) == 1
+    assert len(world.lease(R2, capacity=2)) == 2
 
 
 def test_a_group_is_shared_between_rollouts_before_a_new_one_is_started() -> None:
