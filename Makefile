@@ -9,6 +9,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 TORCH ?= torch==2.13.0
 CONFIG ?= examples/arithmetic.toml
 RUN_ARGS ?=
+DOCKER ?= docker
+DOCKER_ARGS ?=
+IMAGES ?= broker cpu rollout learner
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Real data sets for tests and examples: a folder that holds gsm8k/train.jsonl and gsm8k/test.jsonl.
 export GSPO_DATA_DIR ?= ../shared/data
 
@@ -17,7 +21,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds study bench-loss test lint types contracts unit test-demo test-wheel \
-	test-parity clean
+	test-parity test-deploy images clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -70,7 +74,7 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 unit: setup
-	$(BIN)/python -m pytest -m "not demo and not packaging and not parity"
+	$(BIN)/python -m pytest -m "not demo and not packaging and not parity and not deploy"
 
 test-demo: setup models/tiny/config.json ## whole demo runs: three seeds, kills of each process
 	$(BIN)/python -m pytest -m demo
@@ -87,6 +91,16 @@ $(PARITY)/.installed: requirements/parity.txt | setup
 	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(PARITY)/lib/python3.11/site-packages/main.pth
 	$(PARITY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/parity.txt
 	@touch $@
+
+test-deploy: setup ## every Kubernetes overlay against schemas and against the code, and 75 planted mistakes; needs kubectl
+	@command -v kubectl >/dev/null || { echo "kubectl not found: https://kubernetes.io/docs/tasks/tools; no cluster is needed"; exit 1; }
+	$(PIP) --no-deps -r requirements/deploy.txt
+	$(BIN)/python -m pytest -m deploy tests/deploy
+
+images: ## build the container images IMAGES (without GPUs: IMAGES="broker cpu"), with DOCKER (docker, podman)
+	for name in $(IMAGES); do \
+	    $(DOCKER) build $(DOCKER_ARGS) -f deploy/docker/$$name.Dockerfile -t gspo-$$name:$(VERSION) . || exit 1; \
+	done
 
 clean: ## remove the environment, caches and the tiny model (not the runs)
 	rm -rf $(VENV) $(PARITY) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist

@@ -1,0 +1,29 @@
+# Rollouts and learner without a GPU: what `make setup` installs. Where the package index has only CUDA builds of PyTorch:
+# --build-arg TORCH="torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu"
+ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
+
+FROM ${BASE} AS build
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+RUN python -m venv /opt/gspo
+ENV PATH=/opt/gspo/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ARG TORCH=torch==2.13.0
+RUN pip install ${TORCH}
+COPY requirements/cpu.txt /src/requirements/
+RUN pip install --no-deps -r /src/requirements/cpu.txt
+RUN DS_ACCELERATOR=cpu DS_BUILD_OPS=0 pip install --no-deps --no-build-isolation deepspeed==0.19.8
+COPY pyproject.toml README.md LICENSE /src/
+COPY protocol /src/protocol
+COPY gspo /src/gspo
+COPY services /src/services
+RUN pip install --no-deps --no-build-isolation /src && pip uninstall --yes pip
+
+FROM ${BASE}
+RUN groupadd --gid 10001 gspo && useradd --uid 10001 --gid 10001 --create-home gspo
+COPY --from=build /opt/gspo /opt/gspo
+ENV PATH=/opt/gspo/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/home/gspo
+# One thread each: spinning OpenMP threads that share cores cost up to 50 times.
+ENV DS_ACCELERATOR=cpu OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+USER 10001:10001
+EXPOSE 7003 9102 9110
+ENTRYPOINT ["gspo"]
+CMD ["--help"]

@@ -1,0 +1,73 @@
+"""Every combination of overlay and components that the manifests say goes together, rendered once."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from services.runtime.security import KEY_ROLES, write_key_pair
+from tests.deploy.cluster import K8S, Cluster, Object, copy_of, render
+from tests.deploy.kustomizations import FILE
+
+VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cpu": ("overlays/cpu", ()),
+    "cpu-monitored": ("overlays/cpu", ("monitoring", "autoscaling-hpa")),
+    "single-gpu-node": ("overlays/single-gpu-node", ()),
+    "single-gpu-node-scaled": ("overlays/single-gpu-node", ("monitoring", "autoscaling-keda", "spot")),
+    "qwen3-30b-a3b": ("overlays/qwen3-30b-a3b", ()),
+    "qwen3-30b-a3b-full": ("overlays/qwen3-30b-a3b", ("rdma", "spot", "monitoring", "autoscaling-hpa")),
+    "qwen3-30b-a3b-lws": ("overlays/qwen3-30b-a3b", ("learner-lws", "rdma-lws", "monitoring", "autoscaling-keda")),
+}
+"""Overlay, and components beside its own; learner-lws takes the place of learner-nodes."""
+
+
+def write_variant(k8s: Path, name: str) -> Path:
+    """The directory of a variant inside a copy of deploy/k8s: the overlay's own, or one beside it with more components."""
+    overlay, extra = VARIANTS[name]
+    if not extra:
+        return k8s / overlay
+    directory = k8s / "overlays" / name
+    shutil.copytree(k8s / overlay, directory)
+    content = yaml.safe_load((directory / FILE).read_text())
+    components = [*content.get("components", []), *(f"../../components/{component}" for component in extra)]
+    if "learner-lws" in extra:
+        components.remove("../../components/learner-nodes")
+    content["components"] = components
+    (directory / FILE).write_text(yaml.safe_dump(content))
+    return directory
+
+
+def copy_manifests(to: Path) -> Path:
+    """deploy/, with keys as `gspo keys` makes them. Returns deploy/k8s there."""
+    shutil.copytree(K8S.parent, to / "deploy")
+    k8s = to / "deploy" / "k8s"
+    for role in KEY_ROLES:
+        write_key_pair(k8s / "components" / "keys" / "files", role, overwrite=True)
+    return k8s
+
+
+@pytest.fixture(scope="session")
+def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_manifests(tmp_path_factory.mktemp("manifests"))
+
+
+@pytest.fixture(scope="session")
+def rendered(manifests: Path) -> Callable[[str], tuple[Path, list[Object]]]:
+    """Directory and objects of a variant; rendered when first asked for."""
+    cache: dict[str, tuple[Path, list[Object]]] = {}
+
+    def get(name: str) -> tuple[Path, list[Object]]:
+        if name not in cache:
+            directory = write_variant(manifests, name)
+            cache[name] = directory, render(directory)
+        return cache[name]
+
+    return get
+
+
+@pytest.fixture
+def cluster(rendered: Callable[[str], tuple[Path, list[Object]]]) -> Callable[[str], Cluster]:
+    """A variant's objects, a copy that the test may change."""
+    return lambda name: Cluster(copy_of(rendered(name)[1]))

@@ -1,0 +1,297 @@
+"""That the manifests speak of the program as it is: its arguments, settings, ports, keys, metrics."""
+
+import argparse
+import contextlib
+import io
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry
+
+from protocol.channels import BATCH, WEIGHTS, WORK
+from services.broker.metrics import BrokerMetrics
+from services.cli.main import PROCESSES
+from services.learner.metrics import LearnerMetrics
+from services.rollout.metrics import RolloutMetrics
+from services.runtime.arguments import add_configuration_arguments, parse_process_arguments
+from services.runtime.configuration import ENVIRONMENT_PREFIX, RESERVED, ConfigurationError
+from services.runtime.security import KEY_ROLES
+from tests.deploy.cluster import Cluster, Pods, title, walk
+
+VARIABLE = re.compile(r"\$\((\w+)\)")
+METRIC = re.compile(r"\bgspo_[a-z0-9_]+")
+LWS_VARIABLES = ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")
+KEYS_NEEDED = {
+    "broker": {"broker.secret", *(f"{role}.public" for role in {*WORK.connects, *BATCH.connects})},
+    "learner": {"learner.secret", "broker.public", *(f"{role}.public" for role in WEIGHTS.connects)},
+    "rollout": {"rollout.secret", "broker.public", "learner.public"},
+}
+SERVICES = ("broker", "rollout", "learner")
+LEARNERS = ("learner", "learner-worker")
+
+
+def commands(cluster: Cluster) -> Iterator[str]:
+    """Every container is started with arguments that the program takes, on the file that is mounted there."""
+    for pods in cluster.pods:
+        for container in pods.containers:
+            words = [*container.get("command", []), *container.get("args", [])]
+            known = {entry["name"] for entry in container.get("env", [])}
+            if pods.kind == "LeaderWorkerSet":
+                known |= set(LWS_VARIABLES)
+            for name in VARIABLE.findall(" ".join(words)):
+                if name not in known:
+                    yield f"{pods.name}: $({name}) is not in its environment"
+            if words[:1] == ["sh"]:
+                continue
+            problem = _objection(words)
+            if problem:
+                yield f"{pods.name}: {' '.join(words)}: {problem}"
+            for word in words:
+                if word.endswith(".toml") and not _is_config(cluster, pods, word):
+                    yield f"{pods.name}: {word} is not mounted"
+    names = cluster.role("rollout")
+    unique = {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    if names.main["args"][-2:] != ["--name", "$(POD_NAME)"] or unique not in names.main["env"]:
+        yield f"{names.name}: two rollouts would have one name"
+
+
+def _objection(words: Sequence[str]) -> str:
+    """Why the program would not take ``words``; empty when it would."""
+    torchrun = ["python", "-m", "torch.distributed.run"]
+    if list(words[:3]) == torchrun:
+        from torch.distributed.run import get_args_parser
+
+        numbers = [VARIABLE.sub("1", word) for word in words[3:]]
+        arguments, problem = _parse(get_args_parser(), numbers)
+        if arguments is None:
+            return problem
+        if not arguments.module or arguments.training_script != "services.learner":
+            return f"starts {arguments.training_script}, not services.learner"
+        return _process_objection(arguments.training_script_args)
+    if words[0] == "model":
+        return _model_objection(tuple(words))
+    if words[0] not in PROCESSES:
+        return f"no command {words[0]!r}; there are {', '.join(PROCESSES)}"
+    return _process_objection(words[1:], named=words[0] != "broker")
+
+
+def _process_objection(words: Sequence[str], *, named: bool = True) -> str:
+    """What a process says to these arguments; whether the file is there and good is another check's question."""
+    if not named:
+        parser = argparse.ArgumentParser()
+        add_configuration_arguments(parser)
+        return _parse(parser, words)[1]
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            parse_process_arguments("gspo", "", "", words)
+    except ConfigurationError:
+        return ""
+    except SystemExit:
+        return _last_line(errors)
+    return ""
+
+
+@cache
+def _model_objection(words: tuple[str, ...]) -> str:
+    """`gspo model ...` itself, on a directory that holds a model already."""
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "config.json").write_text("{}")
+        given = [directory if word.startswith("/models/") else word for word in words]
+        done = subprocess.run(
+            [sys.executable, "-m", "services.cli.main", *given], capture_output=True, text=True, timeout=240
+        )
+    return "" if done.returncode == 0 else done.stderr.strip().rpartition("\n")[2]
+
+
+def _last_line(errors: io.StringIO) -> str:
+    return errors.getvalue().strip().rpartition("\n")[2]
+
+
+def _parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.Namespace | None, str]:
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return parser.parse_args(list(words)), ""
+    except SystemExit:
+        return None, _last_line(errors)
+
+
+def _is_config(cluster: Cluster, pods: Pods, path: str) -> bool:
+    name = pods.mount(path).get("configMap", {}).get("name")
+    config_map = cluster.find("ConfigMap", str(name))
+    return config_map is not None and Path(path).name in config_map["data"]
+
+
+def settings(cluster: Cluster) -> Iterator[str]:
+    """Each process accepts the file with its environment, and its environment holds nothing that it would not read."""
+    for pods in cluster.pods:
+        if pods.role not in (*SERVICES, "learner-worker"):
+            continue
+        try:
+            cluster.settings(pods)
+        except ConfigurationError as error:
+            yield f"{pods.name}: {error}"
+        for name in pods.environment:
+            if name.startswith(ENVIRONMENT_PREFIX) and "__" not in name and name not in RESERVED:
+                yield f"{pods.name}: {name} is not read by anybody; settings are GSPO_SECTION__KEY"
+
+
+def endpoints(cluster: Cluster) -> Iterator[str]:
+    """What is connected to is what is bound: the name of a Service or pod of the set, and the port of its container."""
+    broker, learner = cluster.role("broker"), cluster.role("learner")
+    common, bound = cluster.settings(), cluster.settings(broker)
+    wanted = (
+        ("broker.work_endpoint", common.broker.work_endpoint, bound.broker.work_endpoint, broker, "work"),
+        ("broker.batch_endpoint", common.broker.batch_endpoint, bound.broker.batch_endpoint, broker, "batch"),
+        ("learner.advertised_weights_endpoint", common.learner.advertised_weights_endpoint,
+         cluster.settings(learner).learner.weights_endpoint, learner, "weights"),
+    )  # fmt: skip
+    for key, address, binding, pods, port in wanted:
+        to, at = urlsplit(address), urlsplit(binding)
+        if at.hostname != "0.0.0.0" or to.port != at.port or at.port != pods.ports.get(port):
+            yield f"{key}: {address}, bound as {binding}, container port {port} is {pods.ports.get(port)}"
+        if str(to.hostname) not in _names(cluster, pods):
+            yield f"{key}: {to.hostname} is no name of {pods.name}"
+    for section, pods in (("broker", broker), ("learner", learner), ("rollout", cluster.role("rollout"))):
+        port_number = getattr(cluster.settings(pods), section).metrics_port
+        if pods.ports.get("metrics") != port_number or cluster.settings(pods).security.metrics_host != "0.0.0.0":
+            yield f"{pods.name}: metrics are on {port_number}, the container's port is {pods.ports.get('metrics')}"
+    for pods in cluster.pods:
+        for word in [*pods.main.get("command", []), *pods.main.get("args", [])]:
+            if (
+                word.startswith("--master-addr=")
+                and "$" not in word
+                and word.partition("=")[2] not in _names(cluster, learner)
+            ):
+                yield f"{pods.name}: {word} is no name of {learner.name}"
+            if word.startswith("--master-port=") and int(word.partition("=")[2]) != learner.ports.get("rendezvous"):
+                yield f"{pods.name}: {word}, rank 0 has {learner.ports.get('rendezvous')}"
+
+
+def _names(cluster: Cluster, pods: Pods) -> list[str]:
+    """DNS names of the first pod, inside its namespace: its headless Service, and the pod below it."""
+    owner = pods.owner["metadata"]["name"]
+    service = pods.owner["spec"].get("serviceName", owner)
+    return [service, f"{owner}-0.{service}"] if cluster.find("Service", service) else []
+
+
+def directories(cluster: Cluster) -> Iterator[str]:
+    """What must last is on a claim, the model is there, and weights are fetched into memory."""
+    for pods in cluster.pods:
+        if pods.role not in (*SERVICES, "learner-worker"):
+            continue
+        own = cluster.settings(pods)
+        run = pods.mount(str(own.run.directory))
+        if pods.role != "rollout" and not {"persistentVolumeClaim", "volumeClaimTemplate"} & set(run):
+            yield f"{pods.name}: run.directory {own.run.directory} is lost with the pod"
+        if pods.role != "broker" and not pods.mount(str(own.model.path)):
+            yield f"{pods.name}: nothing is mounted where model.path is, {own.model.path}"
+        weights = pods.mount(str(own.rollout.weights_directory)).get("emptyDir", {})
+        if pods.role == "rollout" and weights.get("medium") != "Memory":
+            yield f"{pods.name}: rollout.weights_directory {own.rollout.weights_directory} is no memory file system"
+    job = cluster.find("Job", "model-download")
+    if job is not None:
+        (pods,) = (pods for pods in cluster.pods if pods.owner is job)
+        there = {f"/models/{str(pods.environment[name]).rpartition('/')[2]}" for name in ("MODEL", "DATASET")}
+        options = cluster.settings().environment.options
+        used = [
+            str(cluster.settings().model.path),
+            *(str(options[key]) for key in ("train_path", "eval_path") if key in options),
+        ]
+        for path in used:
+            if not any(path == root or path.startswith(f"{root}/") for root in there):
+                yield f"{path} is not what the Job downloads: {sorted(there)}"
+
+
+def keys(cluster: Cluster) -> Iterator[str]:
+    """With keys each process has its own secret key and those public ones that it needs, and nobody else's secret."""
+    for role in SERVICES:
+        pods = cluster.role(role)
+        directory = cluster.settings(pods).security.keys
+        if not directory:
+            continue
+        sources = pods.mount(directory).get("projected", {}).get("sources", [])
+        secrets = [cluster.find("Secret", source["secret"]["name"]) for source in sources]
+        files = {name for secret in secrets if secret for name in secret["data"]}
+        for name in sorted(KEYS_NEEDED[role] - files):
+            yield f"{pods.name}: {directory} has no {name}"
+        for name in sorted(files):
+            if Path(name).stem.split("-")[0] not in KEY_ROLES:
+                yield f"{pods.name}: {name} is no key that `gspo keys` makes"
+            if name.endswith(".secret") and name != f"{role}.secret":
+                yield f"{pods.name}: holds {name}, which is not its own"
+        mode = pods.mount(directory).get("projected", {}).get("defaultMode", 0o644)
+        if files and mode & 0o007:
+            yield f"{pods.name}: everybody can read the keys ({mode:o})"
+
+
+def ranks(cluster: Cluster) -> Iterator[str]:
+    """As many ranks as GPUs on each node, and as many nodes as pods."""
+    per_node = cluster.settings().learner.num_ranks
+    learners = [pods for pods in cluster.pods if pods.role in LEARNERS]
+    num_nodes = 0
+    for pods in learners:
+        spec = pods.owner["spec"]
+        num_nodes += 1 if pods.kind == "LeaderWorkerSet" else spec["replicas"]
+        gpus = pods.main["resources"]["limits"].get("nvidia.com/gpu")
+        if gpus is not None and int(gpus) != per_node:
+            yield f"{pods.name}: {gpus} GPUs, learner.num_ranks is {per_node}"
+        if pods.kind == "LeaderWorkerSet":
+            num_nodes = spec["leaderWorkerTemplate"]["size"]
+    for pods in learners:
+        options = dict(word.split("=", 1) for word in pods.main.get("args", []) if word.startswith("--") and "=" in word)
+        if not options and num_nodes > 1:
+            yield f"{pods.name}: {num_nodes} pods, each a learner of its own"
+        if options and int(options["--nproc-per-node"]) != per_node:
+            yield f"{pods.name}: {options['--nproc-per-node']} ranks, learner.num_ranks is {per_node}"
+        if options and "$" not in options["--nnodes"] and int(options["--nnodes"]) != num_nodes:
+            yield f"{pods.name}: --nnodes={options['--nnodes']}, and {num_nodes} pods"
+
+
+@cache
+def metric_names() -> frozenset[str]:
+    """Every sample name that the processes export."""
+    names: set[str] = set()
+    makers: tuple[Callable[[CollectorRegistry], object], ...] = (BrokerMetrics, LearnerMetrics, RolloutMetrics)
+    for make in makers:
+        registry = CollectorRegistry()
+        make(registry)
+        for family in registry.collect():
+            suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
+            names |= {family.name + suffix for suffix in suffixes}
+    return frozenset(names)
+
+
+def metrics(cluster: Cluster) -> Iterator[str]:
+    """Metrics that are asked for are exported by a process, or recorded by a rule of the set."""
+    asking = cluster.of_kind("PrometheusRule", "ScaledObject", "HorizontalPodAutoscaler")
+    recorded = {value for item in asking for path, value in walk(item) if path.endswith("/record")}
+    for item in asking:
+        for path, value in walk(item["spec"]):
+            if not path.endswith(("/expr", "/query", "/metric/name")) or not isinstance(value, str):
+                continue
+            for name in sorted(set(METRIC.findall(value)) - metric_names() - recorded):
+                yield f"{title(item)}: nobody exports {name}"
+
+
+def staleness(cluster: Cluster) -> Iterator[str]:
+    """Rollouts are taken away when mean lag passes three quarters of batch.max_lag."""
+    most = cluster.settings().batch.max_lag
+    for item in cluster.of_kind("PrometheusRule", "ScaledObject"):
+        for _, value in walk(item["spec"]):
+            bounds = (
+                re.findall(r"gspo_broker_lag_mean_versions[^)]*\)\s*>\s*([0-9.]+)", value) if isinstance(value, str) else []
+            )
+            for bound in bounds:
+                if item["metadata"]["name"] in ("rollout", "rollouts-wanted") and float(bound) != 0.75 * most:
+                    yield f"{title(item)}: goes in at a lag of {bound}; batch.max_lag is {most}"
+
+
+CHECKS = (commands, settings, endpoints, directories, keys, ranks, metrics, staleness)

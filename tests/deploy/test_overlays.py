@@ -1,0 +1,66 @@
+"""Every overlay, alone and with the components that it offers, passes every check."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.deploy import pods, program, references, schemas
+from tests.deploy.cluster import Check, Cluster, Object
+from tests.deploy.conftest import VARIANTS
+from tests.deploy.kustomizations import lost_patches
+
+pytestmark = pytest.mark.deploy
+CHECKS: dict[str, Check] = {
+    check.__name__: check for module in (schemas, references, pods, program) for check in module.CHECKS
+}
+Rendered = Callable[[str], tuple[Path, list[Object]]]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_check_passes(variant: str, cluster: Callable[[str], Cluster]) -> None:
+    objects = cluster(variant)
+    assert {name: found for name, check in CHECKS.items() if (found := list(check(objects)))} == {}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_patch_is_lost(variant: str, rendered: Rendered) -> None:
+    directory, objects = rendered(variant)
+    assert list(lost_patches(directory, objects)) == []
+
+
+def test_a_changed_configuration_restarts_its_readers(rendered: Rendered, manifests: Path) -> None:
+    """The ConfigMap's name follows its content, and every reader follows the name, a LeaderWorkerSet's too."""
+    for variant in ("cpu", "qwen3-30b-a3b-lws"):
+        _, objects = rendered(variant)
+        (name,) = (
+            item["metadata"]["name"] for item in objects if item["kind"] == "ConfigMap" and "run.toml" in item["data"]
+        )
+        assert name.startswith("gspo-run-")
+        readers = [p for p in Cluster(objects).pods if p.role != "model-download"]
+        assert [p.volume("config")["configMap"]["name"] for p in readers] == [name] * len(readers)
+        assert len(readers) >= 3
+
+
+def test_images_have_the_version_of_the_package(rendered: Rendered) -> None:
+    from importlib.metadata import version
+
+    for variant in ("cpu", "single-gpu-node", "qwen3-30b-a3b"):
+        for made in Cluster(rendered(variant)[1]).pods:
+            for container in made.containers:
+                assert container["image"].rpartition(":")[2] == version("gspo"), (variant, container["image"])
+
+
+def test_keys_that_were_not_made_stop_the_deployment(tmp_path: Path) -> None:
+    import shutil
+    import subprocess
+
+    from tests.deploy.cluster import render
+    from tests.deploy.conftest import copy_manifests
+
+    k8s = copy_manifests(tmp_path)
+    shutil.rmtree(k8s / "components" / "keys" / "files")
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        render(k8s / "overlays" / "single-gpu-node")
+    assert os.path.join("keys", "files", "broker.secret") in refused.value.stderr
