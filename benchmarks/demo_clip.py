@@ -1,0 +1,130 @@
+"""How much is clipped in the demo, synchronous against asynchronous, by what the ratio is anchored to.
+
+make demo-clip             # or: python benchmarks/demo_clip.py --seeds 0 1 --batches 40
+"""
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+BEHAVIOUR = ("objective.anchor=behaviour", "objective.noise_z=0")
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "synchronous, the paper's band": (*BEHAVIOUR, "objective.band_growth=0", "batch.max_lag=0"),
+    "asynchronous, the paper's band": (*BEHAVIOUR, "objective.band_growth=0", "batch.max_lag=2"),
+    "asynchronous, band widened by lag (c = 1)": (*BEHAVIOUR, "objective.band_growth=1", "batch.max_lag=2"),
+    "asynchronous, proximal anchor": ("objective.anchor=proximal", "batch.max_lag=2"),
+}
+NUM_PARTS = 4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run."""
+
+    variant: str
+    seed: int
+    clip_fractions: list[float]
+    """Of every batch."""
+    mean_lag: float
+    batches_to_target: int | None
+    last_reward: float
+    dropped: int
+
+
+TARGET = 0.85
+
+
+def main() -> None:
+    """Run, measure, print, plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=Path("examples/arithmetic.toml"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--batches", type=int, default=40)
+    parser.add_argument("--directory", type=Path, default=Path("runs/clip"))
+    parser.add_argument("--plot", type=Path, default=Path("runs/clip/clip.png"))
+    arguments = parser.parse_args()
+    outcomes = [
+        run(arguments.config, arguments.directory, variant, seed, arguments.batches)
+        for seed in arguments.seeds
+        for variant in VARIANTS
+    ]
+    print(f"{arguments.config}, {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {platform.python_version()}\n")
+    print(table(outcomes))
+    plot(outcomes, arguments.plot)
+    record = arguments.directory / "clip.json"
+    record.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
+
+
+def run(config: Path, root: Path, variant: str, seed: int, batches: int) -> Outcome:
+    """Make the seed's model, run, measure. A finished run in its directory is measured again, a begun one resumed."""
+    model, directory = root / f"model-{seed}", root / f"{seed}-{list(VARIANTS).index(variant)}"
+    gspo = [sys.executable, "-m", "services.cli.main"]
+    subprocess.run([*gspo, "model", "tiny", str(model), "--seed", str(seed), "--if-missing"], check=True)
+    own = (f"run.seed={seed}", f"run.directory={directory}", f"run.num_batches={batches}", f"model.path={model}")
+    flags = [word for setting in (*own, *VARIANTS[variant]) for word in ("--set", setting)]
+    subprocess.run([*gspo, "run", str(config), "--plain", *flags], check=True)
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    trained = [row for row in rows if row["event"] == "batch"]
+    evals = [row for row in rows if row["event"] == "eval"]
+    return Outcome(
+        variant=variant,
+        seed=seed,
+        clip_fractions=[row["clip_fraction/all"] for row in trained],
+        mean_lag=fmean(row["lag/all"] for row in trained),
+        batches_to_target=next((row["batch"] for row in evals if row["eval/reward"] >= TARGET), None),
+        last_reward=evals[-1]["eval/reward"],
+        dropped=sum(row["event"] == "dropped" for row in rows),
+    )
+
+
+def parts(values: list[float]) -> list[float]:
+    """Means of the quarters of a run, in order."""
+    size = len(values) / NUM_PARTS
+    return [fmean(values[round(index * size) : round((index + 1) * size)]) for index in range(NUM_PARTS)]
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Markdown, one line per run."""
+    lines = [
+        "| run | seed | mean lag | clipped: 1st quarter | 2nd | 3rd | 4th | all | batches to 0.85 | last reward | dropped |",
+        "|" + "---|" * 11,
+    ]
+    for each in sorted(outcomes, key=lambda outcome: list(VARIANTS).index(outcome.variant)):
+        quarters = " | ".join(f"{value:.2f}" for value in parts(each.clip_fractions))
+        reached = "-" if each.batches_to_target is None else str(each.batches_to_target)
+        lines.append(
+            f"| {each.variant} | {each.seed} | {each.mean_lag:.2f} | {quarters} | "
+            f"{fmean(each.clip_fractions):.2f} | {reached} | {each.last_reward:.2f} | {each.dropped} |"
+        )
+    return "\n".join(lines)
+
+
+def plot(outcomes: list[Outcome], path: Path) -> None:
+    """Clip fraction by batch, mean over seeds, smoothed over 3 batches."""
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for (variant, _), style in zip(VARIANTS.items(), ("-", "--", ":", "-."), strict=True):
+        runs = [outcome.clip_fractions for outcome in outcomes if outcome.variant == variant]
+        means = [fmean(values) for values in zip(*runs, strict=True)]
+        smooth = [fmean(means[max(0, index - 1) : index + 2]) for index in range(len(means))]
+        axes.plot(range(1, len(smooth) + 1), smooth, style, label=variant)
+    axes.set_xlabel("batch")
+    axes.set_ylabel("clipped share of the tokens")
+    axes.set_ylim(0, 1)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
