@@ -41,7 +41,7 @@ class SimEnvironment(Environment):
 
     options_type = SimOptions
 
-    def __init__(self, options: SimOptions) -> None:  # type: ignore[override]
+    def __init__(self, options: SimOptions) -> None:
         self._options = options
 
     def tasks(self, split: Split) -> "SimTasks":

@@ -14,9 +14,10 @@ from prometheus_client import CollectorRegistry
 from protocol.channels import BATCH, WORK, ChannelSpec
 from protocol.codec import Array
 from protocol.messages import EndOfRun, Message
-from services.broker.entry import LEDGER_FILE, RECORD_FILE, ledger_config
+from services.broker.entry import RECORD_FILE, ledger_config
 from services.broker.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
+from services.broker.reader import LEDGER_FILE
 from services.broker.record import RecordFile
 from services.broker.service import MAX_QUEUED, Broker
 from services.broker.store import Changes, Store

@@ -7,9 +7,9 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,23 +29,22 @@ from services.runtime.settings import (
     Sampling,
     Settings,
 )
-from tests.simulation.audit import Audit, Rules, Violation
+from tests.simulation.audit import Audit
+from tests.simulation.books import Rules, Violation
 from tests.simulation.episodes import SimEnvironment, SimOptions, plain
 from tests.simulation.loop import NOBODY, PROCESS, Process, Stuck, VirtualLoop
 from tests.simulation.network import Network
 from tests.simulation.processes import BrokerProcess, LearnerProcess, Machinery, RolloutProcess
-from tests.simulation.weather import Event, Plan, Point
+from tests.simulation.storm import RESTART_S, Host, Part, Storm
+from tests.simulation.weather import Plan
 from tests.support.ledger_audit import audit as audit_ledger
 
 CALM_S = 300.0
 """After the last event the run must be complete within so many virtual seconds, and every process must stop within
 STOP_S when it is asked to."""
 STOP_S = 30.0
-RESTART_S = 1.0
 LOOK_S = 0.5
 SHARED_MEMORY = Path("/dev/shm")
-
-Part = BrokerProcess | RolloutProcess | LearnerProcess
 
 
 @dataclass(frozen=True)
@@ -72,58 +71,25 @@ class Outcome:
     virtual_s: float
 
 
-@dataclass
-class Host:
-    """A place where one process lives, life after life."""
-
-    name: str
-    wanted: bool = True
-    """It is started again when it ends."""
-    lives: int = 0
-    process: Process | None = None
-    part: Part | None = None
-    task: "asyncio.Task[None] | None" = None
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    down_s: float = RESTART_S
-    """From its end to its next start."""
-
-
-class World:
+class World(Storm):
     """Everything of one run. ``directory`` is empty and belongs to it."""
 
     def __init__(self, plan: Plan, directory: Path, *, log_level: int) -> None:
-        self.plan = plan
         self.history: list[Line] = []
-        self.happened: Counter[str] = Counter()
         self.violation: Violation | None = None
-        rng = random.Random(f"world {plan.seed}")
-        delays = random.Random(f"threads {plan.seed}")
-        self.loop = VirtualLoop(lambda: delays.uniform(0.0, 0.003))
-        self.loop.set_exception_handler(self._on_loop_error)
-        self._rng = rng
-        settings = settings_of(plan, directory)
-        environment = SimEnvironment(SimOptions(max_turns=plan.max_turns, slow_rewards=plan.slow_rewards))
-        rules = Rules(
-            seed=settings.run.seed,
-            num_batches=plan.num_batches,
-            group_size=plan.group_size,
-            groups_per_batch=plan.groups_per_batch,
-            max_lag=plan.max_lag,
-            max_attempts=plan.max_attempts,
-            options=environment._options,
-        )
-        self.audit = Audit(rules, self.happened, self._on_violation)
-        self.network = Network(self.loop, random.Random(f"network {plan.seed}"), self.happened)
-        self.machinery = Machinery(settings, environment, self.loop, self.network, self.audit)
-        names = ["broker", "learner", *(f"rollout-{index}" for index in range(plan.num_rollouts))]
-        self.hosts = {name: Host(name) for name in names}
-        self._broken = asyncio.Event()
-        self._failing_rewards = 0.0
-        self._armed: list[Event] = []
-        self._stood_still_s = 0.0
-        self._closing = False
-        self.audit.passes = self._passes
         self._log_level = log_level
+        self._closing = False
+        happened: Counter[str] = Counter()
+        delays = random.Random(f"threads {plan.seed}")
+        loop = VirtualLoop(lambda: delays.uniform(0.0, 0.003))
+        loop.set_exception_handler(self._on_loop_error)
+        self._broken = asyncio.Event()
+        settings = settings_of(plan, directory)
+        options = SimOptions(max_turns=plan.max_turns, slow_rewards=plan.slow_rewards)
+        self.audit = Audit(rules_of(plan, settings.run.seed, options), happened, self._on_violation)
+        network = Network(loop, random.Random(f"network {plan.seed}"), happened)
+        machinery = Machinery(settings, SimEnvironment(options), loop, network, self.audit)
+        super().__init__(plan, loop, network, machinery, happened)
 
     # --- the run --------------------------------------------------------------------------------------------------------
 
@@ -148,9 +114,9 @@ class World:
 
     async def _whole_run(self) -> None:
         for host in self.hosts.values():
-            self._start(host)
+            self.start(host)
         for event in self.plan.events:
-            self.loop.call_at(event.at, self._begin, event, context=NOBODY)
+            self.loop.call_at(event.at, self.begin, event, context=NOBODY)
         if not await self._until(self._is_complete, self._deadline) and not self._broken.is_set():
             self._on_violation(Violation("liveness", f"not complete {CALM_S:.0f} s after the weather: {self._state()}"))
             return
@@ -185,7 +151,7 @@ class World:
         last = max(
             (event.at + (event.seconds if event.kind != "standstill" else 0) for event in self.plan.events), default=0.0
         )
-        return last + self._stood_still_s + CALM_S
+        return last + self.stood_still_s + CALM_S
 
     _stood_still_s = 0.0
 
@@ -214,7 +180,7 @@ class World:
 
     # --- processes -------------------------------------------------------------------------------------------------------
 
-    def _start(self, host: Host) -> None:
+    def start(self, host: Host) -> None:
         if host.task is not None or not host.wanted or self._closing or self._broken.is_set():
             return
         process = host.process = Process(host.name, host.lives)
@@ -226,7 +192,7 @@ class World:
         context.run(PROCESS.set, process)
         host.task = self.loop.create_task(host.part.run(host.stop), name=process.session, context=context)
         host.task.add_done_callback(lambda task: self._ended(host, process, task), context=NOBODY)
-        self._note(host.name, "started", life=process.life)
+        self.note(host.name, "started", life=process.life)
 
     def _part(self, name: str, process: Process, rng: random.Random) -> Part:
         if name == "broker":
@@ -234,18 +200,18 @@ class World:
         if name == "learner":
             return LearnerProcess(self.machinery, process, rng, batch_s=self.plan.batch_s)
         part = RolloutProcess(self.machinery, process, rng, token_s=self.plan.token_s)
-        part.rewards.failing = self._failing_rewards
+        part.rewards.failing = self.failing_rewards
         return part
 
     def _ended(self, host: Host, process: Process, task: "asyncio.Task[None]") -> None:
         host.task = None
         self.network.kill(process)
         down_s, host.down_s = host.down_s, RESTART_S
-        self.loop.call_later(down_s, self._start, host, context=NOBODY)
+        self.loop.call_later(down_s, self.start, host, context=NOBODY)
         if process.dead:
             return
         error = task.exception()
-        self._note(host.name, "ended", error="" if error is None else repr(error))
+        self.note(host.name, "ended", error="" if error is None else repr(error))
         if error is not None:
             leaves = flatten(error) if isinstance(error, BaseExceptionGroup) else [error]
             # A rollout may give up on its engine, and whoever is asked to stop on what it waited for.
@@ -256,7 +222,7 @@ class World:
                 self._on_violation(Violation("no process ends by itself", f"{process}: {texts}"))
             self.happened["rollout gave up"] += 1
 
-    def _kill(self, host: Host) -> None:
+    def kill(self, host: Host) -> None:
         process, task = host.process, host.task
         if process is None or task is None:
             return
@@ -269,190 +235,22 @@ class World:
     def _bury_all(self) -> None:
         for host in self.hosts.values():
             host.wanted = False
-            self._kill(host)
+            self.kill(host)
         pending = [task for task in asyncio.all_tasks(self.loop) if not task.done()]
         for task in pending:
             task.cancel()
         if pending:
             self.loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
 
-    # --- the weather -------------------------------------------------------------------------------------------------------
-
-    def _begin(self, event: Event) -> None:
-        self._note("weather", str(event))
-        handler: Callable[[Event], bool] = getattr(self, f"_on_{event.kind}")
-        if handler(event):
-            target = event.target[0].split("-")[0] if event.target and event.kind in ("kill", "terminate", "suspend") else ""
-            self.happened[f"{event.kind} {target}".strip()] += 1
-
-    def _later(self, seconds: float, what: Callable[[], None], note: str) -> None:
-        def end() -> None:
-            self._note("weather", note)
-            what()
-
-        self.loop.call_later(seconds, end, context=NOBODY)
-
-    def _on_kill(self, event: Event) -> bool:
-        host = self.hosts[event.target[0]]
-        if host.task is None:
-            return False
-        host.down_s = event.seconds
-        self._kill(host)
-        return True
-
-    def _on_kill_when(self, event: Event) -> bool:
-        self._armed.append(event)
-        return True
-
-    def _passes(self, point: Point) -> None:
-        for event in [event for event in self._armed if event.point == point]:
-            self._armed.remove(event)
-            self.loop.call_later(event.amount, self._strike, event, context=NOBODY)
-
-    def _strike(self, event: Event) -> None:
-        if self._on_kill(event):
-            self._note("weather", f"{event.target[0]} is killed when {event.point}")
-            self.happened[f"killed when {event.point}"] += 1
-
-    def _on_terminate(self, event: Event) -> bool:
-        host = self.hosts[event.target[0]]
-        if host.task is None:
-            return False
-        host.stop.set()
-        return True
-
-    def _on_leave(self, event: Event) -> bool:
-        host = self.hosts[event.target[0]]
-        if not host.wanted:
-            return False
-        host.wanted = False
-        host.stop.set()
-
-        def come_back() -> None:
-            host.wanted = True
-            self._start(host)
-
-        self._later(event.seconds, come_back, f"{host.name} comes back")
-        return True
-
-    def _on_join(self, event: Event) -> bool:
-        if event.target[0] in self.hosts:
-            return False
-        host = self.hosts[event.target[0]] = Host(event.target[0])
-        self._start(host)
-        return True
-
-    def _on_suspend(self, event: Event) -> bool:
-        process = self.hosts[event.target[0]].process
-        if process is None or process.dead or process.suspended:
-            return False
-        process.suspended = True
-        self.network.refresh()
-
-        def go_on() -> None:
-            if process.suspended:
-                self.loop.resume(process)
-                self.network.refresh()
-
-        self._later(event.seconds, go_on, f"{process} goes on")
-        return True
-
-    def _on_standstill(self, event: Event) -> bool:
-        self._stood_still_s += event.seconds
-        self.loop.jump(event.seconds)
-        return True
-
-    def _on_partition(self, event: Event) -> bool:
-        pair = frozenset(event.target)
-        self.network.partitions[pair] += 1
-        self.network.refresh()
-
-        def heal() -> None:
-            self.network.partitions[pair] -= 1
-            self.network.refresh()
-
-        self._later(event.seconds, heal, f"{' and '.join(event.target)} see each other again")
-        return True
-
-    def _on_loss(self, event: Event) -> bool:
-        self.network.loss = event.amount
-
-        def end() -> None:
-            self.network.loss = 0.0
-
-        self._later(event.seconds, end, "no more loss")
-        return True
-
-    def _on_duplication(self, event: Event) -> bool:
-        self.network.duplication = event.amount
-
-        def end() -> None:
-            self.network.duplication = 0.0
-
-        self._later(event.seconds, end, "no more duplication")
-        return True
-
-    def _on_slow(self, event: Event) -> bool:
-        (name,) = event.target
-        self.network.slow_s[name] = event.amount
-        self._later(event.seconds, lambda: self.network.slow_s.pop(name, None) and None, f"{name} is fast again")
-        return True
-
-    def _on_disk_full(self, event: Event) -> bool:
-        self.machinery.disk.full = True
-
-        def end() -> None:
-            self.machinery.disk.full = False
-
-        self._later(event.seconds, end, "the disk has room again")
-        return True
-
-    def _on_rewards_fail(self, event: Event) -> bool:
-        def fail(probability: float) -> None:
-            self._failing_rewards = probability
-            for host in self.hosts.values():
-                if isinstance(host.part, RolloutProcess):
-                    host.part.rewards.failing = probability
-
-        fail(event.amount)
-        self._later(event.seconds, lambda: fail(0.0), "rewards work again")
-        return self.plan.slow_rewards
-
-    def _on_engine_fails(self, event: Event) -> bool:
-        return self._of_engine(event, "fails")
-
-    def _on_engine_fails_update(self, event: Event) -> bool:
-        return self._of_engine(event, "fails_update")
-
-    def _on_engine_damages(self, event: Event) -> bool:
-        return self._of_engine(event, "damages")
-
-    def _of_engine(self, event: Event, what: str) -> bool:
-        part = self.hosts[event.target[0]].part
-        assert isinstance(part, RolloutProcess)
-        setattr(part.engine, what, int(event.amount))
-        return True
-
-    def _on_engine_dies(self, event: Event) -> bool:
-        """The rollout's entry point ends with its server; its supervisor starts it afresh."""
-        host = self.hosts[event.target[0]]
-        if host.task is None:
-            return False
-        assert isinstance(host.part, RolloutProcess)
-        host.part.engine.dead = True
-        host.down_s = event.seconds
-        self._later(0.2, lambda: self._kill(host), f"{host.name} ends with its engine")
-        return True
-
     # --- history ---------------------------------------------------------------------------------------------------------
 
-    def _note(self, who: str, event: str, **fields: Any) -> None:
+    def note(self, who: str, event: str, **fields: Any) -> None:
         self.history.append(Line(self.loop.time(), who, event, fields))
 
     def _on_violation(self, violation: Violation) -> None:
         if self.violation is None:
             self.violation = violation
-            self._note("audit", f"BROKEN: {violation.invariant}: {violation.text}")
+            self.note("audit", f"BROKEN: {violation.invariant}: {violation.text}")
         self._broken.set()
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -462,13 +260,13 @@ class World:
     def _logs(self) -> Iterator[None]:
         """The services' own log lines are the history."""
 
-        def keep(_: Any, __: str, fields: dict[str, Any]) -> Any:
+        def keep(_: Any, __: str, fields: MutableMapping[str, Any]) -> str:
             process = PROCESS.get()
             event = str(fields.pop("event"))
             error = fields.pop("exc_info", None)
             if error:
                 self._on_violation(Violation("no error is lost", f"{process}: {event}: {fields}"))
-            self.history.append(Line(self.loop.time(), repr(process), event, fields))
+            self.history.append(Line(self.loop.time(), repr(process), event, dict(fields)))
             self.happened[f"log: {event}"] += 1
             raise structlog.DropEvent
 
@@ -483,6 +281,18 @@ class World:
             yield
         finally:
             structlog.configure(**former)
+
+
+def rules_of(plan: Plan, seed: int, options: SimOptions) -> Rules:
+    return Rules(
+        seed=seed,
+        num_batches=plan.num_batches,
+        group_size=plan.group_size,
+        groups_per_batch=plan.groups_per_batch,
+        max_lag=plan.max_lag,
+        max_attempts=plan.max_attempts,
+        options=options,
+    )
 
 
 def settings_of(plan: Plan, directory: Path) -> Settings:

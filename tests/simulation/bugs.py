@@ -1,0 +1,259 @@
+"""Bugs to be planted in the services: each breaks one promise, and the audit must say so.
+
+A bug is a change of source text. The module is compiled again with it, and the functions that come out differently lend
+their code to the real ones for as long as the bug is planted: nothing on disk changes, and whoever has imported a function
+already runs the bug too.
+"""
+
+import importlib
+import inspect
+import types
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bug:
+    """``invariants``: beginnings of the names under which it may be caught. ``seed``: one that catches it, tried first."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    invariants: tuple[str, ...]
+    seed: int = 0
+
+
+BUGS = (
+    Bug(
+        name="acknowledge before the commit",
+        module="services.broker.service",
+        old="            if changes and not await self._commit(changes, stop):\n"
+        "                return\n"
+        "            await self._carry_out(effects)\n",
+        new="            await self._carry_out(effects)\n"
+        "            if changes and not await self._commit(changes, stop):\n"
+        "                return\n",
+        invariants=("G1", "G2"),
+    ),
+    Bug(
+        name="a lease's epoch is not looked at",
+        module="services.broker.work",
+        old='row.status != "leased" or row.epoch != epoch:\n            return None\n        return row if who',
+        new='row.status != "leased":\n            return None\n        return row if who or who',
+        invariants=("G1",),
+    ),
+    Bug(
+        name="a lease does not raise the epoch",
+        module="services.broker.groups",
+        old="epoch=row.epoch + 1,",
+        new="epoch=max(row.epoch, 1),",
+        invariants=("G1",),
+    ),
+    Bug(
+        name="a chunk may overlap what is stored",
+        module="services.broker.work",
+        old="        if row.lease_start <= chunk.offset and end <= row.num_tokens:\n"
+        "            return []  # delivered again after a broker restart\n"
+        "        if chunk.offset != row.num_tokens:",
+        new="        if chunk.offset > row.num_tokens:",
+        invariants=("G1", "no process ends by itself"),
+    ),
+    Bug(
+        name="a message behind a gap is taken",
+        module="protocol.delivery",
+        old="        if seq != self._expected:\n            return False\n        self._expected += 1",
+        new="        if seq < self._expected:\n            return False\n        self._expected = seq + 1",
+        invariants=("G1", "liveness", "no peer"),
+    ),
+    Bug(
+        name="the window of unacknowledged messages has no end",
+        module="protocol.delivery",
+        old="return len(self._unacked) < self._window",
+        new="return True",
+        invariants=("G6",),
+    ),
+    Bug(
+        name="a resumed trajectory is granted without its last chunk",
+        module="services.broker.reader",
+        old="return join([_stored(values) for values in rows])",
+        new="return join([_stored(values) for values in rows][:-1])",
+        invariants=("G1", "no process ends by itself"),
+    ),
+    Bug(
+        name="admission ignores the floor of a group that is under way",
+        module="services.broker.work",
+        old="return window.lower(state.groups.counted_floor(row.group_id, state.batches.newest_version), version)",
+        new="return True",
+        invariants=("G3",),
+    ),
+    Bug(
+        name="a batch may pass over groups that must not get older",
+        module="services.broker.admission",
+        old="if last_of_floor and num_left > allowed:",
+        new="if False:",
+        invariants=("G3",),
+    ),
+    Bug(
+        name="what has become too old is trained",
+        module="services.broker.state",
+        old="return max(1, self.batches.next_version - self.config.max_lag)",
+        new="return 1",
+        invariants=("G3", "G4", "no process ends by itself"),
+    ),
+    Bug(
+        name="a prompt is skipped",
+        module="services.broker.state",
+        old="self.next_prompt += 1",
+        new="self.next_prompt += 2",
+        invariants=("G2 no prompt",),
+    ),
+    Bug(
+        name="a group is forgotten with the broker's memory",
+        module="services.broker.state",
+        old="return group.group_id, [Save(row=group), *saves(self.groups.members(group.group_id))]",
+        new="return group.group_id, saves(self.groups.members(group.group_id))",
+        invariants=("G2", "no error", "no process"),
+    ),
+    Bug(
+        name="a batch is delivered again in another order",
+        module="services.broker.reader",
+        old='"WHERE group_id = ? ORDER BY trajectory_id"',
+        new='"WHERE group_id = ? ORDER BY (trajectory_id * 7919 + (SELECT count(*) FROM trained)) % 13"',
+        invariants=("G2",),
+    ),
+    Bug(
+        name="a batch that comes twice is trained twice",
+        module="services.learner.conversation",
+        old="if wanted is None or message.index != wanted.index:",
+        new="if False:",
+        invariants=("G2", "G6"),
+    ),
+    Bug(
+        name="a resumed learner begins one batch too late",
+        module="services.learner.service",
+        old="self._next_batch = self._checkpointed_batch = state.batch_position",
+        new="self._next_batch = self._checkpointed_batch = state.batch_position + 1",
+        invariants=("G2", "no peer"),
+    ),
+    Bug(
+        name="a version is used again after a restart",
+        module="services.learner.service",
+        old="answer = NOT_YET if welcome is None else max(own_version, welcome.policy_version)",
+        new="answer = NOT_YET if welcome is None else welcome.policy_version",
+        invariants=("versions grow",),
+    ),
+    Bug(
+        name="a version is not reserved before it is served",
+        module="services.learner.service",
+        old="        reserve_version(self._root, self._policy_version)\n",
+        new="",
+        invariants=("versions grow",),
+    ),
+    Bug(
+        name="a checkpoint covers a batch whose report may be lost",
+        module="services.learner.service",
+        old="if not self._is_acknowledged():",
+        new="if False:",
+        invariants=("the ledger is whole",),
+    ),
+    Bug(
+        name="loaded weights are not verified",
+        module="services.rollout.sync",
+        old="            await self._verify(weights)\n            self.policy_version",
+        new="            self.policy_version",
+        invariants=("G4", "G5"),
+    ),
+    Bug(
+        name="a failed update counts as served",
+        module="services.rollout.sync",
+        old="self.policy_version, self.quarantined = 0, error",
+        new='self.policy_version, self.quarantined = weights.policy_version, ""',
+        invariants=("G4", "G5", "liveness"),
+    ),
+    Bug(
+        name="leases are asked for with the announced version",
+        module="services.rollout.service",
+        old="LeaseRequest(request_id=self._request_id, capacity=room, policy_version=self._sync.policy_version)",
+        new="LeaseRequest(request_id=self._request_id, capacity=room, policy_version=self._sync._announced[0])",
+        invariants=("G4",),
+    ),
+    Bug(
+        name="all tokens of a piece get its last version",
+        module="services.rollout.agent",
+        old="versions = [run.version for run in piece.version_runs for _ in range(run.num_tokens)]",
+        new="versions = [piece.version_runs[-1].version for run in piece.version_runs for _ in range(run.num_tokens)]",
+        invariants=("G4",),
+    ),
+    Bug(
+        name="an episode is resumed with its first state",
+        module="services.broker.payload",
+        old="state = state if header.state is None else header.state",
+        new="state = header.state if state is None else state",
+        invariants=("G2 an episode",),
+    ),
+    Bug(
+        name="an unacknowledged message is never sent again",
+        module="protocol.delivery",
+        old="        if not self._unacked or now - self._last_progress < self._resend_s:\n            return ()\n",
+        new="        if True:\n            return ()\n",
+        invariants=("liveness",),
+    ),
+    Bug(
+        name="a request for a batch is made once",
+        module="services.learner.conversation",
+        old="            await self._ask_again()\n            await asyncio.sleep(self._request_interval_s)",
+        new="            await asyncio.sleep(self._request_interval_s)",
+        invariants=("liveness",),
+    ),
+    Bug(
+        name="a lease never expires",
+        module="services.broker.work",
+        old="if deadline <= now]",
+        new="if deadline < 0]",
+        invariants=("liveness",),
+    ),
+)
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """The services have ``bug`` inside this block. Raises: ValueError when the text to be changed is not there once."""
+    module = importlib.import_module(bug.module)
+    source = inspect.getsource(module)
+    if source.count(bug.old) != 1:
+        raise ValueError(f"bug {bug.name!r}: its text is {source.count(bug.old)} times in {bug.module}, expected once")
+    before, after = (_codes(text, bug.module) for text in (source, source.replace(bug.old, bug.new)))
+    with ExitStack() as stack:
+        for name, function in _functions(module).items():
+            if name in after and after[name] != before[name]:
+                stack.callback(setattr, function, "__code__", function.__code__)
+                function.__code__ = after[name]
+        yield
+
+
+def _codes(source: str, name: str) -> dict[str, types.CodeType]:
+    """Code of every function and method, by qualified name, without the places of its lines."""
+    found: dict[str, types.CodeType] = {}
+
+    def collect(code: types.CodeType) -> None:
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                found[constant.co_qualname] = constant
+                collect(constant)
+
+    collect(compile(source, name, "exec", dont_inherit=True))
+    return found
+
+
+def _functions(module: types.ModuleType) -> dict[str, types.FunctionType]:
+    found: dict[str, types.FunctionType] = {}
+    owners: list[object] = [module, *(value for value in vars(module).values() if isinstance(value, type))]
+    for owner in owners:
+        for value in vars(owner).values():
+            function = value.fget if isinstance(value, property) else value
+            function = inspect.unwrap(function) if callable(function) else function
+            if isinstance(function, types.FunctionType) and function.__module__ == module.__name__:
+                found[function.__qualname__] = function
+    return found

@@ -1,0 +1,231 @@
+"""The weather as it strikes: what each kind of event does to the processes, the network, the disk and the engines."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.simulation.loop import NOBODY, Process, VirtualLoop
+from tests.simulation.network import Network
+from tests.simulation.processes import BrokerProcess, LearnerProcess, Machinery, RolloutProcess
+from tests.simulation.weather import Event, Plan, Point
+
+RESTART_S = 1.0
+
+Part = BrokerProcess | RolloutProcess | LearnerProcess
+
+
+@dataclass
+class Host:
+    """A place where one process lives, life after life."""
+
+    name: str
+    wanted: bool = True
+    """It is started again when it ends."""
+    lives: int = 0
+    process: Process | None = None
+    part: Part | None = None
+    task: "asyncio.Task[None] | None" = None
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    down_s: float = RESTART_S
+    """From its end to its next start."""
+
+
+class Storm(ABC):
+    """A world's weather; the world starts and ends processes."""
+
+    def __init__(
+        self, plan: Plan, loop: VirtualLoop, network: Network, machinery: Machinery, happened: Counter[str]
+    ) -> None:
+        self.plan = plan
+        self.loop = loop
+        self.network = network
+        self.machinery = machinery
+        self.happened = happened
+        names = ["broker", "learner", *(f"rollout-{index}" for index in range(plan.num_rollouts))]
+        self.hosts = {name: Host(name) for name in names}
+        self.stood_still_s = 0.0
+        self.failing_rewards = 0.0
+        self._armed: list[Event] = []
+        machinery.audit.passes = self._passes
+
+    @abstractmethod
+    def start(self, host: Host) -> None: ...
+
+    @abstractmethod
+    def kill(self, host: Host) -> None: ...
+
+    @abstractmethod
+    def note(self, who: str, event: str, **fields: Any) -> None: ...
+
+    def begin(self, event: Event) -> None:
+        self.note("weather", str(event))
+        handler: Callable[[Event], bool] = getattr(self, f"_on_{event.kind}")
+        if handler(event):
+            target = event.target[0].split("-")[0] if event.target and event.kind in ("kill", "terminate", "suspend") else ""
+            self.happened[f"{event.kind} {target}".strip()] += 1
+
+    def _later(self, seconds: float, what: Callable[[], None], note: str) -> None:
+        def end() -> None:
+            self.note("weather", note)
+            what()
+
+        self.loop.call_later(seconds, end, context=NOBODY)
+
+    def _on_kill(self, event: Event) -> bool:
+        host = self.hosts[event.target[0]]
+        if host.task is None:
+            return False
+        host.down_s = event.seconds
+        self.kill(host)
+        return True
+
+    def _on_kill_when(self, event: Event) -> bool:
+        self._armed.append(event)
+        return True
+
+    def _passes(self, point: Point) -> None:
+        for event in [event for event in self._armed if event.point == point]:
+            self._armed.remove(event)
+            self.loop.call_later(event.amount, self._strike, event, context=NOBODY)
+
+    def _strike(self, event: Event) -> None:
+        if self._on_kill(event):
+            self.note("weather", f"{event.target[0]} is killed when {event.point}")
+            self.happened[f"killed when {event.point}"] += 1
+
+    def _on_terminate(self, event: Event) -> bool:
+        host = self.hosts[event.target[0]]
+        if host.task is None:
+            return False
+        host.stop.set()
+        return True
+
+    def _on_leave(self, event: Event) -> bool:
+        host = self.hosts[event.target[0]]
+        if not host.wanted:
+            return False
+        host.wanted = False
+        host.stop.set()
+
+        def come_back() -> None:
+            host.wanted = True
+            self.start(host)
+
+        self._later(event.seconds, come_back, f"{host.name} comes back")
+        return True
+
+    def _on_join(self, event: Event) -> bool:
+        if event.target[0] in self.hosts:
+            return False
+        host = self.hosts[event.target[0]] = Host(event.target[0])
+        self.start(host)
+        return True
+
+    def _on_suspend(self, event: Event) -> bool:
+        process = self.hosts[event.target[0]].process
+        if process is None or process.dead or process.suspended:
+            return False
+        process.suspended = True
+        self.network.refresh()
+
+        def go_on() -> None:
+            if process.suspended:
+                self.loop.resume(process)
+                self.network.refresh()
+
+        self._later(event.seconds, go_on, f"{process} goes on")
+        return True
+
+    def _on_standstill(self, event: Event) -> bool:
+        self.stood_still_s += event.seconds
+        self.loop.jump(event.seconds)
+        return True
+
+    def _on_partition(self, event: Event) -> bool:
+        pair = frozenset(event.target)
+        self.network.partitions[pair] += 1
+        self.network.refresh()
+
+        def heal() -> None:
+            self.network.partitions[pair] -= 1
+            self.network.refresh()
+
+        self._later(event.seconds, heal, f"{' and '.join(event.target)} see each other again")
+        return True
+
+    def _on_loss(self, event: Event) -> bool:
+        self.network.loss = event.amount
+
+        def end() -> None:
+            self.network.loss = 0.0
+
+        self._later(event.seconds, end, "no more loss")
+        return True
+
+    def _on_duplication(self, event: Event) -> bool:
+        self.network.duplication = event.amount
+
+        def end() -> None:
+            self.network.duplication = 0.0
+
+        self._later(event.seconds, end, "no more duplication")
+        return True
+
+    def _on_slow(self, event: Event) -> bool:
+        (name,) = event.target
+        self.network.slow_s[name] = event.amount
+
+        def end() -> None:
+            self.network.slow_s.pop(name, None)
+
+        self._later(event.seconds, end, f"{name} is fast again")
+        return True
+
+    def _on_disk_full(self, event: Event) -> bool:
+        self.machinery.disk.full = True
+
+        def end() -> None:
+            self.machinery.disk.full = False
+
+        self._later(event.seconds, end, "the disk has room again")
+        return True
+
+    def _on_rewards_fail(self, event: Event) -> bool:
+        def fail(probability: float) -> None:
+            self.failing_rewards = probability
+            for host in self.hosts.values():
+                if isinstance(host.part, RolloutProcess):
+                    host.part.rewards.failing = probability
+
+        fail(event.amount)
+        self._later(event.seconds, lambda: fail(0.0), "rewards work again")
+        return self.plan.slow_rewards
+
+    def _on_engine_fails(self, event: Event) -> bool:
+        return self._of_engine(event, "fails")
+
+    def _on_engine_fails_update(self, event: Event) -> bool:
+        return self._of_engine(event, "fails_update")
+
+    def _on_engine_damages(self, event: Event) -> bool:
+        return self._of_engine(event, "damages")
+
+    def _of_engine(self, event: Event, what: str) -> bool:
+        part = self.hosts[event.target[0]].part
+        assert isinstance(part, RolloutProcess)
+        setattr(part.engine, what, int(event.amount))
+        return True
+
+    def _on_engine_dies(self, event: Event) -> bool:
+        """The rollout's entry point ends with its server; its supervisor starts it afresh."""
+        host = self.hosts[event.target[0]]
+        if host.task is None:
+            return False
+        assert isinstance(host.part, RolloutProcess)
+        host.part.engine.dead = True
+        host.down_s = event.seconds
+        self._later(0.2, lambda: self.kill(host), f"{host.name} ends with its engine")
+        return True
