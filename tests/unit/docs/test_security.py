@@ -1,0 +1,44 @@
+"""docs/security.md names the limits that the code has."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol import limits
+from protocol.channels import BATCH, WEIGHTS, WORK
+from services.broker.service import MAX_QUEUED
+from services.environments.isolation import KEPT_VARIABLES
+from services.runtime.gate import HANDSHAKE_LIMIT_MS, REFUSAL_REASONS, RELOAD_S
+from services.runtime.telemetry import MAX_CONNECTIONS, MAX_REQUEST_BYTES, REQUEST_S
+
+TEXT = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        f"| {WORK.max_frame_bytes_in // 10**6} MB, {BATCH.max_frame_bytes_in // MIB} MiB |",
+        f"| frame to the learner (weights) | {WEIGHTS.max_frame_bytes_in // MIB} MiB |",
+        f"| frame to a client | {limits.MAX_FRAME_BYTES // MIB} MiB |",
+        f"| {limits.MAX_HEADER_BYTES // MIB} MiB; {limits.MAX_LARGE_HEADER_BYTES // MIB} MiB |",
+        f"| {limits.MAX_FRAMES}, {limits.MAX_MESSAGE_BYTES // MIB} MiB |",
+        f"| {WORK.window} work, {BATCH.window} batch and weights |",
+        f"| {MAX_QUEUED:,} messages, {limits.MAX_QUEUED_BYTES // MIB} MiB |",
+        f"| sessions | {limits.MAX_PEERS:,} |",
+        f"| open leases of one rollout | {limits.MAX_LEASES_PER_PEER:,} |",
+        f"| {limits.BAD_MESSAGES_BURST}, and {limits.BAD_MESSAGES_PER_S:g} more each second |",
+        f"ignored for {limits.IGNORED_S:g} s",
+        f"| {HANDSHAKE_LIMIT_MS // 1000} s | disconnected |",
+        f"| {MAX_CONNECTIONS}, {MAX_REQUEST_BYTES // 1024} KiB within {REQUEST_S:g} s |",
+        f"look at the directory every {RELOAD_S:g} s",
+        *REFUSAL_REASONS,
+    ],
+)
+def test_a_limit_is_told_as_it_is(row: str) -> None:
+    assert row in TEXT
+
+
+def test_the_number_of_variables_that_reward_code_sees_is_told() -> None:
+    assert len(KEPT_VARIABLES) == 10
+    assert "environment of ten harmless variables" in " ".join(TEXT.split())
