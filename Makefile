@@ -92,7 +92,7 @@ $(PARITY)/.installed: requirements/parity.txt | setup
 	$(PARITY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/parity.txt
 	@touch $@
 
-test-deploy: setup ## every Kubernetes overlay against schemas and against the code, and 75 planted mistakes; needs kubectl
+test-deploy: setup ## every Kubernetes overlay against schemas and against the code, and planted mistakes; needs kubectl
 	@command -v kubectl >/dev/null || { echo "kubectl not found: https://kubernetes.io/docs/tasks/tools; no cluster is needed"; exit 1; }
 	$(PIP) --no-deps -r requirements/deploy.txt
 	$(BIN)/python -m pytest -m deploy tests/deploy

@@ -281,17 +281,4 @@ def metrics(cluster: Cluster) -> Iterator[str]:
                 yield f"{title(item)}: nobody exports {name}"
 
 
-def staleness(cluster: Cluster) -> Iterator[str]:
-    """Rollouts are taken away when mean lag passes three quarters of batch.max_lag."""
-    most = cluster.settings().batch.max_lag
-    for item in cluster.of_kind("PrometheusRule", "ScaledObject"):
-        for _, value in walk(item["spec"]):
-            bounds = (
-                re.findall(r"gspo_broker_lag_mean_versions[^)]*\)\s*>\s*([0-9.]+)", value) if isinstance(value, str) else []
-            )
-            for bound in bounds:
-                if item["metadata"]["name"] in ("rollout", "rollouts-wanted") and float(bound) != 0.75 * most:
-                    yield f"{title(item)}: goes in at a lag of {bound}; batch.max_lag is {most}"
-
-
-CHECKS = (commands, settings, endpoints, directories, keys, ranks, metrics, staleness)
+CHECKS = (commands, settings, endpoints, directories, keys, ranks, metrics)

@@ -435,9 +435,6 @@ MISTAKES = {
         "gspo_rollouts_wanted",
         lambda c: c.objects.remove(c.one("PrometheusRule", "rollouts-wanted")),
     ),
-    "a lag bound for another max_lag": Mistake(
-        "cpu-monitored", "staleness", "batch.max_lag is 4", lambda c: edit_config(c, "max_lag = 2", "max_lag = 4")
-    ),
 }
 
 

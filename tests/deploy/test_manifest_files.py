@@ -1,0 +1,76 @@
+"""What can be said of deploy/k8s without rendering it."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from services.runtime.configuration import load_settings
+from services.runtime.security import KEY_ROLES
+from tests.deploy.cluster import K8S
+from tests.deploy.kustomizations import FILE, files_of, parts, read
+from tests.deploy.program import metric_names
+
+ROOT = K8S.parents[1]
+KEYS = K8S / "components" / "keys"
+DIRECTORIES = sorted(path.parent for path in K8S.rglob(FILE))
+CONFIGS = sorted(K8S.rglob("run.toml"))
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert {"base", "cpu", "single-gpu-node", "qwen3-30b-a3b", "learner-lws"} <= {path.name for path in DIRECTORIES}
+    assert len(CONFIGS) == 3
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.parent.name)
+def test_gspo_check_accepts_every_configuration(path: Path) -> None:
+    settings = load_settings(path, environment={})
+    assert settings.security.metrics_host == "0.0.0.0"
+    assert bool(settings.security.keys) != settings.security.allow_plaintext
+
+
+@pytest.mark.parametrize("directory", DIRECTORIES, ids=lambda path: path.name)
+def test_every_file_is_named_and_every_name_is_a_file(directory: Path) -> None:
+    named = files_of(directory)
+    made_later = {KEYS / "files" / name for role in KEY_ROLES for name in (f"{role}.secret", f"{role}.public")}
+    assert [path for path in sorted(named - made_later) if not path.exists()] == []
+    there = {path for path in directory.iterdir() if path.is_file() and path.name not in (FILE, ".gitignore")}
+    assert there - named == set()
+
+
+def test_every_component_is_offered_by_an_overlay_or_the_docs() -> None:
+    docs = (ROOT / "docs" / "kubernetes.md").read_text()
+    for component in sorted(path.name for path in (K8S / "components").iterdir()):
+        assert f"`{component}`" in docs, component
+
+
+def test_the_secrets_are_the_files_that_gspo_keys_makes() -> None:
+    files = {Path(name).name for generator in read(KEYS)["secretGenerator"] for name in generator["files"]}
+    # The operator's own secret key stays with the operator.
+    assert files == {f"{role}.{kind}" for role in KEY_ROLES for kind in ("secret", "public")} - {"operator.secret"}
+    secrets = [g["files"] for g in read(KEYS)["secretGenerator"] if any(name.endswith(".secret") for name in g["files"])]
+    assert [len(names) for names in secrets] == [1, 1, 1]
+
+
+def test_overlays_set_the_namespace_of_what_their_components_add() -> None:
+    for overlay in (K8S / "overlays").iterdir():
+        assert read(overlay)["namespace"] == read(K8S / "base")["namespace"] == "gspo"
+        assert K8S / "base" in list(parts(overlay))
+
+
+def test_both_autoscalers_ask_the_same_question() -> None:
+    rule = yaml.safe_load((K8S / "components" / "autoscaling-hpa" / "rule.yaml").read_text())
+    scaled = yaml.safe_load((K8S / "components" / "autoscaling-keda" / "scaledobject.yaml").read_text())
+    recorded = rule["spec"]["groups"][0]["rules"][0]["expr"]
+    asked = scaled["spec"]["triggers"][0]["metadata"]["query"].replace('{namespace="gspo"}', "")
+    assert "".join(asked.split()) == "".join(f"max({recorded})".split())
+    hpa = yaml.safe_load((K8S / "components" / "autoscaling-hpa" / "hpa.yaml").read_text())
+    assert hpa["spec"]["behavior"] == scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+
+
+def test_metrics_in_the_docs_are_exported() -> None:
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    named = set(re.findall(r"\bgspo_[a-z0-9_]+", text.replace("gspo_broker_*", "")))
+    assert len(named) >= 5
+    assert named <= metric_names()
