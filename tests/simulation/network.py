@@ -80,7 +80,7 @@ class Direction:
         self._late: deque[_Parcel] = deque()
         self._last_due = 0.0
         self.num_pending = 0
-        self.limit = source.high_water_mark + sink.high_water_mark
+        self.limit = source.option(zmq.SNDHWM) + sink.option(zmq.RCVHWM)
 
     @property
     def has_room(self) -> bool:
@@ -269,7 +269,7 @@ class SimSocket:
             self._send_over(connection.down, rest)
         elif self.connection is not None:
             self._send_over(self.connection.up, [bytes(frame) for frame in frames])
-        elif len(self._unsent) < self.high_water_mark:
+        elif len(self._unsent) < self.option(zmq.SNDHWM):
             self._unsent.append([bytes(frame) for frame in frames])
         else:
             self._network.happened["queue full"] += 1
@@ -291,9 +291,8 @@ class SimSocket:
     def identity(self) -> bytes:
         return bytes(self._options[zmq.IDENTITY])
 
-    @property
-    def high_water_mark(self) -> int:
-        return int(self._options[zmq.SNDHWM])
+    def option(self, option: int) -> int:
+        return int(self._options[option])
 
     @property
     def num_waiting(self) -> int:

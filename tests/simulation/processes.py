@@ -30,7 +30,9 @@ from services.rollout.service import RolloutService
 from services.rollout.sync import WeightSync
 from services.runtime.channel import Incoming, RouterChannel
 from services.runtime.fingerprint import run_fingerprint
+from services.runtime.gate import Gate
 from services.runtime.peer import PeerClient
+from services.runtime.security import Security
 from services.runtime.settings import Settings
 from services.runtime.telemetry import Health
 from tests.simulation.audit import Audit
@@ -86,8 +88,8 @@ class WatchedStore(Store):
 class WatchedRouter(RouterChannel):
     """The broker's end of a channel; the audit hears all that it is told and says."""
 
-    def __init__(self, context: Any, spec: ChannelSpec, endpoint: str, audit: Audit) -> None:
-        super().__init__(context, spec, endpoint)
+    def __init__(self, context: Any, spec: ChannelSpec, endpoint: str, gate: Gate, audit: Audit) -> None:
+        super().__init__(context, spec, endpoint, gate)
         self._audit = audit
 
     async def receive(self) -> Incoming:
@@ -134,6 +136,8 @@ class BrokerProcess:
         store = WatchedStore(
             directory / LEDGER_FILE, fingerprint=fingerprint, run_id="simulated", audit=machinery.audit, disk=machinery.disk
         )
+        metrics = BrokerMetrics(CollectorRegistry())
+        gate = Gate(context, Security.load(settings.security, "broker"), machinery.clock, metrics.gate_counters)
         with store:
             config = ledger_config(settings, tasks, store.run_id, fingerprint)  # type: ignore[arg-type]
             windows: Any = {"rollout": WORK.window, "learner": BATCH.window, "operator": BATCH.window}
@@ -142,12 +146,12 @@ class BrokerProcess:
                 ledger,
                 store,
                 {
-                    WORK: WatchedRouter(context, WORK, settings.broker.work_endpoint, machinery.audit),
-                    BATCH: WatchedRouter(context, BATCH, settings.broker.batch_endpoint, machinery.audit),
+                    WORK: WatchedRouter(context, WORK, settings.broker.work_endpoint, gate, machinery.audit),
+                    BATCH: WatchedRouter(context, BATCH, settings.broker.batch_endpoint, gate, machinery.audit),
                 },
                 tasks,  # type: ignore[arg-type]
                 RecordFile(directory / RECORD_FILE),
-                BrokerMetrics(CollectorRegistry()),
+                metrics,
                 Health(machinery.clock, MAX_QUIET_S),
                 machinery.clock,
                 machinery.clock.now,
