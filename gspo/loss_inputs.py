@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gspo.settings import RatioUnit
-from gspo.units import Units, ratio_units, segment_mean, segment_sum
+from gspo.units import Units, ratio_units, segment_sum
 from gspo.validation import (
     require_finite,
     require_ids,
@@ -29,6 +29,8 @@ class LossInputs:
     mask_T: Tensor
     sequence_ids_T: Tensor
     units: Units
+    counts_S: Tensor
+    """Action tokens in the mask; 0 for an empty sequence."""
     num_tokens_S: Tensor
     """n_i, before any rejection; 0 for an empty sequence."""
     weights_S: Tensor
@@ -39,8 +41,9 @@ class LossInputs:
         return self.num_tokens_S.shape[0]
 
     def mean_S(self, values_T: Tensor) -> Tensor:
-        """Mean over each sequence's action tokens in the mask; 0 for an empty sequence."""
-        return segment_mean(values_T.to(self.logp_T.dtype), self.mask_T, self.sequence_ids_T, self.num_local)
+        """Mean over each sequence's action tokens in the mask of values that are 0 elsewhere; 0 for an empty sequence."""
+        sums_S = segment_sum(values_T.to(self.logp_T.dtype), self.sequence_ids_T, self.num_local)
+        return sums_S / self.counts_S.clamp(min=1)
 
 
 def loss_inputs(
@@ -72,6 +75,7 @@ def loss_inputs(
         mask_T=mask_T,
         sequence_ids_T=ids_T,
         units=ratio_units(ratio_unit, ids_T, turns_T, num_sequences=num_local),
+        counts_S=counts_S,
         num_tokens_S=_tokens_per_sequence(tokens_per_sequence_S, counts_S),
         weights_S=_weights(mismatch_weights_S, counts_S),
     )
