@@ -24,6 +24,9 @@ GSPO for mixture-of-experts language models: SGLang rollouts stream trajectories
   gspo run examples/arithmetic.toml    run everything on this machine, with live progress
   gspo plot runs/arithmetic            draw a run's metrics
   gspo keys keys                       make the keys with which a run may leave this machine
+  gspo doctor runs/arithmetic          say what a run is waiting for
+  gspo stop runs/arithmetic            let it finish the batch under way, save, and end
+  gspo replay runs/arithmetic          train its batches again, and compare the weights bit by bit
   gspo audit runs/arithmetic           prove that every trajectory was trained once, or dropped for a stated reason
 
 On a cluster each process is started by itself: gspo broker CONFIG, gspo rollout CONFIG, gspo learner CONFIG.
@@ -72,6 +75,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     audit.add_argument("directory", type=Path, help="the run's directory")
     audit.add_argument("--json", action="store_true", help="the whole result as JSON")
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what a run is waiting for, and what to do about it",
+        description="Asks the broker and every process's /readyz and /metrics, and reads files where nobody answers. "
+        "Status 0: all is well; 1: something is wrong; 2: no such run.",
+    )
+    doctor.add_argument("run", type=Path, help="the run's directory, or its TOML file")
+    doctor.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    stop = commands.add_parser("stop", help="let a run finish the batch under way, save, and end")
+    stop.add_argument("directory", type=Path, help="the run's directory")
+    stop.add_argument("--reason", default="gspo stop", help="what is recorded (default: %(default)s)")
     keys = commands.add_parser("keys", help="make the keys that let a run's processes know each other")
     keys.add_argument("directory", type=Path, help="where they are written; security.keys is set to it")
     keys.add_argument(
@@ -92,6 +106,14 @@ def _act(arguments: argparse.Namespace) -> int:
 
         print(load_settings(arguments.config, arguments.overrides).model_dump_json(indent=2))
         return 0
+    if arguments.command == "doctor":
+        from services.cli.doctor import doctor_command
+
+        return doctor_command(arguments.run, arguments.overrides)
+    if arguments.command == "stop":
+        from services.cli.stop import stop_command
+
+        return stop_command(arguments.directory, arguments.reason)
     if arguments.command == "keys":
         from services.cli.keys import keys_command
 
