@@ -50,6 +50,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
     health = Health(clock, MAX_QUIET_S)
     registry = CollectorRegistry()
     metrics = BrokerMetrics(registry)
+    metrics.watch_disk(directory)
     fingerprint = run_fingerprint(settings)
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,8 @@
 """Prometheus metrics of the broker. Labels are closed sets."""
 
+import math
+import shutil
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -7,9 +10,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from services.broker.ledger import ALLOWED, Ledger
 from services.broker.status import groups_by_state
 from services.runtime import gate
+from services.runtime.process_metrics import register_process
 
 REFUSAL_REASONS: Final = ("undecodable", "unknown_session", "fatal", "refused")
 LENGTH_BUCKETS: Final = (16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+NOT_SAID: Final = "starting"
+"""Status of a rollout between its Hello and its first heartbeat."""
+SILENT: Final = "silent"
+"""Status of a rollout that was not heard for broker.lease_s: what it held has been taken back."""
+ROLLOUT_STATUSES: Final = ("starting", "verifying", "serving", "draining", "quarantined", SILENT)
 COMMIT_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 
@@ -62,8 +71,19 @@ class BrokerMetrics:
         self.eval_reward = gauge("eval_reward", "Mean reward of the last evaluation on held-out tasks.")
         self.lag_mean = gauge("lag_mean_versions", "Mean lag of the last batch's trajectories.")
         self.lag_max = gauge("lag_max_versions", "Largest lag of an action token of the last batch.")
+        self.max_lag = gauge("max_lag_versions", "Largest lag that may be trained on (batch.max_lag).")
+        self.uniform_groups = gauge("uniform_groups", "Groups of the last batch whose rewards are all equal: no signal.")
+        self.groups_per_batch = gauge("batch_groups", "Groups of a batch (batch.groups_per_batch).")
+        self.wanted = gauge("batches_wanted", "Batches after which the run ends (run.num_batches).")
+        self.last_batch = gauge(
+            "last_batch_timestamp_seconds",
+            "Unix time at which the last batch was reported trained; before the first one, of this broker's start.",
+        )
+        self.rollouts = gauge("rollouts", "Rollouts by status; silent: not heard for a lease.", ("status",))
         self.peers = gauge("peers", "Known sessions, by role.", ("role",))
         self.database_bytes = gauge("database_bytes", "Size of the ledger's database.")
+        self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes of the file system that holds the ledger.")
+        self.disk_bytes = gauge("disk_bytes", "Size of the file system that holds the ledger.")
         self.stopping = gauge("stopping", "1 while the run stops or is finished.")
         for reason in ("stale", "failed"):
             self.dropped.labels(reason)
@@ -71,6 +91,14 @@ class BrokerMetrics:
             self.refused_connections.labels(refusal)
         for role in ALLOWED:
             self.peers.labels(role)
+        for status in ROLLOUT_STATUSES:
+            self.rollouts.labels(status)
+        register_process(registry, "broker")
+
+    def watch_disk(self, directory: Path) -> None:
+        """Measure the file system of ``directory`` at each scrape, also while the ledger waits for it; NaN: it is gone."""
+        self.disk_free_bytes.set_function(lambda: _disk(directory)[0])
+        self.disk_bytes.set_function(lambda: _disk(directory)[1])
 
     @property
     def gate_counters(self) -> gate.GateCounters:
@@ -80,8 +108,8 @@ class BrokerMetrics:
             connections=lambda outcome: self.connections.labels(outcome).inc(),
         )
 
-    def observe(self, ledger: Ledger, queue_messages: int, queue_bytes: int) -> None:
-        """Copy what the ledger says now."""
+    def observe(self, ledger: Ledger, queue_messages: int, queue_bytes: int, now: float) -> None:
+        """Copy what the ledger says at ``now``, on the clock that it hears of."""
         state = ledger.state
         self.queue.set(queue_messages)
         self.queue_bytes.set(queue_bytes)
@@ -97,12 +125,31 @@ class BrokerMetrics:
         self.version.set(state.batches.newest_version)
         for role in ALLOWED:
             self.peers.labels(role).set(len(ledger.peers.of_role(role)))
+        statuses = [
+            (peer.status or NOT_SAID) if now - peer.last_seen <= state.config.lease_s else SILENT
+            for peer in ledger.peers.of_role("rollout")
+        ]
+        for status in ROLLOUT_STATUSES:
+            self.rollouts.labels(status).set(statuses.count(status))
+        self.max_lag.set(state.config.max_lag)
+        self.groups_per_batch.set(state.config.groups_per_batch)
+        self.wanted.set(state.config.num_batches)
         self.stopping.set(int(bool(state.stop_reason) or state.finished))
         last = state.batches.last
         if last is not None:
             self.train_reward.set(last.stats.mean_reward)
             self.lag_mean.set(last.stats.mean_lag)
             self.lag_max.set(last.stats.max_lag)
+            self.uniform_groups.set(last.stats.num_uniform_groups)
         evaluated = state.evaluations.last_done
         if evaluated is not None and evaluated.reward is not None:
             self.eval_reward.set(evaluated.reward)
+
+
+def _disk(directory: Path) -> tuple[float, float]:
+    """Free bytes and size of the file system of ``directory``."""
+    try:
+        usage = shutil.disk_usage(directory)
+    except OSError:
+        return math.nan, math.nan
+    return usage.free, usage.total

@@ -112,6 +112,7 @@ class Broker:
         self._refusals = OccasionalLog(log, clock)
         # The store has one connection, used by this one thread.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        metrics.last_batch.set(wall_s())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set. What is decided by then is committed and answered."""
@@ -199,7 +200,7 @@ class Broker:
         if now - self._last_tick >= TICK_S:
             self._last_tick = now
             self._sort(self._ledger.on_tick(now), {}, changes, effects)
-            self._metrics.observe(self._ledger, self._arrivals.qsize(), self._queued_bytes)
+            self._metrics.observe(self._ledger, self._arrivals.qsize(), self._queued_bytes, now)
         return effects
 
     def _handle(self, arrival: Arrival, received: Received, now: float, effects: list[Action]) -> list[Action]:
@@ -265,12 +266,14 @@ class Broker:
                 case Record(line=line):
                     changes.lines.append({**line, "time": self._wall_s(), "time_s": self._clock.now() - self._started})
                     self._record_is_behind = True
-                    self._count_dropped(line)
+                    self._count_line(line)
                 case _:
                     effects.append(action)
 
-    def _count_dropped(self, line: dict[str, Any]) -> None:
-        if line["event"] == "dropped":
+    def _count_line(self, line: dict[str, Any]) -> None:
+        if line["event"] == "batch":
+            self._metrics.last_batch.set(self._wall_s())
+        elif line["event"] == "dropped":
             self._metrics.dropped.labels(line["reason"]).inc()
             for num_tokens in line["num_tokens"]:
                 self._metrics.trajectory_tokens.labels(line["reason"]).observe(num_tokens)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.runtime.gate import REFUSAL_REASONS, GateCounters
+from services.runtime.process_metrics import register_process
 
 
 class LearnerMetrics:
@@ -53,14 +54,17 @@ class LearnerMetrics:
             ["outcome"],
             registry=registry,
         )
+        self.messages_refused.labels(channel="weights")
         for reason in REFUSAL_REASONS:
             self.refused_connections.labels(reason=reason)
         self.diagnostics = Gauge(
             "gspo_learner_diagnostic",
-            "Diagnostics of the last batch: reward, clip fractions, ratio quantiles, mismatch, entropy, by lag bucket",
-            ["name", "lag"],
+            "Diagnostics of the last batch (docs/gspo.md), by bucket: lag, or sign of the advantage; only what it measured",
+            ["name", "bucket"],
             registry=registry,
         )
+        self._diagnosed: set[tuple[str, str]] = set()
+        register_process(registry, "learner")
 
     @property
     def gate_counters(self) -> GateCounters:
@@ -71,7 +75,12 @@ class LearnerMetrics:
         )
 
     def set_diagnostics(self, metrics: Mapping[str, float]) -> None:
-        """Export a batch's metrics: "clip_fraction/lag_1" becomes name="clip_fraction", lag="lag_1"."""
+        """Export a batch's metrics instead of the former's: clip_fraction/lag_1 is name="clip_fraction", bucket="lag_1"."""
+        measured: set[tuple[str, str]] = set()
         for key, value in metrics.items():
             name, _, bucket = key.partition("/")
-            self.diagnostics.labels(name=name, lag=bucket).set(value)
+            self.diagnostics.labels(name=name, bucket=bucket).set(value)
+            measured.add((name, bucket))
+        for name, bucket in self._diagnosed - measured:
+            self.diagnostics.remove(name, bucket)
+        self._diagnosed = measured

@@ -1,6 +1,16 @@
 """Prometheus metrics of a rollout. Declared once; the registry is passed in."""
 
+from typing import Final, get_args
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from services.environments.reward_pool import FailureReason
+from services.runtime.process_metrics import register_process
+
+STATUSES: Final = ("starting", "verifying", "serving", "draining", "quarantined")
+OUTCOMES: Final = ("done", "length", "failed", "engine_error", "lease_ended", "handed_back")
+UPDATES: Final = ("loaded", "failed", "not_fetched")
+KINDS: Final = ("action", "observation")
 
 
 class RolloutMetrics:
@@ -8,6 +18,9 @@ class RolloutMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.episodes_running = Gauge("gspo_rollout_episodes_running", "Episodes in flight", registry=registry)
+        self.episodes_limit = Gauge(
+            "gspo_rollout_episodes_limit", "Most episodes in flight (rollout.max_running)", registry=registry
+        )
         self.episodes = Counter(
             "gspo_rollout_episodes_total", "Episodes that ended here, by how", ["outcome"], registry=registry
         )
@@ -45,3 +58,15 @@ class RolloutMetrics:
             "gspo_rollout_reward_failures_total", "Rewards that could not be computed", ["failure"], registry=registry
         )
         self.status = Gauge("gspo_rollout_status", "1 for the status that the rollout is in", ["status"], registry=registry)
+        # A counter that is not there until it counts looks to rate() and increase() as if its first event never was.
+        for outcome in OUTCOMES:
+            self.episodes.labels(outcome=outcome)
+        for outcome in UPDATES:
+            self.weight_updates.labels(outcome=outcome)
+        for kind in KINDS:
+            self.tokens.labels(kind=kind)
+        for failure in get_args(FailureReason):
+            self.reward_failures.labels(failure=failure)
+        for status in STATUSES:
+            self.status.labels(status=status)
+        register_process(registry, "rollout")

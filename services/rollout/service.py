@@ -21,7 +21,7 @@ from protocol.messages import (
 )
 from services.rollout.agent import Agent, EpisodeFailed
 from services.rollout.engine import EngineError
-from services.rollout.metrics import RolloutMetrics
+from services.rollout.metrics import STATUSES, RolloutMetrics
 from services.rollout.sync import WeightSync
 from services.rollout.trajectory import Trajectory
 from services.runtime.clock import Clock
@@ -38,7 +38,6 @@ ENGINE_FAILURES_ALLOWED: Final = 3
 ENGINE_PAUSE_S: Final = 1.0
 BROKER_SILENT_S: Final = 5.0
 """The broker answers every heartbeat: when it has said nothing for so long, it is away."""
-STATUSES: Final = ("starting", "verifying", "serving", "draining", "quarantined")
 Status = Literal["starting", "verifying", "serving", "draining", "quarantined"]
 
 
@@ -91,6 +90,7 @@ class RolloutService:
         self._draining = False
         self._engine_failures = 0
         self._broker_stopping = asyncio.Event()
+        metrics.episodes_limit.set(settings.max_running)
         sync.on_change(self._wake.set)
 
     async def run(self, stop: asyncio.Event) -> None:

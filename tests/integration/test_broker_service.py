@@ -19,6 +19,7 @@ from services.broker.store import Store
 from services.runtime.channel import DealerChannel
 from tests.support.broker_peers import PROMPT_TOKENS, ScriptedLearner, ScriptedRollout, logprobs_of, tokens_of
 from tests.support.broker_process import BrokerDidNotStart, BrokerProcess, broker_process, eventually, scraped
+from tests.support.keys import counted
 
 RUN_TIMEOUT_S = 120.0
 
@@ -55,6 +56,10 @@ def hello(role: str = "rollout", version: int = PROTOCOL_VERSION) -> Hello:
     return Hello(protocol_version=version, role=role, peer="stranger", session="s")  # type: ignore[arg-type]
 
 
+async def last_batch_at(broker: BrokerProcess) -> float:
+    return counted((await broker.http("/metrics"))[1], "gspo_broker_last_batch_timestamp_seconds")
+
+
 def rows_of_batches(broker: BrokerProcess, num_batches: int) -> list[list[TrajectoryRow]]:
     """Every batch on disk, its tokens checked against what the scripted rollouts generate."""
     found = []
@@ -74,12 +79,15 @@ async def test_a_run_end_to_end(tmp_path: Path, context: zmq.asyncio.Context) ->
     async with broker_process(tmp_path, evaluation={"every_batches": 2, "num_tasks": 3}) as broker:
         rollouts = [ScriptedRollout(context, broker.work_endpoint, f"r{index}", "s") for index in range(2)]
         learner = ScriptedLearner(context, broker.batch_endpoint, "s")
+        started_at = await last_batch_at(broker)
         async with asyncio.timeout(RUN_TIMEOUT_S), asyncio.TaskGroup() as tasks:
             for rollout in rollouts:
                 tasks.create_task(rollout.run())
             tasks.create_task(learner.run())
         assert learner.end is not None
         assert learner.end.reason == "all 4 batches are trained"
+        assert await last_batch_at(broker) == pytest.approx(broker.record()[-1]["time"], abs=30)
+        assert await last_batch_at(broker) > started_at
         assert [batch.index for batch, _ in learner.batches] == [0, 1, 2, 3]
         for batch, tokens in learner.batches:
             assert tokens == [token for item in batch.items for token in tokens_of(item.trajectory_id, item.num_tokens)]

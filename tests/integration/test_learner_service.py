@@ -216,7 +216,7 @@ async def test_the_scale_of_an_adaptive_clip_goes_on_after_a_restart(tmp_path: P
         await again.take(Published)
         # More than twice the target was clipped, so that it took a full step.
         assert await scale_of_batch(again, 1, 3) == pytest.approx(math.exp(0.2))
-    gauge = again.registry.get_sample_value("gspo_learner_diagnostic", {"name": "clip_scale", "lag": ""})
+    gauge = again.registry.get_sample_value("gspo_learner_diagnostic", {"name": "clip_scale", "bucket": ""})
     assert gauge == pytest.approx(math.exp(0.2))
 
 

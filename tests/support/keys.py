@@ -26,5 +26,6 @@ def secrets_in(directory: Path) -> list[str]:
 def counted(metrics: str, name: str, **labels: str) -> float:
     """A sample of the Prometheus text; 0 when it is not there."""
     inside = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
-    found = re.search(rf"^{re.escape(name)}\{{{re.escape(inside)}\}} (\S+)$", metrics, re.MULTILINE)
+    sample = f"{name}{{{inside}}}" if labels else name
+    found = re.search(rf"^{re.escape(sample)} (\S+)$", metrics, re.MULTILINE)
     return 0.0 if found is None else float(found[1])

@@ -1,0 +1,21 @@
+"""What every process says of itself, whatever its part in the run: its build, memory, CPU and files."""
+
+import platform
+from importlib.metadata import version
+from typing import Final, Literal
+
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+
+DISTRIBUTION: Final = "gspo"
+
+
+def register_process(registry: CollectorRegistry, component: Literal["broker", "rollout", "learner"]) -> None:
+    """Add ``gspo_build_info`` and the ``process_*`` metrics of this process to ``registry``."""
+    ProcessCollector(registry=registry)
+    info = Gauge(
+        "gspo_build_info",
+        "1, with the part that this process plays and the release that it runs.",
+        ["component", "version", "python"],
+        registry=registry,
+    )
+    info.labels(component=component, version=version(DISTRIBUTION), python=platform.python_version()).set(1)
