@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class EngineServer:
         self._options = options
         self._process: asyncio.subprocess.Process | None = None
         self._port = options.port
+        self._metrics_files: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def url(self) -> str:
@@ -93,11 +95,14 @@ class EngineServer:
             log_file = self._options.log_path.open("ab")
         except OSError as error:
             raise ServerError(f"{self._options.log_path}: the server's log cannot be written: {error.strerror}") from error
+        # Its processes share their metrics through files. Killed, it would leave a directory of its own choice behind.
+        self._metrics_files = tempfile.TemporaryDirectory(prefix="gspo-sglang-metrics-", ignore_cleanup_errors=True)
+        environment = server_environment(os.environ, cuda=cuda) | {"PROMETHEUS_MULTIPROC_DIR": self._metrics_files.name}
         with log_file as output:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *command,
                 stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=asyncio.subprocess.STDOUT,
-                env=server_environment(os.environ, cuda=cuda), start_new_session=True,
+                env=environment, start_new_session=True,
             )  # fmt: skip
         log.info("engine_server_started", pid=self.pid, url=self.url, cuda=cuda, log=str(self._options.log_path))
         try:
@@ -138,6 +143,8 @@ class EngineServer:
             if member.is_running():
                 _kill(member)
         await process.wait()
+        if self._metrics_files is not None:
+            self._metrics_files.cleanup()
 
     def log_tail(self) -> str:
         """The last lines of the server's log, without the noise that every exit adds."""
@@ -202,6 +209,7 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
         # Token ids in, token ids out: nothing is detokenised, and pieces hold new tokens only.
         "--skip-tokenizer-init",
         "--incremental-streaming-output",
+        "--enable-metrics",
     ]  # fmt: skip
     if not cuda:
         # Sampling seeds are honoured in deterministic mode only. It is free here; on CUDA it costs throughput: ask for it

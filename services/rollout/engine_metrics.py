@@ -1,0 +1,65 @@
+"""SGLang's own metrics as part of the rollout's: its port is on loopback, and any free one, where no scrape finds it."""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import httpx
+import structlog
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+log = structlog.get_logger()
+
+TIMEOUT_S: Final = 3.0
+"""Less than a scrape's: a server that does not answer must not take the rollout's own metrics with it."""
+
+ENGINE_METRICS: Final = frozenset(
+    {
+        "sglang:cache_hit_rate",
+        "sglang:e2e_request_latency_seconds",
+        "sglang:gen_throughput",
+        "sglang:generation_tokens",
+        "sglang:max_total_num_tokens",
+        "sglang:num_queue_reqs",
+        "sglang:num_requests",
+        "sglang:num_retracted_reqs",
+        "sglang:num_running_reqs",
+        "sglang:prompt_tokens",
+        "sglang:time_to_first_token_seconds",
+        "sglang:token_usage",
+    }
+)
+"""Families that are passed on, under SGLang's names; its some hundred others are left out."""
+
+
+class EngineMetrics(Collector):
+    """Asks the server at ``url`` at every scrape. Register it where the rollout's metrics are."""
+
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._url = f"{url}/metrics"
+        self._timeout_s = timeout_s
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing, so that registering asks nobody."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        families = self._fetch()
+        up = GaugeMetricFamily(
+            "gspo_rollout_engine_metrics_up", "1 while SGLang answers /metrics (--enable-metrics), asked at each scrape"
+        )
+        up.add_metric([], 0 if families is None else 1)
+        yield up
+        yield from families or ()
+
+    def _fetch(self) -> list[Metric] | None:
+        """None: there is no answer that can be read."""
+        try:
+            answer = httpx.get(self._url, timeout=self._timeout_s, trust_env=False, follow_redirects=True)
+            answer.raise_for_status()
+            return [family for family in text_string_to_metric_families(answer.text) if family.name in ENGINE_METRICS]
+        except (httpx.HTTPError, ValueError) as error:
+            log.debug("engine_metrics_missing", url=self._url, error=str(error) or type(error).__name__)
+            return None
