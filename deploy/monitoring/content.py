@@ -1,0 +1,214 @@
+"""The four dashboards: the run at a glance, what it learns, the fleet, the broker."""
+
+from typing import Final
+
+from deploy.monitoring.panels import Dashboard, Panel, Query, Row, diagnostic, latest, mean, quantile, rate, total
+
+LAGS: Final = "lag_.*"
+SIGNS: Final = "advantage_.*"
+OURS: Final = 'component=~"broker|learner|rollout"'
+"""Other programs of the namespace export process_* as well."""
+
+REWARD = Panel(
+    "Reward", "short", "Mean reward of the last batch, and of the last evaluation on held-out tasks.",
+    (
+        Query(latest("gspo_broker_train_reward"), "training"),
+        Query(latest("gspo_broker_eval_reward"), "held out"),
+    ),
+)  # fmt: skip
+LAG = Panel(
+    "Lag of the last batch", "versions", "In policy versions. No token above the bound is trained on.",
+    (
+        Query(latest("gspo_broker_lag_mean_versions"), "mean"),
+        Query(latest("gspo_broker_lag_max_versions"), "largest"),
+        Query(latest("gspo_broker_max_lag_versions"), "batch.max_lag"),
+    ),
+)  # fmt: skip
+CLIP = Panel(
+    "Clip fraction", "percentunit", "Share of tokens whose gradient the clip removed; the paper has 15 %.",
+    (
+        Query(diagnostic("clip_fraction", "all"), "all"),
+        Query(diagnostic("clip_fraction", SIGNS), "{{bucket}}"),
+    ),
+)  # fmt: skip
+THROUGHPUT = Panel(
+    "Throughput", "tokens/s", "Tokens that the engines generate, and that the learner trains on (prompts included).",
+    (
+        Query(rate("gspo_rollout_tokens_total", 'kind="action"'), "generated"),
+        Query(rate("gspo_learner_tokens_total"), "trained on"),
+    ),
+)  # fmt: skip
+WAITING = Panel(
+    "What the learner does", "percentunit", "Of its time. Much waiting: too few rollouts. None, and lag rises: too many.",
+    (
+        Query(rate("gspo_learner_wait_seconds_total"), "waits for batches"),
+        Query(rate("gspo_learner_batch_seconds_sum"), "trains"),
+        Query(rate("gspo_learner_publish_seconds_sum"), "publishes"),
+        Query(rate("gspo_learner_checkpoint_seconds_sum"), "saves"),
+    ),
+    top=1.0,
+)  # fmt: skip
+BATCHES = Panel(
+    "Batches", "short", "Trained, covered by a checkpoint, and wanted.",
+    (
+        Query(latest("gspo_broker_batches_trained"), "trained"),
+        Query(latest("gspo_broker_batches_settled"), "in a checkpoint"),
+        Query(latest("gspo_broker_batches_wanted"), "wanted"),
+    ),
+)  # fmt: skip
+SERVING = Panel(
+    "Rollouts", "short", "As the broker knows them; silent: not heard for broker.lease_s.",
+    (Query(latest("gspo_broker_rollouts", by="status"), "{{status}}"),),
+)  # fmt: skip
+ALERTS = Panel(
+    "Alerts that fire", "short", "What they mean and what to do: docs/monitoring.md.",
+    (Query('count by (alertname) (ALERTS{alertstate="firing",alertname=~"Gspo.*"})', "{{alertname}}"),),
+)  # fmt: skip
+
+OVERVIEW = Dashboard(
+    "gspo-overview", "GSPO: overview", "Does it learn, how stale, how fast, and who waits for whom.",
+    (
+        Row("Learning", (REWARD, LAG, CLIP)),
+        Row("Speed", (THROUGHPUT, WAITING, BATCHES)),
+        Row("State", (SERVING, ALERTS)),
+    ),
+)  # fmt: skip
+
+LEARNING = Dashboard(
+    "gspo-learning", "GSPO: learning", "The diagnostics of docs/gspo.md, by lag and by sign of the advantage.",
+    (
+        Row("Reward", (
+            REWARD,
+            Panel("Groups without signal", "percentunit", "All rewards of the group are equal, so its advantage is 0.",
+                  (Query(latest("namespace:gspo_zero_signal_groups:ratio"), "of the last batch"),), top=1.0),
+            Panel("Entropy", "nats", "Of the learner's distribution at action tokens.",
+                  (Query(diagnostic("entropy", "all"), "all"), Query(diagnostic("entropy", SIGNS), "{{bucket}}"))),
+        )),
+        Row("Clip", (
+            Panel("Clip fraction by lag", "percentunit", "The band widens with the lag (objective.band_growth).",
+                  (Query(diagnostic("clip_fraction", LAGS), "{{bucket}}"),)),
+            Panel("Clip fraction by sign", "percentunit", "Only the upper bound clips positive advantages.",
+                  (Query(diagnostic("clip_fraction_high", "advantage_positive"), "upper bound"),
+                   Query(diagnostic("clip_fraction_low", "advantage_negative"), "lower bound"))),
+            Panel("Sequence ratio", "short", "exp of the mean log-ratio: 1 is the policy that the ratio is taken against.",
+                  tuple(Query(diagnostic(name, "all"), name) for name in ("ratio_p01", "ratio_p50", "ratio_p99"))),
+            Panel("Scale of the band", "short", "objective.adaptive_clip_target moves it; 1 without.",
+                  (Query(diagnostic("clip_scale"), "clip_scale"),)),
+        )),
+        Row("Staleness and mismatch", (
+            Panel("Sequences by lag", "short", "Of the last batch.", (Query(diagnostic("sequences", LAGS), "{{bucket}}"),)),
+            Panel("Mismatch KL", "nats", "KL(engine || learner) per token. lag_0 is engine against learner, same weights.",
+                  (Query(diagnostic("mismatch_kl", LAGS), "{{bucket}}"),)),
+            Panel("Mismatch sigma", "nats", "Deviation of log-probs on tokens of the current version; widens the band.",
+                  (Query(diagnostic("mismatch_sigma"), "sigma"),)),
+            Panel("Rejected sequences", "short", "Their mismatch weight is 0.",
+                  (Query(diagnostic("rejected_sequences", "all"), "rejected"),)),
+            Panel("Effective sample size", "percentunit", "1: all sequences count alike.",
+                  (Query(diagnostic("effective_sample_size", "all"), "all"),), top=1.0),
+        )),
+        Row("Optimizer and experts", (
+            Panel("Gradient norm", "short", "Before clipping: mean and largest of the batch's steps.",
+                  (Query(diagnostic("grad_norm"), "mean"), Query(diagnostic("grad_norm_max"), "largest"))),
+            Panel("Loss", "short", "Near 0 on policy; not a measure of progress.", (Query(diagnostic("loss"), "loss"),)),
+            Panel("Expert load", "short", "Largest over mean; 1 is even.",
+                  (Query(diagnostic("expert_load_max_over_mean"), "max / mean"),)),
+            Panel("Experts changed", "percentunit", "Of the choices at the batch's start, in its later mini-batches.",
+                  (Query(diagnostic("experts_changed", "all"), "all"),)),
+        )),
+    ),
+)  # fmt: skip
+
+FLEET = Dashboard(
+    "gspo-fleet", "GSPO: fleet", "Every rollout and its SGLang server.",
+    (
+        Row("Work", (
+            Panel("Generated tokens", "tokens/s", "By rollout.",
+                  (Query(rate("gspo_rollout_tokens_total", 'kind="action"', "pod"), "{{pod}}"),)),
+            Panel("Episodes in flight", "short", "Below the limit: there are no leases to give, or it does not serve.",
+                  (Query(latest("gspo_rollout_episodes_running", by="pod"), "{{pod}}"),
+                   Query(latest("gspo_rollout_episodes_limit"), "rollout.max_running"))),
+            Panel("Episodes that ended", "/s", "By how.",
+                  (Query(rate("gspo_rollout_episodes_total", by="outcome"), "{{outcome}}"),)),
+            Panel("Length of an episode", "s", "From the lease to its end here.",
+                  (Query(quantile(0.5, "gspo_rollout_episode_seconds"), "median"),
+                   Query(quantile(0.95, "gspo_rollout_episode_seconds"), "95 %"))),
+            Panel("Rewards that failed", "/s", "By reason.",
+                  (Query(rate("gspo_rollout_reward_failures_total", by="failure"), "{{failure}}"),)),
+        )),
+        Row("Weights", (
+            Panel("Policy version", "versions", "Published, and served by each rollout.",
+                  (Query(latest("gspo_broker_policy_version"), "published"),
+                   Query(latest("gspo_rollout_policy_version", by="pod"), "{{pod}}"))),
+            Panel("Weight updates", "/s", "By outcome; failed: the engine did not hold what was sent.",
+                  (Query(rate("gspo_rollout_weight_updates_total", by="outcome"), "{{outcome}}"),)),
+            Panel("Time of an update", "s", "Mean time to fetch a version, and that generation stands still for it.",
+                  (Query(mean("gspo_rollout_weight_fetch_seconds"), "fetch"),
+                   Query(mean("gspo_rollout_generation_pause_seconds"), "pause"))),
+            Panel("Bytes of weights", "bytes", "A second, as the learner sends and the rollouts get them.",
+                  (Query(rate("gspo_learner_weight_bytes_sent_total"), "sent"),
+                   Query(rate("gspo_rollout_weight_bytes_total"), "fetched"))),
+        )),
+        Row("SGLang", (
+            Panel("Requests", "short", "In the running batch, and waiting for room in it.",
+                  (Query(total("sglang:num_running_reqs"), "running"),
+                   Query(total("sglang:num_queue_reqs"), "queued"),
+                   Query(total("sglang:num_retracted_reqs"), "retracted"))),
+            Panel("KV cache in use", "percentunit", "By rollout. Full: requests are retracted.",
+                  (Query(latest("sglang:token_usage", by="pod"), "{{pod}}"),), top=1.0),
+            Panel("Generation throughput", "tokens/s", "As SGLang says, by rollout.",
+                  (Query(latest("sglang:gen_throughput", by="pod"), "{{pod}}"),)),
+            Panel("Time to the first token", "s", "Queue and prefill.",
+                  (Query(quantile(0.5, "sglang:time_to_first_token_seconds"), "median"),
+                   Query(quantile(0.95, "sglang:time_to_first_token_seconds"), "95 %"))),
+            Panel("Prefix cache hits", "percentunit", "By rollout.",
+                  (Query(latest("sglang:cache_hit_rate", by="pod"), "{{pod}}"),), top=1.0),
+            Panel("Metrics of SGLang", "short", "1: they are answered.",
+                  (Query(latest("gspo_rollout_engine_metrics_up", by="pod"), "{{pod}}"),), top=1.0),
+        )),
+    ),
+)  # fmt: skip
+
+BROKER = Dashboard(
+    "gspo-broker", "GSPO: broker", "Queues, leases, groups, the ledger's disk, and who is refused.",
+    (
+        Row("Work", (
+            Panel("Groups", "short", "Open, complete, and as many as may be admitted.",
+                  (Query(latest("gspo_broker_groups", 'state=~"open|complete"', "state"), "{{state}}"),
+                   Query(latest("gspo_broker_admission_limit_groups"), "limit"))),
+            Panel("Trajectories", "short", "Leased, and free to be leased.",
+                  (Query(latest("gspo_broker_leases"), "leased"), Query(latest("gspo_broker_free_trajectories"), "free"))),
+            Panel("Dropped groups", "short", "Since the broker began, by reason.",
+                  (Query(latest("gspo_broker_dropped_groups_total", by="reason"), "{{reason}}"),)),
+            Panel("Length of trajectories", "short", "Median tokens, of finished ones and of those in dropped groups.",
+                  (Query(quantile(0.5, "gspo_broker_trajectory_tokens", by="outcome"), "{{outcome}}"),)),
+        )),
+        Row("Messages", (
+            Panel("Messages", "/s", "By type.", (Query(rate("gspo_broker_messages_total", by="type"), "{{type}}"),)),
+            Panel("Waiting messages", "short", "Received and not yet handled; 1024 stop the reading.",
+                  (Query(latest("gspo_broker_queue_messages"), "messages"),)),
+            Panel("Stored tokens", "tokens/s", "Observations included.",
+                  (Query(rate("gspo_broker_tokens_total"), "stored"),)),
+            Panel("Refused messages", "/s", "By reason.",
+                  (Query(rate("gspo_broker_refused_total", by="reason"), "{{reason}}"),)),
+            Panel("Refused connections", "/s", "By reason, at the broker and at the learner's weight server.",
+                  (Query(rate("gspo_broker_refused_connections_total", by="reason"), "broker: {{reason}}"),
+                   Query(rate("gspo_learner_refused_connections_total", by="reason"), "learner: {{reason}}"))),
+        )),
+        Row("Ledger and processes", (
+            Panel("Time of a commit", "s", "Every acknowledgement waits for one.",
+                  (Query(quantile(0.5, "gspo_broker_commit_seconds"), "median"),
+                   Query(quantile(0.99, "gspo_broker_commit_seconds"), "99 %"))),
+            Panel("Commits that failed", "/s", "Nothing is acknowledged meanwhile.",
+                  (Query(rate("gspo_broker_commit_failures_total"), "failed"),)),
+            Panel("Disk", "bytes", "Free, and used by the ledger.",
+                  (Query(latest("gspo_broker_disk_free_bytes"), "free"),
+                   Query(latest("gspo_broker_database_bytes"), "ledger"))),
+            Panel("Memory", "bytes", "Resident, by process (SGLang's own processes are not in it).",
+                  (Query(latest("process_resident_memory_bytes", OURS, "pod"), "{{pod}}"),)),
+            Panel("CPU", "short", "Cores, by process.",
+                  (Query(rate("process_cpu_seconds_total", OURS, "pod"), "{{pod}}"),)),
+        )),
+    ),
+)  # fmt: skip
+
+DASHBOARDS: Final = (OVERVIEW, LEARNING, FLEET, BROKER)
