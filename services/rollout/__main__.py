@@ -2,12 +2,10 @@
 
 import asyncio
 import sys
-import tempfile
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import structlog
@@ -24,6 +22,7 @@ from services.rollout.server import EngineServer, ServerError, ServerOptions
 from services.rollout.service import RolloutService
 from services.rollout.sync import WeightSync
 from services.rollout.tokens import ChatTokenizer, TokenizerError
+from services.rollout.weights_directory import weights_directory
 from services.runtime.arguments import ProcessArguments, parse_process_arguments
 from services.runtime.clock import MonotonicClock
 from services.runtime.configuration import ConfigurationError
@@ -99,11 +98,11 @@ async def _work(arguments: ProcessArguments, stop: asyncio.Event, started: async
                 security=security,
             )  # fmt: skip
             stack.callback(broker.close)
-            directory = stack.enter_context(_weights_directory(settings))
+            directory = stack.enter_context(weights_directory(settings, arguments.name))
             sync = WeightSync(
                 context=context,
                 engine=engine,
-                work_directory=Path(directory),
+                work_directory=directory,
                 pause_mode=settings.rollout.pause_mode,
                 peer=arguments.name,
                 session=session,
@@ -137,16 +136,6 @@ async def _work(arguments: ProcessArguments, stop: asyncio.Event, started: async
         raise ServiceError(str(error)) from error
     finally:
         context.destroy(linger=1000)
-
-
-def _weights_directory(settings: Settings) -> "tempfile.TemporaryDirectory[str]":
-    parent = settings.rollout.weights_directory
-    if not parent.is_dir():
-        raise ConfigurationError(
-            f"rollout.weights_directory is {parent}: no such directory. Fetched weights are written there for SGLang to "
-            "load; a memory file system such as /dev/shm is best"
-        )
-    return tempfile.TemporaryDirectory(prefix="gspo-weights-", dir=parent)
 
 
 @asynccontextmanager
