@@ -111,6 +111,8 @@ class Watcher:
             conversation = tasks.create_task(self._client.run(), name="operator")
             while not await until_stopped(stop, REFRESH_S):
                 status = await self._status()
+                if status is not None and (status["stopping"] or status["finished"]):
+                    self._supervisor.run_is_over()
                 display.show(status, self._supervisor.children, self._clock.now() - begin)
                 if status is not None and status["finished"]:
                     self.error = status["error"]

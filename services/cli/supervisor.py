@@ -22,6 +22,7 @@ log = structlog.get_logger()
 MAX_RESTARTS: Final = 5
 RESTART_WINDOW_S: Final = 300.0
 BACKOFF_S: Final = 1.0
+OVER_WAIT_S: Final = 5.0
 TAIL_LINES: Final = 15
 FINAL_EVENTS: Final = ("cannot_start", "stopped_by_error")
 
@@ -30,7 +31,8 @@ FINAL_EVENTS: Final = ("cannot_start", "stopped_by_error")
 class ProcessSpec:
     """One process: `python -m module *arguments`. ``stop_order``: processes of a lower number are stopped first.
 
-    ``ends_by_itself``: status 0 means that it is done; otherwise that somebody stopped it, and it is started again.
+    ``ends_by_itself``: with status 0 when the run is over. Before that somebody stopped it, and it is started again, as any
+    other process is.
     """
 
     name: str
@@ -66,14 +68,24 @@ class Supervisor:
     """
 
     def __init__(
-        self, specs: Sequence[ProcessSpec], log_directory: Path, clock: Clock, *, backoff_s: float = BACKOFF_S
+        self,
+        specs: Sequence[ProcessSpec],
+        log_directory: Path,
+        clock: Clock,
+        *,
+        backoff_s: float = BACKOFF_S,
+        over_wait_s: float = OVER_WAIT_S,
     ) -> None:
-        """``backoff_s``: the n-th restart within the window waits n times as long."""
+        """``backoff_s``: the n-th restart within the window waits n times as long. ``over_wait_s``: how long it may take
+        after a process's end until ``run_is_over`` is called.
+        """
+        self._over_wait_s = over_wait_s
         log_directory.mkdir(parents=True, exist_ok=True)
         self.children = [Child(spec=spec, log_path=log_directory / f"{spec.name}.log") for spec in specs]
         self._clock = clock
         self._backoff_s = backoff_s
         self._stopping = asyncio.Event()
+        self._over = asyncio.Event()
 
     async def run(self) -> None:
         """Keep all of them running until ``stop``. Raises: ServiceError with the log's tail when one cannot run."""
@@ -85,6 +97,10 @@ class Supervisor:
     def all_ended(self) -> bool:
         """Nothing runs and nothing will be started again."""
         return all(child.state == "finished" for child in self.children)
+
+    def run_is_over(self) -> None:
+        """The broker says so: processes that end by themselves now are done."""
+        self._over.set()
 
     async def stop(self) -> None:
         """SIGTERM in stop order, SIGKILL after each grace period; returns when all are gone."""
@@ -98,8 +114,10 @@ class Supervisor:
             status = await self._run_once(child)
             if self._stopping.is_set():
                 return
-            if status == 0 and child.spec.ends_by_itself:
+            if status == 0 and child.spec.ends_by_itself and await self._is_over():
                 child.state = "finished"
+                return
+            if self._stopping.is_set():
                 return
             if status == EXIT_CONFIGURATION:
                 raise ServiceError(f"{child.spec.name} cannot start: {last_error(child.log_path)}")
@@ -116,6 +134,10 @@ class Supervisor:
             child.state = f"restarting after status {status}"
             log.warning("process_ended", process=child.spec.name, status=status, restarts=child.num_restarts)
             await until_stopped(self._stopping, self._backoff_s * len(child.restarts))
+
+    async def _is_over(self) -> bool:
+        """Whoever watches the broker hears of the run's end a moment later than a rollout may."""
+        return await until_stopped(self._over, self._over_wait_s)
 
     async def _run_once(self, child: Child) -> int:
         spec = child.spec

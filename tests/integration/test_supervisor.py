@@ -6,7 +6,7 @@ import dataclasses
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -68,7 +68,7 @@ async def supervised(
     pipe: Pipe, specs: Sequence[ProcessSpec], clock: VirtualClock | None = None
 ) -> AsyncIterator[Supervisor]:
     """Runs until the block ends, then stops everything."""
-    supervisor = Supervisor(specs, pipe.path.parent / "logs", clock or VirtualClock(), backoff_s=0.001)
+    supervisor = Supervisor(specs, pipe.path.parent / "logs", clock or VirtualClock(), backoff_s=0.001, over_wait_s=0.01)
     async with asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(supervisor.run())
         try:
@@ -76,6 +76,11 @@ async def supervised(
         finally:
             await supervisor.stop()
         await keeping
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the end of a process sets no Event
+        await asyncio.sleep(0.01)
 
 
 async def ended(supervisor: Supervisor) -> BaseException | None:
@@ -137,11 +142,28 @@ async def test_a_configuration_error_ends_everything_at_once(pipe: Pipe, tmp_pat
 
 
 async def test_a_process_that_is_done_is_not_started_again(pipe: Pipe, tmp_path: Path) -> None:
-    supervisor = Supervisor([spec(pipe, "broker", "exit", "0")], tmp_path / "logs", VirtualClock())
+    supervisor = Supervisor([spec(pipe, "rollout-0", "exit", "0")], tmp_path / "logs", VirtualClock())
     assert not supervisor.all_ended
+    supervisor.run_is_over()
     assert await ended(supervisor) is None
     assert supervisor.all_ended
     assert supervisor.children[0].num_restarts == 0
+
+
+async def test_a_rollout_that_somebody_else_stopped_before_the_end_of_the_run_is_started_again(pipe: Pipe) -> None:
+    async with supervised(pipe, [spec(pipe, "rollout-0", "serve")]) as supervisor:
+        _, first = await pipe.started()
+        os.kill(first, signal.SIGTERM)
+        assert await pipe.line() == "rollout-0 stopping"
+        _, second = await pipe.started()
+        assert second != first
+        (child,) = supervisor.children
+        assert (child.num_restarts, child.state) == (1, "running")
+        supervisor.run_is_over()
+        os.kill(second, signal.SIGTERM)
+        assert await pipe.line() == "rollout-0 stopping"
+        await asyncio.wait_for(until(lambda: supervisor.all_ended), PATIENCE_S)
+        assert child.num_restarts == 1
 
 
 async def test_a_server_that_somebody_else_stopped_is_started_again(pipe: Pipe) -> None:
