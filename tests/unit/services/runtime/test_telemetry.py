@@ -109,9 +109,11 @@ def connection_to(server: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=20)
 
 
-def test_clients_that_dawdle_keep_nobody_out(server: str, health: Health) -> None:
+def test_clients_that_dawdle_keep_nobody_out(health: Health) -> None:
     health.progress()
     with ExitStack() as stack:
+        telemetry = stack.enter_context(TelemetryServer("127.0.0.1", 0, CollectorRegistry(), health, request_s=60.0))
+        server = f"http://127.0.0.1:{telemetry.port}"
         slow = [stack.enter_context(connection_to(server)) for _ in range(MAX_CONNECTIONS + 8)]
         for connection in slow:
             connection.sendall(b"GET /metr")
