@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.study.config import RunConfig
 
 SEEDS = (0, 1, 2)
+MORE_SEEDS = (0, 1, 2, 3, 4, 5)
 
 LONG = RunConfig(task="countdown", seed=0, num_batches=24, num_sequences=128, eval_every=4)
 SHORT = RunConfig(task="arithmetic", seed=0, num_batches=24, num_sequences=256, eval_every=3)
@@ -75,7 +76,6 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 
 WEIGHTINGS: dict[str, dict[str, Any]] = {"sequence": {}, "length": {"aggregation": "length"}}
 GROUP_SIZES = (2, 4, 8, 16, 32, 64)
-HIGH_RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Cell:
 def cells() -> list[Cell]:
     """Every cell, most important first."""
     staleness = [*_staleness_short(), *_staleness_long()]
-    return [*staleness, *_objectives(), *_groups(), *_collapse(), *_scaled(), *_wider(), *_oldest(), *_precision()]
+    return [*staleness, *_objectives(), *_groups(), *_collapse(), *_scaled(), *_wider(), *_more(), *_oldest(), *_precision()]
 
 
 def questions() -> list[str]:
@@ -178,6 +178,16 @@ def _scaled() -> list[Cell]:
     ]
 
 
+def _more() -> list[Cell]:
+    """d: twice the seeds (two for each start model) where long answers left it open which anchor is better."""
+    return [
+        Cell("d-more", band, f"4, eps {name}", replace(LONG, seed=seed, lag=4, **values, **BANDS[band]))
+        for seed in MORE_SEEDS
+        for name, values in (("3e-4/4e-4", GSPO), ("3e-3/4e-3", GSPO_10))
+        for band in ("fixed (c=0)", "widened c=1", "proximal, truncated")
+    ]
+
+
 def _oldest() -> list[Cell]:
     """d: lag 64, long enough that half of the run is trained on weights that have learned."""
     config = replace(SHORT, num_batches=128, num_sequences=128, eval_every=8, lag=64)
@@ -205,11 +215,13 @@ def _objectives() -> list[Cell]:
 
 
 def _collapse() -> list[Cell]:
-    """a: five times the learning rate, for longer: who collapses?"""
-    config = replace(LONG, num_batches=40, learning_rate=HIGH_RATE)
+    """a: two and a half and five times the learning rate: who collapses?"""
     names = ("GSPO 3e-4/4e-4", "GSPO 3e-3/4e-3", "GRPO 0.2/0.27", "GRPO + replay")
     return [
-        Cell("a-collapse", name, "1e-3", replace(config, seed=seed, **OBJECTIVES[name])) for seed in SEEDS for name in names
+        Cell("a-collapse", name, label, replace(LONG, seed=seed, num_batches=count, learning_rate=rate, **OBJECTIVES[name]))
+        for label, rate, count in (("5e-4", 5e-4, 28), ("1e-3", 1e-3, 40))
+        for seed in SEEDS
+        for name in names
     ]
 
 

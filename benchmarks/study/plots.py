@@ -95,13 +95,17 @@ def _objectives(results: Results) -> Any:
 def _collapse(results: Results) -> Any:
     rows = results.rows("a-collapse")
     figure, panels = _figure(len(rows), 3.4 * len(rows), 3.6)
-    for index, (axes, row) in enumerate(zip(panels, rows, strict=True)):
-        for run in results.at("a-collapse", row, "1e-3").values():
-            at, rewards = zip(*run.evals, strict=True)
-            axes.plot(at, rewards, linewidth=1.2, **_style(index))
+    for axes, row in zip(panels, rows, strict=True):
+        for index, rate in enumerate(results.columns("a-collapse")):
+            for run in results.at("a-collapse", row, rate).values():
+                at, rewards = zip(*run.evals, strict=True)
+                axes.plot(at, rewards, linewidth=1.2, label=f"learning rate {rate}", **_style(index))
         axes.set(xlabel="batch", ylim=(0, 1), title=row)
     panels[0].set_ylabel("held-out reward")
-    figure.suptitle("Long answers, lag 0, learning rate 1e-3: one line per seed", fontsize=11)
+    handles, labels = panels[0].get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    panels[0].legend(named.values(), named.keys(), fontsize=8)
+    figure.suptitle("Long answers, lag 0: one line per seed", fontsize=11)
     return figure
 
 

@@ -24,6 +24,7 @@ def write_report() -> None:
     made: dict[str, Callable[[], str]] = {
         "objectives": lambda: tables.objectives(results, "a", "2e-4", GSPO),
         "collapse": lambda: tables.objectives(results, "a-collapse", "1e-3", GSPO),
+        "collapse-middle": lambda: tables.objectives(results, "a-collapse", "5e-4", GSPO),
         "volatility": lambda: tables.volatility(probes),
         "mismatch": lambda: tables.mismatch(results),
         "precision": lambda: tables.precision(results),
@@ -32,6 +33,7 @@ def write_report() -> None:
         "staleness-long": lambda: tables.staleness(results, "d-long"),
         "staleness-scaled": lambda: tables.staleness(results, "d-scaled"),
         "staleness-scaled-clip": lambda: tables.staleness_more(results, "d-scaled", "clip"),
+        "staleness-more": lambda: tables.staleness(results, "d-more"),
         "staleness-wider": lambda: tables.staleness(results, "d-wider"),
         "staleness-wider-clip": lambda: tables.staleness_more(results, "d-wider", "clip"),
         "staleness-oldest-clip": lambda: tables.staleness_more(results, "d-oldest", "clip"),
@@ -41,7 +43,8 @@ def write_report() -> None:
         "staleness-final": lambda: tables.staleness_more(results, "d-short", "final"),
         "staleness-clip": lambda: tables.staleness_more(results, "d-short", "clip"),
         "staleness-clip-long": lambda: tables.staleness_more(results, "d-long", "clip"),
-        "proximal": lambda: tables.proximal_pair(results, ("d-short", "d-long")),
+        "eps": lambda: tables.wider_eps(results),
+        "proximal": lambda: tables.proximal_pair(results, {"d-short": "short", "d-long": "long"}),
         "groups": lambda: tables.groups(results),
     }
     drawn = draw_all(results, probes, IMAGES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.study.results import Results
@@ -139,16 +139,17 @@ def groups(results: Results) -> str:
     return markdown(["", "n", *measured, "tokens an answer"], rows)
 
 
-def proximal_pair(results: Results, questions: Sequence[str]) -> str:
-    """What truncated weights add to the proximal anchor, by task and lag."""
+def proximal_pair(results: Results, questions: Mapping[str, str]) -> str:
+    """What truncated weights add to the proximal anchor; `questions`: by name, with the answers' description."""
     rows = []
-    for question in questions:
-        for column in results.columns(question):
-            difference = results.paired(question, "proximal, truncated", "proximal", [column], lambda run: run.area)
-            if column != "0" and difference.num:
-                weights = _mean(list(results.at(question, "proximal, truncated", column).values()), "weight")
-                rows.append([question, column, signed(difference), f"{weights:.3f}", str(difference.num)])
-    return markdown(["runs", "lag", "truncated less plain proximal", "mean weight", "n"], rows)
+    for question, answers in questions.items():
+        columns = [column for column in results.columns(question) if column != "0"]
+        for chosen in [[column] for column in columns] + [columns]:
+            difference = results.paired(question, "proximal, truncated", "proximal", chosen, lambda run: run.area)
+            found = [run for column in chosen for run in results.at(question, "proximal, truncated", column).values()]
+            lag = chosen[0] if len(chosen) == 1 else "all of these"
+            rows.append([answers, lag, signed(difference), f"{_mean(found, 'weight'):.3f}", str(difference.num)])
+    return markdown(["answers", "lag", "truncated less plain proximal", "mean weight", "n"], rows)
 
 
 def volatility(probes: Sequence[dict[str, Any]]) -> str:
@@ -216,3 +217,18 @@ def _mean(found: Sequence[RunSummary], name: str) -> float:
 
 def _collapsed(found: Sequence[RunSummary]) -> str:
     return f"{sum(run.collapsed for run in found)}/{len(found)}"
+
+
+def wider_eps(results: Results) -> str:
+    """What ten times the paper's eps gains over the paper's, wherever both were run."""
+    wide, paper = "GSPO 3e-3/4e-3", "GSPO 3e-4/4e-4"
+    rows = [
+        [f"lag 0, learning rate {rate}", signed(difference), str(difference.num)]
+        for question, rate in (("a", "2e-4"), ("a-collapse", "5e-4"), ("a-collapse", "1e-3"))
+        if (difference := results.paired(question, wide, paper, [rate], lambda run: run.area)).num
+    ]
+    for band in results.rows("d-more"):
+        ours, theirs = (results.at("d-more", band, f"4, eps {eps}") for eps in ("3e-3/4e-3", "3e-4/4e-4"))
+        gained = interval([ours[seed].area - theirs[seed].area for seed in ours if seed in theirs])
+        rows.append([f"lag 4, learning rate 2e-4, {band}", signed(gained), str(gained.num)])
+    return markdown(["", "3e-3/4e-3 less 3e-4/4e-4", "n"], rows)
