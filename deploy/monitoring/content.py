@@ -2,7 +2,19 @@
 
 from typing import Final
 
-from deploy.monitoring.panels import Dashboard, Panel, Query, Row, diagnostic, latest, mean, quantile, rate, total
+from deploy.monitoring.panels import (
+    Dashboard,
+    Panel,
+    Query,
+    Row,
+    diagnostic,
+    diagnostics,
+    latest,
+    mean,
+    quantile,
+    rate,
+    total,
+)
 
 LAGS: Final = "lag_.*"
 SIGNS: Final = "advantage_.*"
@@ -28,7 +40,7 @@ CLIP = Panel(
     "Clip fraction", "percentunit", "Share of tokens whose gradient the clip removed; the paper has 15 %.",
     (
         Query(diagnostic("clip_fraction", "all"), "all"),
-        Query(diagnostic("clip_fraction", SIGNS), "{{bucket}}"),
+        Query(diagnostics("clip_fraction", SIGNS), "{{bucket}}"),
     ),
 )  # fmt: skip
 THROUGHPUT = Panel(
@@ -82,11 +94,11 @@ LEARNING = Dashboard(
             Panel("Groups without signal", "percentunit", "All rewards of the group are equal, so its advantage is 0.",
                   (Query(latest("namespace:gspo_zero_signal_groups:ratio"), "of the last batch"),), top=1.0),
             Panel("Entropy", "nats", "Of the learner's distribution at action tokens.",
-                  (Query(diagnostic("entropy", "all"), "all"), Query(diagnostic("entropy", SIGNS), "{{bucket}}"))),
+                  (Query(diagnostic("entropy", "all"), "all"), Query(diagnostics("entropy", SIGNS), "{{bucket}}"))),
         )),
         Row("Clip", (
             Panel("Clip fraction by lag", "percentunit", "The band widens with the lag (objective.band_growth).",
-                  (Query(diagnostic("clip_fraction", LAGS), "{{bucket}}"),)),
+                  (Query(diagnostics("clip_fraction", LAGS), "{{bucket}}"),)),
             Panel("Clip fraction by sign", "percentunit", "Only the upper bound clips positive advantages.",
                   (Query(diagnostic("clip_fraction_high", "advantage_positive"), "upper bound"),
                    Query(diagnostic("clip_fraction_low", "advantage_negative"), "lower bound"))),
@@ -96,9 +108,9 @@ LEARNING = Dashboard(
                   (Query(diagnostic("clip_scale"), "clip_scale"),)),
         )),
         Row("Staleness and mismatch", (
-            Panel("Sequences by lag", "short", "Of the last batch.", (Query(diagnostic("sequences", LAGS), "{{bucket}}"),)),
+            Panel("Sequences by lag", "short", "Of the last batch.", (Query(diagnostics("sequences", LAGS), "{{bucket}}"),)),
             Panel("Mismatch KL", "nats", "KL(engine || learner) per token. lag_0 is engine against learner, same weights.",
-                  (Query(diagnostic("mismatch_kl", LAGS), "{{bucket}}"),)),
+                  (Query(diagnostics("mismatch_kl", LAGS), "{{bucket}}"),)),
             Panel("Mismatch sigma", "nats", "Deviation of log-probs on tokens of the current version; widens the band.",
                   (Query(diagnostic("mismatch_sigma"), "sigma"),)),
             Panel("Rejected sequences", "short", "Their mismatch weight is 0.",
@@ -111,7 +123,7 @@ LEARNING = Dashboard(
                   (Query(diagnostic("grad_norm"), "mean"), Query(diagnostic("grad_norm_max"), "largest"))),
             Panel("Loss", "short", "Near 0 on policy; not a measure of progress.", (Query(diagnostic("loss"), "loss"),)),
             Panel("Expert load", "short", "Largest over mean; 1 is even.",
-                  (Query(diagnostic("expert_load_max_over_mean"), "max / mean"),)),
+                  (Query(diagnostic("expert_load_max_over_mean", "all"), "max / mean"),)),
             Panel("Experts changed", "percentunit", "Of the choices at the batch's start, in its later mini-batches.",
                   (Query(diagnostic("experts_changed", "all"), "all"),)),
         )),

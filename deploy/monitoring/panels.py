@@ -81,9 +81,13 @@ def mean(metric: str, labels: str = "") -> str:
 
 
 def diagnostic(name: str, bucket: str = "") -> str:
-    """One of the last batch's diagnostics (docs/gspo.md); with ``bucket`` a regular expression, one line for each."""
-    label = f'bucket=~"{bucket}"' if bucket else 'bucket=""'
-    return latest("gspo_learner_diagnostic", f'name="{name}",{label}', "bucket" if bucket else "")
+    """One of the last batch's diagnostics (docs/gspo.md), of the batch as a whole or of one bucket."""
+    return latest("gspo_learner_diagnostic", f'name="{name}",bucket="{bucket}"')
+
+
+def diagnostics(name: str, buckets: str) -> str:
+    """The same of several buckets, a regular expression: one line for each."""
+    return latest("gspo_learner_diagnostic", f'name="{name}",bucket=~"{buckets}"', "bucket")
 
 
 def _by(labels: str) -> str:

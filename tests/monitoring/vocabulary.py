@@ -1,0 +1,114 @@
+"""What can be asked for: every sample that the processes export, with its labels, and its first series."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+from deploy.monitoring.generate import RULES
+from gspo.experts import ExpertPicks, ExpertTally
+from gspo.settings import Objective
+from gspo.staleness import MismatchTracker
+from services.broker.metrics import BrokerMetrics
+from services.learner.metrics import LearnerMetrics
+from services.learner.trainer import train_batch
+from services.rollout.engine_metrics import ENGINE_METRICS, EngineMetrics
+from services.rollout.metrics import RolloutMetrics
+from tests.support.bigram_engine import BigramEngine
+from tests.support.sequences import random_groups
+
+TARGET_LABELS = frozenset({"namespace", "pod", "component", "instance", "job"})
+"""Put on every sample by the scrape: by deploy/monitoring/monitor.py, and by the PodMonitor of deploy/k8s."""
+SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+COMPONENTS = ("broker", "learner", "rollout")
+
+
+@dataclass
+class Samples:
+    """The samples of one name."""
+
+    labels: set[str]
+    series: list[dict[str, str]] = field(default_factory=list)
+    """Labels of those that are there before anything happens; of a name without any, every value is possible."""
+
+
+Vocabulary = dict[str, Samples]
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    """Everything but what rules record."""
+    alerts = [{"alertname": rule["alert"], "alertstate": state} for rule in rules() if "alert" in rule for state in STATES]
+    known: Vocabulary = {
+        "up": Samples(set(TARGET_LABELS), [{"component": name} for name in COMPONENTS]),
+        "ALERTS": Samples({"alertname", "alertstate", "severity"} | TARGET_LABELS, alerts),
+    }
+    for make in (BrokerMetrics, LearnerMetrics, RolloutMetrics):
+        registry = CollectorRegistry()
+        made = make(registry)
+        if isinstance(made, LearnerMetrics):
+            made.set_diagnostics(diagnostics())
+        _add(known, registry)
+    engine = CollectorRegistry()
+    engine.register(EngineMetrics("http://127.0.0.1:1"))
+    _add(known, engine)
+    # That SGLang exports these is asked of a real server in tests/integration/test_engine_metrics.py.
+    for name in ENGINE_METRICS:
+        suffixes = ("_bucket", "_sum", "_count") if name.endswith("_seconds") else ("", "_total")
+        known |= {name + suffix: Samples({"model_name", "le"} | TARGET_LABELS) for suffix in suffixes}
+    return known
+
+
+STATES = ("pending", "firing")
+
+
+def diagnostics() -> dict[str, float]:
+    """What the learner reports of a batch of several lags: trained here, by a table, and a router's picks besides."""
+    objective = Objective(anchor="proximal")
+    report = train_batch(
+        BigramEngine(),
+        random_groups(8, 4, seed=0, versions=(0, 6)),
+        objective=objective,
+        policy_version=6,
+        num_mini_batches=2,
+        mismatch=MismatchTracker(),
+    )
+    tally, mask_T = ExpertTally(), torch.ones(2, dtype=torch.bool)
+    picks = ExpertPicks(torch.tensor([[[0], [1]]], dtype=torch.int8), num_experts=2)
+    for lag in range(6):
+        tally.add(picks, mask_T, torch.zeros(2, dtype=torch.int64), torch.tensor([float(lag)]), reference=picks)
+    # Buckets that this batch happens to leave empty are there in others.
+    names = {key.partition("/")[0] for key in report.metrics if key.endswith("/lag_5_up")}
+    lags = {f"{name}/{bucket}": 0.0 for name in names for bucket in ("lag_0", "lag_1", "lag_2", "lag_3_4")}
+    return {**lags, **report.metrics, **tally.metrics(torch.Tensor.clone), "train_s": 1.0, "publish_s": 1.0}
+
+
+def recorded(rules: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Expressions of recording rules by name."""
+    return {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
+
+
+def rules() -> list[dict[str, Any]]:
+    """Every rule of deploy/monitoring/rules."""
+    files = [yaml.safe_load(path.read_text()) for path in sorted(RULES.glob("*.yaml"))]
+    return [rule for file in files for group in file["groups"] for rule in group["rules"]]
+
+
+def _add(known: Vocabulary, registry: CollectorRegistry) -> None:
+    declared = {
+        name: set(collector._labelnames)
+        for collector, names in registry._collector_to_names.items()
+        if isinstance(collector, MetricWrapperBase)
+        for name in names
+    }
+    for family in registry.collect():
+        for suffix in SUFFIXES.get(family.type, ("",)):
+            name = family.name + suffix
+            samples = known.setdefault(name, Samples(set(TARGET_LABELS)))
+            samples.labels |= declared.get(family.name, set()) | ({"le"} if suffix == "_bucket" else set())
+            samples.series += [sample.labels for sample in family.samples if sample.name == name]
