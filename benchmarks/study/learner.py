@@ -256,8 +256,8 @@ class Learner:
 def length_weights(lengths: Sequence[int]) -> NDArray[np.float32]:
     """n_i / mean n: by these factors a mean of sequences, each a mean over its n_i tokens, is a sum over all tokens divided
     by their number."""
-    counts = np.array(lengths, dtype=np.float64)
-    return (counts / counts.mean()).astype(np.float32)
+    mean = sum(lengths) / len(lengths)
+    return np.array([length / mean for length in lengths], dtype=np.float32)
 
 
 def study_band(config: RunConfig, lag_S: Tensor, *, sigma: float, scale: float) -> Band:

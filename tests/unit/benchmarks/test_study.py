@@ -24,6 +24,7 @@ from benchmarks.study.sampler import Answer, Episode
 from benchmarks.study.start_model import load_start_model
 from benchmarks.study.summary import Interval, RunSummary, interval, summarise_run
 from benchmarks.study.tables import FIXED, signed, staleness
+from benchmarks.study.volatility import probe
 from services.environments.generated import split_of
 
 MICRO = RunConfig(
@@ -166,6 +167,18 @@ def test_a_noisy_sampler_is_measured_as_mismatch(studio: Path, noise: str, sigma
     )
     assert clean["mismatch_sigma"] < 1e-5
     assert noisy["mismatch_sigma"] > 1e-4
+
+
+def test_a_probe_before_any_update_sees_precision_alone(studio: Path) -> None:
+    config = replace(MICRO, lag=0, num_sequences=32, num_mini_batches=4)
+    records = list(probe(studio, config, learning_rates=(1e-3,), start_steps=START_STEPS))
+    assert [(record["updates"], record["reference"]) for record in records] == [
+        (updates, reference) for updates in (0, 1, 4) for reference in ("float32", "bf16")
+    ]
+    exact, rounded = records[:2]
+    assert (exact["changed"], exact["token_std_free"], exact["sequence_std_replayed"]) == (0.0, 0.0, 0.0)
+    assert rounded["token_std_free"] > 1e-4
+    assert rounded["sequence_std_free"] < rounded["token_std_free"]
 
 
 def test_without_clipping_nothing_is_outside_the_band() -> None:
