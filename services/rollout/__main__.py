@@ -17,6 +17,7 @@ from services.environments.registry import create_environment
 from services.environments.reward_pool import RewardPool, RewardPoolOptions
 from services.rollout.agent import Agent
 from services.rollout.engine import Engine, EngineError
+from services.rollout.engine_metrics import EngineMetrics
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.server import EngineServer, ServerError, ServerOptions
 from services.rollout.service import RolloutService
@@ -89,7 +90,7 @@ async def _work(arguments: ProcessArguments, stop: asyncio.Event, started: async
             stack.enter_context(
                 TelemetryServer(settings.security.metrics_host, settings.rollout.metrics_port, registry, health)
             )
-            engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size))
+            engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry))
             pool = RewardPool(RewardPoolOptions(num_workers=settings.rollout.reward_workers))
             rewards = await stack.enter_async_context(pool)
             broker = PeerClient(
@@ -139,11 +140,15 @@ async def _work(arguments: ProcessArguments, stop: asyncio.Event, started: async
 
 
 @asynccontextmanager
-async def _engine(settings: Settings, name: str, vocab_size: int) -> AsyncIterator[Engine]:
-    """The client of a running server: the one at server_url, or one started here that ends with this process."""
+async def _engine(settings: Settings, name: str, vocab_size: int, registry: CollectorRegistry) -> AsyncIterator[Engine]:
+    """The client of a running server: the one at server_url, or one started here that ends with this process.
+
+    The server's metrics are in ``registry`` from then on.
+    """
     rollout = settings.rollout
     client = partial(Engine, vocab_size=vocab_size, chunk_tokens=rollout.chunk_tokens, max_concurrency=rollout.max_running)
     if rollout.server_url:
+        registry.register(EngineMetrics(rollout.server_url))
         async with client(rollout.server_url) as engine:
             yield engine
         return
@@ -157,6 +162,7 @@ async def _engine(settings: Settings, name: str, vocab_size: int) -> AsyncIterat
         start_timeout_s=rollout.start_timeout_s,
     )
     async with EngineServer(options) as server:
+        registry.register(EngineMetrics(server.url))
         async with client(server.url) as engine:
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(_fail_when_dead(server), name="watch-server")
