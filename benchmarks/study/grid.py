@@ -191,7 +191,7 @@ def _more() -> list[Cell]:
 def _oldest() -> list[Cell]:
     """d: lag 64, long enough that half of the run is trained on weights that have learned."""
     config = replace(SHORT, num_batches=128, num_sequences=128, eval_every=8, lag=64)
-    bands = ("fixed (c=0)", "widened c=1", "tightened c=-1", "proximal", "no clip")
+    bands = ("fixed (c=0)", "widened c=1", "tightened c=-1", "proximal", "proximal, truncated", "no clip")
     return [
         Cell("d-oldest", band, "64", _with_band(replace(config, seed=seed), band)) for seed in SEEDS[:2] for band in bands
     ]
