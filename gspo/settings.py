@@ -32,9 +32,11 @@ def require_number(name: str, value: float, *, low: float, high: float = math.in
 class Objective:
     """The GSPO-token objective of a run; ValueError names the field, its value and the way out.
 
-    The defaults are the paper's clip (arXiv 2507.18071: 3e-4 below, 4e-4 above, on sequence ratios), widened
-    by one eps per version of lag and by one standard deviation of engine noise. `Objective.gspo()` and
-    `Objective.grpo()` are the papers' own; `dataclasses.replace` changes a field of either.
+    The defaults are the paper's clip (arXiv 2507.18071: 3e-4 below, 4e-4 above, on sequence ratios) around the learner's
+    own log-probs at the start of the batch, with a truncated weight for the engine's mismatch: of what docs/study.md
+    compares, it alone clips stale sequences as it clips fresh ones. With `anchor="behaviour", mismatch_mode="off"` no
+    forward pass is added, and the band is widened by one eps per version of lag and by one standard deviation of engine
+    noise. `Objective.gspo()` and `Objective.grpo()` are the papers' own; `dataclasses.replace` changes a field of either.
     """
 
     ratio_unit: RatioUnit = "sequence"
@@ -52,9 +54,9 @@ class Objective:
     noise_z: float = 1.0
     """z: the band of a unit of n tokens is z * sigma / sqrt(n) wider on both sides. 0 ignores engine noise."""
 
-    anchor: Anchor = "behaviour"
+    anchor: Anchor = "proximal"
 
-    mismatch_mode: MismatchMode = "off"
+    mismatch_mode: MismatchMode = "truncate"
     """For the proximal anchor: weight sequences by exp(mean(log pi_prox - mu)), truncated at `mismatch_cap`;
     or give weight 0 to sequences outside [1 / cap, cap]; or do neither."""
 
@@ -75,12 +77,28 @@ class Objective:
         whole responses: the mean log-ratio of a turn of n tokens scatters like 1 / sqrt(n), so that short turns are
         clipped more. `adaptive_clip_target` finds the width that fits.
         """
-        return cls(ratio_unit=ratio_unit, eps_low=3e-4, eps_high=4e-4, band_growth=0.0, noise_z=0.0)
+        return cls(
+            ratio_unit=ratio_unit,
+            eps_low=3e-4,
+            eps_high=4e-4,
+            band_growth=0.0,
+            noise_z=0.0,
+            anchor="behaviour",
+            mismatch_mode="off",
+        )
 
     @classmethod
     def grpo(cls) -> Objective:
         """GRPO (arXiv 2402.03300) with the clip that the GSPO paper tuned for it, 0.2 / 0.27, and without a KL term."""
-        return cls(ratio_unit="token", eps_low=0.2, eps_high=0.27, band_growth=0.0, noise_z=0.0)
+        return cls(
+            ratio_unit="token",
+            eps_low=0.2,
+            eps_high=0.27,
+            band_growth=0.0,
+            noise_z=0.0,
+            anchor="behaviour",
+            mismatch_mode="off",
+        )
 
     def __post_init__(self) -> None:
         for name, value, choices in (

@@ -120,9 +120,10 @@ class ObjectiveSection(Section):
     band."""
     noise_z: float = Field(1.0, ge=0)
     """z: the band is widened by z * sigma / sqrt(n), sigma being the measured engine-learner mismatch. 0: no noise floor."""
-    anchor: Literal["behaviour", "proximal"] = "behaviour"
-    """What the ratio is taken against: the engine's log-probs, or the learner's own at the start of the batch (one more
-    forward pass; the engine mismatch is then handled by mismatch_mode and the clip sees drift alone)."""
+    anchor: Literal["behaviour", "proximal"] = "proximal"
+    """What the ratio is taken against: the learner's own log-probs at the start of the batch (one more forward pass; the
+    engine mismatch is then handled by mismatch_mode and the clip sees the batch's own updates alone), or the engine's.
+    docs/study.md says why the first is the default."""
     mismatch_mode: Literal["off", "truncate", "reject"] = "truncate"
     """With anchor = "proximal": what is done with a sequence's mismatch factor beyond mismatch_cap."""
     mismatch_cap: float = Field(1.1, gt=1)

@@ -44,7 +44,7 @@ SETTINGS: dict[str, Any] = {
     "logprob_chunk_tokens": 16,
     "zero3_persistence_elements": 500,
 }
-OBJECTIVE = Objective(eps_low=0.003, eps_high=0.003, noise_z=0.5)
+OBJECTIVE = Objective(eps_low=0.003, eps_high=0.003, noise_z=0.5, anchor="behaviour", mismatch_mode="off")
 NUM_MINI_BATCHES = 2
 
 

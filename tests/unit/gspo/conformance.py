@@ -188,13 +188,14 @@ def token_ratios_make_it_grpo(gspo: Gspo, step: Step) -> None:
 
 
 def fresh_tokens_have_the_papers_clip(gspo: Gspo, step: Step) -> None:
-    """At lag 0, without noise, the default objective clips like the paper's, with either anchor."""
+    """At lag 0, without noise, the band that grows with both clips like the paper's, with either anchor."""
     fresh = step.with_paper_advantages()
     fresh = fresh.with_sequences([replace(s, lag=0.0) for s in fresh.sequences])
     expected = reference_gspo(fresh.sequences, num_sequences=step.num_sequences, eps_low=EPS_LOW, eps_high=EPS_HIGH)
     flat = pack(fresh.sequences, F64)
-    agrees(flat, objective_loss(gspo, gspo.settings.Objective(), fresh, flat, sigma=0.0), expected, "behaviour anchor")
-    proximal = gspo.settings.Objective(anchor="proximal")
+    behaviour = gspo.settings.Objective(anchor="behaviour", mismatch_mode="off", band_growth=1.0, noise_z=1.0)
+    agrees(flat, objective_loss(gspo, behaviour, fresh, flat, sigma=0.0), expected, "behaviour anchor")
+    proximal = gspo.settings.Objective(anchor="proximal", mismatch_mode="off")
     output = objective_loss(gspo, proximal, fresh, flat, sigma=0.0, proximal_logprobs_T=flat.anchor_T)
     agrees(flat, output, expected, "proximal anchor")
 

@@ -25,7 +25,9 @@ def the_mismatch_is_counted_once(gspo: Gspo, step: Step) -> None:
     plain = step.with_sequences([replace(s, weight=1.0) for s in step.sequences])
     flat = pack(step.sequences, F64)
     for unit in UNITS:
-        objective = settings.Objective(ratio_unit=unit, band_growth=step.band_growth, noise_z=2.0)
+        objective = settings.Objective(
+            ratio_unit=unit, band_growth=step.band_growth, noise_z=2.0, anchor="behaviour", mismatch_mode="off"
+        )
         output = objective_loss(gspo, objective, step, flat, sigma=step.noise / 2, clip_scale=step.scale)
         agrees(flat, output, plain.reference(unit), f"behaviour anchor, unit {unit}")
         assert output.stats.weight_S.tolist() == [1.0] * len(step.sequences)

@@ -123,7 +123,7 @@ def test_turn_ratios_without_turn_ids_and_bands_without_sequences_are_refused() 
 def test_the_behaviour_anchor_puts_engine_noise_into_the_band_and_no_weight_on_the_sequence() -> None:
     flat = pack([one_sequence([0.002] * 4, 1.0, lag=1.0)])
     arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, flat.mask_T, flat.sequence_ids_T)
-    objective = Objective(band_growth=1.0, noise_z=2.0)
+    objective = Objective(band_growth=1.0, noise_z=2.0, anchor="behaviour", mismatch_mode="off")
     narrow = objective_loss(objective, *arguments, lag_S=flat.lag_S, sigma=0.0, num_sequences=1)
     wide = objective_loss(objective, *arguments, lag_S=flat.lag_S, sigma=0.002, num_sequences=1)
     assert narrow.loss.item() == pytest.approx(-((1 + EPS_HIGH) ** 2), rel=1e-6)
@@ -136,7 +136,8 @@ def test_the_clip_scale_reaches_the_band_of_the_objective() -> None:
     flat = pack([one_sequence([0.002] * 4, 1.0)])
     arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, flat.mask_T, flat.sequence_ids_T)
     for scale, expected in ((1.0, 1 + EPS_HIGH), (2.0, (1 + EPS_HIGH) ** 2), (8.0, math.exp(0.002))):
-        output = objective_loss(Objective(), *arguments, lag_S=flat.lag_S, sigma=0.0, num_sequences=1, clip_scale=scale)
+        objective = Objective.gspo()
+        output = objective_loss(objective, *arguments, lag_S=flat.lag_S, sigma=0.0, num_sequences=1, clip_scale=scale)
         assert output.loss.item() == pytest.approx(-expected, rel=1e-6)
 
 
@@ -173,5 +174,5 @@ def test_proximal_log_probs_are_asked_for_exactly_where_they_are_used() -> None:
         objective_loss(Objective(anchor="proximal"), *arguments, lag_S=flat.lag_S, sigma=0.0, num_sequences=1)
     with pytest.raises(ValueError, match="proximal_logprobs_T is given with anchor 'behaviour'"):
         objective_loss(
-            Objective(), *arguments, lag_S=flat.lag_S, sigma=0.0, num_sequences=1, proximal_logprobs_T=flat.anchor_T
+            Objective.gspo(), *arguments, lag_S=flat.lag_S, sigma=0.0, num_sequences=1, proximal_logprobs_T=flat.anchor_T
         )

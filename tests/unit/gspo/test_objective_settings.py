@@ -15,6 +15,7 @@ from gspo.settings import Objective
 def test_the_defaults_are_the_papers_clip_values() -> None:
     objective = Objective()
     assert (objective.ratio_unit, objective.eps_low, objective.eps_high) == ("sequence", 3e-4, 4e-4)
+    assert (objective.anchor, objective.mismatch_mode, objective.mismatch_cap) == ("proximal", "truncate", 1.1)
 
 
 def test_the_presets_are_the_papers_objectives() -> None:

@@ -82,7 +82,11 @@ def test_large_version_numbers_keep_their_difference() -> None:
 
 
 def test_at_lag_zero_without_noise_the_band_is_the_papers_clip() -> None:
-    band = objective_band(Objective(band_growth=3.0, noise_z=2.0), torch.zeros(2, dtype=torch.float64), sigma=0.0)
+    band = objective_band(
+        Objective(band_growth=3.0, noise_z=2.0, anchor="behaviour", mismatch_mode="off"),
+        torch.zeros(2, dtype=torch.float64),
+        sigma=0.0,
+    )
     log_lo, log_hi = band.bounds(torch.tensor([0, 1, 1]), torch.tensor([1.0, 5.0, 1000.0]))
     assert log_lo.exp().tolist() == pytest.approx([1 - 3e-4] * 3, rel=1e-15)
     assert log_hi.exp().tolist() == pytest.approx([1 + 4e-4] * 3, rel=1e-15)
@@ -106,7 +110,8 @@ def test_a_negative_growth_tightens_the_band_of_old_sequences_and_never_inverts_
 
 
 def test_the_adaptive_scale_widens_the_clip_and_not_the_noise_floor() -> None:
-    objective, lag_S = Objective(band_growth=0.5, noise_z=3.0), torch.tensor([2.0], dtype=torch.float64)
+    objective = Objective(band_growth=0.5, noise_z=3.0, anchor="behaviour", mismatch_mode="off")
+    lag_S = torch.tensor([2.0], dtype=torch.float64)
     log_lo, log_hi = objective_band(objective, lag_S, 0.02, scale=4.0).bounds(torch.tensor([0]), torch.tensor([9.0]))
     assert log_lo.item() == pytest.approx(4.0 * 2.0 * math.log(1 - 3e-4) - 0.02)
     assert log_hi.item() == pytest.approx(4.0 * 2.0 * math.log(1 + 4e-4) + 0.02)

@@ -27,7 +27,7 @@ from tests.support.moe_engine import MoeEngine
 from tests.support.sequences import random_groups
 from tests.support.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
 
-WIDE = Objective(eps_low=0.1, eps_high=0.19)
+WIDE = Objective(eps_low=0.1, eps_high=0.19, anchor="behaviour", mismatch_mode="off")
 
 
 def own_logprobs(engine: BigramEngine, groups: list[TrainGroup], noise: float = 0.0) -> list[TrainGroup]:
