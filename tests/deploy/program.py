@@ -25,7 +25,7 @@ from services.runtime.security import KEY_ROLES
 from tests.deploy.cluster import Cluster, Pods, title, walk
 
 VARIABLE = re.compile(r"\$\((\w+)\)")
-METRIC = re.compile(r"\bgspo_[a-z0-9_]+")
+METRIC = re.compile(r"(?<![\w:])(?:\w+:)*gspo_[a-z0-9_:]+")
 LWS_VARIABLES = ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")
 KEYS_NEEDED = {
     "broker": {"broker.secret", *(f"{role}.public" for role in {*WORK.connects, *BATCH.connects})},

@@ -53,6 +53,16 @@ def test_the_secrets_are_the_files_that_gspo_keys_makes() -> None:
     assert [len(names) for names in secrets] == [1, 1, 1]
 
 
+def test_every_dashboard_is_deployed() -> None:
+    monitoring = ROOT / "deploy" / "monitoring"
+    assert monitoring in [*parts(K8S / "components" / "monitoring")]
+    there = set((monitoring / "grafana").glob("*.json"))
+    assert there
+    assert there <= files_of(monitoring)
+    # A ConfigMap may have a MiB, and `kubectl apply` keeps a copy of it in an annotation of 256 KiB.
+    assert sum(path.stat().st_size for path in there) < 250_000
+
+
 def test_overlays_set_the_namespace_of_what_their_components_add() -> None:
     for overlay in (K8S / "overlays").iterdir():
         assert read(overlay)["namespace"] == read(K8S / "base")["namespace"] == "gspo"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.cluster import Cluster, Object, render
+from tests.deploy.cluster import CONFIG, Cluster, Object, render
 from tests.deploy.conftest import copy_manifests
 from tests.deploy.kustomizations import FILE, lost_patches
 from tests.deploy.test_overlays import CHECKS
@@ -46,9 +46,10 @@ def set_environment(cluster: Cluster, role: str, name: str, value: str) -> None:
 
 
 def edit_config(cluster: Cluster, old: str, new: str) -> None:
+    assert old in cluster.config, old
     for item in cluster.of_kind("ConfigMap"):
-        assert old in item["data"]["run.toml"], old
-        item["data"]["run.toml"] = item["data"]["run.toml"].replace(old, new)
+        if CONFIG in item["data"]:
+            item["data"][CONFIG] = item["data"][CONFIG].replace(old, new)
 
 
 def secret(cluster: Cluster, start: str) -> Object:
