@@ -26,16 +26,30 @@ GSPO for mixture-of-experts language models: SGLang rollouts stream trajectories
   gspo keys keys                       make the keys with which a run may leave this machine
   gspo doctor runs/arithmetic          say what a run is waiting for
   gspo stop runs/arithmetic            let it finish the batch under way, save, and end
+  gspo record CONFIG --out DIR --groups 64    generate without a learner
   gspo replay runs/arithmetic          train its batches again, and compare the weights bit by bit
   gspo audit runs/arithmetic           prove that every trajectory was trained once, or dropped for a stated reason
 
 On a cluster each process is started by itself: gspo broker CONFIG, gspo rollout CONFIG, gspo learner CONFIG.
 """
 
+RECORD_DESCRIPTION: Final = """\
+Run the broker and the rollouts of CONFIG without a learner, until N groups are complete. The weights of model.path are
+published as the only policy version. The directory is an ordinary run's, with groups and without batches: `gspo audit`
+checks it, `gspo replay` trains on it, and the same command goes on with it after an interruption.
+
+N is rounded up to whole batches. So that all groups may be of one version, the recording has batch.max_lag = batches - 1;
+trained on by `gspo replay`, each batch is one version later than the one before. There is no evaluation.
+
+`gspo rollout CONFIG --record DIR --groups N` is the same.
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and act. Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["rollout"] and any(word.partition("=")[0] == "--record" for word in words):
+        words = ["record", *(word.replace("--record", "--out", 1) for word in words[1:])]
     if words and words[0] in PROCESSES:
         return _become(f"services.{words[0]}", words[1:])
     if words[:1] == ["replay"]:
@@ -58,6 +72,16 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run broker, rollouts and learner on this machine, with live progress")
     add_configuration_arguments(run)
     run.add_argument("--plain", action="store_true", help="one line per event instead of a live table")
+    record = commands.add_parser(
+        "record",
+        help="generate without a learner, into a directory that can be audited and trained on",
+        description=RECORD_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_configuration_arguments(record)
+    record.add_argument("--out", type=Path, required=True, metavar="DIR", help="the recording's directory")
+    record.add_argument("--groups", type=int, required=True, metavar="N", help="groups to complete")
+    record.add_argument("--plain", action="store_true", help="one line per event instead of a live table")
     for name, text in PROCESSES.items():
         commands.add_parser(name, help=text, add_help=False)
     commands.add_parser("replay", help="train a recorded run again and compare its weights bit by bit", add_help=False)
@@ -101,6 +125,10 @@ def _act(arguments: argparse.Namespace) -> int:
         from services.cli.run import run_command
 
         return run_command(arguments.config, arguments.overrides, plain=arguments.plain)
+    if arguments.command == "record":
+        from services.cli.recording import record_command
+
+        return record_command(arguments.config, arguments.overrides, arguments.out, arguments.groups, plain=arguments.plain)
     if arguments.command == "check":
         from services.runtime.configuration import load_settings
 

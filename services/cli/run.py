@@ -2,8 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from protocol.messages import Status, StatusRequest
 from services.cli.display import Display
 from services.cli.processes import process_specs
 from services.cli.report import summary_table, write_plot
-from services.cli.supervisor import Supervisor
+from services.cli.supervisor import ProcessSpec, Supervisor
 from services.runtime.clock import MonotonicClock
 from services.runtime.configuration import ConfigurationError, load_settings
 from services.runtime.fingerprint import run_fingerprint
@@ -36,23 +35,50 @@ def run_command(config: Path, overrides: Sequence[str], *, plain: bool) -> int:
     """Run everything that ``config`` describes. Returns the exit status."""
     configure_logging("run")
     settings = load_settings(config, overrides)
-    if not (settings.model.path / "config.json").is_file():
-        raise ConfigurationError(
-            f"model.path is {settings.model.path}: no model there; `gspo model tiny {settings.model.path}` makes a small one"
-        )
-    forwarded = [str(config)]
-    for override in overrides:
-        forwarded += ["--set", override]
+    require_model(settings)
+    specs = process_specs(settings, forwarded_arguments(config, overrides))
     console = Console()
-    status = run_process(partial(_run, settings, tuple(forwarded), console, plain))
+    status = run_process(lambda stop: run_processes(settings, specs, console, stop, plain=plain))
     _report(settings.run.directory, console)
     return status
 
 
-async def _run(settings: Settings, forwarded: Sequence[str], console: Console, plain: bool, stop: asyncio.Event) -> None:
+def require_model(settings: Settings) -> None:
+    """Raises: ConfigurationError when there is no model to start from."""
+    if not (settings.model.path / "config.json").is_file():
+        raise ConfigurationError(
+            f"model.path is {settings.model.path}: no model there; `gspo model tiny {settings.model.path}` makes a small one"
+        )
+
+
+def forwarded_arguments(config: Path, overrides: Sequence[str]) -> tuple[str, ...]:
+    """What the processes are started with."""
+    forwarded = [str(config)]
+    for override in overrides:
+        forwarded += ["--set", override]
+    return tuple(forwarded)
+
+
+def is_finished(status: dict[str, Any]) -> bool:
+    """The broker says that nothing is left to do."""
+    return bool(status["finished"])
+
+
+async def run_processes(
+    settings: Settings,
+    specs: Sequence[ProcessSpec],
+    console: Console,
+    stop: asyncio.Event,
+    *,
+    plain: bool,
+    done: Callable[[dict[str, Any]], bool] = is_finished,
+) -> None:
+    """Keep ``specs`` running until the broker's status is ``done``, or ``stop`` is set; then stop them in order.
+
+    Raises: ConfigurationError, ServiceError, in a group.
+    """
     directory = settings.run.directory
     clock = MonotonicClock()
-    specs = process_specs(settings, forwarded)
     try:
         supervisor = Supervisor(specs, directory / "logs", clock)
     except OSError as error:
@@ -67,7 +93,7 @@ async def _run(settings: Settings, forwarded: Sequence[str], console: Console, p
             async with asyncio.TaskGroup() as tasks:
                 keeping = tasks.create_task(supervisor.run(), name="supervisor")
                 try:
-                    await watcher.watch(stop, display)
+                    await watcher.watch(stop, display, done)
                 finally:
                     display.say("stopping all processes")
                     await supervisor.stop()
@@ -103,8 +129,10 @@ class Watcher:
         )
         self.error = ""
 
-    async def watch(self, stop: asyncio.Event, display: Display) -> None:
-        """Show the run until it is finished or ``stop`` is set."""
+    async def watch(
+        self, stop: asyncio.Event, display: Display, done: Callable[[dict[str, Any]], bool] = is_finished
+    ) -> None:
+        """Show the run until its status is ``done`` or ``stop`` is set."""
         begin = self._clock.now()
         seen_running = False
         async with asyncio.TaskGroup() as tasks:
@@ -114,9 +142,9 @@ class Watcher:
                 if status is not None and (status["stopping"] or status["finished"]):
                     self._supervisor.run_is_over()
                 display.show(status, self._supervisor.children, self._clock.now() - begin)
-                if status is not None and status["finished"]:
+                if status is not None and done(status):
                     self.error = status["error"]
-                    if not seen_running:
+                    if not seen_running and status["finished"]:
                         display.say(
                             f"the run was complete already, after {status['batches_trained']} batches: set run.num_batches "
                             "higher to go on with it, or run.directory elsewhere to start another"

@@ -46,11 +46,15 @@ class Plan:
     changed: bool
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
+def main() -> int:
     # What `gspo run` gives a learner: sums depend on how many threads make them.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     configure_logging("replay")
+    return replay_command(sys.argv[1:])
+
+
+def replay_command(words: Sequence[str]) -> int:
+    """Parse ``words`` and act. Returns the exit status."""
     arguments = _parser().parse_args(words)
     try:
         plan = _plan(arguments)
@@ -232,6 +236,9 @@ def _verdict(plan: Plan) -> int:
         )
         return EXIT_FAILED
     num_same = sum(1 for found in trained.values() if found == SAME)
+    if not num_same:
+        sys.stdout.write("the run published no weights after these batches: there is nothing to compare with\n")
+        return 0
     sys.stdout.write(f"bit for bit the same as published by the run, after each of {num_same} of {len(trained)} batches\n")
     return 0
 

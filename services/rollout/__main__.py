@@ -45,7 +45,10 @@ def main() -> int:
     configure_logging("rollout")
     try:
         arguments = parse_process_arguments(
-            "gspo rollout", "Sample: leases in, trajectories out (SGLang and the agent loop).", default_name="rollout-0"
+            "gspo rollout",
+            "Sample: leases in, trajectories out (SGLang and the agent loop). With --record DIR --groups N it generates "
+            "without a learner: see `gspo record --help`.",
+            default_name="rollout-0",
         )
     except ConfigurationError as error:
         log.error("cannot_start", error=str(error))

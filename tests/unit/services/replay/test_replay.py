@@ -14,7 +14,7 @@ from protocol.messages import EndOfRun, VersionRun
 from services.broker.reader import LEDGER_FILE
 from services.learner.conversation import BatchArrived
 from services.learner.snapshot import Snapshot, build_snapshot
-from services.replay.__main__ import main
+from services.replay.__main__ import replay_command
 from services.replay.batches import RecordedLink, RecordedRun
 from services.runtime.run_settings import read_run_settings
 from tests.support.broker_peers import tokens_of
@@ -149,11 +149,11 @@ def test_what_cannot_be_replayed_is_told_in_a_line(
     monkeypatch.chdir(run)
     write_checkpoint(run, 1, 9).joinpath("checkpoint.json").unlink()
     given = ["--set", f"model.path={model}"] if "model.path=nowhere" not in words else []
-    assert main([str(run), *given, *words]) == 2
+    assert replay_command([str(run), *given, *words]) == 2
     assert said in capsys.readouterr().err
     assert not run.with_name("run-replay").exists()
 
 
 def test_a_directory_that_is_no_run_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path)]) == 2
+    assert replay_command([str(tmp_path)]) == 2
     assert "settings.json: not there" in capsys.readouterr().err

@@ -1,0 +1,87 @@
+"""`python -m services.learner.starting_weights CONFIG`: publishes the model that a run starts from, and trains nothing.
+
+What `gspo record` runs in the learner's place: rollouts serve only verified versions, so somebody has to publish one.
+"""
+
+import signal
+import sys
+import threading
+import uuid
+from contextlib import nullcontext
+from typing import Final
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from services.runtime.arguments import parse_process_arguments
+from services.runtime.channel import EndpointError
+from services.runtime.clock import MonotonicClock
+from services.runtime.configuration import ConfigurationError
+from services.runtime.lifecycle import EXIT_CONFIGURATION, EXIT_FAILED, ServiceError, flatten
+from services.runtime.logs import configure_logging
+from services.runtime.settings import Settings
+from services.runtime.telemetry import Health, TelemetryServer
+
+log = structlog.get_logger()
+
+MAX_QUIET_S: Final = 1800.0
+POLL_S: Final = 1.0
+
+
+def main() -> int:
+    """Publish and serve until SIGTERM. Returns the exit status."""
+    configure_logging("weights")
+    status = 0
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        arguments = parse_process_arguments("gspo record", "Publish the starting weights.", default_name="learner")
+        _serve(arguments.settings, stop)
+    except* (EndpointError, ConfigurationError) as group:
+        for error in flatten(group):
+            log.error("cannot_start", error=str(error))
+        status = EXIT_CONFIGURATION
+    except* ServiceError as group:
+        for error in flatten(group):
+            log.error("stopped_by_error", error=str(error))
+        status = EXIT_FAILED
+    return status
+
+
+def _serve(settings: Settings, stop: threading.Event) -> None:
+    # torch takes seconds to import: only when the configuration is known to be good.
+    from gspo.policy import load_policy
+    from gspo.serving import serving_weights
+    from services.learner.link import Link
+    from services.learner.metrics import LearnerMetrics
+    from services.learner.service import DTYPES
+    from services.learner.snapshot import build_snapshot
+
+    clock, registry = MonotonicClock(), CollectorRegistry()
+    metrics, health = LearnerMetrics(registry), Health(clock, MAX_QUIET_S)
+    telemetry = TelemetryServer(settings.security.metrics_host, settings.learner.metrics_port, registry, health)
+    link = Link(settings, session=uuid.uuid4().hex, clock=clock, health=health, metrics=metrics)
+    with telemetry, link:
+        try:
+            model = load_policy(settings.model.path, DTYPES[settings.learner.dtype])
+        except ValueError as error:
+            raise ConfigurationError(f"model.path: {error}") from error
+        welcome = None
+        while welcome is None:
+            if stop.is_set():
+                return
+            health.not_ready(f"no answer from the broker at {settings.broker.batch_endpoint}")
+            welcome = link.wait_welcome(POLL_S)
+        version = welcome.policy_version + 1
+        weights = serving_weights(model, gathered=nullcontext, dtype=DTYPES[settings.model.dtype])
+        link.publish(build_snapshot(version, weights), 0)
+        log.info("published", policy_version=version)
+        # Not `stop.wait`: its lock and that of `set`, called by the signal's handler in this very thread, are one.
+        while not stop.is_set():
+            health.progress()
+            link.take(POLL_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
