@@ -44,10 +44,14 @@ AnyMessage = (
 SEQUENCED = (Chunk, Finish, Release, Published, Trained, Checkpointed)
 """Messages that must arrive: sent with a sequence number, kept by the sender until acknowledged."""
 
+FOR_ONE_LIFE = (Welcome, Ack, Refused)
+"""Messages that name the session that they are for; see ``protocol.messages.connection.Session``."""
+
 MESSAGE_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyMessage))
 """The tags of all messages."""
 
 __all__ = [
+    "FOR_ONE_LIFE",
     "MESSAGE_TYPES",
     "SEQUENCED",
     "Ack",

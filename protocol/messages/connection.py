@@ -29,6 +29,11 @@ class Hello(Message, frozen=True, tag="hello"):
     first_seq: Count = 0
 
 
+Session = Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)]
+"""The life of the peer that a message is for: another life of that name, which has taken over its connection, passes it
+over. Empty: for whoever has the connection."""
+
+
 class Welcome(Message, frozen=True, tag="welcome"):
     """Broker or weight server -> peer: the answer to Hello. ``window`` bounds the peer's unacknowledged messages."""
 
@@ -43,6 +48,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
     """Index of the first batch that no checkpoint covers (for the learner)."""
     fingerprint: str = ""
     """Digest of what all processes of a run must agree on (model, environment, sampling); empty when not checked."""
+    session: Session = ""
 
 
 class Refused(Message, frozen=True, tag="refused"):
@@ -51,9 +57,11 @@ class Refused(Message, frozen=True, tag="refused"):
     reason: Reason
     message_type: str = ""
     fatal: bool = False
+    session: Session = ""
 
 
 class Ack(Message, frozen=True, tag="ack"):
     """Receiver -> sender: every sequenced message below ``next_seq`` is durable (cumulative)."""
 
     next_seq: Count
+    session: Session = ""

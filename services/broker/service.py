@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import structlog
+from msgspec.structs import replace
 
 from protocol.channels import BATCH, WORK, ChannelSpec
 from protocol.codec import Array, Received, message_type
 from protocol.errors import ProtocolError
 from protocol.limits import MAX_QUEUED_BYTES, MAX_REASON_CHARS
-from protocol.messages import MESSAGE_TYPES, Ack, Chunk, Hello, LeaseEnded, Message, Refused
+from protocol.messages import FOR_ONE_LIFE, MESSAGE_TYPES, Ack, Chunk, Hello, LeaseEnded, Message, Refused
 from services.broker.actions import (
     Action,
     Announce,
@@ -355,6 +356,9 @@ class Broker:
         route = self._routes.get(who)
         if route is None:
             return False
+        if isinstance(message, FOR_ONE_LIFE):
+            # The connection may be that of the next process of this name already.
+            message = replace(message, session=who.session)
         sent = await self._channels[route.spec].send(route.identity, message, arrays)
         if not sent:
             log.debug("peer_unreachable", peer=who.peer, type=message_type(message))

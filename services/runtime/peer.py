@@ -17,7 +17,7 @@ from protocol.channels import ChannelSpec
 from protocol.codec import Array, decode, encode, message_type
 from protocol.delivery import Outbox
 from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import SEQUENCED, Ack, AnyMessage, Hello, Message, Refused, Role, Welcome
+from protocol.messages import FOR_ONE_LIFE, SEQUENCED, Ack, AnyMessage, Hello, Message, Refused, Role, Welcome
 from services.runtime.channel import DealerChannel, Incoming
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError
@@ -163,7 +163,10 @@ class PeerClient:
             log.warning("message_ignored", channel=self._spec.name, error=incoming.error)
             return
         message = incoming.received.message
-        if isinstance(message, Welcome):
+        if isinstance(message, FOR_ONE_LIFE) and message.session not in ("", self._session):
+            # To a former process of this name, whose connection this one has taken over. Its acknowledgements are not ours.
+            log.info("message_for_former_life", channel=self._spec.name, type=message_type(message), session=message.session)
+        elif isinstance(message, Welcome):
             await self._on_welcome(message)
         elif isinstance(message, Ack):
             async with self._room:

@@ -6,6 +6,7 @@ import resource
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
@@ -13,7 +14,7 @@ import zmq.asyncio
 from protocol.channels import BATCH, WORK
 from protocol.codec import decode, encode
 from protocol.limits import MAX_FRAME_BYTES, PROTOCOL_VERSION
-from protocol.messages import Heartbeat, Hello, Refused, Status, StatusRequest, StopRequest, Welcome
+from protocol.messages import Ack, Heartbeat, Hello, Published, Refused, Status, StatusRequest, StopRequest, Welcome
 from services.broker.records import TrajectoryRow
 from services.broker.store import Store
 from services.runtime.channel import DealerChannel
@@ -212,6 +213,20 @@ async def test_bad_peers_are_answered_and_the_service_lives_on(tmp_path: Path, c
         _, metrics = await broker.http("/metrics")
         assert 'gspo_broker_refused_total{reason="undecodable",type=""} 5.0' in metrics
         assert await broker.terminate() == 0
+
+
+async def test_every_answer_of_a_session_names_it(tmp_path: Path, context: zmq.asyncio.Context) -> None:
+    async with broker_process(tmp_path) as broker:
+        async with dealer(context, broker, "learner", batch=True) as channel:
+            await channel.send(Hello(protocol_version=PROTOCOL_VERSION, role="learner", peer="learner", session="life 7"))
+            assert (await answer(channel)).session == "life 7"  # type: ignore[attr-defined]
+            published = Published(policy_version=1, endpoint="tcp://w", digest="d", num_bytes=1, trained_batches=0)
+            await channel.send(published, seq=0)
+            assert await answer(channel) == Ack(next_seq=1, session="life 7")
+            await channel.send(msgspec.structs.replace(published, digest="other"), seq=1)
+            refused = await answer(channel)
+            assert isinstance(refused, Refused)
+            assert (refused.fatal, refused.session) == (True, "life 7")
 
 
 async def test_a_refusal_for_good_is_always_heard(tmp_path: Path, context: zmq.asyncio.Context) -> None:

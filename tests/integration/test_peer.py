@@ -95,6 +95,24 @@ async def test_a_full_window_blocks_the_sender_until_an_acknowledgement() -> Non
         assert (await end.expect_received(Finish)).seq == 2
 
 
+async def test_what_is_said_to_a_former_life_of_the_process_is_passed_over() -> None:
+    """A broker that was busy answers a killed process, and its answers reach the next one, whose connection it is now."""
+    async with connected(WORK) as (end, client):
+        await client.send(finish(1))
+        await end.expect(Finish)
+        await end.reply(Ack(next_seq=9, session="another life"))
+        await end.reply(Refused(reason="session was replaced", message_type="hello", fatal=True, session="another life"))
+        await end.reply(a_welcome(policy_version=7, session="another life"))
+        await end.reply(Pulse(policy_version=0, weights_endpoint=""))
+        while not isinstance((await client.inbox.get()).message, Pulse):
+            pass
+        assert client.num_unacknowledged == 1
+        assert client.welcome is not None
+        assert client.welcome.policy_version == 0
+        await end.reply(Ack(next_seq=1, session="session of rollout-0"))
+        await client.flushed()
+
+
 async def test_what_is_not_acknowledged_is_sent_again_in_order_under_the_same_numbers() -> None:
     clock = VirtualClock()
     async with connected(WORK, clock=clock) as (end, client):
