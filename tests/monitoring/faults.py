@@ -1,0 +1,208 @@
+"""For each alert what is wrong, and what it then says."""
+
+from dataclasses import dataclass, field
+
+from tests.monitoring.series import BROKER, LEARNER, OTHER, Series, gone_after, rising, series, steady, then
+
+RUN = {"namespace": "run"}
+TARGET = {**RUN, "component": "rollout", "pod": "rollout-1", "instance": "rollout-1:1", "job": "gspo"}
+POD = {**RUN, "pod": "rollout-1", "instance": "rollout-1:1"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``changes`` replace series of the healthy run; an empty value takes one away."""
+
+    changes: Series
+    minutes: float
+    """It fires by then."""
+    summary: str
+    description: str
+    labels: dict[str, str] = field(default_factory=lambda: dict(RUN))
+    quiet_minutes: float | None = None
+    """It does not fire yet, because it waits for `for`, or for its window."""
+
+
+def diagnostic(name: str, bucket: str) -> str:
+    return series("gspo_learner_diagnostic", f'name="{name}",bucket="{bucket}"', LEARNER)
+
+
+FAULTS: dict[str, Fault] = {
+    "GspoProcessDown": Fault(
+        {series("up", "", OTHER): then("1", 20, 0)},
+        minutes=21.5,
+        quiet_minutes=20.5,
+        summary="rollout rollout-1 does not answer",
+        description="rollout-1:1 has not answered a scrape of /metrics for a minute.",
+        labels=TARGET,
+    ),
+    "GspoProcessMissing": Fault(
+        {series("up", "", LEARNER): gone_after(1, 20)},
+        # Prometheus looks back for five minutes before a series without a staleness mark is gone.
+        minutes=28,
+        quiet_minutes=21,
+        summary="There is no learner",
+        description='Prometheus knows no target with component="learner": nothing can be trained.',
+        labels={"component": "learner"},
+    ),
+    "GspoLearnerAway": Fault(
+        {series("gspo_broker_peers", 'role="learner"', BROKER): then("1", 20, 0)},
+        minutes=23,
+        quiet_minutes=21.5,
+        summary="The broker has no learner",
+        description="No learner has said hello to this broker (0 known): groups pile up until admission stops.",
+    ),
+    "GspoNoRollouts": Fault(
+        {series("gspo_broker_rollouts", 'status="serving"', BROKER): then("2", 20, 0)},
+        minutes=24,
+        quiet_minutes=22,
+        summary="No rollout serves",
+        description="0 rollouts are serving: nothing is generated, and the learner will starve.",
+    ),
+    "GspoRolloutNotServing": Fault(
+        {series("gspo_rollout_status", 'status="serving"', OTHER): then("1", 20, 0)},
+        minutes=36,
+        quiet_minutes=34,
+        summary="Rollout rollout-1 does not serve",
+        description="rollout-1:1 runs and has not been serving for 15 minutes: it takes no leases.",
+        labels=POD,
+    ),
+    "GspoNoProgress": Fault(
+        {series("gspo_broker_last_batch_timestamp_seconds", "", BROKER): steady(300)},
+        minutes=40,
+        quiet_minutes=35.5,
+        summary="No batch was trained for 35m 0s",
+        description="The last batch was reported 35m 0s ago and the run is not over.",
+    ),
+    "GspoLearnerStarved": Fault(
+        {series("gspo_learner_wait_seconds_total", "", LEARNER): rising(12)},
+        minutes=30,
+        quiet_minutes=14,
+        summary="The learner waits 80% of its time",
+        description="It waits for batches 80% of its time (5 minutes' mean; 50 % is the bound).",
+    ),
+    "GspoGroupsDropped": Fault(
+        {series("gspo_broker_dropped_groups_total", 'reason="failed"', BROKER): then("2", 20, 5)},
+        minutes=25,
+        quiet_minutes=19,
+        summary="Groups are dropped as failed",
+        description="3 groups were dropped in 15 minutes, reason: failed.",
+        labels={**RUN, "reason": "failed"},
+    ),
+    "GspoEpisodesFail": Fault(
+        {series("gspo_rollout_episodes_total", 'outcome="engine_error"', OTHER): rising(20)},
+        minutes=20,
+        quiet_minutes=4,
+        summary="21.57% of the episodes fail",
+        description="21.57% of the episodes end in an error of the reward, the environment or SGLang.",
+    ),
+    "GspoLagBeyondBound": Fault(
+        {series("gspo_broker_lag_max_versions", "", BROKER): then("2", 20, 3)},
+        minutes=21,
+        quiet_minutes=19,
+        summary="A token of lag 3 was trained on",
+        description="The last batch holds a token 3 versions old, beyond batch.max_lag: a promise is broken.",
+    ),
+    "GspoLagNearBound": Fault(
+        {series("gspo_broker_lag_mean_versions", "", BROKER): then("1.2", 20, 1.9)},
+        minutes=36,
+        quiet_minutes=34,
+        summary="Mean lag is 95% of batch.max_lag",
+        description="Batches are nearly as old as allowed (95% of batch.max_lag on average).",
+    ),
+    "GspoMismatchHigh": Fault(
+        {diagnostic("mismatch_kl", "lag_0"): then("0.001", 20, 0.05)},
+        minutes=31,
+        quiet_minutes=29,
+        summary="Engine and learner differ by 50m nats a token",
+        description="KL(engine || learner) of tokens of the current version is 50m nats; 0.02 is the bound.",
+    ),
+    "GspoClipFractionHigh": Fault(
+        {diagnostic("clip_fraction", "all"): then("0.15", 20, 0.75)},
+        minutes=36,
+        quiet_minutes=34,
+        summary="75% of the tokens are clipped",
+        description="The clip removes the gradient of 75% of the tokens; the paper has 15 %.",
+    ),
+    "GspoClipNeverActs": Fault(
+        {diagnostic("clip_fraction", "all"): then("0.15", 20, 0)},
+        minutes=51,
+        quiet_minutes=49,
+        summary="Nothing is clipped",
+        description="The clip fraction has been 0 for half an hour, with several optimizer steps a batch.",
+    ),
+    "GspoZeroSignal": Fault(
+        {series("gspo_broker_uniform_groups", "", BROKER): then("6", 20, 18)},
+        minutes=36,
+        quiet_minutes=34,
+        summary="90% of the groups teach nothing",
+        description="In 90% of the last batch's groups all rewards are equal: their advantage is 0.",
+    ),
+    "GspoWeightUpdatesFail": Fault(
+        {series("gspo_learner_weight_loads_failed_total", "", LEARNER): then("1", 20, 4)},
+        minutes=22,
+        quiet_minutes=19,
+        summary="Engines do not take the learner's weights",
+        description="3 times in 10 minutes an engine did not hold what was sent, and was quarantined.",
+        labels={**RUN, "component": "learner", "pod": "learner-0", "instance": "learner-0:1", "job": "gspo"},
+    ),
+    "GspoEngineQuarantined": Fault(
+        {series("gspo_broker_rollouts", 'status="quarantined"', BROKER): then("0", 20, 1)},
+        minutes=21.5,
+        quiet_minutes=20.5,
+        summary="1 rollouts are quarantined",
+        description="1 rollouts hold weights that could not be verified: they get no work until they are.",
+    ),
+    "GspoWeightsNotFetched": Fault(
+        {series("gspo_rollout_weight_updates_total", 'outcome="not_fetched"', OTHER): rising(1)},
+        minutes=30,
+        quiet_minutes=4,
+        summary="Rollout rollout-1 cannot fetch weights",
+        description="20 attempts in 5 minutes got no weights from the learner.",
+        labels=POD,
+    ),
+    "GspoRolloutBehind": Fault(
+        {series("gspo_rollout_policy_version", "", OTHER): then("29", 20, 25)},
+        minutes=26,
+        quiet_minutes=24,
+        summary="Rollout rollout-1 is 5 versions behind",
+        description="rollout-1:1 serves weights 5 versions old: too old for new leases.",
+        labels=POD,
+    ),
+    "GspoCommitsFail": Fault(
+        {series("gspo_broker_commit_failures_total", "", BROKER): then("3", 20, 7)},
+        minutes=21,
+        quiet_minutes=19,
+        summary="The ledger cannot be written",
+        description="4 commits failed in 2 minutes; nothing is acknowledged until one succeeds.",
+        labels={**RUN, "component": "broker", "pod": "broker-0", "instance": "broker-0:1", "job": "gspo"},
+    ),
+    "GspoDiskFilling": Fault(
+        {series("gspo_broker_disk_free_bytes", "", BROKER): then("60e9", 20, 4e9)},
+        minutes=31,
+        quiet_minutes=29,
+        summary="The ledger's disk is filling",
+        description="The file system of run.directory is nearly full, or will be within 4 hours as it goes.",
+        labels={**RUN, "component": "broker", "pod": "broker-0", "instance": "broker-0:1", "job": "gspo"},
+    ),
+    "GspoBrokerOverloaded": Fault(
+        {series("gspo_broker_queue_messages", "", BROKER): then("12", 20, 1024)},
+        minutes=26,
+        quiet_minutes=24,
+        summary="The broker does not keep up",
+        description="1024 messages wait to be handled (1024 stop the reading of sockets).",
+        labels={**RUN, "component": "broker", "pod": "broker-0", "instance": "broker-0:1", "job": "gspo"},
+    ),
+    "GspoConnectionsRefused": Fault(
+        {series("gspo_learner_refused_connections_total", 'reason="unknown_key"', LEARNER): then("1", 20, 4)},
+        minutes=22,
+        quiet_minutes=19,
+        summary="The learner refuses connections: unknown_key",
+        description="3 connections in 10 minutes, reason: unknown_key.",
+        labels={**RUN, "component": "learner", "reason": "unknown_key"},
+    ),
+}
+
+OVER = {series("gspo_broker_stopping", "", BROKER): steady(1)}
+"""Added to these, nothing fires: the run is over."""
+EXCUSED = ("GspoLearnerAway", "GspoNoRollouts", "GspoNoProgress", "GspoLearnerStarved")

@@ -1,0 +1,95 @@
+"""Every alert by promtool: silent in a healthy hour and until it has waited, then firing with the right words."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.monitoring.generate import RULES, rule_groups
+from tests.monitoring.faults import EXCUSED, FAULTS, OVER, Fault
+from tests.monitoring.series import Series, as_test, healthy
+from tests.monitoring.vocabulary import rules
+
+ALERTS = {rule["alert"]: rule for rule in rules() if "alert" in rule}
+needs_promtool = pytest.mark.monitoring
+
+
+def promtool(directory: Path, tests: list[dict[str, Any]]) -> str:
+    """What `promtool test rules` says; it must succeed."""
+    files = [str(path) for path in sorted(RULES.glob("*.yaml"))]
+    path = directory / "test.yaml"
+    text = {"rule_files": files, "evaluation_interval": "15s", "tests": tests}
+    path.write_text(yaml.safe_dump(text | {"group_eval_order": [group["name"] for group in _recording_first()]}))
+    checked = subprocess.run(
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    return checked.stdout
+
+
+def _recording_first() -> list[dict[str, Any]]:
+    return sorted(rule_groups(), key=lambda group: group["name"] != "gspo-recording")
+
+
+def expected(name: str, fault: Fault) -> dict[str, Any]:
+    """What promtool compares an alert with: all its labels and both texts."""
+    return {
+        "exp_labels": {**fault.labels, "severity": ALERTS[name]["labels"]["severity"]},
+        "exp_annotations": {
+            "summary": fault.summary,
+            "description": fault.description,
+            "runbook_url": ALERTS[name]["annotations"]["runbook_url"],
+        },
+    }
+
+
+def at(name: str, minutes: float, alerts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"eval_time": f"{int(minutes * 60)}s", "alertname": name, "exp_alerts": alerts}
+
+
+def changed(changes: Series) -> Series:
+    base = healthy()
+    unknown = set(changes) - set(base)
+    assert not unknown, f"the healthy run has no {unknown}"
+    return base | changes
+
+
+def test_there_is_a_fault_for_each_alert() -> None:
+    assert list(FAULTS) == list(ALERTS)
+
+
+@needs_promtool
+def test_the_rules_are_valid() -> None:
+    subprocess.run(["promtool", "check", "rules", *map(str, RULES.glob("*.yaml"))], check=True, timeout=60)
+
+
+@needs_promtool
+def test_in_a_healthy_hour_nothing_fires(tmp_path: Path) -> None:
+    checks = [at(name, minutes, []) for name in ALERTS for minutes in (5, 20, 45, 59)]
+    promtool(tmp_path, [as_test(healthy(), checks)])
+
+
+@needs_promtool
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_fires_after_its_time_and_says_by_how_much(name: str, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    checks = [at(name, fault.minutes, [expected(name, fault)])]
+    if fault.quiet_minutes is not None:
+        checks.append(at(name, fault.quiet_minutes, []))
+    promtool(tmp_path, [as_test(changed(fault.changes), checks)])
+
+
+@needs_promtool
+@pytest.mark.parametrize("name", EXCUSED)
+def test_a_run_that_is_over_sets_nothing_off(name: str, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    promtool(tmp_path, [as_test(changed({**fault.changes, **OVER}), [at(name, fault.minutes, [])])])
+
+
+@needs_promtool
+def test_a_rule_that_does_not_fire_fails_its_test(tmp_path: Path) -> None:
+    fault = FAULTS["GspoNoRollouts"]
+    with pytest.raises(AssertionError, match="GspoNoRollouts"):
+        promtool(tmp_path, [as_test(healthy(), [at("GspoNoRollouts", fault.minutes, [expected("GspoNoRollouts", fault)])])])
