@@ -1,0 +1,133 @@
+"""A real Prometheus beside a real broker, weight server and rollout whose engine does not hold what it was sent."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+import zmq.asyncio
+from prometheus_client import CollectorRegistry
+
+from protocol.channels import BATCH, WEIGHTS, WORK
+from protocol.messages import Published, TensorInfo
+from services.learner.metrics import LearnerMetrics
+from services.learner.snapshot import SnapshotStore, build_snapshot
+from services.learner.weight_server import WeightServer
+from services.rollout.metrics import RolloutMetrics
+from services.rollout.service import RolloutService
+from services.rollout.sync import WeightSync
+from services.rollout.tokens import ChatTokenizer
+from services.runtime.channel import RouterChannel
+from services.runtime.clock import MonotonicClock
+from services.runtime.peer import PeerClient
+from services.runtime.settings import Rollout
+from services.runtime.telemetry import Health, TelemetryServer
+from tests.monitoring.server import PrometheusServer
+from tests.support.broker_process import BrokerProcess, broker_process
+from tests.support.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
+from tests.support.episodes import an_agent
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.zmq_ends import ANY_PORT, in_background, zmq_context
+
+pytestmark = pytest.mark.monitoring
+MODEL = {"model.norm.weight": torch.tensor([0.5, 0.25])}
+
+
+def flip_a_bit(loaded: dict[str, tuple[TensorInfo, bytes]]) -> None:
+    for name, (info, data) in loaded.items():
+        loaded[name] = (info, bytes([data[0] ^ 1]) + data[1:])
+
+
+class Fleet:
+    """The learner's weight server and one rollout, each with a metrics port of its own."""
+
+    def __init__(self, stack: ExitStack, context: zmq.asyncio.Context, broker: BrokerProcess, directory: Path) -> None:
+        self.clock = MonotonicClock()
+        self.engine = ScriptedEngine()
+        learner, rollout = CollectorRegistry(), CollectorRegistry()
+        self.store = SnapshotStore()
+        channel = RouterChannel(context, WEIGHTS, ANY_PORT)
+        self.endpoint = channel.endpoint
+        self.server = WeightServer(channel, self.store, LearnerMetrics(learner))
+        metrics, health = RolloutMetrics(rollout), Health(self.clock, 60)
+        self.learner = PeerClient(
+            context, BATCH, broker.batch_endpoint, role="learner", peer="learner", session="l", clock=self.clock
+        )
+        self.client = PeerClient(
+            context, WORK, broker.work_endpoint, role="rollout", peer="rollout-0", session="r", clock=self.clock
+        )
+        sync = WeightSync(
+            context=context,
+            engine=self.engine,  # type: ignore[arg-type]
+            work_directory=directory,
+            pause_mode="retract",
+            peer="rollout-0",
+            session="r",
+            clock=self.clock,
+            metrics=metrics,
+            # It stays where it is: after its third failure the process would end, which is another alert.
+            retry_s=3600,
+        )
+        model = save_chat_model(directory / "model", chat_tokenizer(TINY_TEMPLATE, "<|end|>"))
+        agent = an_agent(
+            ChatTokenizer(model),
+            engine=self.engine,
+            broker=self.client,
+            may_generate=sync.may_generate,
+            metrics=metrics,
+        )
+        self.rollout = RolloutService(
+            agent=agent, broker=self.client, sync=sync, settings=Rollout(), clock=self.clock, health=health, metrics=metrics
+        )
+        self.ports = {
+            name: stack.enter_context(TelemetryServer("127.0.0.1", 0, registry, Health(self.clock, 60))).port
+            for name, registry in (("learner", learner), ("rollout", rollout))
+        }
+
+    async def publish(self, version: int) -> None:
+        snapshot = build_snapshot(version, MODEL.items())
+        self.store.add(snapshot)
+        announcement = Published(
+            policy_version=version,
+            endpoint=self.endpoint,
+            digest=snapshot.manifest.digest,
+            num_bytes=snapshot.manifest.num_bytes,
+            trained_batches=0,
+        )
+        await self.learner.send(announcement)
+
+
+@contextlib.asynccontextmanager
+async def fleet(tmp_path: Path) -> AsyncIterator[tuple[Fleet, PrometheusServer]]:
+    async with broker_process(tmp_path) as broker, zmq_context() as context:
+        with ExitStack() as stack:
+            made = Fleet(stack, context, broker, tmp_path)
+            targets = {
+                "broker": ("broker", broker.metrics_port),
+                "learner": ("learner", made.ports["learner"]),
+                "rollout-0": ("rollout", made.ports["rollout"]),
+            }
+            prometheus = stack.enter_context(PrometheusServer(tmp_path / "prometheus", targets))
+            async with in_background(made.server.run(), made.learner.run(), made.rollout.run(asyncio.Event())):
+                await made.learner.connected_welcome()
+                yield made, prometheus
+
+
+async def test_an_engine_that_does_not_hold_what_it_was_sent_is_quarantined_and_the_alerts_say_so(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as (run, prometheus):
+        await run.publish(1)
+        serving = 'gspo_broker_rollouts{status="serving"} == 1'
+        await asyncio.to_thread(prometheus.wait_until, "serving", lambda: prometheus.value(serving) == 1, 60)
+        assert {"GspoWeightUpdatesFail", "GspoEngineQuarantined"}.isdisjoint(await asyncio.to_thread(prometheus.firing))
+        run.engine.damage = flip_a_bit
+        await run.publish(2)
+        failed = await asyncio.to_thread(prometheus.wait_firing, "GspoWeightUpdatesFail")
+        assert failed["labels"]["component"] == "learner"
+        assert "an engine did not hold what was sent" in failed["annotations"]["description"]
+        quarantined = await asyncio.to_thread(prometheus.wait_firing, "GspoEngineQuarantined")
+        assert quarantined["annotations"]["summary"] == "1 rollouts are quarantined"
+        await asyncio.to_thread(prometheus.wait_firing, "GspoNoRollouts")
+        assert prometheus.value('gspo_rollout_status{status="quarantined",pod="rollout-0"}') == 1
