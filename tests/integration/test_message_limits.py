@@ -73,7 +73,7 @@ async def test_what_cannot_be_decoded_and_would_be_sent_for_ever_ends_its_sender
             release = Release(trajectory_id=0, epoch=1, reason="", failed=False)
             await bad.send_multipart(encode(release, seq=0))
             taken = [await answer(bad), await answer(bad)]
-            assert Ack(next_seq=1) in taken
+            assert Ack(next_seq=1, session="s") in taken
             await bad.send_multipart(undecodable_chunk(seq=1))
             refused = await answer(bad)
             assert isinstance(refused, Refused)
