@@ -20,7 +20,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds study bench-loss test lint types contracts unit test-demo test-wheel \
+.PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds demo-clip study bench-loss test lint types contracts unit test-demo test-wheel \
 	test-parity test-deploy images clean
 
 help: ## list the targets
@@ -55,8 +55,11 @@ demo-gsm8k: ## 3 batches on GSM8K rows (GSPO_DATA_DIR/gsm8k/train.jsonl)
 demo-seeds: setup ## the demo on three seeds, with the table of docs/results.md
 	$(BIN)/python benchmarks/demo_seeds.py --config $(CONFIG) --seeds 0 1 2
 
+demo-clip: setup ## how much the demo clips, synchronous and asynchronous, by anchor and band
+	$(BIN)/python benchmarks/demo_clip.py --seeds 0
+
 study: setup ## GSPO and its neighbours on one task, several seeds, with its tables and plots
-	$(BIN)/python -m benchmarks.study
+	$(BIN)/python -m benchmarks.study --jobs 2
 
 bench-loss: setup ## what the loss and its backward cost beside plain policy gradient, in time and memory
 	$(BIN)/python benchmarks/loss_cost.py
