@@ -25,10 +25,10 @@ from services.rollout.sync import WeightSync
 from services.rollout.tokens import ChatTokenizer, TokenizerError
 from services.rollout.weights_directory import weights_directory
 from services.runtime.arguments import ProcessArguments, parse_process_arguments
-from services.runtime.clock import MonotonicClock
+from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.configuration import ConfigurationError
 from services.runtime.fingerprint import run_fingerprint
-from services.runtime.lifecycle import EXIT_CONFIGURATION, ServiceError, run_process
+from services.runtime.lifecycle import EXIT_CONFIGURATION, ServiceError, run_process, until_stopped
 from services.runtime.logs import configure_logging
 from services.runtime.peer import PeerClient
 from services.runtime.security import Security
@@ -38,6 +38,7 @@ from services.runtime.telemetry import Health, TelemetryServer
 log = structlog.get_logger()
 
 MAX_QUIET_S: Final = 120.0
+TURN_S: Final = 1.0
 
 
 def main() -> int:
@@ -56,17 +57,23 @@ def main() -> int:
     return run_process(partial(run_rollout, arguments))
 
 
-async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event) -> None:
-    """Start SGLang (or use the one at server_url) and work for the broker until ``stop``.
+async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event, clock: Clock | None = None) -> None:
+    """Start SGLang (or use the one at server_url) and work for the broker until ``stop``. ``clock``: None is the machine's.
 
     Raises: ConfigurationError, EndpointError, ServiceError with the way out, in a group.
     """
     started = asyncio.Event()
+    clock = MonotonicClock() if clock is None else clock
+    health = Health(clock, MAX_QUIET_S)
     async with asyncio.TaskGroup() as tasks:
-        working = tasks.create_task(_work(arguments, stop, started), name="rollout")
-        impatient = tasks.create_task(_cancel_the_start(working, stop, started), name="stop-while-starting")
+        working = tasks.create_task(_work(arguments, stop, started, clock, health), name="rollout")
+        beside = [
+            tasks.create_task(_cancel_the_start(working, stop, started), name="stop-while-starting"),
+            tasks.create_task(_turn_while_starting(health, started), name="turn-while-starting"),
+        ]
         await asyncio.wait([working])
-        impatient.cancel()
+        for task in beside:
+            task.cancel()
 
 
 async def _cancel_the_start(working: asyncio.Task[None], stop: asyncio.Event, started: asyncio.Event) -> None:
@@ -76,10 +83,17 @@ async def _cancel_the_start(working: asyncio.Task[None], stop: asyncio.Event, st
         working.cancel("stopped while starting")
 
 
-async def _work(arguments: ProcessArguments, stop: asyncio.Event, started: asyncio.Event) -> None:
-    settings = arguments.settings
-    clock, registry = MonotonicClock(), CollectorRegistry()
-    metrics, health = RolloutMetrics(registry), Health(clock, MAX_QUIET_S)
+async def _turn_while_starting(health: Health, started: asyncio.Event) -> None:
+    """A model may load for minutes (rollout.start_timeout_s): no reason to call this process dead and start it again."""
+    while not await until_stopped(started, TURN_S):
+        health.turn()
+
+
+async def _work(
+    arguments: ProcessArguments, stop: asyncio.Event, started: asyncio.Event, clock: Clock, health: Health
+) -> None:
+    settings, registry = arguments.settings, CollectorRegistry()
+    metrics = RolloutMetrics(registry)
     try:
         tokenizer = ChatTokenizer(settings.model.path)
         environment = create_environment(settings.environment.name, settings.environment.options)
