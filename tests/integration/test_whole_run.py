@@ -1,5 +1,8 @@
 """The whole system once: `gspo run` with keys, real SGLang, a learner of two ranks, HTTP endpoints, report and export."""
 
+import json
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -33,6 +36,23 @@ def samples(port: int) -> dict[str, float]:
     return values
 
 
+def assert_replayed_bit_for_bit(directory: Path, again: Path) -> None:
+    """From its checkpoint after two batches the run's last two give the weights that it published, saved and exported."""
+    command = [sys.executable, "-m", "services.replay", str(directory), "--from-checkpoint", "2", "--out", str(again)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((again / "replay.json").read_text())["weights"] == {"2": "same", "3": "same", "4": "same"}
+    saved = [json.loads((root / last_checkpoint(root) / "checkpoint.json").read_text()) for root in (directory, again)]
+    assert saved[0]["weights_digest"] == saved[1]["weights_digest"]
+    assert saved[0]["state"]["mismatch"] == saved[1]["state"]["mismatch"]
+    exported = [(root / "export" / "model.safetensors").read_bytes() for root in (directory, again)]
+    assert exported[0] == exported[1]
+
+
+def last_checkpoint(root: Path) -> str:
+    return "checkpoints/" + (root / "checkpoints" / "latest").read_text().strip()
+
+
 def test_a_run_with_two_learner_ranks_trains_evaluates_reports_and_exports(tmp_path: Path) -> None:
     model, directory = tmp_path / "model", tmp_path / "run"
     make_tiny_model(model, num_steps=3, num_eval_episodes=1, progress=lambda _: None)
@@ -61,6 +81,8 @@ def test_a_run_with_two_learner_ranks_trains_evaluates_reports_and_exports(tmp_p
         rollout = samples(run.metrics_ports["rollout-0"])
         assert rollout["gspo_rollout_policy_version"] >= 1
         assert rollout["gspo_rollout_tokens_total"] > 0
+        assert rollout["gspo_rollout_engine_metrics_up"] == 1
+        assert rollout["sglang:generation_tokens_total"] > 0
         pages = [fetch(port, "/metrics")[1] for port in run.metrics_ports.values()]
         for server, clients in (("broker", 3), ("learner", 1)):  # a rollout, the learner, `gspo run`; the rollout
             (page,) = [page for page in pages if f"gspo_{server}_connections_total" in page]
@@ -74,6 +96,7 @@ def test_a_run_with_two_learner_ranks_trains_evaluates_reports_and_exports(tmp_p
     assert report.problems == []
     assert (report.num_batches, report.num_trained_trajectories, report.dropped) == (4, 4 * 8 * 4, {})
     assert [row["batch"] for row in run.rows("eval")] == [0, 2, 4]
+    assert_replayed_bit_for_bit(directory, tmp_path / "again")
     for row in run.rows("batch"):
         assert row["optimizer_steps"] == 4
         assert row["lag/max"] <= 2
