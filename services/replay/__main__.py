@@ -227,7 +227,8 @@ def _verdict(plan: Plan) -> int:
     different = [after for after, found in weights.items() if found == DIFFERENT]
     sys.stdout.write(f"trained batches {plan.first} to {plan.end - 1}; the result is in {plan.out}\n")
     if plan.changed:
-        sys.stdout.write("settings were changed: these are other weights than the run's, on the same data\n")
+        others = sum(1 for found in trained.values() if found == DIFFERENT)
+        sys.stdout.write(f"settings were changed: other weights than the run's after {others} of {len(trained)} batches\n")
         return 0
     if different:
         sys.stdout.write(
