@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from services.runtime.clock import Clock
-from services.runtime.lifecycle import EXIT_CONFIGURATION, ServiceError, die_with_parent, until_stopped
+from services.runtime.lifecycle import EXIT_CONFIGURATION, EXIT_REPLACED, ServiceError, die_with_parent, until_stopped
 
 log = structlog.get_logger()
 
@@ -121,6 +121,11 @@ class Supervisor:
                 return
             if status == EXIT_CONFIGURATION:
                 raise ServiceError(f"{child.spec.name} cannot start: {last_error(child.log_path)}")
+            if status == EXIT_REPLACED:
+                raise ServiceError(
+                    f"{child.spec.name} was replaced, and is not started again, as the two would take turns for ever: stop "
+                    f"one of them; {last_error(child.log_path)}"
+                )
             now = self._clock.now()
             child.restarts.append(now)
             while child.restarts and now - child.restarts[0] > RESTART_WINDOW_S:

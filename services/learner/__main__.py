@@ -17,7 +17,15 @@ from services.runtime.arguments import parse_process_arguments
 from services.runtime.channel import EndpointError
 from services.runtime.clock import MonotonicClock
 from services.runtime.configuration import ConfigurationError
-from services.runtime.lifecycle import EXIT_CONFIGURATION, EXIT_FAILED, ServiceError, die_with_parent, flatten
+from services.runtime.lifecycle import (
+    EXIT_CONFIGURATION,
+    EXIT_FAILED,
+    EXIT_REPLACED,
+    ReplacedError,
+    ServiceError,
+    die_with_parent,
+    flatten,
+)
 from services.runtime.logs import configure_logging
 from services.runtime.settings import Settings
 from services.runtime.telemetry import Health, TelemetryServer
@@ -64,6 +72,8 @@ def _run(settings: Settings) -> int:
         _serve(settings, stop)
     except* (EndpointError, ConfigurationError) as group:
         status = _explain("cannot_start", group, EXIT_CONFIGURATION)
+    except* ReplacedError as group:
+        status = _explain("replaced", group, EXIT_REPLACED)
     except* ServiceError as group:
         status = _explain("stopped_by_error", group, EXIT_FAILED)
     return status

@@ -17,6 +17,7 @@ log = structlog.get_logger()
 
 EXIT_FAILED: Final = 1
 EXIT_CONFIGURATION: Final = 2
+EXIT_REPLACED: Final = 3
 PR_SET_PDEATHSIG: Final = 1
 # Opened before any fork: a child between fork and exec must not load anything.
 _LIBC: Final = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -24,6 +25,11 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else
 
 class ServiceError(RuntimeError):
     """The process cannot go on; the text says what, the value, and the way out. Ends the process with status 1."""
+
+
+class ReplacedError(ServiceError):
+    """Another process has taken this one's place at the broker. Ends the process with status 3: whoever started it must not
+    start it again, because it would take the place back, and the other one in turn, for ever."""
 
 
 def run_process(service: Callable[[asyncio.Event], Awaitable[None]]) -> int:
@@ -38,6 +44,10 @@ def run_process(service: Callable[[asyncio.Event], Awaitable[None]]) -> int:
         for error in flatten(group):
             log.error("cannot_start", error=str(error))
         status = EXIT_CONFIGURATION
+    except* ReplacedError as group:
+        for error in flatten(group):
+            log.error("replaced", error=str(error))
+        status = EXIT_REPLACED
     except* ServiceError as group:
         for error in flatten(group):
             log.error("stopped_by_error", error=str(error))

@@ -20,7 +20,7 @@ from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import FOR_ONE_LIFE, SEQUENCED, Ack, AnyMessage, Hello, Message, Refused, Role, Welcome
 from services.runtime.channel import DealerChannel, Incoming
 from services.runtime.clock import Clock
-from services.runtime.lifecycle import ServiceError
+from services.runtime.lifecycle import ReplacedError, ServiceError
 from services.runtime.security import PLAINTEXT, Security
 
 log = structlog.get_logger()
@@ -31,6 +31,9 @@ MAX_REFUSED_HANDSHAKES: Final = 5
 """In a row: some five seconds, in which the other end may have been given our key."""
 UNKNOWN_SESSION: Final = "unknown session"
 """How a Refused begins whose sender does not know (any more) who we are."""
+
+REPLACED: Final = "was replaced by a newer one"
+"""In the reason of a fatal Refused: another process has taken our place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +101,10 @@ class PeerClient:
         return self._welcomed.is_set()
 
     async def run(self) -> None:
-        """Keep the conversation going until cancelled. Raises: ServiceError when the other end refuses us for good."""
+        """Keep the conversation going until cancelled. Raises: ServiceError when the other end refuses us for good.
+
+        ReplacedError, which is one, says that another process has our place.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(), name=f"{self._spec.name}-receive")
@@ -195,7 +201,8 @@ class PeerClient:
 
     async def _on_refused(self, refused: Refused) -> None:
         if refused.fatal:
-            raise ServiceError(f"{self._spec.name} channel: {self._endpoint} refused this process: {refused.reason}")
+            failure = ReplacedError if REPLACED in refused.reason else ServiceError
+            raise failure(f"{self._spec.name} channel: {self._endpoint} refused this process: {refused.reason}")
         if refused.reason.startswith(UNKNOWN_SESSION):
             if self._welcomed.is_set():
                 log.info("handshake_again", channel=self._spec.name, reason=refused.reason)

@@ -5,11 +5,14 @@ from collections.abc import Awaitable
 
 import msgspec
 import numpy as np
+import pytest
 
 from protocol.channels import WORK
 from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import Ack, Chunk, Finish, Heartbeat, Hello, LeaseRequest, NoLease, Pulse, Refused
-from services.runtime.lifecycle import ServiceError, flatten
+from services.broker.actions import Who
+from services.broker.peers import Peers, SessionRefused
+from services.runtime.lifecycle import ReplacedError, ServiceError, flatten
 from tests.support.builders import a_chunk, token_arrays
 from tests.support.clocks import VirtualClock
 from tests.support.zmq_ends import ScriptedEnd, a_client, a_welcome, connected, in_background, sequenced, zmq_context
@@ -195,8 +198,27 @@ async def test_a_fatal_refusal_ends_the_conversation_with_its_reason() -> None:
             await end.reply(Refused(reason="protocol version 1 does not match 2", fatal=True))
             error = await conversation
         assert isinstance(error, ServiceError)
+        assert not isinstance(error, ReplacedError)
         assert "protocol version 1 does not match 2" in str(error)
         assert end.endpoint in str(error)
+
+
+async def test_whoever_was_replaced_is_told_apart_in_the_broker_s_own_words() -> None:
+    peers = Peers()
+    for session in ("old", "new"):
+        peers.hello(Who("learner", session), "learner", 0, 0.0)
+    with pytest.raises(SessionRefused) as refusal:
+        peers.hello(Who("learner", "old"), "learner", 0, 1.0)
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        client = a_client(context, WORK, end.endpoint)
+        async with asyncio.TaskGroup() as tasks:
+            conversation = tasks.create_task(ending(client.run()))
+            await end.expect(Hello)
+            await end.reply(Refused(reason=f"hello: {refusal.value}", fatal=True))
+            error = await conversation
+        assert isinstance(error, ReplacedError)
+        assert "stop one of them" in str(error)
 
 
 async def test_a_run_with_other_settings_ends_the_conversation_with_what_must_agree() -> None:

@@ -109,11 +109,11 @@ async def test_a_killed_process_is_started_again_and_keeps_its_log(pipe: Pipe, t
 
 
 async def test_a_process_that_keeps_crashing_is_given_up_with_the_end_of_its_log(pipe: Pipe, tmp_path: Path) -> None:
-    supervisor = Supervisor([spec(pipe, "learner", "exit", "3")], tmp_path / "logs", VirtualClock(), backoff_s=0.001)
+    supervisor = Supervisor([spec(pipe, "learner", "exit", "4")], tmp_path / "logs", VirtualClock(), backoff_s=0.001)
     error = await ended(supervisor)
     assert isinstance(error, ServiceError)
     assert f"learner ended {MAX_RESTARTS + 1} times" in str(error)
-    assert "status 3" in str(error)
+    assert "status 4" in str(error)
     assert str(tmp_path / "logs" / "learner.log") in str(error)
     assert str(error).endswith("    last words")
 
@@ -139,6 +139,15 @@ async def test_a_configuration_error_ends_everything_at_once(pipe: Pipe, tmp_pat
     broker, learner = supervisor.children
     assert broker.num_restarts == 0
     assert (learner.state, learner.pid) == ("stopped", None)
+
+
+async def test_a_process_that_was_replaced_is_not_started_again(pipe: Pipe, tmp_path: Path) -> None:
+    supervisor = Supervisor([spec(pipe, "learner", "exit", "3")], tmp_path / "logs", VirtualClock(), backoff_s=0.001)
+    error = await ended(supervisor)
+    assert isinstance(error, ServiceError)
+    assert str(error).startswith("learner was replaced, and is not started again")
+    assert str(error).endswith("last words")
+    assert supervisor.children[0].num_restarts == 0
 
 
 async def test_a_process_that_is_done_is_not_started_again(pipe: Pipe, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from services.runtime.channel import EndpointError
 from services.runtime.configuration import ConfigurationError
-from services.runtime.lifecycle import ServiceError, flatten, run_process, until_stopped
+from services.runtime.lifecycle import ReplacedError, ServiceError, flatten, run_process, until_stopped
 
 
 def ending_with(error: Exception | None) -> int:
@@ -28,6 +28,7 @@ def ending_with(error: Exception | None) -> int:
         (None, 0),
         (ServiceError("the engine keeps failing"), 1),
         (ConfigurationError("batch.max_lag is -1"), 2),
+        (ExceptionGroup("inner", [ReplacedError("by a newer one")]), 3),
         (EndpointError("cannot bind tcp://127.0.0.1:1"), 2),
         (ExceptionGroup("inner", [ExceptionGroup("deeper", [ServiceError("x")])]), 1),
         (ExceptionGroup("inner", [ServiceError("x"), EndpointError("y")]), 1),
