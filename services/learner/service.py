@@ -25,7 +25,7 @@ from services.learner.conversation import BatchArrived
 from services.learner.engine import LearnerEngine
 from services.learner.export import export_model
 from services.learner.metrics import LearnerMetrics
-from services.learner.share import share
+from services.learner.share import share, stop_anywhere
 from services.learner.snapshot import Snapshot, build_snapshot
 from services.learner.trainer import AdvantageSettings, BatchReport, train_batch
 from services.runtime.clock import Clock
@@ -121,7 +121,7 @@ class LearnerService:
         )
 
     def run(self) -> None:
-        """Train until the run ends or ``stop`` is set. Raises: ServiceError; what the engine raises."""
+        """Train until the run ends or ``stop`` is set, on any rank. Raises: ServiceError; what the engine raises."""
         self._resume()
         self._publish()
         while True:
@@ -164,7 +164,7 @@ class LearnerService:
         while True:
             welcome = self._link.wait_welcome(POLL_S) if self._link is not None else None
             answer = NOT_YET if welcome is None else max(own_version, welcome.policy_version)
-            if welcome is None and self._stop.is_set():
+            if stop_anywhere(self._engine, self._stop.is_set()) and welcome is None:
                 answer = STOPPED
             answer = int(self._engine.broadcast(torch.tensor([answer], dtype=torch.int64))[0])
             if answer == STOPPED:
@@ -276,7 +276,7 @@ class LearnerService:
         last_log = self._clock.now()
         while True:
             answer = ACKNOWLEDGED if self._link is None or self._link.flush(POLL_S) else NOT_YET
-            if answer == NOT_YET and self._stop.is_set():
+            if stop_anywhere(self._engine, self._stop.is_set()) and answer == NOT_YET:
                 patience_s -= POLL_S
                 answer = STOPPED if patience_s <= 0 else NOT_YET
             answer = int(self._engine.broadcast(torch.tensor([answer], dtype=torch.int64))[0])

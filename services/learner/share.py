@@ -1,4 +1,4 @@
-"""What rank 0 received, on every rank: one broadcast of a few numbers, and one of the encoded batch. No pickle."""
+"""What rank 0 received, on every rank: a broadcast of a few numbers, and one of the encoded batch. No pickle."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -28,13 +28,25 @@ class Broadcaster(Protocol):
     def rank(self) -> int: ...
     @property
     def world_size(self) -> int: ...
+    def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor: ...
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor: ...
 
 
+def stop_anywhere(engine: Broadcaster, stop: bool) -> bool:
+    """Whether any rank was asked to stop: of several machines one alone may be. Collective."""
+    if engine.world_size == 1:
+        return stop
+    return bool(engine.sum_over_ranks(torch.tensor([int(stop)], dtype=torch.int64))[0])
+
+
 def share(engine: Broadcaster, arrived: Directive, stop: bool) -> tuple[Directive, bool]:
-    """Rank 0's (arrived, stop) on every rank. Collective; the arguments of the other ranks are ignored."""
+    """Rank 0's ``arrived``, and whether any rank was asked to stop, on every rank. Collective.
+
+    What the other ranks say has arrived is ignored.
+    """
     if engine.world_size == 1:
         return arrived, stop
+    stop = stop_anywhere(engine, stop)
     frames = _frames(arrived) if engine.rank == 0 else []
     sizes = [len(frame) for frame in frames]
     kind = STOP if stop else BATCH if isinstance(arrived, BatchArrived) else END if arrived is not None else WAIT

@@ -266,7 +266,25 @@ class SecondRank(ServingBigram):
         return answer
 
 
-def a_second_rank(engine: SecondRank, directory: Path) -> LearnerService:
+class AskedElsewhere(ServingBigram):
+    """Rank 0 of two, whose other rank was asked to stop."""
+
+    world_size = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_meetings = 0
+
+    def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + 1
+
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor:
+        self.num_meetings += 1
+        assert self.num_meetings < 3, "it waits on"
+        return tensor.clone()
+
+
+def without_link(engine: ServingBigram, directory: Path) -> LearnerService:
     clock = MonotonicClock()
     return LearnerService(
         Settings(run=Run(directory=directory)),
@@ -286,21 +304,26 @@ def test_ranks_meet_again_and_again_while_the_first_waits_for_the_broker(tmp_pat
     )
     # Rank 0 writes the checkpoint's common part; this one has a directory of its own to write into.
     (tmp_path / "checkpoints" / ".partial-version-0000000041-batch-0000000000").mkdir(parents=True)
-    a_second_rank(engine, tmp_path).run()
+    without_link(engine, tmp_path).run()
     assert engine.broadcasts == []
 
 
 def test_a_stop_while_the_broker_is_away_ends_every_rank(tmp_path: Path) -> None:
     engine = SecondRank([NOT_YET], [STOPPED])
     with pytest.raises(ServiceError, match="stopped before the broker answered"):
-        a_second_rank(engine, tmp_path).run()
+        without_link(engine, tmp_path).run()
+
+
+def test_a_stop_of_another_rank_while_the_broker_is_away_ends_this_one_too(tmp_path: Path) -> None:
+    with pytest.raises(ServiceError, match="stopped before the broker answered"):
+        without_link(AskedElsewhere(), tmp_path).run()
 
 
 def test_a_checkpoint_that_is_gone_ends_the_process_with_a_line_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/latest").write_text("version-0000000009-batch-0000000004\n")
     with pytest.raises(ServiceError, match="version-0000000009-batch-0000000004, which is not there"):
-        a_second_rank(SecondRank(), tmp_path).run()
+        without_link(SecondRank(), tmp_path).run()
 
 
 async def test_the_time_spent_waiting_is_counted_once(tmp_path: Path) -> None:

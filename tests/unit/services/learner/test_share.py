@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 import torch
 
 from protocol.messages import EndOfRun
@@ -23,6 +24,16 @@ class ThreadedRank:
         self._done = done
         self.num_broadcasts = 0
 
+    def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.rank == 0:
+            total = tensor.clone()
+            for _ in self._mailboxes[1:]:
+                total += self._mailboxes[0].get(timeout=20)
+        else:
+            self._mailboxes[0].put(tensor.clone())
+            total = torch.zeros_like(tensor)
+        return self.broadcast(total)
+
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor:
         self.num_broadcasts += 1
         if self.rank == source:
@@ -37,13 +48,15 @@ class ThreadedRank:
         return received
 
 
-def shared(arrived: Directive, stop: bool, num_ranks: int = 3) -> list[tuple[Directive, bool]]:
-    """The outcome on every rank, of which only rank 0 knows anything."""
+def shared(arrived: Directive, stop: bool, num_ranks: int = 3, asked: int = 0) -> list[tuple[Directive, bool]]:
+    """The outcome on every rank, of which only rank 0 knows what has arrived, and rank ``asked`` whether to stop."""
     mailboxes: list[queue.Queue[torch.Tensor]] = [queue.Queue() for _ in range(num_ranks)]
     done = threading.Barrier(num_ranks)
     ranks = [ThreadedRank(rank, mailboxes, done) for rank in range(num_ranks)]
     with ThreadPoolExecutor(num_ranks) as threads:
-        calls = [threads.submit(share, rank, arrived if rank.rank == 0 else None, stop and rank.rank == 0) for rank in ranks]
+        calls = [
+            threads.submit(share, rank, arrived if rank.rank == 0 else None, stop and rank.rank == asked) for rank in ranks
+        ]
         outcomes = [call.result(timeout=30) for call in calls]
     assert len({rank.num_broadcasts for rank in ranks}) == 1
     return outcomes
@@ -64,9 +77,10 @@ def test_the_end_of_the_run_reaches_every_rank() -> None:
     assert shared(end, False) == [(end, False)] * 3
 
 
-def test_rank_0_alone_decides_whether_to_stop_and_a_stop_wins_over_a_batch() -> None:
-    assert shared(None, True) == [(None, True)] * 3
-    assert shared(BatchArrived(batch=a_batch(), arrays=token_arrays(10)), True) == [(None, True)] * 3
+@pytest.mark.parametrize("asked", [0, 2])
+def test_any_rank_that_is_asked_to_stop_stops_all_and_a_stop_wins_over_a_batch(asked: int) -> None:
+    assert shared(None, True, asked=asked) == [(None, True)] * 3
+    assert shared(BatchArrived(batch=a_batch(), arrays=token_arrays(10)), True, asked=asked) == [(None, True)] * 3
 
 
 def test_nothing_yet_is_nothing_yet_on_every_rank() -> None:
