@@ -32,14 +32,15 @@ class MessageAudit(Books):
         if isinstance(message, Hello):
             self.sessions[peer] = message.session
         elif seq is not None and peer in self.sessions:
+            self.heard[self.sessions[peer]].add(seq)
             self.unacknowledged[self.sessions[peer]].setdefault(seq, message)
             if isinstance(message, Chunk):
                 self.passes("chunk received")
 
     def broker_sends(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None) -> None:
         match message:
-            case Ack(next_seq=next_seq):
-                self._acknowledged(self.sessions[peer], next_seq)
+            case Ack(next_seq=next_seq, session=session):
+                self._acknowledged(session, next_seq)
                 self.passes("acknowledged")
             case Lease():
                 assert arrays is not None
@@ -70,6 +71,12 @@ class MessageAudit(Books):
 
     def _acknowledged(self, session: str, next_seq: int) -> None:
         """Whatever is acknowledged has had its effect on disk."""
+        missing = set(range(next_seq)) - self.heard[session]
+        self.require(
+            not missing,
+            "G1 nothing acknowledged is lost",
+            lambda: f"{session}'s messages below {next_seq} are acknowledged, {sorted(missing)} never came",
+        )
         pending = self.unacknowledged[session]
         for seq in [seq for seq in pending if seq < next_seq]:
             message = pending.pop(seq)

@@ -80,6 +80,8 @@ class Books:
         )
         """By trajectory and epoch, by place: the engine's tokens; several when a lease came twice."""
         self.unacknowledged: defaultdict[str, dict[int, AnyMessage]] = defaultdict(dict)
+        self.heard: defaultdict[str, set[int]] = defaultdict(set)
+        """By session: sequence numbers that a broker has received."""
         self.sessions: dict[bytes, str] = {}
         self.contents: dict[int, tuple[int, bytes]] = {}
         """By batch: the version it was assembled for, and all that it holds."""

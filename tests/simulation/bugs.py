@@ -12,17 +12,75 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from tests.simulation.weather import Event, Plan, plan_of
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bug:
-    """``invariants``: beginnings of the names under which it may be caught. ``seed``: one that catches it, tried first."""
+    """``invariants``: beginnings of the names under which it may be caught. ``weather`` comes to a plan's own, so that what
+    the bug needs happens soon."""
 
     name: str
     module: str
     old: str
     new: str
     invariants: tuple[str, ...]
+    weather: tuple[Event, ...] = ()
     seed: int = 0
+    """Where to begin to look."""
+
+    def plan(self, seed: int) -> Plan:
+        """The run of a seed, in this bug's weather."""
+        plan = plan_of(seed)
+        return plan.with_events(tuple(sorted((*plan.events, *self.weather), key=lambda event: event.at)))
+
+
+def _learner_dies_while_it_publishes() -> tuple[Event, ...]:
+    """Now and then with a broker that does not hear of it either."""
+    events: list[Event] = []
+    for at in (1.0, 4.0, 8.0):
+        events.append(Event(at=at, kind="kill_when", target=("broker",), seconds=1.0, point="publishing"))
+        events.append(Event(at=at, kind="kill_when", target=("learner",), seconds=1.0, amount=0.1, point="publishing"))
+    return tuple(events)
+
+
+def _one_rollout_keeps_old_weights() -> tuple[Event, ...]:
+    """And gets trajectories that another began."""
+    events = [Event(at=0.0, kind="join", target=("rollout-late",))]
+    for at in (1.0, 8.0, 15.0):
+        events.append(Event(at=at, kind="partition", target=("rollout-0", "learner"), seconds=6.0))
+        events.append(Event(at=at + 4.0, kind="kill", target=("rollout-late",), seconds=0.5))
+    return tuple(events)
+
+
+def _learner_dies_behind_a_checkpoint() -> tuple[Event, ...]:
+    """Which the broker, away at the time, has not heard of."""
+    events: list[Event] = []
+    for at in (1.0, 4.0, 8.0):
+        events.append(Event(at=at, kind="kill_when", target=("broker",), seconds=3.0, point="publishing"))
+        events.append(Event(at=at, kind="kill_when", target=("learner",), seconds=1.0, amount=0.5, point="saving"))
+    return tuple(events)
+
+
+def _learner_is_replaced_behind_the_brokers_back() -> tuple[Event, ...]:
+    """What the former one said is acknowledged when the disk has room again, and not all that the next one says arrives."""
+    events: list[Event] = []
+    for at in (0.5, 5.0, 10.0, 15.0, 20.0):
+        events.append(Event(at=at, kind="disk_full", target=("broker",), seconds=3.0))
+        events.append(Event(at=at, kind="kill_when", target=("learner",), seconds=0.3, amount=0.05, point="publishing"))
+        events.append(Event(at=at + 2.9, kind="loss", seconds=1.5, amount=0.4))
+    return tuple(events)
+
+
+def _a_rollout_sleeps_as_long_as_a_lease() -> tuple[Event, ...]:
+    """And whoever gets its trajectories is slow."""
+    events = [
+        Event(at=0.0, kind="join", target=("rollout-late",)),
+        Event(at=0.5, kind="slow", target=("rollout-late",), seconds=30.0, amount=2.0),
+    ]
+    for at, seconds in ((1.0, 4.5), (7.0, 8.7), (17.0, 5.5), (24.0, 9.5)):
+        events.append(Event(at=at, kind="suspend", target=("rollout-0",), seconds=seconds))
+    return tuple(events)
 
 
 BUGS = (
@@ -43,6 +101,8 @@ BUGS = (
         old='row.status != "leased" or row.epoch != epoch:\n            return None\n        return row if who',
         new='row.status != "leased":\n            return None\n        return row if who or who',
         invariants=("G1",),
+        weather=_a_rollout_sleeps_as_long_as_a_lease(),
+        seed=8,
     ),
     Bug(
         name="a lease does not raise the epoch",
@@ -50,6 +110,7 @@ BUGS = (
         old="epoch=row.epoch + 1,",
         new="epoch=max(row.epoch, 1),",
         invariants=("G1",),
+        seed=1,
     ),
     Bug(
         name="a chunk may overlap what is stored",
@@ -59,6 +120,7 @@ BUGS = (
         "        if chunk.offset != row.num_tokens:",
         new="        if chunk.offset > row.num_tokens:",
         invariants=("G1", "no process ends by itself"),
+        seed=1,
     ),
     Bug(
         name="a message behind a gap is taken",
@@ -66,6 +128,15 @@ BUGS = (
         old="        if seq != self._expected:\n            return False\n        self._expected += 1",
         new="        if seq < self._expected:\n            return False\n        self._expected = seq + 1",
         invariants=("G1", "liveness", "no peer"),
+        weather=(Event(at=1.0, kind="loss", seconds=12.0, amount=0.2),),
+    ),
+    Bug(
+        name="an acknowledgement of a former life is taken",
+        module="services.runtime.peer",
+        old='isinstance(message, FOR_ONE_LIFE) and message.session not in ("", self._session)',
+        new="False",
+        invariants=("G1", "G2", "liveness", "no process"),
+        weather=_learner_is_replaced_behind_the_brokers_back(),
     ),
     Bug(
         name="the window of unacknowledged messages has no end",
@@ -73,6 +144,7 @@ BUGS = (
         old="return len(self._unacked) < self._window",
         new="return True",
         invariants=("G6",),
+        seed=1,
     ),
     Bug(
         name="a resumed trajectory is granted without its last chunk",
@@ -87,6 +159,8 @@ BUGS = (
         old="return window.lower(state.groups.counted_floor(row.group_id, state.batches.newest_version), version)",
         new="return True",
         invariants=("G3",),
+        weather=_one_rollout_keeps_old_weights(),
+        seed=5,
     ),
     Bug(
         name="a batch may pass over groups that must not get older",
@@ -94,6 +168,7 @@ BUGS = (
         old="if last_of_floor and num_left > allowed:",
         new="if False:",
         invariants=("G3",),
+        seed=10,
     ),
     Bug(
         name="what has become too old is trained",
@@ -122,6 +197,7 @@ BUGS = (
         old='"WHERE group_id = ? ORDER BY trajectory_id"',
         new='"WHERE group_id = ? ORDER BY (trajectory_id * 7919 + (SELECT count(*) FROM trained)) % 13"',
         invariants=("G2",),
+        seed=1,
     ),
     Bug(
         name="a batch that comes twice is trained twice",
@@ -136,6 +212,7 @@ BUGS = (
         old="self._next_batch = self._checkpointed_batch = state.batch_position",
         new="self._next_batch = self._checkpointed_batch = state.batch_position + 1",
         invariants=("G2", "no peer"),
+        seed=6,
     ),
     Bug(
         name="a version is used again after a restart",
@@ -143,6 +220,7 @@ BUGS = (
         old="answer = NOT_YET if welcome is None else max(own_version, welcome.policy_version)",
         new="answer = NOT_YET if welcome is None else welcome.policy_version",
         invariants=("versions grow",),
+        weather=_learner_dies_while_it_publishes(),
     ),
     Bug(
         name="a version is not reserved before it is served",
@@ -150,6 +228,7 @@ BUGS = (
         old="        reserve_version(self._root, self._policy_version)\n",
         new="",
         invariants=("versions grow",),
+        weather=_learner_dies_while_it_publishes(),
     ),
     Bug(
         name="a checkpoint covers a batch whose report may be lost",
@@ -157,6 +236,8 @@ BUGS = (
         old="if not self._is_acknowledged():",
         new="if False:",
         invariants=("the ledger is whole",),
+        weather=_learner_dies_behind_a_checkpoint(),
+        seed=4,
     ),
     Bug(
         name="loaded weights are not verified",
@@ -164,6 +245,7 @@ BUGS = (
         old="            await self._verify(weights)\n            self.policy_version",
         new="            self.policy_version",
         invariants=("G4", "G5"),
+        seed=6,
     ),
     Bug(
         name="a failed update counts as served",
@@ -171,6 +253,7 @@ BUGS = (
         old="self.policy_version, self.quarantined = 0, error",
         new='self.policy_version, self.quarantined = weights.policy_version, ""',
         invariants=("G4", "G5", "liveness"),
+        seed=4,
     ),
     Bug(
         name="leases are asked for with the announced version",
@@ -185,6 +268,7 @@ BUGS = (
         old="versions = [run.version for run in piece.version_runs for _ in range(run.num_tokens)]",
         new="versions = [piece.version_runs[-1].version for run in piece.version_runs for _ in range(run.num_tokens)]",
         invariants=("G4",),
+        seed=1,
     ),
     Bug(
         name="an episode is resumed with its first state",
@@ -192,6 +276,7 @@ BUGS = (
         old="state = state if header.state is None else header.state",
         new="state = header.state if state is None else state",
         invariants=("G2 an episode",),
+        seed=10,
     ),
     Bug(
         name="an unacknowledged message is never sent again",
@@ -199,6 +284,7 @@ BUGS = (
         old="        if not self._unacked or now - self._last_progress < self._resend_s:\n            return ()\n",
         new="        if True:\n            return ()\n",
         invariants=("liveness",),
+        seed=5,
     ),
     Bug(
         name="a request for a batch is made once",
@@ -206,6 +292,7 @@ BUGS = (
         old="            await self._ask_again()\n            await asyncio.sleep(self._request_interval_s)",
         new="            await asyncio.sleep(self._request_interval_s)",
         invariants=("liveness",),
+        seed=5,
     ),
     Bug(
         name="a lease never expires",
@@ -213,6 +300,7 @@ BUGS = (
         old="if deadline <= now]",
         new="if deadline < 0]",
         invariants=("liveness",),
+        seed=2,
     ),
 )
 

@@ -39,7 +39,7 @@ from tests.simulation.storm import RESTART_S, Host, Part, Storm
 from tests.simulation.weather import Plan
 from tests.support.ledger_audit import audit as audit_ledger
 
-CALM_S = 300.0
+CALM_S = 150.0
 """After the last event the run must be complete within so many virtual seconds, and every process must stop within
 STOP_S when it is asked to."""
 STOP_S = 30.0
@@ -95,14 +95,12 @@ class World(Storm):
 
     def run(self) -> Outcome:
         with self._logs():
-            asyncio.set_event_loop(self.loop)
             try:
                 self.loop.run_until_complete(self._whole_run())
             except Stuck as error:
                 self._on_violation(Violation("liveness", str(error)))
             finally:
                 self._bury_all()
-                asyncio.set_event_loop(None)
                 self.loop.close()
         return Outcome(
             plan=self.plan,
@@ -270,7 +268,7 @@ class World(Storm):
             self.happened[f"log: {event}"] += 1
             raise structlog.DropEvent
 
-        former = structlog.get_config()
+        former = structlog.get_config() if structlog.is_configured() else None
         structlog.configure(
             processors=[keep],
             wrapper_class=structlog.make_filtering_bound_logger(self._log_level),
@@ -280,7 +278,10 @@ class World(Storm):
         try:
             yield
         finally:
-            structlog.configure(**former)
+            if former is None:
+                structlog.reset_defaults()
+            else:
+                structlog.configure(**former)
 
 
 def rules_of(plan: Plan, seed: int, options: SimOptions) -> Rules:

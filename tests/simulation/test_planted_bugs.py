@@ -1,0 +1,36 @@
+"""The audit finds what it is for: each planted bug breaks a promise, and is seen within a few seeds."""
+
+import pytest
+
+from tests.simulation.bugs import BUGS, Bug, planted
+from tests.simulation.world import simulate
+
+MAX_SEEDS = 40
+PROMISES = ("G1", "G2", "G3", "G4", "G5", "G6", "versions grow", "liveness", "the ledger is whole")
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))
+def test_a_planted_bug_is_found(bug: Bug) -> None:
+    with planted(bug):
+        for seed in range(bug.seed, bug.seed + MAX_SEEDS):
+            violation = simulate(bug.plan(seed)).violation
+            if violation is not None:
+                assert violation.invariant.startswith(bug.invariants), violation
+                return
+    pytest.fail(f"{MAX_SEEDS} seeds did not show it")
+
+
+def test_every_promise_has_a_bug_that_breaks_it() -> None:
+    for promise in PROMISES:
+        assert any(promise in bug.invariants or any(name.startswith(promise) for name in bug.invariants) for bug in BUGS)
+
+
+def test_without_its_bug_the_code_is_as_before() -> None:
+    from protocol.delivery import Outbox
+
+    bug = next(bug for bug in BUGS if bug.name == "the window of unacknowledged messages has no end")
+    outbox: Outbox[int] = Outbox(1, 1.0)
+    outbox.push(1, 0.0)
+    with planted(bug):
+        assert outbox.has_room
+    assert not outbox.has_room

@@ -1,0 +1,103 @@
+"""Whole runs in all weathers: nothing that was promised is broken, and the weather really happened."""
+
+import re
+from collections import Counter
+from contextlib import redirect_stdout
+from io import StringIO
+
+import pytest
+
+from tests.simulation.__main__ import tell
+from tests.simulation.bugs import BUGS, planted
+from tests.simulation.shrink import shrink
+from tests.simulation.weather import plan_of
+from tests.simulation.world import Outcome, simulate
+
+NUM_SEEDS = 64
+OFTEN = 3
+"""How often each kind of weather must have come in these seeds."""
+KINDS = (
+    "kill broker", "kill learner", "kill rollout", "terminate broker", "terminate learner", "terminate rollout",
+    "suspend broker", "suspend learner", "suspend rollout", "standstill", "partition", "loss", "duplication", "slow",
+    "disk_full", "engine_fails", "engine_fails_update", "engine_damages", "engine_dies", "rewards_fail", "leave", "join",
+)  # fmt: skip
+CONSEQUENCES = (
+    "message lost", "message duplicated", "connection timed out", "reconnected", "window full", "commit refused by the disk",
+    "trajectory resumed", "lease of begun trajectory", "batch delivered again", "batch trained again",
+    "group dropped: stale", "group dropped: failed", "evaluation done", "weights replaced under episodes",
+    "weights changed within a piece", "weights damaged", "engine failed", "engine failed in an update", "reward failed",
+    "log: lease_expired", "log: lease_of_former_session_ended", "log: session_replaced", "log: handshake_again",
+    "log: resumed",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[Outcome]:
+    return [simulate(plan_of(seed)) for seed in range(NUM_SEEDS)]
+
+
+@pytest.fixture(scope="module")
+def happened(outcomes: list[Outcome]) -> Counter[str]:
+    return sum((outcome.happened for outcome in outcomes), Counter())
+
+
+def told(outcome: Outcome) -> str:
+    text = StringIO()
+    with redirect_stdout(text):
+        tell(outcome)
+    return text.getvalue()
+
+
+def test_no_promise_is_broken_in_any_weather_and_every_run_comes_to_its_end(outcomes: list[Outcome]) -> None:
+    broken = [outcome for outcome in outcomes if outcome.violation is not None]
+    if broken:
+        seeds = [outcome.plan.seed for outcome in broken]
+        pytest.fail(f"seeds {seeds}; the first one, shortened:\n{told(shrink(broken[0], max_runs=40))}")
+    assert all(outcome.happened["run complete"] == 1 for outcome in outcomes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_weather_really_happened(kind: str, happened: Counter[str]) -> None:
+    assert happened[kind] >= OFTEN
+
+
+@pytest.mark.parametrize("consequence", CONSEQUENCES)
+def test_the_weather_had_its_consequences(consequence: str, happened: Counter[str]) -> None:
+    assert happened[consequence] >= OFTEN
+
+
+def test_a_process_was_killed_at_each_of_the_worst_moments(happened: Counter[str]) -> None:
+    struck = {name for name in happened if name.startswith("killed when ")}
+    assert struck == {
+        f"killed when {point}"
+        for point in (
+            "chunk received", "committed", "acknowledged", "lease sent", "batch sent", "publishing", "saving", "loading",
+        )
+    }  # fmt: skip
+
+
+def test_a_seed_is_replayed_to_the_letter() -> None:
+    def lines(outcome: Outcome) -> list[str]:
+        # The run's directory is the one thing that another run cannot have.
+        return [re.sub(r"gspo-simulation-\w+", "", str(line)) for line in outcome.history]
+
+    plan = plan_of(next(seed for seed in range(50) if len(plan_of(seed).events) > 8))
+    first, second = simulate(plan), simulate(plan)
+    assert lines(first) == lines(second)
+    assert len(first.history) > 100
+    assert first.happened == second.happened
+
+
+def test_a_failing_run_is_shortened_to_what_it_needs() -> None:
+    bug = next(bug for bug in BUGS if bug.name == "a chunk may overlap what is stored")
+    with planted(bug):
+        failing = simulate(bug.plan(bug.seed))
+        assert failing.violation is not None
+        short = shrink(failing, max_runs=25)
+        assert short.violation is not None
+        assert short.violation.invariant == failing.violation.invariant
+        assert len(short.plan.events) < len(failing.plan.events)
+    assert any("broker" in event.target for event in short.plan.events)
+    text = told(short)
+    assert f"broken: {failing.violation.invariant}" in text
+    assert "weather" in text
