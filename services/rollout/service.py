@@ -93,8 +93,8 @@ class RolloutService:
         metrics.episodes_limit.set(settings.max_running)
         sync.on_change(self._wake.set)
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Work until ``stop`` is set or the run is over; then hand everything back.
+    async def run(self, stop: asyncio.Event) -> bool:
+        """Work until ``stop`` is set or the run is over; then hand everything back. Returns whether the run is over.
 
         Raises: ServiceError when the engine keeps failing.
         """
@@ -112,6 +112,7 @@ class RolloutService:
                 await self._drain()
                 for task in (loops[0], *self._late):
                     task.cancel()
+        return self._broker_stopping.is_set()
 
     @asynccontextmanager
     async def _conversations(self) -> AsyncIterator[None]:
@@ -301,13 +302,21 @@ class RolloutService:
             self._metrics.status.labels(status=name).set(name == status)
         self._metrics.unacknowledged.set(self._broker.num_unacknowledged)
         if status != "serving":
-            self._health.not_ready(self._sync.quarantined or status)
+            self._health.not_ready(self._sync.quarantined or self._unanswered or status)
         elif not self._broker.connected or self._broker.silent_s > BROKER_SILENT_S:
             self._health.not_ready("the broker is away")
         elif self._has_worked():
             self._health.progress()
         leases = [LeaseKey(episode.lease.trajectory_id, episode.lease.epoch) for episode in self._running.values()]
         await self._broker.send(Heartbeat(policy_version=self._sync.policy_version, status=status, leases=leases))
+
+    @property
+    def _unanswered(self) -> str:
+        """That the broker has never been reached, and why where it is known; empty when it was."""
+        if self._draining or self._broker.welcome is not None:
+            return ""
+        waited = f"no answer from the broker at {self._broker.endpoint} for {self._broker.silent_s:.0f} s"
+        return f"{waited}: {self._broker.refused}" if self._broker.refused else waited
 
     def _has_worked(self) -> bool:
         """Whether any episode came, went or grew since the last heartbeat; also true when there is nothing to do."""

@@ -88,6 +88,11 @@ class PeerClient:
         """Why the other end does not admit us, with the way out; empty while it does, or has not said so."""
 
     @property
+    def endpoint(self) -> str:
+        """Where the other end is."""
+        return self._endpoint
+
+    @property
     def num_unacknowledged(self) -> int:
         return self._outbox.num_unacked
 

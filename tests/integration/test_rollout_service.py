@@ -320,6 +320,28 @@ def _broken(_: Any) -> int:
     raise EngineUnreachable("gone")
 
 
+# --- the broker is not there yet ------------------------------------------------------------------------------------------
+
+
+async def test_a_rollout_that_never_reached_the_broker_says_where_it_looked_and_for_how_long(
+    tokenizer: ChatTokenizer,
+) -> None:
+    async with zmq_context() as context:
+        run = Running(context, tokenizer, WORK, 5.0, 1)
+        run.sync.policy_version = 0
+        run.clock.advance(42.0)
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(run.service.run(run.stop))
+            await run.broker.end.channel.receive()
+            answer = f"no answer from the broker at {run.broker.endpoint} for 42 s"
+            assert run.health.ready() == (False, answer)
+            run.clock.advance(2.0)
+            async with in_background(run.broker.serve()):
+                await run.heartbeats(2)
+                assert run.health.ready() == (False, "starting")
+                run.stop.set()
+
+
 # --- the broker goes away and comes back --------------------------------------------------------------------------------
 
 
