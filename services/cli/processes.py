@@ -46,7 +46,9 @@ def process_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessS
     for index in range(rollout.num_servers):
         first_port = rollout.metrics_port
         port = first_port + index if first_port else 0
-        arguments = (*forwarded, "--set", f"rollout.metrics_port={port}", "--name", f"rollout-{index}")
+        # Here a rollout that waited on would keep the run from ending.
+        own = ("--set", f"rollout.metrics_port={port}", "--set", "rollout.linger=false", "--name", f"rollout-{index}")
+        arguments = (*forwarded, *own)
         specs.append(
             ProcessSpec(
                 name=f"rollout-{index}",

@@ -39,6 +39,7 @@ log = structlog.get_logger()
 
 MAX_QUIET_S: Final = 120.0
 TURN_S: Final = 1.0
+COMPLETE: Final = "run complete"
 
 
 def main() -> int:
@@ -93,7 +94,25 @@ async def _work(
     arguments: ProcessArguments, stop: asyncio.Event, started: asyncio.Event, clock: Clock, health: Health
 ) -> None:
     settings, registry = arguments.settings, CollectorRegistry()
-    metrics = RolloutMetrics(registry)
+    with TelemetryServer(settings.security.metrics_host, settings.rollout.metrics_port, registry, health):
+        is_complete = await _generate(arguments, stop, started, clock, health, registry)
+        if is_complete and settings.rollout.linger:
+            log.info("run_complete", lingers=True)
+            health.not_ready(COMPLETE)
+            while not await until_stopped(stop, TURN_S):
+                health.turn()
+
+
+async def _generate(
+    arguments: ProcessArguments,
+    stop: asyncio.Event,
+    started: asyncio.Event,
+    clock: Clock,
+    health: Health,
+    registry: CollectorRegistry,
+) -> bool:
+    """Serve until ``stop`` or the end of the run, with all that it takes. Returns whether the run is complete."""
+    settings, metrics = arguments.settings, RolloutMetrics(registry)
     try:
         tokenizer = ChatTokenizer(settings.model.path)
         environment = create_environment(settings.environment.name, settings.environment.options)
@@ -104,9 +123,6 @@ async def _work(
     context = zmq.asyncio.Context()
     try:
         async with AsyncExitStack() as stack:
-            stack.enter_context(
-                TelemetryServer(settings.security.metrics_host, settings.rollout.metrics_port, registry, health)
-            )
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry))
             pool = RewardPool(RewardPoolOptions(num_workers=settings.rollout.reward_workers))
             rewards = await stack.enter_async_context(pool)
@@ -149,7 +165,7 @@ async def _work(
                 metrics=metrics,
             )
             started.set()
-            await service.run(stop)
+            return await service.run(stop)
     except (ServerError, EngineError) as error:
         raise ServiceError(str(error)) from error
     finally:

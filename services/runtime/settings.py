@@ -205,6 +205,9 @@ class Rollout(Section):
     """SGLang must be healthy within this time."""
     drain_s: PositiveSeconds = 10.0
     """On SIGTERM: time to hand unfinished trajectories back."""
+    linger: bool = False
+    """When the run is complete: false ends the process with status 0; true ends SGLang alone, and the process waits for
+    SIGTERM, alive and not ready. For what starts again whatever ends, such as a Deployment; `gspo run` sets false."""
     reward_workers: int = Field(1, ge=1)
     """Killable worker processes for slow rewards (math-verify)."""
     metrics_port: Port = 9110

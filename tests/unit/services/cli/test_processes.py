@@ -21,7 +21,7 @@ def test_a_run_is_a_broker_a_learner_and_its_rollouts_each_with_a_name_and_a_por
     module, _, arguments = specs["rollout-1"]
     assert module == "services.rollout"
     assert arguments[:3] == ("run.toml", "--set", "run.seed=1")
-    assert arguments[3:] == ("--set", "rollout.metrics_port=9201", "--name", "rollout-1")
+    assert arguments[3:] == ("--set", "rollout.metrics_port=9201", "--set", "rollout.linger=false", "--name", "rollout-1")
 
 
 def test_rollouts_stop_first_and_the_broker_last() -> None:
