@@ -95,7 +95,10 @@ class WeightSync:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            await self._follow(self._announced[1])
+            version, endpoint = self._announced
+            # The Pulse repeats a version while it is loaded: no connection is opened for what is served by now.
+            if version > self.policy_version:
+                await self._follow(endpoint)
 
     async def _follow(self, endpoint: str) -> None:
         """Load versions from one weight server until the newest is served or the server moved."""

@@ -26,8 +26,10 @@ from services.rollout.sync import MAX_FAILED_LOADS, WeightSync
 from services.rollout.weights import MAX_STALLS, WINDOW_CHUNKS, FetchError, fetch_newest, write_for_engine
 from services.runtime.channel import RouterChannel
 from services.runtime.clock import MonotonicClock
+from services.runtime.gate import Gate
 from services.runtime.lifecycle import ServiceError, flatten
 from services.runtime.peer import PeerClient
+from services.runtime.security import PLAINTEXT
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.zmq_ends import ANY_PORT, PATIENCE_S, ScriptedEnd, a_client, connected, in_background, zmq_context
 
@@ -63,9 +65,11 @@ class Served:
     def __init__(self, context: zmq.asyncio.Context) -> None:
         self.store = SnapshotStore()
         self.registry = CollectorRegistry()
-        self.channel = RouterChannel(context, WEIGHTS, ANY_PORT)
+        metrics = LearnerMetrics(self.registry)
+        self.gate = Gate(context, PLAINTEXT, MonotonicClock(), metrics.gate_counters)
+        self.channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.gate)
         self.endpoint = self.channel.endpoint
-        self.server = WeightServer(self.channel, self.store, LearnerMetrics(self.registry))
+        self.server = WeightServer(self.channel, self.store, metrics)
 
     def count(self, name: str, **labels: str) -> float:
         value = self.registry.get_sample_value(f"gspo_learner_{name}_total", labels)
@@ -77,7 +81,7 @@ async def served() -> AsyncIterator[tuple[Served, PeerClient]]:
     async with zmq_context() as context:
         server = Served(context)
         client = a_client(context, WEIGHTS, server.endpoint)
-        async with in_background(server.server.run(), client.run()):
+        async with in_background(server.gate.run(), server.server.run(), client.run()):
             await client.connected_welcome()
             yield server, client
 
@@ -367,7 +371,7 @@ class Following:
 async def following(directory: Path) -> AsyncIterator[Following]:
     async with zmq_context() as context:
         follow = Following(context, directory)
-        async with in_background(follow.served.server.run(), follow.sync.run()):
+        async with in_background(follow.served.gate.run(), follow.served.server.run(), follow.sync.run()):
             yield follow
 
 
@@ -386,6 +390,22 @@ async def test_an_announced_version_is_loaded_verified_and_reported(tmp_path: Pa
         follow.publish(5)
         await follow.changed()
         assert follow.sync.policy_version == 5
+
+
+async def test_a_version_that_is_announced_again_while_it_is_loaded_opens_no_connection_to_close_at_once(
+    tmp_path: Path,
+) -> None:
+    async with following(tmp_path) as follow:
+        follow.engine.damage = lambda _: follow.sync.announce(4, follow.served.endpoint)
+        follow.publish(4)
+        await follow.changed()
+        await follow.counted("weight_loads", 1)
+        follow.engine.damage = lambda _: None
+        follow.publish(5)
+        await follow.changed()
+        await follow.counted("weight_loads", 2)
+        assert follow.served.count("connections", outcome="accepted") == 2
+        assert follow.served.count("refused_connections", reason="handshake") == 0
 
 
 async def test_weights_that_arrive_damaged_in_the_engine_are_not_served(tmp_path: Path) -> None:
@@ -428,7 +448,7 @@ async def test_an_engine_that_does_not_take_a_version_is_quarantined_and_in_the_
         else:
             follow.engine.refuse_update = "out of memory"
         with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the end of the conversation is what is tested
-            async with in_background(follow.served.server.run(), follow.sync.run()):
+            async with in_background(follow.served.gate.run(), follow.served.server.run(), follow.sync.run()):
                 follow.publish(2)
                 async with asyncio.timeout(PATIENCE_S):
                     await asyncio.Event().wait()
@@ -441,7 +461,7 @@ async def test_an_engine_that_does_not_take_a_version_is_quarantined_and_in_the_
         assert follow.engine.paused
         assert "resume" not in follow.engine.calls
         assert sum(call == "update 2" for call in follow.engine.calls) == MAX_FAILED_LOADS
-        assert follow.outcomes("loaded") is None
+        assert follow.outcomes("loaded") == 0
 
 
 async def test_an_announcement_before_the_server_holds_the_version_is_followed_when_it_does(tmp_path: Path) -> None:
@@ -500,7 +520,7 @@ async def test_a_full_directory_is_named_with_the_way_out(tmp_path: Path) -> Non
         follow = Following(context, tmp_path)
         follow.work_directory.write_text("a file where a directory should be")
         with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the end of the conversation is what is tested
-            async with in_background(follow.served.server.run(), follow.sync.run()):
+            async with in_background(follow.served.gate.run(), follow.served.server.run(), follow.sync.run()):
                 follow.publish(1)
                 async with asyncio.timeout(PATIENCE_S):
                     await asyncio.Event().wait()
