@@ -121,9 +121,11 @@ class World(Storm):
         self._closing = True
         for host in self.hosts.values():
             host.stop.set()
-        end = self.loop.time() + STOP_S
+        end = self.loop.time() + STOP_S - self.stood_still_s
         if (
-            not await self._until(lambda: not any(host.task for host in self.hosts.values()), lambda: end)
+            not await self._until(
+                lambda: not any(host.task for host in self.hosts.values()), lambda: end + self.stood_still_s
+            )
             and not self._broken.is_set()
         ):
             alive = [host.name for host in self.hosts.values() if host.task is not None]
