@@ -85,6 +85,9 @@ class BrokerMetrics:
         self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes of the file system that holds the ledger.")
         self.disk_bytes = gauge("disk_bytes", "Size of the file system that holds the ledger.")
         self.stopping = gauge("stopping", "1 while the run stops or is finished.")
+        for unknown in (self.train_reward, self.eval_reward, self.lag_mean, self.lag_max, self.uniform_groups):
+            # Until there is a batch: 0 would be a reward.
+            unknown.set(math.nan)
         for reason in ("stale", "failed"):
             self.dropped.labels(reason)
         for refusal in gate.REFUSAL_REASONS:

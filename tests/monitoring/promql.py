@@ -94,6 +94,8 @@ def _binary(node: promql.BinaryExpr, known: Vocabulary) -> set[str]:
         raise Unknown(f"{node}: on {sorted(on)}, but the sides have {sorted(left)} and {sorted(right)}")
     if modifier.card == promql.VectorMatchCardinality.OneToMany:
         return right
+    if modifier.card == promql.VectorMatchCardinality.OneToOne:
+        return on
     return left
 
 

@@ -66,6 +66,8 @@ def healthy() -> Series:
         made[series("gspo_broker_dropped_groups_total", f'reason="{reason}"', BROKER)] = steady(2)
     for server, of in (("broker", BROKER), ("learner", LEARNER)):
         made[series(f"gspo_{server}_refused_connections_total", 'reason="unknown_key"', of)] = steady(1)
+        made[series(f"gspo_{server}_refused_connections_total", 'reason="handshake"', of)] = rising(0.1)
+        made[series(f"gspo_{server}_connections_total", 'outcome="admitted"', of)] = rising(0.5)
     made[series("gspo_learner_wait_seconds_total", "", LEARNER)] = rising(5)
     made[series("gspo_learner_weight_loads_failed_total", "", LEARNER)] = steady(1)
     for name, bucket, value in (

@@ -23,7 +23,7 @@ FASTER = 10
 LONGEST_WAIT_S = 8
 QUIET_S = 45
 """In place of half an hour without a batch."""
-SCRAPE_S = 2
+SCRAPE_S = 3
 POLL_S = 0.5
 UNITS = {"s": 1, "m": 60, "h": 3600}
 

@@ -79,6 +79,13 @@ def test_the_broker_exports_how_many_groups_of_the_last_batch_taught_nothing() -
     assert value(registry, "gspo_broker_uniform_groups") == 1
 
 
+def test_what_no_batch_has_measured_yet_is_no_number() -> None:
+    registry = CollectorRegistry()
+    BrokerMetrics(registry).observe(LedgerHarness().ledger, 0, 0, 100.0)
+    for name in ("train_reward", "eval_reward", "lag_mean_versions", "lag_max_versions", "uniform_groups"):
+        assert math.isnan(value(registry, f"gspo_broker_{name}") or 0.0), name
+
+
 def test_the_ledgers_disk_is_measured_at_each_scrape_and_gone_is_not_full(tmp_path: Path) -> None:
     registry, directory = CollectorRegistry(), tmp_path / "run"
     directory.mkdir()

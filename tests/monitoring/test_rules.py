@@ -9,7 +9,7 @@ import yaml
 
 from deploy.monitoring.generate import RULES, rule_groups
 from tests.monitoring.faults import EXCUSED, FAULTS, OVER, Fault
-from tests.monitoring.series import Series, as_test, healthy
+from tests.monitoring.series import BROKER, Series, as_test, healthy, rising, series
 from tests.monitoring.vocabulary import rules
 
 ALERTS = {rule["alert"]: rule for rule in rules() if "alert" in rule}
@@ -79,6 +79,21 @@ def test_an_alert_fires_after_its_time_and_says_by_how_much(name: str, tmp_path:
     if fault.quiet_minutes is not None:
         checks.append(at(name, fault.quiet_minutes, []))
     promtool(tmp_path, [as_test(changed(fault.changes), checks)])
+
+
+@needs_promtool
+def test_handshakes_that_are_broken_off_are_reported_when_they_are_more_than_those_that_pass(tmp_path: Path) -> None:
+    name = "GspoConnectionsRefused"
+    knocking = series("gspo_broker_refused_connections_total", 'reason="handshake"', BROKER)
+    fault = Fault(
+        {},
+        minutes=30,
+        summary="The broker refuses connections: handshake",
+        description="40 connections in 10 minutes, reason: handshake.",
+        labels={"namespace": "run", "component": "broker", "reason": "handshake"},
+    )
+    promtool(tmp_path, [as_test(changed({knocking: rising(1)}), [at(name, 30, [expected(name, fault)])])])
+    promtool(tmp_path, [as_test(changed({knocking: rising(0.4)}), [at(name, 30, [])])])
 
 
 @needs_promtool
