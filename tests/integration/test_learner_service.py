@@ -196,7 +196,7 @@ async def test_a_stop_saves_what_was_trained_and_tells_the_broker_before_it_leav
 
 
 async def test_the_scale_of_an_adaptive_clip_goes_on_after_a_restart(tmp_path: Path) -> None:
-    objective = ObjectiveSection(adaptive_clip_target=0.01)
+    objective = ObjectiveSection(adaptive_clip_target=0.01, anchor="behaviour")
 
     async def scale_of_batch(learner: Training, index: int, version: int) -> float | None:
         await learner.train(index, version)
