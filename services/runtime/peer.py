@@ -202,7 +202,8 @@ class PeerClient:
         self._welcomed.set()
         if first:
             await self._send_again(self._outbox.reconnected(self._clock.now()))
-        await self.inbox.put(Delivered(message=welcome, arrays={}))
+            # One handshake: the other Hellos that were said while nobody answered would have the service ask for all again.
+            await self.inbox.put(Delivered(message=welcome, arrays={}))
 
     async def _on_refused(self, refused: Refused) -> None:
         if refused.fatal:

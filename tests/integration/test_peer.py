@@ -9,7 +9,7 @@ import pytest
 
 from protocol.channels import WORK
 from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import Ack, Chunk, Finish, Heartbeat, Hello, LeaseRequest, NoLease, Pulse, Refused
+from protocol.messages import Ack, Chunk, Finish, Heartbeat, Hello, LeaseRequest, NoLease, Pulse, Refused, Welcome
 from services.broker.actions import Who
 from services.broker.peers import Peers, SessionRefused
 from services.runtime.lifecycle import ReplacedError, ServiceError, flatten
@@ -58,6 +58,18 @@ async def test_hello_is_said_again_until_it_is_answered() -> None:
             assert not client.connected
             await end.reply(a_welcome())
             await client.connected_welcome()
+
+
+async def test_several_answers_to_a_repeated_hello_are_one_handshake() -> None:
+    """A broker that was busy finds a Hello for each second of it; a batch asked for after each would be sent as often."""
+    async with connected(WORK) as (end, client):
+        for version in (1, 2):
+            await end.reply(a_welcome(policy_version=version))
+        await end.reply(Pulse(policy_version=0, weights_endpoint=""))
+        delivered = [(await client.inbox.get()).message for _ in range(2)]
+        assert [type(message) for message in delivered] == [Welcome, Pulse]
+        assert client.welcome is not None
+        assert client.welcome.policy_version == 2
 
 
 async def test_only_what_must_arrive_is_kept_for_the_welcome() -> None:

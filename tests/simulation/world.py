@@ -153,8 +153,6 @@ class World(Storm):
         )
         return last + self.stood_still_s + CALM_S
 
-    _stood_still_s = 0.0
-
     def _is_complete(self) -> bool:
         durable = self.audit.durable
         trained = durable.versions[durable.newest_version].trained_batches if durable.versions else 0
