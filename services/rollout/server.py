@@ -213,9 +213,10 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
     ]  # fmt: skip
     if not cuda:
         # Sampling seeds are honoured in deterministic mode only. It is free here; on CUDA it costs throughput: ask for it
-        # in extra_args.
+        # in extra_args. An idle scheduler spins: on a CPU it takes a core from the others.
         command += [
             "--enable-deterministic-inference",
+            "--sleep-on-idle",
             "--device", "cpu",
             "--attention-backend", "torch_native",
             "--max-total-tokens", str(options.max_total_tokens),
