@@ -58,13 +58,16 @@ async def test_a_clean_stop_reaches_every_rank_and_ends_with_status_0(pipe: Pipe
 
 
 async def test_one_rank_that_dies_ends_the_others_and_names_its_signal(pipe: Pipe, tmp_path: Path) -> None:
-    async with launcher(pipe, "crash-once", str(tmp_path / "crashed")) as (process, _):
+    async with launcher(pipe, "when-told", "crash-once", str(tmp_path / "crashed")) as (process, ranks):
+        ranks[0].send_signal(signal.SIGUSR1)
         assert await pipe.line() == "rank stopping"
         assert await status_of(process) == 128 + signal.SIGKILL
 
 
 async def test_a_status_that_all_ranks_end_with_is_that_of_the_launcher(pipe: Pipe) -> None:
-    async with launcher(pipe, "exit", "2") as (process, _):
+    async with launcher(pipe, "when-told", "exit", "2") as (process, ranks):
+        for rank in ranks:
+            rank.send_signal(signal.SIGUSR1)
         assert await status_of(process) == 2
 
 

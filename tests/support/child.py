@@ -6,6 +6,7 @@ serve             until SIGTERM, then exit 0
 stubborn          takes no notice of SIGTERM
 exit STATUS       says "last words" on standard error and exits
 crash-once FILE   dies by SIGKILL unless FILE exists, which it makes; then serves
+when-told ...     one of these after SIGUSR1; serves until then
 """
 
 import os
@@ -20,9 +21,12 @@ def main(name: str, pipe: str, behaviour: str, *arguments: str) -> int:
             file.write(f"{name} {text}\n")
 
     # Blocked and waited for, so that no moment of the process's life is too early for it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
     tell(f"started {os.getpid()}")
     print(f"{name} says hello", flush=True)
+    if behaviour == "when-told":
+        told = signal.sigwait({signal.SIGTERM, signal.SIGUSR1}) == signal.SIGUSR1
+        behaviour, arguments = (arguments[0], arguments[1:]) if told else ("stop", ())
     if behaviour == "exit":
         print("last words", file=sys.stderr)
         return int(arguments[0])
@@ -32,7 +36,8 @@ def main(name: str, pipe: str, behaviour: str, *arguments: str) -> int:
     while behaviour == "stubborn":
         signal.sigwait({signal.SIGTERM})
         tell("refuses")
-    signal.sigwait({signal.SIGTERM})
+    if behaviour != "stop":
+        signal.sigwait({signal.SIGTERM})
     tell("stopping")
     return 0
 
