@@ -34,6 +34,10 @@ CHROMIUM_FLAGS = (
 )  # fmt: skip
 
 
+NOTHING_TO_DRAW = {("Alerts that fire", "{{alertname}}"), ("Refused messages", "{{reason}}")}
+"""Series that come into being with the first of their kind."""
+
+
 @dataclass
 class Watched:
     """A run with one rollout, and the Prometheus that looks at it."""
@@ -93,15 +97,15 @@ def test_a_run_that_trains_sets_nothing_off(watched: Watched) -> None:
     assert [name for name, found in prometheus.firing().items() if found[0]["labels"]["severity"] == "critical"] == []
 
 
-def test_every_query_of_every_panel_is_answered_and_nearly_all_have_something_to_draw(watched: Watched) -> None:
+def test_every_query_of_every_panel_has_something_to_draw(watched: Watched) -> None:
     empty = []
     for page in DASHBOARDS:
         for panel in page.panels():
             for query in panel.queries:
                 expr = query.expr.replace("$namespace", ".*").replace("$__rate_interval", "60s")
                 if not watched.prometheus.api("query", query=expr)["result"]:
-                    empty.append(f"{panel.title}: {query.legend}")
-    assert len(empty) <= 12, empty
+                    empty.append((panel.title, query.legend))
+    assert set(empty) <= NOTHING_TO_DRAW
 
 
 def test_the_page_is_drawn_by_a_browser(watched: Watched, tmp_path: Path) -> None:
