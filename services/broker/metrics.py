@@ -88,8 +88,10 @@ class BrokerMetrics:
         for unknown in (self.train_reward, self.eval_reward, self.lag_mean, self.lag_max, self.uniform_groups):
             # Until there is a batch: 0 would be a reward.
             unknown.set(math.nan)
+        self.trajectory_tokens.labels("finished")
         for reason in ("stale", "failed"):
             self.dropped.labels(reason)
+            self.trajectory_tokens.labels(reason)
         for refusal in gate.REFUSAL_REASONS:
             self.refused_connections.labels(refusal)
         for role in ALLOWED:

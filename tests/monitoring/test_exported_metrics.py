@@ -113,6 +113,15 @@ def test_a_diagnostic_that_the_last_batch_did_not_measure_is_not_exported() -> N
     assert found == {("reward_mean", ""): 0.7, ("clip_fraction", "advantage_positive"): 0.3}
 
 
+def test_the_brokers_counters_of_groups_are_there_before_they_count() -> None:
+    registry = CollectorRegistry()
+    BrokerMetrics(registry)
+    for reason in ("stale", "failed"):
+        assert value(registry, "gspo_broker_dropped_groups_total", reason=reason) == 0
+        assert value(registry, "gspo_broker_trajectory_tokens_count", outcome=reason) == 0
+    assert value(registry, "gspo_broker_trajectory_tokens_count", outcome="finished") == 0
+
+
 def test_a_rollouts_counters_are_there_before_they_count() -> None:
     registry = CollectorRegistry()
     RolloutMetrics(registry)
