@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 import struct
 import time
@@ -132,7 +133,12 @@ def throw(endpoint: str, data: bytes) -> None:
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=SOON_S) as connection, contextlib.suppress(ConnectionError):
         connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
+        try:
+            connection.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+            return  # It hung up already.
         while connection.recv(65536):
             pass
 
