@@ -72,7 +72,7 @@ class Direction:
     """One way of a connection. ``num_pending`` counts what was sent and not read yet."""
 
     def __init__(self, connection: "Connection", source: "SimSocket", sink: "SimSocket", prefix: Frames) -> None:
-        self._connection = connection
+        self.connection = connection
         self._source = source
         self._sink = sink
         self._prefix = prefix
@@ -87,7 +87,7 @@ class Direction:
         return self.num_pending < self.limit
 
     def send(self, frames: Frames) -> None:
-        network = self._connection.network
+        network = self.connection.network
         if network.loss and network.rng.random() < network.loss:
             network.happened["message lost"] += 1
             return
@@ -97,7 +97,7 @@ class Direction:
             self._put(frames)
 
     def _put(self, frames: Frames) -> None:
-        network = self._connection.network
+        network = self.connection.network
         due = network.loop.time() + network.latency_s(self._source.process, self._sink.process)
         self._last_due = due = max(due, self._last_due + 1e-6)
         parcel = _Parcel([*self._prefix, *frames])
@@ -107,7 +107,7 @@ class Direction:
 
     def _arrived(self) -> None:
         parcel = self._transit.popleft()
-        if self._connection.is_stalled:
+        if self.connection.is_stalled:
             self._late.append(parcel)
         else:
             self._hand_over(parcel)
@@ -255,6 +255,10 @@ class SimSocket:
             await self._waiter
         direction, frames = self._inbox.popleft()
         direction.num_pending -= 1
+        if self._kind == zmq.ROUTER and self.peers.get(frames[0], direction.connection) is not direction.connection:
+            # ROUTER_HANDOVER: the name belongs to a newer connection, and what came over the old one has another.
+            self._network.happened["message of a former connection"] += 1
+            return [b"\0former " + frames[0], *frames[1:]]
         return frames
 
     async def send_multipart(self, frames: Sequence[Any], flags: int = 0) -> None:
