@@ -80,7 +80,7 @@ async def run_processes(
     directory = settings.run.directory
     clock = MonotonicClock()
     try:
-        supervisor = Supervisor(specs, directory / "logs", clock)
+        supervisor = Supervisor(specs, directory / "logs", clock, max_restarts=settings.run.max_restarts)
     except OSError as error:
         raise ConfigurationError(
             f"run.directory is {directory}: {error.filename or 'it'} cannot be written ({error.strerror}): make room "

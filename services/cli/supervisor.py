@@ -73,12 +73,14 @@ class Supervisor:
         log_directory: Path,
         clock: Clock,
         *,
+        max_restarts: int = MAX_RESTARTS,
         backoff_s: float = BACKOFF_S,
         over_wait_s: float = OVER_WAIT_S,
     ) -> None:
-        """``backoff_s``: the n-th restart within the window waits n times as long. ``over_wait_s``: how long it may take
-        after a process's end until ``run_is_over`` is called.
+        """``max_restarts``: of one process within the window. ``backoff_s``: the n-th restart within the window waits n times
+        as long. ``over_wait_s``: how long it may take after a process's end until ``run_is_over`` is called.
         """
+        self._max_restarts = max_restarts
         self._over_wait_s = over_wait_s
         log_directory.mkdir(parents=True, exist_ok=True)
         self.children = [Child(spec=spec, log_path=log_directory / f"{spec.name}.log") for spec in specs]
@@ -130,10 +132,11 @@ class Supervisor:
             child.restarts.append(now)
             while child.restarts and now - child.restarts[0] > RESTART_WINDOW_S:
                 child.restarts.popleft()
-            if len(child.restarts) > MAX_RESTARTS:
+            if len(child.restarts) > self._max_restarts:
                 raise ServiceError(
                     f"{child.spec.name} ended {len(child.restarts)} times within {RESTART_WINDOW_S:.0f} s, last with status "
-                    f"{status}; its log is {child.log_path}: {last_error(child.log_path)}"
+                    f"{status}, and run.max_restarts is {self._max_restarts}; its log is {child.log_path}: "
+                    f"{last_error(child.log_path)}"
                 )
             child.num_restarts += 1
             child.state = f"restarting after status {status}"
