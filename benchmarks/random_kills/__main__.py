@@ -1,0 +1,198 @@
+"""A run of the demo in which processes are killed at random moments: does it learn, lose nothing, leak nothing?
+
+make kills                 # or: python -m benchmarks.random_kills --kills 50 --seed 0
+
+Every process of the run is a target: the broker, the learner, the rollouts' agents, and SGLang below them; of five kills four
+are SIGKILL and one is SIGTERM. After the last one the run goes on undisturbed to its end. Checked: the held-out reward, the audit
+of the ledger, that no process and no file outside the run's directory is left; and how each process's memory (USS) grew by the
+minute. Ends with status 1 when something does not hold. A run that was broken off is not resumed: --directory is made anew.
+"""
+
+import argparse
+import json
+import platform
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.random_kills.memory import Watch, growth_table, plot
+from services.audit.audit import audit_run
+
+TARGET: Final = 0.85
+SAMPLE_S: Final = 2.0
+GRACE_S: Final = 120.0
+TARGETS: Final = ("broker", "learner", "agent", "sglang", "scheduler")
+WEIGHTS: Final = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What was killed, when (seconds since the start), and how many batches were trained by then."""
+
+    time_s: float
+    role: str
+    signal: str
+    batches: int
+
+
+def main() -> None:
+    """Run, kill, check, print, plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=Path("examples/arithmetic.toml"))
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--mean-interval", type=float, default=12.0, help="mean seconds between two kills (exponential)")
+    parser.add_argument("--batches", type=int, default=200, help="the run's length; must outlast the kills")
+    parser.add_argument("--seed", type=int, default=0, help="of the kills and of the run")
+    parser.add_argument("--directory", type=Path, default=Path("runs/kills"))
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    arguments = parser.parse_args()
+    shutil.rmtree(arguments.directory, ignore_errors=True)
+    before = set(WEIGHTS.glob("gspo-*"))
+    process = start(arguments)
+    watch = Watch(psutil.Process(process.pid))
+    try:
+        kills = disturb(process, watch, arguments)
+    finally:
+        end(process)
+    rows = recorded(arguments.directory)
+    failed = report(arguments, kills, watch, rows, process.returncode, sorted(set(WEIGHTS.glob("gspo-*")) - before))
+    sys.exit(1 if failed else 0)
+
+
+def start(arguments: argparse.Namespace) -> "subprocess.Popen[bytes]":
+    """The run, as anybody starts it, allowed to restart what ends as often as it is killed."""
+    directory: Path = arguments.directory
+    directory.mkdir(parents=True)
+    gspo = [sys.executable, "-m", "services.cli.main"]
+    model = directory / "model"
+    subprocess.run([*gspo, "model", "tiny", str(model), "--seed", str(arguments.seed), "--if-missing"], check=True)
+    settings = [
+        f"run.directory={directory / 'run'}",
+        f"run.seed={arguments.seed}",
+        f"run.num_batches={arguments.batches}",
+        f"run.max_restarts={arguments.kills}",
+        f"model.path={model}",
+        *arguments.overrides,
+    ]
+    flags = [word for setting in settings for word in ("--set", setting)]
+    with (directory / "run.log").open("wb") as output:
+        return subprocess.Popen([*gspo, "run", str(arguments.config), "--plain", *flags], stdout=output, stderr=output)
+
+
+def disturb(process: "subprocess.Popen[bytes]", watch: Watch, arguments: argparse.Namespace) -> list[Kill]:
+    """Kill, look at the memory all the time, and wait for the run's end. The first kill waits for the first batch."""
+    rng = random.Random(arguments.seed)
+    begin = time.monotonic()
+    kills: list[Kill] = []
+    due = float("inf")
+    while process.poll() is None:
+        now = time.monotonic() - begin
+        watch.sample(now)
+        trained = sum(row["event"] == "batch" for row in recorded(arguments.directory))
+        if trained and due == float("inf"):
+            due = now
+        if len(kills) < arguments.kills and now >= due:
+            kill = kill_one(watch, rng, now, trained)
+            if kill is not None:
+                kills.append(kill)
+                print(f"{now:6.0f} s  {trained:3d} batches  {kill.signal} {kill.role} ({len(kills)})", flush=True)
+                due = now + rng.expovariate(1 / arguments.mean_interval)
+        try:
+            process.wait(min(SAMPLE_S, max(0.05, due - now)) if len(kills) < arguments.kills else SAMPLE_S)
+        except subprocess.TimeoutExpired:
+            continue
+    return kills
+
+
+def kill_one(watch: Watch, rng: random.Random, now: float, trained: int) -> Kill | None:
+    """Role first, then one of its processes: roles are met equally often. None: none of that role runs at the moment."""
+    target = rng.choice(TARGETS)
+    number = rng.choice([signal.SIGKILL] * 4 + [signal.SIGTERM])
+    candidates = [life.process for life in watch.lives.values() if life.role == target and life.process.is_running()]
+    if not candidates:
+        return None
+    try:
+        rng.choice(candidates).send_signal(number)
+    except psutil.NoSuchProcess:
+        return None
+    return Kill(time_s=now, role=target, signal=number.name, batches=trained)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Ctrl-C, when the run is still there: it stops all that it started."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        process.wait(GRACE_S)
+
+
+def recorded(directory: Path) -> list[dict[str, Any]]:
+    """Rows of metrics.jsonl; a line that is being written is left out."""
+    path = directory / "run" / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def report(
+    arguments: argparse.Namespace,
+    kills: list[Kill],
+    watch: Watch,
+    rows: list[dict[str, Any]],
+    status: int,
+    left_files: list[Path],
+) -> list[str]:
+    """Print and save what happened; returns what does not hold."""
+    directory: Path = arguments.directory
+    audit = audit_run(directory / "run")
+    rewards = [row["eval/reward"] for row in rows if row["event"] == "eval"]
+    dropped = Counter(row["reason"] for row in rows if row["event"] == "dropped")
+    failed = [
+        text
+        for text, wrong in (
+            (f"{len(kills)} of {arguments.kills} kills: use more --batches", len(kills) < arguments.kills),
+            (f"the run ended with status {status}: {directory / 'run.log'}", status != 0),
+            (f"the last held-out reward is {rewards[-1] if rewards else None}", not rewards or rewards[-1] < TARGET),
+            (f"the audit objects: {audit.problems[:3]}", not audit.clean),
+            (f"processes are left: {watch.leftovers()}", bool(watch.leftovers())),
+            (f"files are left: {[str(path) for path in left_files]}", bool(left_files)),
+        )
+        if wrong
+    ]
+    signals = Counter(f"{kill.role} {kill.signal}" for kill in kills)
+    minutes = max(life.times[-1] for life in watch.lives.values()) / 60
+    print(f"\n{arguments.config}, {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {platform.python_version()}")
+    print(f"{len(kills)} kills; {minutes:.0f} minutes: " + ", ".join(f"{n} {what}" for what, n in sorted(signals.items())))
+    print(f"batches {audit.num_batches}, trained again {audit.num_trained_again}, trajectories resumed {audit.num_resumed}")
+    print(
+        f"held-out reward: first {rewards[0]:.2f}, best {max(rewards):.2f}, last {rewards[-1]:.2f}; dropped {dict(dropped)}\n"
+    )
+    print(growth_table(watch.lives.values()))
+    plot(watch.lives.values(), [kill.time_s for kill in kills], directory / "memory.png")
+    record = {
+        "kills": [vars(kill) for kill in kills],
+        "rewards": rewards,
+        "dropped": dropped,
+        "audit": audit.as_plain(),
+        "failed": failed,
+        "memory": [
+            {"role": life.role, "times_s": [round(time) for time in life.times], "uss_bytes": life.bytes}
+            for life in watch.lives.values()
+        ],
+    }
+    (directory / "kills.json").write_text(json.dumps(record) + "\n")
+    print(f"\nplot: {directory / 'memory.png'}\n" + "\n".join(f"FAILED: {text}" for text in failed))
+    return failed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Memory of every process of a run over time: who it is, how long it lived, how much it grew by the minute."""
+
+import re
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import matplotlib
+import psutil
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+WARM_S: Final = 45.0
+"""What a process takes in its first seconds (imports, model, caches) is no growth."""
+LEAST_S: Final = 60.0
+"""A growth by the minute is told of processes that lived so long after they were warm."""
+ROLES: Final = ("gspo run", "broker", "learner", "agent", "reward", "sglang", "scheduler", "detokenizer")
+
+
+@dataclass
+class Life:
+    """One process: ``times`` (seconds since the start of the run) and ``bytes`` that it alone holds (USS)."""
+
+    role: str
+    process: psutil.Process
+    times: list[float] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+
+    @property
+    def growth(self) -> float | None:
+        """Bytes a minute: Theil-Sen slope of what came after the start; None of a life that was too short."""
+        warm = [(time, size) for time, size in zip(self.times, self.bytes, strict=True) if time - self.times[0] >= WARM_S]
+        if not warm or warm[-1][0] - warm[0][0] < LEAST_S:
+            return None
+        half = len(warm) // 2
+        pairs = zip(warm[:half], warm[-half:], strict=True)
+        return 60 * statistics.median((size - first) / (time - begin) for (begin, first), (time, size) in pairs)
+
+
+class Watch:
+    """All processes below ``root``, also those that are gone."""
+
+    def __init__(self, root: psutil.Process) -> None:
+        self._root = root
+        self.lives: dict[psutil.Process, Life] = {}
+
+    def sample(self, time_s: float) -> None:
+        """Look once at everything that runs."""
+        try:
+            processes = [self._root, *self._root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return
+        for process in processes:
+            try:
+                life = self.lives.get(process) or Life(role(process), process)
+                size = process.memory_full_info().uss
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                continue
+            if not life.role:
+                continue
+            self.lives[process] = life
+            life.times.append(time_s)
+            life.bytes.append(size)
+
+    def leftovers(self) -> list[str]:
+        """What the run started and is still there."""
+        return [f"{life.role} (pid {process.pid})" for process, life in self.lives.items() if process.is_running()]
+
+
+def role(process: psutil.Process) -> str:
+    """What a process is in the run; empty: between fork and exec, or too short-lived to be anything."""
+    command = " ".join(process.cmdline())
+    for pattern, name in (
+        (r"services\.environments", "reward"),
+        (r"sglang::scheduler", "scheduler"),
+        (r"sglang::detok", "detokenizer"),
+        (r"sglang", "sglang"),
+        (r"services\.broker", "broker"),
+        (r"services\.learner", "learner"),
+        (r"services\.rollout", "agent"),
+        (r"services\.cli\.main", "gspo run"),
+    ):
+        if re.search(pattern, command):
+            return name
+    return ""
+
+
+def growth_table(lives: Iterable[Life]) -> str:
+    """Markdown: growth by the minute of each role's processes that lived long enough."""
+    lines = ["| process | lives | of them measured | minutes measured | MiB, median | MiB a minute: median | largest |"]
+    lines.append("|" + "---|" * 7)
+    every = list(lives)
+    for name in ROLES:
+        ours = [life for life in every if life.role == name]
+        grown = [(life, life.growth) for life in ours if life.growth is not None]
+        if not ours:
+            continue
+        rates = [rate / 2**20 for _, rate in grown if rate is not None]
+        minutes = sum(life.times[-1] - life.times[0] - WARM_S for life, _ in grown) / 60
+        size = statistics.median(life.bytes[-1] for life in ours) / 2**20
+        rate = f"{statistics.median(rates):+.3f} | {max(rates):+.3f}" if rates else "- | -"
+        lines.append(f"| {name} | {len(ours)} | {len(grown)} | {minutes:.0f} | {size:.0f} | {rate} |")
+    return "\n".join(lines)
+
+
+def plot(lives: Iterable[Life], kills: Iterable[float], path: Path) -> None:
+    """One panel a role: every process is a line, every kill a mark on the time axis."""
+    every, marks = list(lives), list(kills)
+    shown = [name for name in ROLES if any(life.role == name for life in every)]
+    figure, panels = pyplot.subplots(len(shown), 1, figsize=(9, 1.7 * len(shown)), sharex=True, layout="constrained")
+    for axes, name in zip(panels, shown, strict=True):
+        for life in every:
+            if life.role == name:
+                axes.plot([time / 60 for time in life.times], [size / 2**20 for size in life.bytes], linewidth=1)
+        axes.plot([mark / 60 for mark in marks], [0] * len(marks), "|", color="black", markersize=8, clip_on=False)
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel(f"{name}\nMiB")
+    panels[-1].set_xlabel("minutes; a mark is a kill")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
