@@ -2,10 +2,11 @@
 
 make kills                 # or: python -m benchmarks.random_kills --kills 50 --seed 0
 
-Every process of the run is a target: the broker, the learner, the rollouts' agents, and SGLang below them; of five kills four
-are SIGKILL and one is SIGTERM. After the last one the run goes on undisturbed to its end. Checked: the held-out reward, the audit
-of the ledger, that no process and no file outside the run's directory is left; and how each process's memory (USS) grew by the
-minute. Ends with status 1 when something does not hold. A run that was broken off is not resumed: --directory is made anew.
+Every process of the run is a target: the broker, the learner, the rollouts' agents, and SGLang below them; of five kills
+four are SIGKILL and one is SIGTERM. After the last one the run goes on undisturbed to its end. Checked: the held-out reward,
+the audit of the ledger, that no process and no file outside the run's directory is left; and how each process's memory (USS)
+grew by the minute. Ends with status 1 when something does not hold. A run that was broken off is not resumed: --directory is
+made anew.
 """
 
 import argparse
@@ -74,7 +75,7 @@ def start(arguments: argparse.Namespace) -> "subprocess.Popen[bytes]":
     directory: Path = arguments.directory
     directory.mkdir(parents=True)
     gspo = [sys.executable, "-m", "services.cli.main"]
-    model = directory / "model"
+    model = directory.parent / f"model-{arguments.seed}"
     subprocess.run([*gspo, "model", "tiny", str(model), "--seed", str(arguments.seed), "--if-missing"], check=True)
     settings = [
         f"run.directory={directory / 'run'}",
@@ -173,9 +174,8 @@ def report(
     print(f"\n{arguments.config}, {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {platform.python_version()}")
     print(f"{len(kills)} kills; {minutes:.0f} minutes: " + ", ".join(f"{n} {what}" for what, n in sorted(signals.items())))
     print(f"batches {audit.num_batches}, trained again {audit.num_trained_again}, trajectories resumed {audit.num_resumed}")
-    print(
-        f"held-out reward: first {rewards[0]:.2f}, best {max(rewards):.2f}, last {rewards[-1]:.2f}; dropped {dict(dropped)}\n"
-    )
+    print(f"held-out reward: first {rewards[0]:.2f}, best {max(rewards):.2f}, last {rewards[-1]:.2f}")
+    print(f"dropped groups: {dict(dropped)}\n")
     print(growth_table(watch.lives.values()))
     plot(watch.lives.values(), [kill.time_s for kill in kills], directory / "memory.png")
     record = {
