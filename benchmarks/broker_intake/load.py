@@ -1,0 +1,31 @@
+"""The messages that everything here is measured with."""
+
+from typing import Final
+
+import numpy as np
+
+from protocol.codec import Array
+from protocol.messages import Chunk, Segment, VersionRun
+
+CHUNKS_PER_TRAJECTORY: Final = 32
+LEASES: Final = 64
+"""Trajectories that one producer extends in turn: `rollout.max_running`."""
+TOKEN_BYTES: Final = 8
+"""An int32 id and a float32 log-prob."""
+
+
+def a_chunk(trajectory_id: int, epoch: int, offset: int, num_tokens: int) -> Chunk:
+    """Tokens of one action turn and one version."""
+    return Chunk(
+        trajectory_id=trajectory_id,
+        epoch=epoch,
+        offset=offset,
+        num_tokens=num_tokens,
+        segments=[Segment("action", 0, num_tokens)],
+        version_runs=[VersionRun(1, num_tokens)],
+    )
+
+
+def arrays_of(num_tokens: int) -> dict[str, Array]:
+    token_ids = np.arange(num_tokens, dtype=np.int32)
+    return {"token_ids": token_ids, "logprobs": (-token_ids / 1024).astype(np.float32)}

@@ -1,0 +1,148 @@
+"""A rollout without an engine: a real connection that sends chunks as fast as they are acknowledged.
+
+python -m benchmarks.broker_intake.producer ENDPOINT NAME CHUNK_TOKENS [KEYS]; each request {"chunks": N, "under_way": U} is
+answered when N more chunks are acknowledged, of which at most U (0: the channel's window) were under way at a time.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections import deque
+from dataclasses import dataclass
+
+import zmq.asyncio
+
+from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY, LEASES, a_chunk, arrays_of
+from protocol.channels import WORK
+from protocol.messages import Finish, Heartbeat, Lease, LeaseKey, LeaseRequest, Message, NoLease, Pulse
+from services.runtime.clock import MonotonicClock
+from services.runtime.logs import configure_logging
+from services.runtime.peer import PeerClient
+from services.runtime.security import PLAINTEXT, Security
+from services.runtime.settings import SecuritySection
+from tests.support.broker_peers import running
+
+HEARTBEAT_S = 1.0
+
+
+@dataclass
+class Held:
+    """A trajectory that this producer extends."""
+
+    trajectory_id: int
+    epoch: int
+    num_tokens: int = 0
+
+
+class Producer:
+    """Extends its trajectories in turn, finishes them at their full length, and asks for others."""
+
+    def __init__(self, peer: PeerClient, chunk_tokens: int) -> None:
+        self._peer = peer
+        self._chunk_tokens = chunk_tokens
+        self._clock = MonotonicClock()
+        self._arrays = arrays_of(chunk_tokens)
+        self._held: deque[Held] = deque()
+        self._requests = 0
+        self._version = 0
+        self._sent: deque[float] = deque()
+        self._latencies: list[float] = []
+
+    async def produce(self, num_chunks: int, under_way: int) -> list[float]:
+        """Send and wait for all acknowledgements; the seconds from sending to knowing, per message."""
+        self._latencies = []
+        for _ in range(num_chunks):
+            if not self._held:
+                await self._refill()
+            held = self._held.popleft()
+            chunk = a_chunk(held.trajectory_id, held.epoch, held.num_tokens, self._chunk_tokens)
+            held.num_tokens += self._chunk_tokens
+            await self._send(chunk, under_way)
+            if held.num_tokens < CHUNKS_PER_TRAJECTORY * self._chunk_tokens:
+                self._held.append(held)
+                continue
+            await self._send(
+                Finish(
+                    trajectory_id=held.trajectory_id,
+                    epoch=held.epoch,
+                    num_tokens=held.num_tokens,
+                    reason="length",
+                    turn_rewards=[1.0],
+                ),
+                under_way,
+            )
+        await self._peer.flushed()
+        self._settle()
+        return self._latencies
+
+    async def _send(self, message: Message, under_way: int) -> None:
+        self._sent.append(self._clock.now())
+        await self._peer.send(message, self._arrays if message.ARRAYS else None)
+        if under_way and len(self._sent) >= under_way:
+            await self._peer.flushed()
+        self._settle()
+
+    def _settle(self) -> None:
+        now = self._clock.now()
+        while len(self._sent) > self._peer.num_unacknowledged:
+            self._latencies.append(now - self._sent.popleft())
+
+    async def _refill(self) -> None:
+        while not self._version:
+            await self._next()
+        self._requests += 1
+        request = LeaseRequest(request_id=self._requests, capacity=LEASES, policy_version=self._version)
+        await self._peer.send(request)
+        while len(self._held) < LEASES:
+            message = await self._next()
+            if isinstance(message, Lease):
+                self._held.append(Held(message.trajectory_id, message.epoch))
+            elif isinstance(message, NoLease):
+                raise RuntimeError(f"no lease ({message.reason}): the benchmark's run is too short for so many chunks")
+
+    async def _next(self) -> Message:
+        message: Message = (await self._peer.inbox.get()).message
+        if isinstance(message, Pulse):
+            self._version = message.policy_version
+        return message
+
+    async def heartbeat(self) -> None:
+        """Keep the leases, for ever."""
+        while True:
+            leases = [LeaseKey(held.trajectory_id, held.epoch) for held in self._held]
+            await self._peer.send(Heartbeat(policy_version=self._version, status="serving", leases=leases))
+            await asyncio.sleep(HEARTBEAT_S)
+
+
+async def serve(endpoint: str, name: str, chunk_tokens: int, security: Security) -> None:
+    context = zmq.asyncio.Context()
+    clock = MonotonicClock()
+    peer = PeerClient(context, WORK, endpoint, role="rollout", peer=name, session="s", clock=clock, security=security)
+    loop = asyncio.get_running_loop()
+    try:
+        async with running(peer), asyncio.TaskGroup() as tasks:
+            producer = Producer(peer, chunk_tokens)
+            await peer.connected_welcome()
+            beating = tasks.create_task(producer.heartbeat(), name="heartbeat")
+            while line := await loop.run_in_executor(None, sys.stdin.readline):
+                request = json.loads(line)
+                begin = clock.now()
+                latencies = await producer.produce(request["chunks"], request["under_way"])
+                print(json.dumps({"seconds": clock.now() - begin, "latencies_s": latencies}), flush=True)
+            beating.cancel()
+    finally:
+        peer.close()
+        context.destroy(linger=0)
+
+
+def main() -> None:
+    endpoint, name, chunk_tokens, *keys = sys.argv[1:]
+    configure_logging("producer")
+    security = Security.load(SecuritySection(keys=keys[0]), "rollout") if keys else PLAINTEXT
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(serve(endpoint, name, int(chunk_tokens), security))
+
+
+if __name__ == "__main__":
+    main()
