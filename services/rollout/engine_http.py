@@ -8,6 +8,7 @@ import httpx
 import msgspec
 
 from services.rollout.connections import Connections
+from services.rollout.generation import is_about_the_request
 from services.rollout.sse import EventParser
 
 T = TypeVar("T")
@@ -57,12 +58,16 @@ class EngineHttp:
             return (await client.get(path, timeout=timeout_s)).status_code
 
     async def answers(self, body: bytes, *, stream: bool) -> AsyncGenerator[bytes, None]:
-        """The JSON answers to one /generate call: one, or one for each event of the stream. Raises EngineRefused, too."""
+        """The JSON answers to one /generate call: one, or one for each event of the stream.
+
+        Raises EngineRefused, too: for a status that is about this request, and not for one that is about the server.
+        """
         async with self._translate_errors("/generate"), self._streams.one() as client:
             headers = {"content-type": "application/json"}
             async with client.stream("POST", "/generate", content=body, headers=headers) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise EngineRefused(f"/generate: {response.status_code} {(await response.aread())[:500]!r}")
+                    failure = EngineRefused if is_about_the_request(response.status_code) else EngineError
+                    raise failure(f"/generate: {response.status_code} {(await response.aread())[:500]!r}")
                 if not stream:
                     yield await response.aread()
                     return

@@ -15,6 +15,9 @@ import numpy as np
 from protocol.messages import VersionRun
 
 FinishReason = Literal["stop", "length", "abort"]
+ABOUT_THE_REQUEST: Final = (400, 413, 422)
+"""HTTP statuses that any server would give to this request (bad, too long, unprocessable). All others (500, 503, 404, 429)
+are about the server: another one may well serve it."""
 MAX_SEED: Final = 2**63 - 1
 
 
@@ -105,10 +108,15 @@ class _Meta(msgspec.Struct):
     weight_versions: list[_Span] | None = None
 
 
+class _Error(msgspec.Struct):
+    message: str = ""
+    code: int = 400
+
+
 class _Event(msgspec.Struct):
     output_ids: list[int] = []
     meta_info: _Meta | None = None
-    error: Any = None
+    error: _Error | str | None = None
 
 
 class OutputDecoder:
@@ -125,14 +133,17 @@ class OutputDecoder:
         self._decoder = msgspec.json.Decoder(_Event)
 
     def decode(self, payload: bytes) -> Output:
-        """Raises: ValueError saying what is wrong with the payload; RequestRefused when the server refused the request."""
+        """Raises: ValueError saying what is wrong with the payload or the server; RequestRefused, which is one, when the
+        server refused this request.
+        """
         event = self._decoder.decode(payload)
         if event.error is not None or event.meta_info is None:
-            raise RequestRefused(f"the server answered {payload[:500].decode(errors='replace')}")
+            code = event.error.code if isinstance(event.error, _Error) else ABOUT_THE_REQUEST[0]
+            raise _failure(code, f"the server answered {payload[:500].decode(errors='replace')}")
         meta = event.meta_info
         finish = meta.finish_reason
         if finish is not None and finish.status_code is not None:
-            raise RequestRefused(f"the server gave up the request: {finish.status_code} {finish.message}")
+            raise _failure(finish.status_code, f"the server gave up the request: {finish.status_code} {finish.message}")
         num_new = meta.completion_tokens - self._num_tokens
         if num_new < 0:
             raise ValueError(f"completion_tokens fell from {self._num_tokens} to {meta.completion_tokens}")
@@ -157,7 +168,16 @@ class OutputDecoder:
 
 
 class RequestRefused(ValueError):
-    """The server answered with an error instead of tokens."""
+    """The server answered with an error instead of tokens, and the error is about this request."""
+
+
+def is_about_the_request(status: int) -> bool:
+    """Whether an HTTP status says that the request itself cannot be served, here or elsewhere."""
+    return status in ABOUT_THE_REQUEST
+
+
+def _failure(status: int, text: str) -> ValueError:
+    return RequestRefused(text) if is_about_the_request(status) else ValueError(text)
 
 
 class VersionTagger:

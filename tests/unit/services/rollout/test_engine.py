@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from services.rollout.engine import Engine, EngineError, EngineRefused, EngineUnreachable
+from services.rollout.engine_http import EngineHttp
 from services.rollout.generation import GenerateRequest, Piece, Sampling
+from tests.support.broker_process import free_port
 
 INFO = {
     "version": "0.5.23", "device": "cpu", "dtype": "float32", "tp_size": 1, "model_path": "/m",
@@ -96,6 +98,11 @@ async def test_an_event_without_end_is_an_engine_error() -> None:
     [
         (answer(400, {"error": {"message": "too long"}}), EngineRefused),
         (answer(200, {"error": {"message": "too long"}}), EngineRefused),
+        (answer(422, {"error": {"message": "cannot be processed"}}), EngineRefused),
+        (answer(500, {"error": {"message": "CUDA error"}}), EngineError),
+        (answer(503, {"error": {"message": "the queue is full"}}), EngineError),
+        (answer(404, {"detail": "Not Found"}), EngineError),
+        (answer(200, {"error": {"message": "the queue is full", "code": 503}}), EngineError),
         (answer(200, {"output_ids": []}), EngineRefused),
         (answer(200, event([5], 1, "stop", version="default")), EngineError),
         (answer(200, event([5], 2, "stop")), EngineError),
@@ -110,6 +117,15 @@ async def test_what_the_server_does_wrong_is_one_of_our_errors(reply: bytes, err
         with pytest.raises(EngineError) as raised:
             await ask(engine)
     assert raised.type is error
+
+
+async def test_a_server_that_is_not_there_any_more_is_unreachable_and_refuses_no_request() -> None:
+    http = EngineHttp(f"http://127.0.0.1:{free_port()}", timeout_s=5.0, stall_timeout_s=5.0)
+    try:
+        with pytest.raises(EngineUnreachable, match="ConnectError"):
+            await anext(http.answers(b"{}", stream=False))
+    finally:
+        await http.aclose()
 
 
 async def test_an_abort_does_not_hide_a_stop_token_or_the_length_limit() -> None:

@@ -107,6 +107,19 @@ def test_a_refusal_of_the_server_is_told_with_its_reason(payload: bytes) -> None
         OutputDecoder(incremental=True).decode(payload)
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"error": {"message": "out of memory", "code": 500}}',
+        event([], 0, finish={"type": "abort", "message": "out of memory", "status_code": 503}),
+    ],
+)
+def test_a_failure_of_the_server_is_no_refusal_of_the_request(payload: bytes) -> None:
+    with pytest.raises(ValueError, match="out of memory") as raised:
+        OutputDecoder(incremental=True).decode(payload)
+    assert not isinstance(raised.value, RequestRefused)
+
+
 def output(token_ids: list[int], version: int, spans: list[tuple[int, int, int]] | None = None) -> Output:
     return Output(
         token_ids=token_ids,
