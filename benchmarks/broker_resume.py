@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from protocol.channels import BATCH, WORK
 from protocol.messages import Chunk, Segment, VersionRun
 from services.audit.audit import audit_run
 from services.broker.batches import batch_stats
@@ -123,7 +122,7 @@ def resume(directory: Path) -> None:
             groups_per_batch=GROUPS_PER_BATCH, max_lag=2, max_tokens=256, lease_s=15.0, max_attempts=4, failure_budget=20,
             evaluate_every_batches=0, num_eval_tasks=0, num_train_tasks=None,
         )  # fmt: skip
-        ledger = Ledger(config, store.snapshot(), {"rollout": WORK.window, "learner": BATCH.window}, 0.0)
+        ledger = Ledger(config, store.snapshot(), 0.0)
         store.elapsed_s()
         assert ledger.state.groups.num_training == GROUPS_PER_BATCH
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 
 MAX_HEADER_BYTES: Final = 1024 * 1024
 """Of most messages: also bounds tasks and environment states."""
@@ -26,7 +26,6 @@ MAX_TRAJECTORIES_PER_BATCH: Final = 65_536
 MAX_TENSORS: Final = 2_000_000
 MAX_WEIGHT_CHUNK_BYTES: Final = 1024 * 1024
 MAX_METRICS: Final = 4096
-MAX_WINDOW: Final = 1024
 
 MAX_PEERS: Final = 4096
 """Sessions that a broker or weight server keeps."""

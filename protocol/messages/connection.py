@@ -35,11 +35,10 @@ over. Empty: for whoever has the connection."""
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
-    """Broker or weight server -> peer: the answer to Hello. ``window`` bounds the peer's unacknowledged messages."""
+    """Broker or weight server -> peer: the answer to Hello."""
 
     protocol_version: Count
     run_id: Name
-    window: Annotated[int, Meta(ge=1, le=limits.MAX_WINDOW)]
     policy_version: Version
     """The newest published version; 0 when nothing was published yet. Never reused, also not after a restart."""
     weights_endpoint: str = ""

@@ -63,12 +63,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
     ):
         _write_settings(settings)
         config = ledger_config(settings, tasks, store.run_id, fingerprint)
-        ledger = Ledger(
-            config,
-            store.snapshot(),
-            {"rollout": WORK.window, "learner": BATCH.window, "operator": BATCH.window},
-            clock.now(),
-        )
+        ledger = Ledger(config, store.snapshot(), clock.now())
         context = zmq.asyncio.Context()
         gate = Gate(context, security, clock, metrics.gate_counters)
         try:

@@ -50,14 +50,13 @@ ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
 
 
 class Ledger:
-    """The whole state machine. ``window`` bounds each peer's unacknowledged messages, by role."""
+    """The whole state machine."""
 
-    def __init__(self, config: LedgerConfig, snapshot: Snapshot, windows: dict[Role, int], now: float) -> None:
+    def __init__(self, config: LedgerConfig, snapshot: Snapshot, now: float) -> None:
         self.state = State(config, snapshot)
         self.peers = Peers()
         self.work = Work(self.state, now)
         self.training = Training(self.state, self.work, now)
-        self._windows = windows
 
     def on_hello(self, hello: Hello, now: float) -> list[Action]:
         """First message of a session, or of a connection. The answer is Welcome or a fatal Refused."""
@@ -85,7 +84,6 @@ class Ledger:
         welcome = Welcome(
             protocol_version=PROTOCOL_VERSION,
             run_id=self.state.config.run_id,
-            window=self._windows[hello.role],
             policy_version=self.state.batches.newest_version,
             weights_endpoint=newest.endpoint if newest is not None else "",
             next_batch=self.state.batches.settled,

@@ -92,7 +92,6 @@ class WeightServer:
         return Welcome(
             protocol_version=PROTOCOL_VERSION,
             run_id="weights",
-            window=WEIGHTS.window,
             policy_version=newest.policy_version if newest else 0,
         )
 

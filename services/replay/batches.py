@@ -94,7 +94,7 @@ class RecordedLink:
         return "nothing: batches are read from the ledger"
 
     def wait_welcome(self, timeout_s: float) -> Welcome | None:
-        return Welcome(protocol_version=PROTOCOL_VERSION, run_id="replay", window=1, policy_version=0)
+        return Welcome(protocol_version=PROTOCOL_VERSION, run_id="replay", policy_version=0)
 
     def resume(self, next_batch: int) -> None:
         """There is nobody to tell."""

@@ -140,8 +140,7 @@ class BrokerProcess:
         gate = Gate(context, Security.load(settings.security, "broker"), machinery.clock, metrics.gate_counters)
         with store:
             config = ledger_config(settings, tasks, store.run_id, fingerprint)  # type: ignore[arg-type]
-            windows: Any = {"rollout": WORK.window, "learner": BATCH.window, "operator": BATCH.window}
-            self._ledger = ledger = Ledger(config, store.snapshot(), windows, machinery.clock.now())
+            self._ledger = ledger = Ledger(config, store.snapshot(), machinery.clock.now())
             self._broker = Broker(
                 ledger,
                 store,

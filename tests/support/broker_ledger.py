@@ -74,7 +74,7 @@ class LedgerHarness:
 
     def restored(self) -> Ledger:
         """A second ledger from the same rows."""
-        return Ledger(self.config, self.store.snapshot(), {"rollout": 256, "learner": 16, "operator": 16}, self.now)
+        return Ledger(self.config, self.store.snapshot(), self.now)
 
     # --- events ---------------------------------------------------------------------------------------------------------
 

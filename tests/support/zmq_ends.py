@@ -84,7 +84,6 @@ def a_welcome(**changes: object) -> Welcome:
     fields: dict[str, object] = {
         "protocol_version": PROTOCOL_VERSION,
         "run_id": "test",
-        "window": 16,
         "policy_version": 0,
         **changes,
     }
