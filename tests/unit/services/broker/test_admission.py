@@ -142,6 +142,7 @@ def test_without_a_learner_crash_nothing_is_dropped_and_no_run_gets_stuck(
         if fleet.index == state.config.num_batches:
             break
         for who in fleet.rollouts:
+            fleet.harness.hello(who)  # It may have been silent for so long that it was forgotten.
             fleet.versions[who] = fleet.version
             fleet.leases += [(who, grant) for grant in fleet.harness.lease(who, 50, fleet.version)]
         for holder, lease in fleet.leases:
