@@ -38,6 +38,8 @@ def test_routing_replay_of_a_dense_model_is_refused_at_the_start(tmp_path: Path)
     Qwen3ForCausalLM(config).save_pretrained(tmp_path / "dense")
     (tmp_path / "run.toml").write_text(
         f'[run]\ndirectory = "{tmp_path}"\n[model]\npath = "{tmp_path / "dense"}"\n[objective]\nrouting_replay = true\n'
+        # Nobody's port: with the default one it would say hello to a run that somebody has on this machine.
+        '[broker]\nbatch_endpoint = "tcp://127.0.0.1:9"\n'
         '[learner]\nmetrics_port = 0\nweights_endpoint = "tcp://127.0.0.1:*"\n'
     )
     environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -42,7 +42,9 @@ Ending = tuple[asyncio.Task[None], asyncio.Event]
 def arguments(directory: Path, server_url: str, metrics_port: int = 0, linger: bool = False) -> ProcessArguments:
     model = save_chat_model(directory / "model", chat_tokenizer(TINY_TEMPLATE, "<|end|>"))
     rollout = Rollout(server_url=server_url, metrics_port=metrics_port, linger=linger)
-    settings = Settings(run=Run(directory=directory / "run"), model=Model(path=model), rollout=rollout)
+    # Nobody's port: with the default one it would say hello to a run that somebody has on this machine.
+    broker = Broker(work_endpoint="tcp://127.0.0.1:9")
+    settings = Settings(run=Run(directory=directory / "run"), model=Model(path=model), rollout=rollout, broker=broker)
     return ProcessArguments(settings=settings, name="rollout-0", forwarded=())
 
 
