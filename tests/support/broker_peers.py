@@ -36,6 +36,7 @@ from services.runtime.peer import Delivered, PeerClient
 from services.runtime.security import PLAINTEXT, Security
 
 PROMPT_TOKENS = 3
+REQUEST_TIMEOUT_S = 1.0
 
 
 def tokens_of(trajectory_id: int, num_tokens: int) -> np.ndarray:
@@ -92,6 +93,7 @@ class ScriptedRollout:
         self.episodes_under_way: set[asyncio.Task[None]] = set()
         self._held: dict[int, int] = {}
         self._due = 0  # leases of the last request that are still to come
+        self._asked_at = 0.0
         self._requests = 0
 
     @property
@@ -110,8 +112,10 @@ class ScriptedRollout:
                     if delivered is not None:
                         self._take(delivered, tasks)
                     room = self.capacity - len(self._held)
-                    if room > 0 and not self._due and self.policy_version > 0:
-                        self._due = room
+                    # A request or its leases may be lost with a connection.
+                    waiting = self._due and self.clock.now() - self._asked_at < REQUEST_TIMEOUT_S
+                    if room > 0 and not waiting and self.policy_version > 0:
+                        self._due, self._asked_at = room, self.clock.now()
                         self._requests += 1
                         request = LeaseRequest(request_id=self._requests, capacity=room, policy_version=self.policy_version)
                         await self.peer.send(request)
@@ -230,9 +234,10 @@ class ScriptedLearner:
                 if batch is None:
                     break
                 await asyncio.sleep(self.train_s)
-                await self.peer.send(Trained(index=index, policy_version=version, metrics={"loss": 0.5}))
+                # As the learner does: first the version that the batch made, then the report that names it.
                 index, version = index + 1, version + 1
                 await self._publish(version, index)
+                await self.peer.send(Trained(index=index - 1, policy_version=version, metrics={"loss": 0.5}))
                 if index % self.checkpoint_every == 0:
                     await self.peer.send(Checkpointed(next_batch=index, policy_version=version))
                 if self.stop_after(index):

@@ -1,0 +1,180 @@
+"""The processes of a run, each started by itself and with settings of its own, as on several hosts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import psutil
+
+from tests.support.run_process import REPOSITORY, free_ports
+
+POLL_S: Final = 0.05
+CONFIG: Final = REPOSITORY / "examples/calculator.toml"
+MODEL: Final = REPOSITORY / "models/tiny"
+
+
+@dataclass
+class Member:
+    """One process that is started again whenever it ends, unless the test says otherwise."""
+
+    name: str
+    command: list[str]
+    log: Path
+    keep: bool = True
+    process: subprocess.Popen[bytes] | None = None
+    ends: list[int] = field(default_factory=list)
+    """Its exit statuses so far."""
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=REPOSITORY,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def look(self) -> bool:
+        """Whether it runs; notes its end."""
+        if self.process is not None and self.process.poll() is not None:
+            self.ends.append(self.process.returncode)
+            self.process = None
+        return self.process is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def scheduler(self) -> psutil.Process:
+        """The SGLang scheduler that this rollout has started."""
+        for process in psutil.Process(self.pid).children(recursive=True):
+            if "scheduler" in process.name() or any("scheduler" in word for word in process.cmdline()):
+                return process
+        raise AssertionError(f"{self.name} has no scheduler")
+
+
+class Fleet:
+    """Use as a context manager; leaving it kills everything that was started."""
+
+    def __init__(self, directory: Path, *settings: str) -> None:
+        self.directory = directory
+        self.work_port, self.batch_port, self.weights_port = free_ports(3)
+        self._settings = [
+            f"model.path={MODEL}",
+            f"run.directory={directory}",
+            f"broker.work_endpoint=tcp://127.0.0.1:{self.work_port}",
+            f"broker.batch_endpoint=tcp://127.0.0.1:{self.batch_port}",
+            f"learner.weights_endpoint=tcp://127.0.0.1:{self.weights_port}",
+            "broker.metrics_port=0",
+            "learner.metrics_port=0",
+            "rollout.metrics_port=0",
+            "evaluation.every_batches=0",
+            "batch.groups_per_batch=8",
+            "batch.group_size=4",
+            "rollout.max_running=16",
+            "rollout.chunk_tokens=4",
+            "broker.lease_s=5",
+            *settings,
+        ]
+        self.members: dict[str, Member] = {}
+        self._watch = threading.Event()
+
+    def __enter__(self) -> Self:
+        (self.directory / "logs").mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for member in self.members.values():
+            if member.look():
+                with suppress(psutil.NoSuchProcess):
+                    for child in psutil.Process(member.pid).children(recursive=True):
+                        with suppress(psutil.NoSuchProcess):
+                            child.send_signal(signal.SIGCONT)
+                assert member.process is not None
+                member.process.kill()
+                member.process.wait(20)
+
+    def start(self, role: str, *settings: str, name: str = "") -> Member:
+        """Start a process with more settings; rollouts get a name."""
+        command = [sys.executable, "-m", f"services.{role}", str(CONFIG)]
+        for setting in (*self._settings, *settings):
+            command += ["--set", setting]
+        if name:
+            command += ["--name", name]
+        name = name or role
+        member = Member(name=name, command=command, log=self.directory / "logs" / f"{name}.log")
+        member.start()
+        self.members[name] = member
+        return member
+
+    def rows(self, event: str) -> list[dict[str, Any]]:
+        """Lines of the run's record of one kind."""
+        path = self.directory / "metrics.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.is_file() else []
+        return [row for row in map(json.loads, lines) if row["event"] == event]
+
+    def events(self, name: str, event: str) -> list[dict[str, Any]]:
+        """A process's log lines of one event, over all of its lives."""
+        path = self.directory / "logs" / f"{name}.log"
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [row for row in found if row.get("event") == event]
+
+    def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 180.0) -> None:
+        """Wait, starting again whatever ends. Raises: AssertionError with the ends of all logs."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            for member in self.members.values():
+                if not member.look() and member.keep:
+                    member.start()
+            assert time.monotonic() < deadline, f"no {what} within {timeout_s} s:\n{self.tails()}"
+            self._watch.wait(POLL_S)
+
+    def wait_batches(self, number: int, timeout_s: float = 240.0) -> None:
+        """Wait until so many batches are in the record."""
+        self.wait_until(f"{number} batches", lambda: len(self.rows("batch")) >= number, timeout_s)
+
+    def finish(self, timeout_s: float = 400.0) -> None:
+        """Wait for the end of the run, and for every process to end with status 0."""
+        self.wait_until("end of the run", lambda: bool(self.events("learner", "run_complete")), timeout_s)
+        for member in self.members.values():
+            member.keep = False
+        # Rollouts end by themselves; the other two serve until they are told.
+        own = {name: member for name, member in self.members.items() if name not in ("learner", "broker")}
+        self.wait_until("end of the rollouts", lambda: not [name for name in own if own[name].look()], 90)
+        for name in ("learner", "broker"):
+            self.stop(name)
+        for member in self.members.values():
+            assert member.ends[-1] == 0, self.tails()
+
+    def stop(self, name: str, timeout_s: float = 90.0) -> float:
+        """SIGTERM; returns how many seconds it took until the process was gone. It is not started again."""
+        member, begin = self.members[name], time.monotonic()
+        member.keep = False
+        member.signal(signal.SIGTERM)
+        self.wait_until(f"end of {name}", lambda: not member.look(), timeout_s)
+        return time.monotonic() - begin
+
+    def tails(self) -> str:
+        """The last lines of every process's log."""
+        parts = []
+        for member in self.members.values():
+            lines = member.log.read_text(errors="replace").splitlines()[-8:]
+            parts.append(f"--- {member.name}, ended {member.ends}\n" + "\n".join(line[:400] for line in lines))
+        return "\n".join(parts)

@@ -1,0 +1,99 @@
+"""A learner is killed at chosen points between a batch and the record of its checkpoint. `make test-faults`."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protocol.messages import Batch, Checkpointed, Published, Trained
+from services.learner.checkpoint import reserved_version
+from tests.faults.fleet import Fleet
+from tests.support.ledger_audit import audit
+from tests.support.relay import Relay, tag_of
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+TRAINING_S = 0.1
+"""Into the optimizer steps of a batch, which take some half a second."""
+ARRIVES_S = 0.3
+
+
+class Killer:
+    """Kills the learner of a fleet when something passes the relay between it and the broker."""
+
+    def __init__(self, fleet: Fleet, relay: Relay) -> None:
+        self._fleet = fleet
+        self._relay = relay
+        self._watch = threading.Event()
+
+    def kill(self) -> None:
+        self._fleet.members["learner"].signal(signal.SIGKILL)
+
+    def before(self, kind: type) -> None:
+        """At the first byte of a message of this kind, which the broker never gets; what went before it arrives."""
+
+        def act() -> None:
+            self.kill()
+            # What went before is on its way: a reset could overtake it.
+            time.sleep(ARRIVES_S)
+            self._relay.cut()
+
+        self._wait(self._relay.on(tag_of(kind), act).seen.is_set)
+
+    def while_training(self) -> None:
+        """After a batch was delivered, before its version is published."""
+        delivered = self._relay.on(tag_of(Batch), lambda: None, direction="down").seen
+        self._wait(delivered.is_set)
+        published = self._relay.on(tag_of(Published), lambda: None).seen
+        self._watch.wait(TRAINING_S)
+        self.kill()
+        self._relay.cut()
+        assert not published.is_set(), "it had published before the kill"
+
+    def while_saving(self) -> None:
+        """While a checkpoint is being written."""
+        checkpoints = self._fleet.directory / "checkpoints"
+        while not list(checkpoints.glob(".partial-version-*")):
+            self._watch.wait(0.002)
+        self.kill()
+        assert list(checkpoints.glob(".partial-version-*")), "it was written in full before the kill"
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        self._fleet.wait_until("the point to kill at", condition)
+
+
+def test_a_learner_killed_anywhere_between_two_checkpoints_repeats_what_it_must_and_no_more(tmp_path: Path) -> None:
+    with (
+        Fleet(tmp_path, "run.num_batches=14", "learner.checkpoint_every_batches=2") as fleet,
+        Relay(fleet.batch_port) as relay,
+    ):
+        fleet.start("broker")
+        fleet.start("rollout", name="rollout-0")
+        learner = fleet.start("learner", f"broker.batch_endpoint={relay.endpoint}")
+        killer = Killer(fleet, relay)
+        points: list[tuple[str, Callable[[], None]]] = [
+            ("training", killer.while_training),
+            ("published", lambda: killer.before(Published)),
+            ("trained", lambda: killer.before(Trained)),
+            ("saving", killer.while_saving),
+            ("checkpointed", lambda: killer.before(Checkpointed)),
+        ]
+        fleet.wait_batches(1)
+        for number, (name, strike) in enumerate(points, 1):
+            strike()
+            version = reserved_version(tmp_path / "checkpoints")
+            fleet.wait_until(f"the kill at {name}", lambda n=number: len(learner.ends) == n)
+            trained = len(fleet.rows("batch"))
+            fleet.wait_batches(trained + 2)
+            first = fleet.events("learner", "published")
+            assert any(row["policy_version"] > version for row in first), "a version was used again"
+        fleet.finish()
+        assert learner.ends[:-1] == [-signal.SIGKILL] * len(points)
+    versions = [row["policy_version"] for row in fleet.events("learner", "published")]
+    assert versions == sorted(set(versions))
+    report = audit(tmp_path)
+    assert report.problems == []
+    assert report.num_batches == 14
+    assert report.num_trained_again <= 2 * len(points)
