@@ -3,17 +3,16 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import structlog
 from msgspec.structs import replace
 
-from protocol.channels import BATCH, WORK, ChannelSpec
-from protocol.codec import Array, Received, message_type
+from protocol.channels import ChannelSpec
+from protocol.codec import Array, message_type
 from protocol.errors import ProtocolError
-from protocol.limits import MAX_QUEUED_BYTES, MAX_REASON_CHARS
-from protocol.messages import FOR_ONE_LIFE, MESSAGE_TYPES, Ack, Chunk, Hello, LeaseEnded, Message, Refused
+from protocol.limits import MAX_QUEUED_BYTES
+from protocol.messages import FOR_ONE_LIFE, Ack, Chunk, LeaseEnded, Message, Refused
 from services.broker.actions import (
     Action,
     Announce,
@@ -27,17 +26,17 @@ from services.broker.actions import (
     Who,
 )
 from services.broker.delivery import NO_TOKENS, batch_message, lease_message
-from services.broker.ledger import UNKNOWN_SESSION, Ledger
+from services.broker.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
 from services.broker.payload import StoredChunk, stored_chunk
+from services.broker.reception import Answer, Arrival, Reception
 from services.broker.record import RecordFile
 from services.broker.records import TrajectoryRow
 from services.broker.store import Changes, Store, StoreUnavailable
 from services.environments.base import TaskSource
-from services.runtime.channel import Incoming, RouterChannel
+from services.runtime.channel import RouterChannel
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError, until_stopped
-from services.runtime.logs import OccasionalLog
 from services.runtime.telemetry import Health
 
 log = structlog.get_logger()
@@ -49,22 +48,6 @@ MAX_EVENTS_PER_COMMIT: Final = 512
 TICK_S: Final = 0.25
 RETRY_FIRST_S: Final = 0.1
 RETRY_MOST_S: Final = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arrival:
-    """One message and the socket that it came through."""
-
-    spec: ChannelSpec
-    incoming: Incoming
-
-
-@dataclass(frozen=True, kw_only=True)
-class Route:
-    """How a session is reached."""
-
-    spec: ChannelSpec
-    identity: bytes
 
 
 class Broker:
@@ -102,15 +85,12 @@ class Broker:
         self._started = clock.now() - store.elapsed_s()
         self._last_tick = clock.now()
         self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue(maxsize=MAX_QUEUED)
-        self._routes: dict[Who, Route] = {}
-        # By channel, identity and key: an identity is what its sender says, a key is what it proved.
-        self._sessions: dict[tuple[str, bytes, bytes], Who] = {}
+        self._reception = Reception(ledger, channels, metrics, clock)
         self._queued_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
         self._undelivered: list[tuple[GrantLease, str]] = []
         self._record_is_behind = True
-        self._refusals = OccasionalLog(log, clock)
         # The store has one connection, used by this one thread.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         metrics.last_batch.set(wall_s())
@@ -159,7 +139,7 @@ class Broker:
                 return
             await self._carry_out(effects)
             # Not before: who was refused for good must hear it.
-            self._forget_routes()
+            self._reception.forget_gone()
             await self._bring_record_up_to_date()
             self._handled(arrivals)
             self._health.progress()
@@ -192,66 +172,13 @@ class Broker:
         self._undelivered.clear()
         for arrival in arrivals:
             received = arrival.incoming.received
-            if received is None:
-                self._refuse_undecodable(arrival, effects)
-                continue
-            self._metrics.messages.labels(message_type(received.message)).inc()
-            actions = self._handle(arrival, received, now, effects)
-            self._sort(actions, received.arrays, changes, effects)
+            arrays = {} if received is None else received.arrays
+            self._sort(self._reception.actions(arrival, now), arrays, changes, effects)
         if now - self._last_tick >= TICK_S:
             self._last_tick = now
             self._sort(self._ledger.on_tick(now), {}, changes, effects)
             self._metrics.observe(self._ledger, self._arrivals.qsize(), self._queued_bytes, now)
         return effects
-
-    def _handle(self, arrival: Arrival, received: Received, now: float, effects: list[Action]) -> list[Action]:
-        key = _session_key(arrival)
-        message = received.message
-        channel = self._channels[arrival.spec]
-        if isinstance(message, Hello):
-            objection = channel.objection(arrival.incoming, message)
-            if objection:
-                self._refuse(arrival, "hello", "fatal", f"hello: {objection}", effects)
-                return []
-            if message.role not in arrival.spec.connects:
-                reason = (
-                    f"hello: a {message.role} does not belong on the {arrival.spec.name} channel, which is for "
-                    f"{' and '.join(arrival.spec.connects)}: check the endpoint"
-                )
-                self._refuse(arrival, "hello", "fatal", reason, effects)
-                return []
-            who = Who(message.peer, message.session)
-            self._sessions[key] = who
-            self._routes[who] = Route(spec=arrival.spec, identity=arrival.incoming.peer)
-            return self._ledger.on_hello(message, now)
-        sender = self._sessions.get(key)
-        if sender is None:
-            self._refuse(arrival, message_type(message), "unknown_session", UNKNOWN_SESSION, effects)
-            return []
-        if not channel.admits(arrival.incoming):
-            self._refuse(arrival, message_type(message), "fatal", "its key is not in the allow-list any more", effects)
-            return []
-        return self._ledger.on_message(sender, message, received.seq, now)
-
-    def _refuse_undecodable(self, arrival: Arrival, effects: list[Action]) -> None:
-        """What is no message is answered with what is wrong with it. If it is the next in its sender's sequence it would be
-        sent again for ever, and nothing behind it be taken: the sender must end, loudly."""
-        incoming = arrival.incoming
-        who = self._sessions.get(_session_key(arrival))
-        peer = None if who is None else self._ledger.peers.get(who)
-        terminal = peer is not None and incoming.seq == peer.inbox.next_seq
-        kind = incoming.message_type if incoming.message_type in MESSAGE_TYPES else ""
-        self._refuse(arrival, kind, "fatal" if terminal else "undecodable", incoming.error, effects)
-
-    def _refuse(self, arrival: Arrival, kind: str, label: str, reason: str, effects: list[Action]) -> None:
-        """Answer somebody who has no session."""
-        self._metrics.refused.labels(kind, label).inc()
-        name = arrival.incoming.peer.decode(errors="replace")
-        self._refusals.warning(
-            "message_refused", (kind, label), channel=arrival.spec.name, peer=name, type=kind, reason=reason
-        )
-        message = Refused(reason=reason[:MAX_REASON_CHARS], message_type=kind, fatal=label == "fatal")
-        effects.append(_Answer(spec_name=arrival.spec.name, identity=arrival.incoming.peer, message=message))
 
     def _sort(self, actions: list[Action], arrays: dict[str, Array], changes: Changes, effects: list[Action]) -> None:
         for action in actions:
@@ -278,12 +205,6 @@ class Broker:
             self._metrics.dropped.labels(line["reason"]).inc()
             for num_tokens in line["num_tokens"]:
                 self._metrics.trajectory_tokens.labels(line["reason"]).observe(num_tokens)
-
-    def _forget_routes(self) -> None:
-        for who in [who for who in self._routes if self._ledger.peers.get(who) is None]:
-            del self._routes[who]
-        for key in [key for key, who in self._sessions.items() if who not in self._routes]:
-            del self._sessions[key]
 
     # --- make durable ----------------------------------------------------------------------------------------------
 
@@ -335,8 +256,8 @@ class Broker:
                 case Reply(to=who, message=message):
                     self._count_reply(who, message)
                     await self._send(who, message)
-                case _Answer(spec_name=name, identity=identity, message=message):
-                    await self._channel(name).send(identity, message)
+                case Answer(spec=spec, identity=identity, message=message):
+                    await self._channels[spec].send(identity, message)
                 case Announce(message=message):
                     for peer in self._ledger.peers.of_role("rollout"):
                         await self._send(peer.who, message)
@@ -353,7 +274,7 @@ class Broker:
 
     async def _send(self, who: Who, message: Message, arrays: dict[str, Array] | None = None) -> bool:
         """False: the peer is gone or slow. It asks again: every message that must arrive is requested until it did."""
-        route = self._routes.get(who)
+        route = self._reception.route(who)
         if route is None:
             return False
         if isinstance(message, FOR_ONE_LIFE):
@@ -407,31 +328,7 @@ class Broker:
         if isinstance(message, LeaseEnded):
             self._metrics.leases_ended.inc()
         elif isinstance(message, Refused):
-            unknown = message.reason == UNKNOWN_SESSION
-            label = "fatal" if message.fatal else "unknown_session" if unknown else "refused"
-            self._metrics.refused.labels(message.message_type, label).inc()
-            self._refusals.warning(
-                "message_refused",
-                (message.message_type, label),
-                peer=who.peer,
-                type=message.message_type,
-                reason=message.reason,
-            )
-
-    def _channel(self, name: str) -> RouterChannel:
-        return self._channels[WORK if name == WORK.name else BATCH]
-
-
-class _Answer(Action, frozen=True, kw_only=True):
-    """A reply to a connection without a session."""
-
-    spec_name: str
-    identity: bytes
-    message: Refused
-
-
-def _session_key(arrival: Arrival) -> tuple[str, bytes, bytes]:
-    return arrival.spec.name, arrival.incoming.peer, arrival.incoming.key
+            self._reception.count_refusal(who, message)
 
 
 def _stored(chunk: Chunk, arrays: dict[str, Array]) -> StoredChunk:

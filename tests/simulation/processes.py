@@ -171,7 +171,7 @@ class BrokerProcess:
         require(queued <= MAX_QUEUED, "G6 bounded", lambda: f"the broker's queue holds {queued} messages")
         open_groups, most = state.groups.num_training, (batch.max_lag + 1) * batch.groups_per_batch
         require(open_groups <= most, "G6 bounded", lambda: f"{open_groups} groups are open, {most} fit the window")
-        routes = len(self._broker._routes)
+        routes = self._broker._reception.num_routes
         require(routes <= 64, "G6 bounded", lambda: f"the broker keeps {routes} routes")
 
 
