@@ -21,7 +21,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds demo-clip study bench-loss test lint types contracts unit test-demo test-wheel \
-	test-parity test-deploy test-monitoring test-soak monitor images clean
+	test-parity test-deploy test-pods test-monitoring test-soak kills monitor images clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -77,7 +77,7 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 unit: setup
-	$(BIN)/python -m pytest -m "not demo and not packaging and not parity and not deploy and not monitoring"
+	$(BIN)/python -m pytest -m "not demo and not packaging and not parity and not deploy and not monitoring and not pods"
 
 test-demo: setup models/tiny/config.json ## whole demo runs: three seeds, kills of each process
 	$(BIN)/python -m pytest -m demo
@@ -100,12 +100,19 @@ test-deploy: setup ## every Kubernetes overlay against schemas and against the c
 	$(PIP) --no-deps -r requirements/deploy.txt
 	$(BIN)/python -m pytest -m deploy tests/deploy
 
+test-pods: setup ## the demo and its scaling as Kubernetes would run them, pods being network namespaces; needs root, kubectl, nft
+	@command -v nft >/dev/null || { echo "nft not found: install nftables (Debian: apt-get install nftables)"; exit 1; }
+	$(BIN)/python -m pytest -m pods tests/pods
+
 test-monitoring: setup models/tiny/config.json ## every alert fires, in promtool and on a real Prometheus with the fault injected; needs prometheus
 	@command -v promtool >/dev/null || { echo "promtool not found: install Prometheus (Debian: apt-get install prometheus)"; exit 1; }
 	$(BIN)/python -m pytest -m monitoring tests/monitoring
 
 test-soak: setup ## 5,000 simulated runs in all weathers, on all cores
 	$(BIN)/python -m tests.simulation --seeds 0..5000 --jobs $(shell nproc)
+
+kills: setup ## the demo with 50 processes killed at random moments: reward, audit, leaks, memory; about 20 minutes
+	$(BIN)/python -m benchmarks.random_kills --kills 50
 
 monitor: setup ## a Prometheus with rules and a page of panels, beside `make demo` in another terminal; needs prometheus
 	$(BIN)/python -m deploy.monitoring.monitor $(CONFIG)

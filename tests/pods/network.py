@@ -1,0 +1,118 @@
+"""A cluster's network on one machine: a namespace per pod, one bridge between them, NetworkPolicies enforced on it, names.
+
+Nothing appears on the host's own interfaces: the bridge lives in a namespace of its own.
+"""
+
+import ctypes
+import itertools
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+CLONE_NEWNET: Final = 0x40000000
+SUBNET: Final = "10.77.0"
+_numbers = itertools.count(1)
+
+
+def command(*words: str, text: str | None = None) -> None:
+    """Run it. Raises: RuntimeError with what it wrote."""
+    done = subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=30)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
+
+
+class Network:
+    """Use as a context manager. Addresses are never given twice: what comes again has another, as on Kubernetes."""
+
+    def __init__(self, hosts: Path) -> None:
+        """``hosts``: the file that becomes every pod's /etc/hosts; it is rewritten in place."""
+        self._hosts = hosts
+        self._prefix = f"gp{os.getpid() % 100_000}"
+        self._bridge = f"{self._prefix}-net"
+        self._pods: dict[str, tuple[str, str]] = {}
+        self._addresses = itertools.count(2)
+
+    def __enter__(self) -> "Network":
+        command("ip", "netns", "add", self._bridge)
+        command("ip", "-n", self._bridge, "link", "add", "br0", "type", "bridge")
+        command("ip", "-n", self._bridge, "link", "set", "br0", "up")
+        self._hosts.write_text("127.0.0.1 localhost\n")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pod in list(self._pods):
+            self.remove(pod)
+        command("ip", "netns", "del", self._bridge)
+
+    def add(self, pod: str) -> str:
+        """A namespace for ``pod``, connected; returns its address."""
+        number = next(_numbers)
+        namespace, port = f"{self._prefix}-{number}", f"p{number}"
+        address = f"{SUBNET}.{next(self._addresses)}"
+        command("ip", "netns", "add", namespace)
+        command("ip", "-n", self._bridge, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        command("ip", "-n", self._bridge, "link", "set", port, "master", "br0", "up")
+        command("ip", "-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
+        command("ip", "-n", namespace, "link", "set", "eth0", "up")
+        command("ip", "-n", namespace, "link", "set", "lo", "up")
+        self._pods[pod] = (namespace, port)
+        return address
+
+    def remove(self, pod: str) -> None:
+        namespace, _ = self._pods.pop(pod)
+        command("ip", "netns", "del", namespace)
+
+    def namespace(self, pod: str) -> str:
+        return self._pods[pod][0]
+
+    def cut(self, pod: str) -> None:
+        """From now on nothing gets in or out, and nobody is told."""
+        command("ip", "-n", self._bridge, "link", "set", self._pods[pod][1], "nomaster")
+
+    def heal(self, pod: str) -> None:
+        command("ip", "-n", self._bridge, "link", "set", self._pods[pod][1], "master", "br0")
+
+    def name(self, names: dict[str, str]) -> None:
+        """Names of addresses from now on."""
+        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in sorted(names.items()))]
+        self._hosts.write_text("\n".join(lines) + "\n")
+
+    def allow(self, connections: set[tuple[str, str, int]]) -> None:
+        """Only these TCP connections from now on: (from address, to address, port); the answers to them included."""
+        rules = [
+            f"add rule bridge allowed forward ip saddr {source} ip daddr {target} tcp dport {port} accept\n"
+            f"add rule bridge allowed forward ip saddr {target} ip daddr {source} tcp sport {port} accept\n"
+            for source, target, port in sorted(connections)
+        ]
+        text = (
+            "add table bridge allowed\ndelete table bridge allowed\nadd table bridge allowed\n"
+            "add chain bridge allowed forward { type filter hook forward priority 0; policy drop; }\n"
+            "add rule bridge allowed forward ether type arp accept\n" + "".join(rules)
+        )
+        command("ip", "netns", "exec", self._bridge, "nft", "-f", "-", text=text)
+
+    def inside(self, pod: str, function: Callable[[], T]) -> T:
+        """``function``'s result, called in a thread that is in the pod's network. Raises: what it raises."""
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                with Path("/run/netns", self.namespace(pod)).open() as file:
+                    if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+                        raise OSError(ctypes.get_errno(), f"setns to the network of {pod}")
+                results.append(function())
+            # It is raised again where it belongs, in the caller's thread.
+            except BaseException as error:  # noqa: BLE001
+                errors.append(error)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
+        return results[0]

@@ -1,0 +1,262 @@
+"""A Kubernetes of one machine that knows what the manifests of a run need: pods of Deployments and StatefulSets in network
+namespaces, with the manifests' own arguments, environment, volumes, user and policies, started again when they end.
+"""
+
+import http.client
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from tests.deploy.cluster import Cluster, Object, Pods, matches
+from tests.pods.container import script
+from tests.pods.network import Network
+
+PROBE_TIMEOUT_S: Final = 5.0
+RESTARTS_ALLOWED: Final = 10
+
+
+@dataclass
+class Pod:
+    """One pod, as it runs."""
+
+    name: str
+    pods: Pods
+    address: str
+    started: float
+    process: "subprocess.Popen[bytes]"
+    log: Path
+    num_restarts: int = 0
+    deleted: bool = False
+    statuses: list[int] = field(default_factory=list)
+
+    @property
+    def role(self) -> str:
+        return self.pods.role
+
+
+class Node:
+    """Use as a context manager: leaving it ends all pods."""
+
+    def __init__(self, cluster: Cluster, directory: Path, model: Path) -> None:
+        """``directory``: volumes and logs. ``model``: what the volume `model` of every pod holds from the start."""
+        self._cluster = cluster
+        self._directory = directory
+        self._model = model
+        self.network = Network(directory / "hosts")
+        self.pods: dict[str, Pod] = {}
+        self.gone: list[Pod] = []
+        self._counts: dict[str, int] = {}
+
+    def __enter__(self) -> "Node":
+        self.network.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pod in self.pods.values():
+            _kill(pod)
+        self.network.__exit__()
+
+    # --- what a user does --------------------------------------------------------------------------------------------
+
+    def apply(self, *, rollouts: int) -> None:
+        """Start broker, learner and ``rollouts`` of the rollouts."""
+        for role in ("broker", "learner"):
+            self._start(f"{role}-0", self._cluster.role(role))
+        self.scale(rollouts)
+
+    def scale(self, number: int) -> list[Pod]:
+        """So many rollouts from now on: new ones are started, the newest are asked to end. Returns either."""
+        running = [pod for pod in self.pods.values() if pod.role == "rollout" and not pod.deleted]
+        changed = running[number:]
+        for pod in changed:
+            self.delete(pod)
+        for _ in range(number - len(running)):
+            self._counts["rollout"] = count = self._counts.get("rollout", 0) + 1
+            changed.append(self._start(f"rollout-6f9c-{count}", self._cluster.role("rollout")))
+        return changed
+
+    def delete(self, pod: Pod) -> None:
+        """`kubectl delete pod`: SIGTERM; `look` sees to the rest."""
+        pod.deleted = True
+        pod.process.send_signal(signal.SIGTERM)
+
+    def stop(self, pod: Pod) -> None:
+        """SIGTERM, and wait for the pod's end; it is not replaced, as when its owner is scaled to nothing."""
+        pod.process.send_signal(signal.SIGTERM)
+        pod.statuses.append(pod.process.wait(pod.pods.spec["terminationGracePeriodSeconds"]))
+        _kill(pod)
+        del self.pods[pod.name]
+        self.gone.append(pod)
+        self.network.remove(pod.name)
+
+    def volume(self, claim: str) -> Path:
+        """Where a claimed volume lies."""
+        return self._directory / "claims" / claim
+
+    # --- what Kubernetes does ----------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Start again what ended, with the same pod; replace deleted pods of StatefulSets; forget the others."""
+        for pod in list(self.pods.values()):
+            status = pod.process.poll()
+            if status is None:
+                continue
+            _kill(pod)
+            pod.statuses.append(status)
+            if pod.deleted:
+                del self.pods[pod.name]
+                self.gone.append(pod)
+                self.network.remove(pod.name)
+                if pod.pods.kind == "StatefulSet":
+                    self._start(pod.name, pod.pods)
+                continue
+            pod.num_restarts += 1
+            if pod.num_restarts > RESTARTS_ALLOWED:
+                raise RuntimeError(f"{pod.name} ended {pod.num_restarts} times: {pod.log}\n{pod.log.read_text()[-2000:]}")
+            pod.process = self._launch(pod.name, pod.pods, pod.log)
+
+    def is_ready(self, pod: Pod) -> bool:
+        """What its readiness probe sees."""
+        return self.get(pod, pod.pods.main["readinessProbe"]["httpGet"])[0] == 200
+
+    def get(self, pod: Pod, probe: Object) -> tuple[int, str]:
+        """Status and text of an HTTP GET at the pod's own address; (0, reason) without an answer."""
+        port = pod.pods.ports[probe["port"]]
+
+        def ask() -> tuple[int, str]:
+            connection = http.client.HTTPConnection(pod.address, port, timeout=PROBE_TIMEOUT_S)
+            try:
+                connection.request("GET", probe["path"])
+                answer = connection.getresponse()
+                return answer.status, answer.read().decode()
+            except (OSError, http.client.HTTPException) as error:
+                return 0, str(error)
+            finally:
+                connection.close()
+
+        return self.network.inside(pod.name, ask)
+
+    def metrics(self, pod: Pod) -> dict[str, float]:
+        """Its samples by name and labels; empty while it does not answer."""
+        status, text = self.get(pod, {"port": "metrics", "path": "/metrics"})
+        lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")] if status == 200 else []
+        return {name: float(value) for name, _, value in lines}
+
+    def _start(self, name: str, pods: Pods) -> Pod:
+        address = self.network.add(name)
+        log = self._directory / "logs" / f"{name}-{address.rpartition('.')[2]}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        started = time.monotonic()
+        pod = Pod(name, pods, address, started, self._launch(name, pods, log), log)
+        self.pods[name] = pod
+        self._apply_network()
+        return pod
+
+    def _launch(self, name: str, pods: Pods, log: Path) -> "subprocess.Popen[bytes]":
+        """The init containers' work is done: the volume `model` is filled. The main container's process."""
+        volumes = {volume["name"]: self._volume(name, volume) for volume in pods.spec.get("volumes", [])}
+        for claim in pods.owner["spec"].get("volumeClaimTemplates", []):
+            volumes[claim["metadata"]["name"]] = self._claim(f"{claim['metadata']['name']}-{name}")
+        root = self._directory / "roots" / name
+        root.mkdir(parents=True, exist_ok=True)
+        fields = {"metadata.name": name}
+        text = script(pods.main, pods.spec["securityContext"], volumes, fields, self._directory / "hosts", root)
+        namespace = self.network.namespace(name)
+        words = ["ip", "netns", "exec", namespace, "unshare", "--mount", "--propagation", "private", "sh", "-c", text]
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=dict(os.environ)
+            )
+
+    def _volume(self, pod: str, volume: Object) -> Path | str:
+        if "emptyDir" in volume:
+            if volume["emptyDir"].get("medium") == "Memory":
+                return str(volume["emptyDir"]["sizeLimit"]).removesuffix("i").lower()
+            return self._filled(self._directory / "pods" / pod / volume["name"], volume["name"])
+        if "persistentVolumeClaim" in volume:
+            return self._claim(volume["persistentVolumeClaim"]["claimName"])
+        path = self._directory / "pods" / pod / volume["name"]
+        path.mkdir(parents=True, exist_ok=True)
+        if "configMap" in volume:
+            data = self._cluster.one("ConfigMap", volume["configMap"]["name"])["data"]
+            for file, content in data.items():
+                (path / file).write_text(content)
+        else:
+            assert all(source["secret"].get("optional") for source in volume["projected"]["sources"]), volume
+        return path
+
+    def _filled(self, path: Path, name: str) -> Path:
+        if not path.is_dir():
+            path.mkdir(parents=True)
+            if name == "model":
+                shutil.copytree(self._model, path / self._model.name)
+                for file in path.rglob("*"):
+                    file.chmod(0o777)
+            path.chmod(0o777)
+        return path
+
+    def _claim(self, name: str) -> Path:
+        path = self.volume(name)
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o777)
+        return path
+
+    # --- names and policies ------------------------------------------------------------------------------------------
+
+    def _apply_network(self) -> None:
+        names: dict[str, str] = {}
+        for service in self._cluster.of_kind("Service"):
+            for pod in self.pods.values():
+                if matches(service["spec"]["selector"], pod.pods.labels):
+                    name = service["metadata"]["name"]
+                    names.setdefault(name, pod.address)
+                    if pod.pods.kind == "StatefulSet" and pod.pods.owner["spec"]["serviceName"] == name:
+                        names[f"{pod.name}.{name}"] = pod.address
+        self.network.name(names)
+        self.network.allow({edge for source in self.pods.values() for edge in self._allowed(source)})
+
+    def _allowed(self, source: Pod) -> set[tuple[str, str, int]]:
+        """What ``source`` may connect to, by the NetworkPolicies of both ends."""
+        found: set[tuple[str, str, int]] = set()
+        for target in self.pods.values():
+            for name, port in target.pods.ports.items():
+                if self._admits(source, target, name, "Egress") and self._admits(target, source, name, "Ingress"):
+                    found.add((source.address, target.address, port))
+        return found
+
+    def _admits(self, pod: Pod, other: Pod, port: str, direction: str) -> bool:
+        policies = [
+            policy["spec"]
+            for policy in self._cluster.of_kind("NetworkPolicy")
+            if direction in policy["spec"]["policyTypes"] and matches(policy["spec"]["podSelector"], pod.pods.labels)
+        ]
+        peers = "to" if direction == "Egress" else "from"
+        rules = [rule for policy in policies for rule in policy.get(direction.lower(), [])]
+        return not policies or any(
+            port in [each["port"] for each in rule["ports"]]
+            and any("podSelector" in peer and matches(peer["podSelector"], other.pods.labels) for peer in rule[peers])
+            and not any("namespaceSelector" in peer for peer in rule[peers])
+            for rule in rules
+        )
+
+
+def _kill(pod: Pod) -> None:
+    """The container's end: nothing of it stays."""
+    try:
+        below = psutil.Process(pod.process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        below = []
+    if pod.process.poll() is None:
+        pod.process.kill()
+        pod.process.wait(10)
+    for process in below:
+        if process.is_running():
+            process.kill()
+    psutil.wait_procs(below, timeout=10)
