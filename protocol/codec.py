@@ -5,7 +5,7 @@ the order of the frames. Decoding never copies an array: the result is a read-on
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgpack
 import msgspec
@@ -32,6 +32,21 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     m: AnyMessage
     s: int | None
     a: list[tuple[str, str, list[int]]]
+
+
+class _ClaimedType(msgspec.Struct, frozen=True):
+    type: str
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    """What a header says it is; everything else in it is passed over without being built."""
+
+    m: _ClaimedType
+    s: int | None = None
+
+
+_CLAIM: Final = msgspec.msgpack.Decoder(_Claim)
+_LARGE: Final = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyMessage) if kind.LARGE_HEADER)
 
 
 def encode(message: Message, arrays: Mapping[str, Array] | None = None, seq: int | None = None) -> list[Frame]:
@@ -63,6 +78,7 @@ def decode(frames: Sequence[Frame]) -> Received:
     Raises: ProtocolError naming the message type, field, value and limit; nothing else, whatever the bytes.
     """
     _check_sizes(frames)
+    _check_claim(frames[0])
     plain = _unpacked(frames[0])
     try:
         return _decoded(plain, frames)
@@ -88,6 +104,7 @@ def _decoded(plain: object, frames: Sequence[Frame]) -> Received:
         for (name, dtype, shape), frame in zip(header.a, frames[1:], strict=True)
     }
     try:
+        message.check_plain()
         message.check_arrays(arrays)
     except ValueError as error:
         raise ProtocolError(f"{kind}: {error}") from error
@@ -118,13 +135,35 @@ def _check_header_size(message: Message, num_bytes: int) -> None:
         )
 
 
+def _check_claim(frame: Frame) -> None:
+    """Refuse a header that is too large for what it says it is before it is unpacked: each of its bytes could become an
+    object of 64."""
+    if memoryview(frame).nbytes <= limits.MAX_HEADER_BYTES:
+        return
+    try:
+        claim = _CLAIM.decode(frame)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"header is not that of a message: {error}") from error
+    if claim.m.type not in _LARGE:
+        refused = ProtocolError(
+            f"{claim.m.type[:64]}: header has {memoryview(frame).nbytes} bytes, {limits.MAX_HEADER_BYTES} allowed "
+            "(MAX_HEADER_BYTES)"
+        )
+        refused.message_type, refused.seq = claim.m.type[:64], claim.s
+        raise refused
+
+
 def _unpacked(frame: Frame) -> object:
     try:
-        plain: object = msgpack.unpackb(frame, raw=False, strict_map_key=True)
+        plain: object = msgpack.unpackb(frame, raw=False, strict_map_key=True, ext_hook=_no_extension)
     # msgpack documents ValueError (and its subclasses) and RecursionError-like StackError for every malformed input.
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise ProtocolError(f"header is not msgpack: {type(error).__name__}: {error}") from error
     return plain
+
+
+def _no_extension(code: int, _: bytes) -> object:
+    raise ValueError(f"extension type {code}: there are none in a message")
 
 
 def _header(plain: object) -> _Header:
@@ -137,7 +176,8 @@ def _header(plain: object) -> _Header:
 def _claimed_type(plain: object) -> str:
     """What a malformed message says it is, for the error; bounded, because it comes from outside."""
     if isinstance(plain, dict) and isinstance(plain.get("m"), dict):
-        return str(plain["m"].get("type"))[:64]
+        claimed = plain["m"].get("type")
+        return claimed[:64] if isinstance(claimed, str) else "header"
     return "header"
 
 

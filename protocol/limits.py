@@ -17,6 +17,8 @@ MAX_NAME_CHARS: Final = 128
 MAX_REASON_CHARS: Final = 4096
 MAX_STATE_BYTES: Final = 256 * 1024
 """Of an environment's state, which travels with every chunk."""
+MAX_PLAIN_DEPTH: Final = 64
+"""Lists and maps in one another, in tasks, environment states and a run's status."""
 MAX_CHUNK_TOKENS: Final = 1_000_000
 MAX_CHUNK_FRAME_BYTES: Final = 4 * MAX_CHUNK_TOKENS
 """Of a chunk's token ids or log-probs."""

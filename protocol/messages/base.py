@@ -17,6 +17,9 @@ Version = Annotated[int, Meta(ge=0, le=2**53)]
 Plain = dict[str, Any]
 """Plain data (null, bool, int, float, str, list, dict): tasks and environment states."""
 
+MAX_LOGPROB = 1e-3
+"""Rounding can put the log-prob of a sure token a little above 0."""
+
 Role = Literal["rollout", "learner", "operator"]
 Split = Literal["train", "eval"]
 
@@ -27,6 +30,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
     ARRAYS: ClassVar[dict[str, str]] = {}
     LARGE_HEADER: ClassVar[bool] = False
     """The header may have MAX_LARGE_HEADER_BYTES instead of MAX_HEADER_BYTES."""
+
+    def check_plain(self) -> None:
+        """Check the fields that hold plain data of anybody's making. Raises: ValueError with the field and what it holds."""
 
     def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Check the arrays against the fields; names and dtypes are checked already.
@@ -57,6 +63,30 @@ def require_finite(field: str, values: list[float]) -> None:
             raise ValueError(f"{field}[{index}] is {value}: a reward must be a finite number")
 
 
+def require_plain(field: str, value: Any) -> None:
+    """Check that ``value`` is plain data all through: what comes out of a codec or a store again as it went in.
+
+    Raises: ValueError naming the field for other types (bytes, dates), keys that are no text, and data nested too deeply.
+    """
+    level = [value]
+    for _ in range(limits.MAX_PLAIN_DEPTH + 1):
+        below: list[Any] = []
+        for node in level:
+            if isinstance(node, dict):
+                for key in node:
+                    if not isinstance(key, str):
+                        raise ValueError(f"{field} holds a key of type {type(key).__name__}: keys are text")
+                below += node.values()
+            elif isinstance(node, list | tuple):
+                below += node
+            elif not (node is None or isinstance(node, bool | int | float | str)):
+                raise ValueError(f"{field} holds a {type(node).__name__}: expected null, bool, number, text, list or map")
+        if not below:
+            return
+        level = below
+    raise ValueError(f"{field} is nested more than {limits.MAX_PLAIN_DEPTH} levels deep (MAX_PLAIN_DEPTH)")
+
+
 def require_total(num_tokens: int, segments: list[Segment], version_runs: list[VersionRun]) -> None:
     """Raises: ValueError when segments or version runs do not cover exactly ``num_tokens``."""
     for field, total in (
@@ -74,8 +104,7 @@ def check_tokens(arrays: Mapping[str, np.ndarray[Any, Any]], num_tokens: int) ->
             raise ValueError(f"array {name} has shape {arrays[name].shape}, num_tokens is {num_tokens}")
     if num_tokens and int(arrays["token_ids"].min()) < 0:
         raise ValueError(f"array token_ids holds {int(arrays['token_ids'].min())}: token ids are not negative")
-    # Rounding can put the log-prob of a sure token a little above 0.
-    bad = ~(np.isfinite(arrays["logprobs"]) & (arrays["logprobs"] <= 1e-3))
+    bad = ~(np.isfinite(arrays["logprobs"]) & (arrays["logprobs"] <= MAX_LOGPROB))
     if bad.any():
         place = int(bad.argmax())
         raise ValueError(f"array logprobs[{place}] is {float(arrays['logprobs'][place])}: expected a log-prob (<= 0)")

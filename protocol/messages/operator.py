@@ -6,6 +6,7 @@ from protocol.messages.base import (
     Message,
     Plain,
     Reason,
+    require_plain,
 )
 
 
@@ -19,6 +20,9 @@ class Status(Message, frozen=True, tag="status"):
     LARGE_HEADER: ClassVar[bool] = True
 
     status: Plain
+
+    def check_plain(self) -> None:
+        require_plain("status", self.status)
 
 
 class StopRequest(Message, frozen=True, tag="stop_request"):

@@ -19,6 +19,7 @@ from protocol.messages.base import (
     VersionRun,
     check_tokens,
     require_finite,
+    require_plain,
     require_total,
 )
 
@@ -62,6 +63,10 @@ class Lease(Message, frozen=True, tag="lease"):
     """The last action segment is complete: the environment steps next."""
     turn_rewards: list[float]
 
+    def check_plain(self) -> None:
+        require_plain("task", self.task)
+        require_plain("state", self.state)
+
     def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         check_tokens(arrays, self.num_tokens)
 
@@ -95,6 +100,9 @@ class Chunk(Message, frozen=True, tag="chunk"):
     def __post_init__(self) -> None:
         require_finite("turn_rewards", self.turn_rewards)
         require_total(self.num_tokens, self.segments, self.version_runs)
+
+    def check_plain(self) -> None:
+        require_plain("state", self.state)
 
     def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         check_tokens(arrays, self.num_tokens)

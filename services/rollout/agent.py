@@ -15,6 +15,7 @@ import structlog
 from protocol.errors import ProtocolError
 from protocol.limits import MAX_STATE_BYTES, MAX_TURNS
 from protocol.messages import Finish, Lease, Plain
+from protocol.messages.base import require_plain
 from services.environments.base import Environment, RewardJob, Step
 from services.environments.reward_pool import RewardPool
 from services.rollout.engine import Engine, EngineError, EngineRefused
@@ -207,6 +208,7 @@ def _as_it_travels(state: Plain) -> Plain:
         raise EpisodeFailed(f"the environment's state has {len(packed)} bytes, {MAX_STATE_BYTES} allowed (MAX_STATE_BYTES)")
     try:
         travelled = msgspec.convert(msgpack.unpackb(packed, raw=False, strict_map_key=True), Plain)
+        require_plain("state", travelled)
     except (ValueError, msgspec.ValidationError) as error:
         raise EpisodeFailed(f"the environment's state is not plain data: {error}") from error
     return travelled

@@ -7,18 +7,23 @@ its request; other tokens are held back until the spans are there.
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
 
+from protocol.limits import MAX_CHUNK_TOKENS
 from protocol.messages import VersionRun
+from protocol.messages.base import MAX_LOGPROB
 
 FinishReason = Literal["stop", "length", "abort"]
 ABOUT_THE_REQUEST: Final = (400, 413, 422)
 """HTTP statuses that any server would give to this request (bad, too long, unprocessable). All others (500, 503, 404, 429)
 are about the server: another one may well serve it."""
 MAX_SEED: Final = 2**63 - 1
+MAX_VERSION: Final = 2**53
+MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,10 +106,10 @@ class _Span(msgspec.Struct):
 
 
 class _Meta(msgspec.Struct):
-    completion_tokens: int
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_CHUNK_TOKENS)]
     weight_version: str
     finish_reason: _Finish | None = None
-    output_token_logprobs: list[tuple[float, int, Any]] = []
+    output_token_logprobs: list[tuple[float, TokenId, Any]] = []
     weight_versions: list[_Span] | None = None
 
 
@@ -114,7 +119,7 @@ class _Error(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    output_ids: list[int] = []
+    output_ids: list[TokenId] = []
     meta_info: _Meta | None = None
     error: _Error | str | None = None
 
@@ -136,7 +141,10 @@ class OutputDecoder:
         """Raises: ValueError saying what is wrong with the payload or the server; RequestRefused, which is one, when the
         server refused this request.
         """
-        event = self._decoder.decode(payload)
+        try:
+            event = self._decoder.decode(payload)
+        except RecursionError as error:
+            raise ValueError("the payload is nested too deeply") from error
         if event.error is not None or event.meta_info is None:
             code = event.error.code if isinstance(event.error, _Error) else ABOUT_THE_REQUEST[0]
             raise _failure(code, f"the server answered {payload[:500].decode(errors='replace')}")
@@ -154,6 +162,10 @@ class OutputDecoder:
             raise ValueError(f"{num_new} new tokens announced, {len(token_ids)} ids and {len(entries)} log-probs sent")
         if [entry[1] for entry in entries] != token_ids:
             raise ValueError(f"log-probs are of tokens {[entry[1] for entry in entries]}, the output is {token_ids}")
+        # As the broker will see them: what it would refuse ends this request, not the process.
+        for place, (logprob, _, _) in enumerate(entries):
+            if not (math.isfinite(logprob) and -MAX_FLOAT32 <= logprob <= MAX_LOGPROB):
+                raise ValueError(f"token {self._num_tokens + place} has log-prob {logprob}: expected a log-prob (<= 0)")
         self._num_tokens = meta.completion_tokens
         spans = None
         if finish is not None:
@@ -247,6 +259,8 @@ def parse_version(text: str) -> int:
             f"the server's weight version is {text!r}, not a number: start it with --weight-version, "
             f"or load a version before the first request"
         )
+    if len(text) > len(str(MAX_VERSION)) or int(text) > MAX_VERSION:
+        raise ValueError(f"the server's weight version is {text[:32]}, at most {MAX_VERSION} is possible")
     return int(text)
 
 
