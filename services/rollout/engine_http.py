@@ -97,7 +97,8 @@ def decode_answer(content: bytes, kind: type[T]) -> T:
     """Raises: EngineError when the content is not JSON of that kind."""
     try:
         return msgspec.json.decode(content, type=kind)
-    except msgspec.MsgspecError as error:
+    # ValueError: also text that is no UTF-8; RecursionError: lists in lists in fields that nobody reads.
+    except (ValueError, RecursionError) as error:
         raise EngineError(f"not a {kind.__name__.strip('_')}: {error}: {content[:300]!r}") from error
 
 

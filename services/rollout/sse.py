@@ -37,7 +37,8 @@ class EventParser:
                 payloads.append(payload)
             begin = end + 2
         del self._rest[:begin]
-        self._check(len(self._rest))
+        # A newline at the end may be the first half of the event's end.
+        self._check(len(self._rest) - self._rest.endswith(b"\n"))
         return payloads
 
     def _check(self, num_bytes: int) -> None:
