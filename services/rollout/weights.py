@@ -111,10 +111,12 @@ def _check_layout(manifest: Manifest) -> None:
 
 
 async def _fetch_chunks(client: PeerClient, manifest: Manifest, stall_s: float) -> bytearray:
-    data = bytearray(manifest.num_bytes)
+    # Grows with what arrives: a manifest alone must not take the memory that it names.
+    data = bytearray()
     num_chunks = -(-manifest.num_bytes // manifest.chunk_bytes)
     for first in range(0, num_chunks, WINDOW_CHUNKS):
         missing = set(range(first, min(first + WINDOW_CHUNKS, num_chunks)))
+        data.extend(bytes(min((first + WINDOW_CHUNKS) * manifest.chunk_bytes, manifest.num_bytes) - len(data)))
         stalls = 0
         while missing:
             wanted = len(missing)
