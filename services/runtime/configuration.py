@@ -1,6 +1,7 @@
 """Load a run's settings: TOML file < environment < ``--set section.key=value``. Errors name the key and the way out."""
 
 import difflib
+import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from pydantic_core import ErrorDetails
 from services.runtime.settings import Settings
 
 ENVIRONMENT_PREFIX: Final = "GSPO_"
+MAX_DEPTH: Final = 32
 RESERVED: Final = frozenset({"GSPO_DATA_DIR", "GSPO_LOG_LEVEL"})
 
 
@@ -50,7 +52,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: no such file; examples are in examples/") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    # ValueError: also a number of thousands of digits.
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
 
 
@@ -62,6 +65,7 @@ def _put_override(plain: dict[str, Any], override: str) -> None:
 
 
 def _validated(plain: dict[str, Any], origin: str) -> Settings:
+    require_plain(plain, origin)
     try:
         return Settings.model_validate(plain)
     except ValidationError as error:
@@ -69,11 +73,39 @@ def _validated(plain: dict[str, Any], origin: str) -> Settings:
         raise ConfigurationError(f"{origin}: " + "\n".join(lines)) from error
 
 
+def require_plain(plain: Any, origin: str, key: str = "", depth: int = 0) -> None:
+    """Check that a configuration is data that settings.json can hold: text, numbers, truth values, lists and tables.
+
+    Raises: ConfigurationError naming the key, for dates, numbers of more than 64 bits or none at all, text that is no
+    Unicode, and too many levels of tables.
+    """
+    if depth > MAX_DEPTH:
+        raise ConfigurationError(f"{origin}: {key[:100]}: more than {MAX_DEPTH} levels of tables and lists")
+    if isinstance(plain, dict):
+        for name, value in plain.items():
+            require_plain(str(name), origin, "a key", depth)
+            require_plain(value, origin, f"{key}.{name}" if key else str(name), depth + 1)
+    elif isinstance(plain, list):
+        for value in plain:
+            require_plain(value, origin, key, depth + 1)
+    elif isinstance(plain, str):
+        if "\0" in plain or any("\ud800" <= letter <= "\udfff" for letter in plain):
+            raise ConfigurationError(f"{origin}: {key[:100]} is {plain[:100]!r}: not text")
+    elif isinstance(plain, float):
+        if not math.isfinite(plain):
+            raise ConfigurationError(f"{origin}: {key[:100]} is {plain}: expected a finite number")
+    elif isinstance(plain, int):
+        if not -(2**63) <= plain < 2**63:
+            raise ConfigurationError(f"{origin}: {key[:100]} is a number of {plain.bit_length()} bits, 64 allowed")
+    elif plain is not None:
+        raise ConfigurationError(f"{origin}: {key[:100]} is a {type(plain).__name__}: write it as text, in quotes")
+
+
 def _value(text: str) -> Any:
     """A value as TOML reads it; bare words are strings, so that `--set environment.name=calculator` needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -94,13 +126,13 @@ def _explain(details: ErrorDetails) -> str:
     name = ".".join(location)
     if details["type"] == "extra_forbidden":
         known = _known_keys(location[:-1])
-        close = difflib.get_close_matches(location[-1], known, n=1)
+        close = difflib.get_close_matches(location[-1][:64], known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "known keys: " + ", ".join(known)
         return f"  {name}: unknown key; {hint}"
     message = details["msg"].removeprefix("Value error, ")
     if details["type"] == "value_error":
         return f"  {message}"  # from a section's own check, which names its keys
-    return f"  {name} is {details['input']!r}: {message}"
+    return f"  {name} is {repr(details['input'])[:200]}: {message}"
 
 
 def _known_keys(location: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from services.runtime.configuration import ConfigurationError
+from services.runtime.configuration import ConfigurationError, require_plain
 from services.runtime.settings import Settings
 
 SETTINGS_FILE: Final = "settings.json"
@@ -26,8 +26,9 @@ def read_run_settings(directory: Path) -> Settings:
     path = directory / SETTINGS_FILE
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
+        require_plain(plain, "")
         return Settings.model_validate(plain)
     except FileNotFoundError as error:
         raise ConfigurationError(f"{path}: not there; the broker writes it when it starts") from error
-    except (OSError, ValueError, ValidationError) as error:
+    except (OSError, ValueError, ValidationError, RecursionError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from error
