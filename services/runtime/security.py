@@ -7,6 +7,7 @@ directory nothing is encrypted, and only endpoints that no other host reaches ar
 
 import os
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,7 @@ def _read_key(path: Path) -> bytes:
         raise KeyFileError(f"{path}: holds {len(key)} characters, a key has {Z85_CHARS} (Z85)")
     try:
         z85.decode(key)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, struct.error) as error:
         raise KeyFileError(f"{path}: is not a key in Z85") from error
     return key
 
