@@ -50,7 +50,9 @@ class ChatTokenizer:
             name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
         }
         self._template = _compile_template(_template_text(directory, config), directory)
-        self.vocab_size = int(model_config.get("vocab_size", self._tokenizer.get_vocab_size(with_added_tokens=True)))
+        self.vocab_size = _token_count(
+            directory, model_config.get("vocab_size", self._tokenizer.get_vocab_size(with_added_tokens=True))
+        )
         largest = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         if largest >= self.vocab_size:
             raise TokenizerError(
@@ -106,13 +108,14 @@ class ChatTokenizer:
         for config in (model_config, _read_json(generation) if generation.is_file() else {}):
             configured = config.get("eos_token_id")
             if configured is not None:
-                ids |= set(configured) if isinstance(configured, list) else {configured}
+                for token in configured if isinstance(configured, list) else [configured]:
+                    ids.add(_token_id(directory, token))
         eos = self._specials["eos_token"]
         if eos and (eos_id := self._tokenizer.token_to_id(eos)) is not None:
             ids.add(eos_id)
         if not ids:
             raise TokenizerError(f"{directory}: no eos_token and no eos_token_id: the end of a turn cannot be recognised")
-        return frozenset(int(token) for token in ids)
+        return frozenset(ids)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -123,11 +126,23 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"{path}: no such file. model.path must be a Hugging Face model directory; "
             f"`gspo model tiny {path.parent}` makes a small one"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path}: cannot be read: {error}") from error
     if not isinstance(plain, dict):
         raise TokenizerError(f"{path}: expected a JSON object")
     return plain
+
+
+def _token_count(directory: Path, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise TokenizerError(f"{directory / 'config.json'}: vocab_size is {str(value)[:100]}, expected a number from 1 up")
+    return value
+
+
+def _token_id(directory: Path, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TokenizerError(f"{directory}: eos_token_id is {str(value)[:100]}, expected token ids")
+    return value
 
 
 def _token_text(value: Any) -> str:
