@@ -45,6 +45,12 @@ class ArithmeticOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Size of the held-out split; the training split has no end."""
 
 
+class ArithmeticState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An episode before its only turn."""
+
+    problem: str
+
+
 class Arithmetic(DemonstratingEnvironment):
     """One sum, one answer: 1 when it is exactly right, else 0."""
 
@@ -64,7 +70,8 @@ class Arithmetic(DemonstratingEnvironment):
 
     def step(self, state: State, action: str) -> Step:
         """Compare the answer; the episode is over."""
-        reward = 1.0 if action.strip() == str(evaluate(str(state["problem"]))) else 0.0
+        problem = msgspec.convert(state, ArithmeticState).problem
+        reward = 1.0 if action.strip() == str(evaluate(problem)) else 0.0
         return Step(state=state, messages=[], reward=reward, done=True)
 
     def demonstration(self, rng: random.Random, *, careful: bool) -> list[DemonstrationMessage]:

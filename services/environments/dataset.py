@@ -47,6 +47,12 @@ class Row(msgspec.Struct, frozen=True):
     answer: str
 
 
+class DatasetState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An episode before its only turn."""
+
+    answer: str
+
+
 class Dataset(Environment):
     """One question, one answer, compared by math-verify in a reward worker: 1 or 0."""
 
@@ -73,10 +79,11 @@ class Dataset(Environment):
 
     def step(self, state: State, action: str) -> Step:
         """Hand the answer over for comparison; the episode is over."""
+        gold = msgspec.convert(state, DatasetState).answer
         said = final_answer(action, self._options.answer_marker)
         job = RewardJob(
             function=VERIFY_ANSWER,
-            arguments={"gold": str(state["answer"]), "answer": action if said is None else said},
+            arguments={"gold": gold, "answer": action if said is None else said},
             deadline_s=self._options.reward_deadline_s,
         )
         return Step(state=state, messages=[], reward=job, done=True)
@@ -165,7 +172,7 @@ def _row(record: Any, options: DatasetOptions) -> Row:
     if isinstance(record, bytes):
         try:
             record = msgspec.json.decode(record)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"not JSON ({error})") from error
     if not isinstance(record, dict):
         raise ValueError(f"a JSON object is needed, found {type(record).__name__}")
@@ -179,11 +186,11 @@ def _row(record: Any, options: DatasetOptions) -> Row:
 
 def _text(record: dict[str, Any], column: str) -> str:
     if column not in record:
-        columns = ", ".join(sorted(record))
+        columns = ", ".join(sorted(record))[:500]
         raise ValueError(f'no column "{column}": there are {columns} (prompt_column and answer_column say which to use)')
     value = record[column]
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise ValueError(f'column "{column}" is {value!r}, not text')
+        raise ValueError(f'column "{column}" is {repr(value)[:100]}, not text')
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f'column "{column}" is {value}, not a number that can be an answer')
     text = str(value).strip()
