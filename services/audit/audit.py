@@ -8,6 +8,7 @@ from services.audit.groups import audit_groups, outcomes
 from services.audit.order import Order, audit_batches, audit_versions, read_order
 from services.audit.record import audit_checkpoints, audit_record, read_checkpoints
 from services.audit.tokens import TokenAudit, TokenCounts
+from services.audit.values import audit_values
 from services.broker.reader import reading
 from services.runtime.configuration import ConfigurationError
 from services.runtime.run_settings import read_run_settings
@@ -28,8 +29,10 @@ def audit_run(directory: Path) -> Audit:
     run_id = ""
     with reading(directory) as connection:
         try:
-            run_id = connection.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()[0]
+            run_id = str(connection.execute("SELECT max(value) FROM meta WHERE key = 'run_id'").fetchone()[0])
             _audit_database(connection, findings)
+            if not audit_values(connection, findings):
+                raise sqlite3.DatabaseError("its rows hold what no broker writes there")
             order = read_order(connection)
             found = outcomes(connection)
             audit_groups(connection, findings, rules)

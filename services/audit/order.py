@@ -100,8 +100,9 @@ def _audit_content(connection: sqlite3.Connection, findings: Findings, where: st
     recorded = json.loads(stats)
     names = ("num_trajectories", "num_tokens", "num_action_tokens")
     for name, found in zip(names, connection.execute(CONTENT, (group_ids,)).fetchone(), strict=True):
-        if recorded[name] != found:
-            findings.add("batch was changed", f"{where} was assembled with {name} {recorded[name]}, it has {found:.0f} now")
+        if recorded.get(name) != found:
+            text = f"{where} was assembled with {name} {recorded.get(name)!r:.100}, it has {found:.0f} now"
+            findings.add("batch was changed", text)
 
 
 def audit_versions(findings: Findings, order: Order) -> list[str]:

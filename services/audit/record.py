@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
+from protocol.messages import Count, Version
 from services.audit.findings import Findings
 from services.audit.order import Order
 from services.broker.entry import RECORD_FILE
@@ -30,18 +33,27 @@ class Checkpoint:
     batch_position: int
 
 
+class _State(msgspec.Struct):
+    policy_version: Version
+    batch_position: Count
+
+
+class _Metadata(msgspec.Struct):
+    """What an audit reads of a checkpoint.json."""
+
+    state: _State
+
+
 def read_checkpoints(directory: Path) -> list[Checkpoint]:
     """The complete checkpoints of the run, oldest first. One that is removed meanwhile, or not readable, is left out."""
     found = []
     for path in sorted(directory.glob("checkpoints/version-*/checkpoint.json")):
         try:
-            state = json.loads(path.read_text(encoding="utf-8"))["state"]
-            name = path.parent.name
-            found.append(
-                Checkpoint(name=name, policy_version=state["policy_version"], batch_position=state["batch_position"])
-            )
-        except (OSError, ValueError, KeyError):
+            state = msgspec.json.decode(path.read_bytes(), type=_Metadata).state
+        except (OSError, ValueError, RecursionError):
             continue
+        name = path.parent.name
+        found.append(Checkpoint(name=name, policy_version=state.policy_version, batch_position=state.batch_position))
     return found
 
 
@@ -109,5 +121,5 @@ def _audit_file(connection: sqlite3.Connection, findings: Findings, path: Path) 
 def _parsed(line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

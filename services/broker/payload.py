@@ -82,7 +82,7 @@ def chunk_header(header: bytes) -> ChunkHeader:
     """A stored header. Raises: ValueError when it is none."""
     try:
         return msgspec.convert(msgpack.unpackb(header, raw=False), ChunkHeader)
-    except (msgpack.UnpackException, msgspec.ValidationError) as error:
+    except (msgpack.UnpackException, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"not a chunk's header: {error}") from error
 
 

@@ -137,7 +137,7 @@ class Reader:
         )
         try:
             return join([_stored(values) for values in rows])
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise StoreCorrupt(f"{self.path}: {error}") from error
 
     def batch(self, index: int) -> tuple[BatchRow, list[tuple[TrajectoryRow, Payload]]]:
@@ -145,7 +145,10 @@ class Reader:
 
         Raises: StoreCorrupt when a trajectory's tokens are not what its row says.
         """
-        (row,) = self.rows(BatchRow, "WHERE batch = ?", (index,))
+        rows = self.rows(BatchRow, "WHERE batch = ?", (index,))
+        if not rows:
+            raise StoreCorrupt(f"{self.path}: batch {index} is not there")
+        (row,) = rows
         return row, self.members(row.group_ids)
 
     def members(self, group_ids: Sequence[int]) -> list[tuple[TrajectoryRow, Payload]]:
@@ -165,12 +168,17 @@ class Reader:
     def records_after(self, number: int) -> list[dict[str, Any]]:
         """Lines of the run's record after line ``number``, in order, each with its own number as "record"."""
         cursor = self._connection.execute("SELECT record, line FROM records WHERE record > ? ORDER BY record", (number,))
-        return [{"record": found, **json.loads(line)} for found, line in cursor]
+        return [{"record": found, **self._line(line)} for found, line in cursor]
 
     def elapsed_s(self) -> float:
         """``time_s`` of the last line of the record; 0 without any."""
         found = self._connection.execute("SELECT line FROM records ORDER BY record DESC LIMIT 1").fetchone()
-        return 0.0 if found is None else float(json.loads(found[0])["time_s"])
+        if found is None:
+            return 0.0
+        time_s = self._line(found[0]).get("time_s")
+        if not isinstance(time_s, int | float):
+            raise StoreCorrupt(f"{self.path}: the last line of the record has time_s {time_s!r:.100}")
+        return float(time_s)
 
     @property
     def num_bytes(self) -> int:
@@ -183,12 +191,26 @@ class Reader:
         """Rows of one table, with what follows its name in a SELECT."""
         table = TABLES[row_type]
         cursor = self._connection.execute(f"SELECT {', '.join(table.columns)} FROM {table.name} {rest}", parameters)
-        rows = [table.row(values) for values in cursor]
+        try:
+            rows = [table.row(values) for values in cursor]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StoreCorrupt(f"{self.path}: a row of {table.name} cannot be read: {error}") from error
         return [row for row in rows if isinstance(row, row_type)]
+
+    def _line(self, text: object) -> dict[str, Any]:
+        try:
+            line = json.loads(text) if isinstance(text, str) else None
+        except (ValueError, RecursionError) as error:
+            raise StoreCorrupt(f"{self.path}: a line of the record is not JSON: {error}") from error
+        if not isinstance(line, dict):
+            raise StoreCorrupt(f"{self.path}: a line of the record is {line!r:.100}, expected an object")
+        return line
 
     def _one(self, query: str, default: int) -> int:
         (value,) = self._connection.execute(query).fetchone()
-        return default if value is None else int(value)
+        if value is not None and not isinstance(value, int):
+            raise StoreCorrupt(f"{self.path}: {value!r:.100} where a number should be ({query})")
+        return default if value is None else value
 
 
 def _stored(values: tuple[Any, ...]) -> StoredChunk:

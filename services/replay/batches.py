@@ -25,7 +25,7 @@ class RecordedRun:
     """What a run's ledger holds for training. ``digests``: those published, by how many batches they were trained on."""
 
     def __init__(self, directory: Path, settings: Settings) -> None:
-        """Raises: NoLedger."""
+        """Raises: NoLedger, StoreCorrupt."""
         self._directory = directory
         self._temperature = settings.sampling.temperature
         size = settings.batch.groups_per_batch
