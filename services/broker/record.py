@@ -28,7 +28,9 @@ class RecordFile:
                     self._end += len(line)
                     last = line
             # Only the last one is parsed: a long run has tens of megabytes of them.
-            self.last = int(json.loads(last)["record"]) if last else 0
+            self.last = _number(last) if last else 0
+            if not self.last:
+                self._end = 0  # somebody has changed it: it is written again from the store
 
     def append(self, lines: Sequence[dict[str, Any]]) -> None:
         """Write lines that carry "record", in order. Raises: OSError; the next call writes over whatever was left."""
@@ -41,3 +43,12 @@ class RecordFile:
         self._end += len(data)
         if lines:
             self.last = int(lines[-1]["record"])
+
+
+def _number(line: bytes) -> int:
+    """The number of a line of ours; 0 for any other line."""
+    try:
+        number = json.loads(line)["record"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    return number if isinstance(number, int) and number > 0 else 0

@@ -19,7 +19,7 @@ def read_rows(path: Path, event: str) -> list[Row]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 continue
             raise ValueError(f"{path}:{number}: not JSON: {error}") from error
@@ -32,14 +32,19 @@ def read_rows(path: Path, event: str) -> list[Row]:
 
 def batch_rows(path: Path) -> list[Row]:
     """One row per batch, in order; of a batch that was trained again after a crash the last one. Raises: ValueError."""
-    rows = {row.get("batch"): row for row in read_rows(path, "batch")}
-    return [rows[batch] for batch in sorted(rows, key=_number)]
+    rows = {_number(row.get("batch")): row for row in read_rows(path, "batch")}
+    return [rows[batch] for batch in sorted(rows)]
 
 
-def _number(batch: object) -> float:
+def _number(batch: object) -> int:
     return batch if isinstance(batch, int) else -1
 
 
 def column(rows: list[Row], key: str) -> list[float]:
     """Values of ``key``; NaN where a row lacks it, so that plots show a gap."""
-    return [float(row[key]) if isinstance(row.get(key), int | float) else float("nan") for row in rows]
+    return [float(row[key]) if _is_float(row.get(key)) else float("nan") for row in rows]
+
+
+def _is_float(value: object) -> bool:
+    """A number, and not one of hundreds of digits."""
+    return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
