@@ -21,12 +21,14 @@ import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
+from protocol.messages import Count, Version
 from services.learner.durable import (
     discard_directory,
     make_partial_directory,
@@ -61,6 +63,36 @@ class CheckpointState:
     """`MismatchTracker.state_dict()`"""
     adaptive_clip: dict[str, float] = field(default_factory=dict)
     """`AdaptiveClip.state_dict()`; empty where the run has none, as in checkpoints from before there was one."""
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+class _State(msgspec.Struct, forbid_unknown_fields=True):
+    policy_version: Version
+    batch_position: Count
+    mismatch: dict[str, float]
+    adaptive_clip: dict[str, float] = {}
+
+
+class _Metadata(msgspec.Struct):
+    """checkpoint.json"""
+
+    format: int
+    state: _State
+    layout: dict[str, Any]
+    weights_digest: str
+    files: dict[str, Count]
+
+
+class _RandomState(msgspec.Struct):
+    """random-00000.json"""
+
+    python: tuple[int, list[Count], float | None]
+    numpy: tuple[Literal["MT19937"], list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]], int, int, float]
+    torch: str
+    cuda: str | None = None
 
 
 class CheckpointEngine(Protocol):
@@ -123,7 +155,10 @@ def find_latest(root: Path) -> Path | None:
         # A writer may have been killed between its first checkpoint's rename and the pointer.
         complete = _complete(root)
         return complete[-1] if complete else None
-    path = root / pointer.read_text(encoding="utf-8").strip()
+    name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    if not name.startswith(_PREFIX) or "/" in name or "\0" in name:
+        raise CheckpointError(f"{pointer} holds {name[:100]!r}, not the name of a checkpoint; write one of those beside it")
+    path = root / name
     if not (path / _METADATA).is_file():
         found = ", ".join(other.name for other in _complete(root)) or "none"
         raise CheckpointError(f"{pointer} names {path.name}, which is not there; complete checkpoints: {found}")
@@ -142,13 +177,10 @@ def reserved_version(root: Path) -> int:
     path = root / _LAST_VERSION
     if not path.is_file():
         return 0
-    text = path.read_text(encoding="utf-8")
-    try:
-        return int(text)
-    except ValueError as error:
-        raise CheckpointError(
-            f"{path} holds {text!r}, not a version; write the newest version that engines served"
-        ) from error
+    text = path.read_text(encoding="utf-8", errors="replace").strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 17):
+        raise CheckpointError(f"{path} holds {text[:100]!r}, not a version; write the newest version that engines served")
+    return int(text)
 
 
 def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
@@ -159,7 +191,7 @@ def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
     """
     metadata = read_metadata(path)
     _require_same_layout(path, metadata["layout"], engine.layout())
-    random_state = json.loads((path / _random_name(engine.rank)).read_text(encoding="utf-8"))
+    random_state = _read_random_state(path / _random_name(engine.rank))
     engine.load_state(path / _ENGINE)
     digest = engine.weights_digest()
     if digest != metadata["weights_digest"]:
@@ -167,7 +199,7 @@ def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
             f"{path}: the weights after loading have digest {digest}, saved were {metadata['weights_digest']}; "
             "resume from another checkpoint"
         )
-    _restore_random_state(random_state)
+    _restore_random_state(path, random_state)
     return CheckpointState(**metadata["state"])
 
 
@@ -180,11 +212,13 @@ def read_metadata(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise CheckpointError(f"{path} is not a checkpoint: it has no {_METADATA}")
     try:
-        metadata: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = file.read_bytes()
+        found_format = msgspec.json.decode(content, type=_Format).format
+        if found_format != _FORMAT:
+            raise CheckpointError(f"{path} has format {found_format}; this learner reads {_FORMAT}")
+        metadata: dict[str, Any] = msgspec.to_builtins(msgspec.json.decode(content, type=_Metadata))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged: {error}; resume from another checkpoint") from error
-    if metadata.get("format") != _FORMAT:
-        raise CheckpointError(f"{path} has format {metadata.get('format')}; this learner reads {_FORMAT}")
     for name, size in metadata["files"].items():
         found = (path / name).stat().st_size if (path / name).is_file() else 0
         if found != size:
@@ -230,14 +264,24 @@ def _random_state() -> dict[str, Any]:
     }
 
 
-def _restore_random_state(state: dict[str, Any]) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(_decode(state["torch"]))
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(_decode(state["cuda"]))
+def _read_random_state(path: Path) -> _RandomState:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_RandomState)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; resume from another checkpoint") from error
+
+
+def _restore_random_state(path: Path, state: _RandomState) -> None:
+    version, internal, gauss = state.python
+    kind, keys, position, has_gauss, cached = state.numpy
+    try:
+        random.setstate((version, tuple(internal), gauss))
+        np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+        torch.set_rng_state(_decode(state.torch))
+        if state.cuda is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(_decode(state.cuda))
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: a random state cannot be set: {error}; resume from another checkpoint") from error
 
 
 def _encode(state: Tensor) -> str:
