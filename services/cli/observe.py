@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from datetime import datetime
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from services.runtime.settings import Settings
 
 ANSWER_S: Final = 8.0
 PAGE_S: Final = 3.0
+PAGE_BYTES: Final = 4 * 1024 * 1024
 TAIL_BYTES: Final = 65_536
 RECENT_BATCHES: Final = 10
 
@@ -148,22 +150,29 @@ def read_page(base: str) -> Page:
     try:
         ready, text = _fetch(f"{base}/readyz")
         _, page = _fetch(f"{base}/metrics")
-    except (OSError, ValueError) as error:
-        return Page(url=base, ready=None, text=f"{base} does not answer: {error}")
+        metrics = metrics_of(page)
+    # Anything may listen there, also what speaks no HTTP.
+    except (OSError, ValueError, HTTPException) as error:
+        return Page(url=base, ready=None, text=f"{base} does not answer as a process of this run: {error!r:.200}")
+    return Page(url=base, ready=ready, text=text.strip(), metrics=metrics)
+
+
+def metrics_of(page: str) -> dict[str, float]:
+    """Samples of a page of metrics by name, summed over labels. Raises: ValueError for what is no such page."""
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            values[sample.name] = values.get(sample.name, 0.0) + sample.value
-    return Page(url=base, ready=ready, text=text.strip(), metrics=values)
+            values[sample.name] = values.get(sample.name, 0.0) + float(sample.value)
+    return values
 
 
 def _fetch(url: str) -> tuple[bool, str]:
     try:
         with urllib.request.urlopen(url, timeout=PAGE_S) as answer:
-            return True, answer.read().decode(errors="replace")
+            return True, answer.read(PAGE_BYTES).decode(errors="replace")
     except urllib.error.HTTPError as error:
         with error:
-            return False, error.read().decode(errors="replace")
+            return False, error.read(PAGE_BYTES).decode(errors="replace")
 
 
 def read_log(path: Path, now: datetime) -> Log | None:
