@@ -51,8 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("examples/arithmetic.toml"))
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--mean-interval", type=float, default=12.0, help="mean seconds between two kills (exponential)")
-    parser.add_argument("--batches", type=int, default=200, help="the run's length; must outlast the kills")
+    parser.add_argument("--batches", type=int, default=150, help="the run's length; kills are spread over its first 4/5")
+    parser.add_argument("--delay", type=float, default=10.0, help="a kill follows its batch by up to so many seconds")
     parser.add_argument("--seed", type=int, default=0, help="of the kills and of the run")
     parser.add_argument("--directory", type=Path, default=Path("runs/kills"))
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
@@ -91,25 +91,31 @@ def start(arguments: argparse.Namespace) -> "subprocess.Popen[bytes]":
 
 
 def disturb(process: "subprocess.Popen[bytes]", watch: Watch, arguments: argparse.Namespace) -> list[Kill]:
-    """Kill, look at the memory all the time, and wait for the run's end. The first kill waits for the first batch."""
+    """Kill, look at the memory all the time, and wait for the run's end.
+
+    Each kill waits for a batch of its own, drawn uniformly, and then for a random moment: they are spread over the run
+    however long the run takes to recover, and several can fall together.
+    """
     rng = random.Random(arguments.seed)
     begin = time.monotonic()
+    plan = sorted(rng.uniform(1, 0.8 * arguments.batches) for _ in range(arguments.kills))
+    due: list[float] = []
     kills: list[Kill] = []
-    due = float("inf")
     while process.poll() is None:
         now = time.monotonic() - begin
         watch.sample(now)
         trained = sum(row["event"] == "batch" for row in recorded(arguments.directory))
-        if trained and due == float("inf"):
-            due = now
-        if len(kills) < arguments.kills and now >= due:
+        while plan and trained >= plan[0]:
+            plan.pop(0)
+            due.append(now + rng.uniform(0, arguments.delay))
+        for moment in [moment for moment in due if moment <= now]:
             kill = kill_one(watch, rng, now, trained)
             if kill is not None:
+                due.remove(moment)
                 kills.append(kill)
                 print(f"{now:6.0f} s  {trained:3d} batches  {kill.signal} {kill.role} ({len(kills)})", flush=True)
-                due = now + rng.expovariate(1 / arguments.mean_interval)
         try:
-            process.wait(min(SAMPLE_S, max(0.05, due - now)) if len(kills) < arguments.kills else SAMPLE_S)
+            process.wait(max(0.05, min([SAMPLE_S, *(moment - now for moment in due)])))
         except subprocess.TimeoutExpired:
             continue
     return kills
