@@ -16,9 +16,11 @@ from typing import Any, Final, Self
 
 import psutil
 
+from services.rollout.server import ServerOptions, server_command, server_environment
 from tests.support.run_process import REPOSITORY, free_ports
 
 POLL_S: Final = 0.05
+RESTART_S: Final = 3.0
 CONFIG: Final = REPOSITORY / "examples/calculator.toml"
 MODEL: Final = REPOSITORY / "models/tiny"
 
@@ -32,8 +34,10 @@ class Member:
     log: Path
     keep: bool = True
     process: subprocess.Popen[bytes] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
     ends: list[int] = field(default_factory=list)
     """Its exit statuses so far."""
+    ended_at: float = 0.0
 
     @property
     def pid(self) -> int:
@@ -48,7 +52,7 @@ class Member:
                 stdout=output,
                 stderr=output,
                 cwd=REPOSITORY,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self.environment},
             )
 
     def look(self) -> bool:
@@ -56,10 +60,22 @@ class Member:
         if self.process is not None and self.process.poll() is not None:
             self.ends.append(self.process.returncode)
             self.process = None
+            self.ended_at = time.monotonic()
         return self.process is not None
+
+    def keep_running(self) -> None:
+        """Start it again a moment after its end, as whoever manages processes does."""
+        if not self.look() and self.keep and time.monotonic() - self.ended_at > RESTART_S:
+            self.start()
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
+
+    def kill_tree(self) -> None:
+        """SIGKILL to it and to everything that it has started."""
+        for process in [*psutil.Process(self.pid).children(recursive=True), psutil.Process(self.pid)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def scheduler(self) -> psutil.Process:
         """The SGLang scheduler that this rollout has started."""
@@ -74,7 +90,7 @@ class Fleet:
 
     def __init__(self, directory: Path, *settings: str) -> None:
         self.directory = directory
-        self.work_port, self.batch_port, self.weights_port = free_ports(3)
+        self.work_port, self.batch_port, self.weights_port, self.engine_port = free_ports(4)
         self._settings = [
             f"model.path={MODEL}",
             f"run.directory={directory}",
@@ -88,6 +104,7 @@ class Fleet:
             "batch.groups_per_batch=8",
             "batch.group_size=4",
             "rollout.max_running=16",
+            "rollout.max_total_tokens=16384",
             "rollout.chunk_tokens=4",
             "broker.lease_s=5",
             *settings,
@@ -102,13 +119,10 @@ class Fleet:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for member in self.members.values():
             if member.look():
-                with suppress(psutil.NoSuchProcess):
-                    for child in psutil.Process(member.pid).children(recursive=True):
-                        with suppress(psutil.NoSuchProcess):
-                            child.send_signal(signal.SIGCONT)
-                assert member.process is not None
-                member.process.kill()
-                member.process.wait(20)
+                process = member.process
+                member.kill_tree()
+                assert process is not None
+                process.wait(20)
 
     def start(self, role: str, *settings: str, name: str = "") -> Member:
         """Start a process with more settings; rollouts get a name."""
@@ -119,6 +133,20 @@ class Fleet:
             command += ["--name", name]
         name = name or role
         member = Member(name=name, command=command, log=self.directory / "logs" / f"{name}.log")
+        member.start()
+        self.members[name] = member
+        return member
+
+    def start_engine(self, name: str = "sglang") -> Member:
+        """An SGLang server that no rollout owns, on ``engine_port``, with the weights that the run begins with."""
+        log = self.directory / "logs" / f"{name}.log"
+        options = ServerOptions(model_path=MODEL, log_path=log, max_total_tokens=16384)
+        member = Member(
+            name=name,
+            command=server_command(options, port=self.engine_port, cuda=False),
+            log=log,
+            environment=server_environment({}, cuda=False),
+        )
         member.start()
         self.members[name] = member
         return member
@@ -141,8 +169,7 @@ class Fleet:
         deadline = time.monotonic() + timeout_s
         while not condition():
             for member in self.members.values():
-                if not member.look() and member.keep:
-                    member.start()
+                member.keep_running()
             assert time.monotonic() < deadline, f"no {what} within {timeout_s} s:\n{self.tails()}"
             self._watch.wait(POLL_S)
 
@@ -156,12 +183,12 @@ class Fleet:
         for member in self.members.values():
             member.keep = False
         # Rollouts end by themselves; the other two serve until they are told.
-        own = {name: member for name, member in self.members.items() if name not in ("learner", "broker")}
-        self.wait_until("end of the rollouts", lambda: not [name for name in own if own[name].look()], 90)
+        own = [member for name, member in self.members.items() if name.startswith("rollout")]
+        self.wait_until("end of the rollouts", lambda: not [member for member in own if member.look()], 90)
         for name in ("learner", "broker"):
             self.stop(name)
-        for member in self.members.values():
-            assert member.ends[-1] == 0, self.tails()
+            own.append(self.members[name])
+        assert [member.ends[-1] for member in own] == [0] * len(own), self.tails()
 
     def stop(self, name: str, timeout_s: float = 90.0) -> float:
         """SIGTERM; returns how many seconds it took until the process was gone. It is not started again."""

@@ -1,0 +1,192 @@
+"""Disks that are full or cannot be written: the broker holds everything back, the learner keeps its last checkpoint."""
+
+import asyncio
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import zmq.asyncio
+
+from services.learner.checkpoint import (
+    CheckpointError,
+    CheckpointState,
+    find_latest,
+    load_checkpoint,
+    reserve_version,
+    reserved_version,
+    save_checkpoint,
+)
+from tests.faults.fleet import Fleet
+from tests.support.bigram_engine import BigramEngine
+from tests.support.broker_peers import ScriptedLearner, ScriptedRollout
+from tests.support.broker_process import BrokerDidNotStart, BrokerProcess, broker_process
+from tests.support.ledger_audit import audit
+from tests.support.small_disk import small_disk
+from tests.support.zmq_ends import zmq_context
+
+RUN_S = 60.0
+NUM_BATCHES = 6
+MIB = 2**20
+
+
+async def run_with_a_fault(
+    broker: BrokerProcess, context: zmq.asyncio.Context, refuse: Callable[[], None], allow: Callable[[], None]
+) -> None:
+    """A whole run; after two batches the disk refuses for a while."""
+    rollout = ScriptedRollout(context, broker.work_endpoint, "r", "s", chunk_delay_s=0.01)
+    learner = ScriptedLearner(context, broker.batch_endpoint, "s")
+
+    async def refuse_for_a_while() -> None:
+        await broker.logged("batch_trained", 2)
+        refuse()
+        await broker.logged("commit_failed", 3)
+        status, reason = await broker.http("/readyz")
+        assert (status, "ledger.sqlite3: cannot be written" in reason) == (503, True), reason
+        assert (await broker.http("/healthz"))[0] == 200
+        acknowledged = rollout.num_acknowledged
+        await broker.logged("commit_failed", 4)
+        assert rollout.num_acknowledged == acknowledged, "acknowledged without a commit"
+        allow()
+
+    async with asyncio.timeout(RUN_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(rollout.run())
+        tasks.create_task(learner.run())
+        tasks.create_task(refuse_for_a_while())
+    assert [batch.index for batch, _ in learner.batches] == list(range(NUM_BATCHES))
+    assert await broker.http("/readyz") == (200, "ready\n")
+    assert await broker.terminate() == 0
+    assert broker.count("lease_expired") == 0
+    assert_clean(broker.run_directory)
+
+
+def assert_clean(directory: Path) -> None:
+    report = audit(directory)
+    assert report.problems == []
+    assert (report.num_batches, report.dropped, report.num_trained_again) == (NUM_BATCHES, {}, 0)
+
+
+async def test_a_broker_on_a_full_disk_holds_everything_back_until_there_is_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "run", 8 * MIB) as disk:
+        async with zmq_context() as context, broker_process(tmp_path, run={"num_batches": NUM_BATCHES}) as broker:
+            await run_with_a_fault(broker, context, disk.fill, disk.empty)
+        assert "free space on its disk" in broker.last("commit_failed")["error"]
+
+
+async def test_a_broker_whose_files_must_not_be_written_holds_everything_back_until_they_may(tmp_path: Path) -> None:
+    files = [tmp_path / "run" / name for name in ("ledger.sqlite3", "ledger.sqlite3-wal")]
+
+    def protect(sign: str) -> bool:
+        command = ["chattr", f"{sign}i", *map(str, files)]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    async with zmq_context() as context, broker_process(tmp_path, run={"num_batches": NUM_BATCHES}) as broker:
+        if not protect("+"):
+            pytest.skip("the file system has no immutable files")
+        protect("-")
+        try:
+            await run_with_a_fault(broker, context, lambda: assert_true(protect("+")), lambda: assert_true(protect("-")))
+        finally:
+            protect("-")
+
+
+def assert_true(value: bool) -> None:
+    assert value
+
+
+@pytest.mark.faults
+async def test_a_broker_on_a_read_only_disk_says_so_and_goes_on_when_it_is_writable_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "run", 8 * MIB) as disk:
+        async with zmq_context() as context, broker_process(tmp_path, run={"num_batches": NUM_BATCHES}) as broker:
+            rollout = ScriptedRollout(context, broker.work_endpoint, "r", "s", chunk_delay_s=0.01)
+            learner = ScriptedLearner(context, broker.batch_endpoint, "s")
+
+            async def read_only_for_a_while() -> None:
+                await broker.logged("batch_trained", 2)
+                await broker.kill()
+                disk.set_writable(False)
+                with pytest.raises(BrokerDidNotStart, match="Read-only file system"):
+                    await broker.start()
+                disk.set_writable(True)
+                await broker.start()
+
+            async with asyncio.timeout(RUN_S), asyncio.TaskGroup() as tasks:
+                tasks.create_task(rollout.run())
+                tasks.create_task(learner.run())
+                tasks.create_task(read_only_for_a_while())
+            assert [batch.index for batch, _ in learner.batches] == list(range(NUM_BATCHES))
+            assert await broker.terminate() == 0
+        assert_clean(broker.run_directory)
+
+
+def state(version: int) -> CheckpointState:
+    return CheckpointState(policy_version=version, batch_position=version, mismatch={})
+
+
+class TorchBigram(BigramEngine):
+    """Saves with torch's own writer, as DeepSpeed does."""
+
+    def save_state(self, directory: Path) -> None:
+        directory.mkdir()
+        torch.save({"table": self.table.detach()}, directory / "table.pt")
+
+    def load_state(self, directory: Path) -> None:
+        self.table = torch.load(directory / "table.pt", weights_only=True)["table"].requires_grad_()
+
+
+def test_a_checkpoint_without_room_is_an_error_that_says_so_and_the_last_one_stays(tmp_path: Path) -> None:
+    engine = TorchBigram(vocab_size=256)  # 256 KiB
+    with small_disk(tmp_path / "checkpoints", 4 * MIB) as disk:
+        saved = save_checkpoint(engine, disk.path, state(1), keep=2)
+        digest = engine.weights_digest()
+        engine.table = (engine.table.detach() + 1).requires_grad_()
+        for room in (0, 4096 * 4, MIB // 4):  # for nothing, for the directories, for nearly all
+            disk.fill(room)
+            with pytest.raises(CheckpointError, match=r"cannot be written: .* make room") as caught:
+                save_checkpoint(engine, disk.path, state(2), keep=2)
+            assert "0 MiB are free there" in str(caught.value)
+            assert find_latest(disk.path) == saved
+            assert [path.name for path in disk.path.iterdir() if path.name.startswith(".")] == []
+            disk.empty()
+        fresh = TorchBigram(vocab_size=256, seed=1)
+        assert load_checkpoint(fresh, saved).policy_version == 1
+        assert fresh.weights_digest() == digest
+        assert find_latest(disk.path) == saved
+        assert save_checkpoint(engine, disk.path, state(2), keep=2) == find_latest(disk.path)
+
+
+def test_a_version_that_cannot_be_reserved_is_an_error_and_the_last_one_stays(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "checkpoints", MIB) as disk:
+        reserve_version(disk.path, 7)
+        disk.fill()
+        with pytest.raises(CheckpointError, match=r"last-version cannot be written: .*No space left"):
+            reserve_version(disk.path, 8)
+        assert reserved_version(disk.path) == 7
+        disk.empty()
+        reserve_version(disk.path, 9)
+        assert reserved_version(disk.path) == 9
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_a_learner_without_room_for_a_checkpoint_ends_with_the_reason_and_goes_on_from_the_last(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "run.num_batches=10", "learner.checkpoint_every_batches=2")
+    with small_disk(tmp_path / "checkpoints", 64 * MIB) as disk, fleet:
+        fleet.start("broker")
+        fleet.start("rollout", name="rollout-0")
+        learner = fleet.start("learner")
+        fleet.wait_until("a checkpoint", lambda: bool(fleet.events("learner", "checkpoint_saved")))
+        disk.fill(MIB)
+        fleet.wait_until("an end", lambda: learner.ends == [1])
+        (ended,) = fleet.events("learner", "stopped_by_error")
+        assert "cannot be written" in ended["error"]
+        assert "make room" in ended["error"]
+        saved = fleet.events("learner", "checkpoint_saved")[-1]
+        disk.empty()
+        fleet.finish()
+        assert fleet.events("learner", "resumed")[-1]["next_batch"] == saved["next_batch"]
+        report = audit(tmp_path)
+    assert report.problems == []
+    assert report.num_batches == 10
+    assert report.num_trained_again == 2

@@ -1,0 +1,56 @@
+"""A small file system of its own, to be filled and made read-only. Needs the right to mount; a test is skipped without."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class SmallDisk:
+    """A tmpfs at ``path``."""
+
+    path: Path
+
+    @property
+    def _ballast(self) -> Path:
+        return self.path / "ballast"
+
+    def fill(self, leave_bytes: int = 0) -> None:
+        """Leave so much room, and no more, in whole pages."""
+        free = os.statvfs(self.path)
+        size = free.f_bavail * free.f_frsize - leave_bytes
+        with self._ballast.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+
+    def empty(self) -> None:
+        """Take the ballast away."""
+        self._ballast.unlink()
+
+    def set_writable(self, writable: bool) -> None:
+        """Mount it again. Read-only is refused by the kernel while files on it are open for writing: see ``remount``."""
+        _mount("-o", f"remount,{'rw' if writable else 'ro'}", str(self.path))
+
+
+def _mount(*arguments: str) -> None:
+    done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"mount {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, num_bytes: int) -> Iterator[SmallDisk]:
+    """Mount a file system of ``num_bytes`` at ``path``, which is made."""
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        _mount("-t", "tmpfs", "-o", f"size={num_bytes}", "gspo-test", str(path))
+    except OSError as error:
+        pytest.skip(str(error))
+    try:
+        yield SmallDisk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
