@@ -18,7 +18,7 @@ from protocol.messages.batch import (
     Resume,
     Trained,
 )
-from protocol.messages.connection import Ack, Hello, Refused, Welcome
+from protocol.messages.connection import Ack, Goodbye, Hello, Refused, Welcome
 from protocol.messages.operator import Status, StatusRequest, StopRequest
 from protocol.messages.weights import Loaded, Manifest, ManifestRequest, TensorInfo, WeightChunk, WeightGone, WeightRequest
 from protocol.messages.work import (
@@ -35,7 +35,7 @@ from protocol.messages.work import (
 )
 
 AnyMessage = (
-    Hello | Welcome | Refused | Ack
+    Hello | Goodbye | Welcome | Refused | Ack
     | LeaseRequest | Lease | NoLease | Chunk | Finish | Release | LeaseEnded | Heartbeat | Pulse
     | BatchRequest | BatchPending | Batch | EndOfRun | Published | Trained | Checkpointed | Resume
     | ManifestRequest | Manifest | WeightRequest | WeightChunk | WeightGone | Loaded
@@ -65,6 +65,7 @@ __all__ = [
     "Count",
     "EndOfRun",
     "Finish",
+    "Goodbye",
     "Heartbeat",
     "Hello",
     "Lease",

@@ -29,6 +29,14 @@ class Hello(Message, frozen=True, tag="hello"):
     first_seq: Count = 0
 
 
+class Goodbye(Message, frozen=True, tag="goodbye"):
+    """Any peer -> broker or weight server, once: this session ends in order, so that nobody waits for it. A process that is
+    killed says nothing, and its place and its leases lapse.
+    """
+
+    reason: Reason = ""
+
+
 Session = Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)]
 """The life of the peer that a message is for: another life of that name, which has taken over its connection, passes it
 over. Empty: for whoever has the connection."""

@@ -18,6 +18,7 @@ from protocol.messages import (
     Checkpointed,
     Chunk,
     Finish,
+    Goodbye,
     Heartbeat,
     Hello,
     LeaseRequest,
@@ -43,9 +44,9 @@ from services.broker.work import Work
 
 UNKNOWN_SESSION: Final = "unknown session: say hello"
 ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
-    "rollout": (LeaseRequest, Chunk, Finish, Release, Heartbeat),
-    "learner": (BatchRequest, Published, Trained, Checkpointed, Resume),
-    "operator": (StatusRequest, StopRequest),
+    "rollout": (LeaseRequest, Chunk, Finish, Release, Heartbeat, Goodbye),
+    "learner": (BatchRequest, Published, Trained, Checkpointed, Resume, Goodbye),
+    "operator": (StatusRequest, StopRequest, Goodbye),
 }
 
 
@@ -78,7 +79,7 @@ class Ledger:
         if hello.role == "rollout":
             actions += self.work.session_started(who)
         elif hello.role == "learner" and replaced:
-            self.training.session_started()
+            self.training.session_ended()
         actions.append(Note(event="hello", fields={"peer": who.peer, "session": who.session, "role": hello.role}))
         newest = self.state.batches.newest
         welcome = Welcome(
@@ -138,6 +139,8 @@ class Ledger:
             case Heartbeat():
                 self.peers.heartbeat(who, message)
                 return self.work.on_heartbeat(who, message, now)
+            case Goodbye():
+                return self._on_goodbye(peer, message)
             case BatchRequest():
                 return self.training.on_batch_request(who, message)
             case Published():
@@ -154,6 +157,14 @@ class Ledger:
                 return self.state.stop(f"stopped by {who.peer}: {message.reason}")
             case _:
                 raise AssertionError(f"{message_type(message)} is allowed and not handled")
+
+    def _on_goodbye(self, peer: Peer, goodbye: Goodbye) -> list[Action]:
+        """What it holds is free at once, and its place too."""
+        self.peers.leave(peer.who)
+        fields = {"peer": peer.who.peer, "session": peer.who.session, "role": peer.role, "reason": goodbye.reason}
+        if peer.role == "learner":
+            self.training.session_ended()
+        return [*self.work.session_ended(peer.who), Note(event="goodbye", fields=fields)]
 
     def _advance_after(self, message: Message, now: float) -> list[Action]:
         """Frequent messages complete no group: what they may change otherwise is seen at the next tick."""

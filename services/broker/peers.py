@@ -74,6 +74,10 @@ class Peers:
         peer.policy_version = heartbeat.policy_version
         peer.metrics = dict(heartbeat.metrics)
 
+    def leave(self, who: Who) -> None:
+        """The session has ended by itself."""
+        del self._peers[who]
+
     def of_role(self, role: Role) -> list[Peer]:
         return [peer for peer in self._peers.values() if peer.role == role]
 

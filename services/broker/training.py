@@ -38,8 +38,8 @@ class Training:
         self.tokens_per_s: float | None = None
         """Tokens of the last trained batch over the time since the one before."""
 
-    def session_started(self) -> None:
-        """A learner said Hello: what a former one asked for is not wanted any more."""
+    def session_ended(self) -> None:
+        """The learner left, or was replaced: what it asked for is not wanted any more."""
         self._waiting = None
         self._last_trained_at = None
 

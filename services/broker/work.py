@@ -1,5 +1,6 @@
 """The work side of the ledger: leases, chunks, finished and failed episodes, heartbeats, expiry."""
 
+from collections.abc import Iterable
 from typing import Final, Literal
 
 from protocol.limits import MAX_LEASES_PER_PEER
@@ -133,12 +134,20 @@ class Work:
 
     def session_started(self, who: Who) -> list[Action]:
         """Leases of the peer's former lives end: nobody is left who could extend them."""
+        return self._end_leases(
+            row for row in self._state.groups.leased() if row.holder_peer == who.peer and row.holder_session != who.session
+        )
+
+    def session_ended(self, who: Who) -> list[Action]:
+        """The session said Goodbye: what it did not hand back goes on elsewhere, and need not expire first."""
+        return self._end_leases(row for row in self._state.groups.leased() if who == (row.holder_peer, row.holder_session))
+
+    def _end_leases(self, rows: Iterable[TrajectoryRow]) -> list[Action]:
         actions: list[Action] = []
-        for row in self._state.groups.leased():
-            if row.holder_peer == who.peer and row.holder_session != who.session:
-                actions.append(Save(row=self._state.groups.release(row.trajectory_id, failed=False)))
-                fields = {"trajectory_id": row.trajectory_id, "peer": who.peer, "num_tokens": row.num_tokens}
-                actions.append(Note(event="lease_of_former_session_ended", fields=fields))
+        for row in rows:
+            actions.append(Save(row=self._state.groups.release(row.trajectory_id, failed=False)))
+            fields = {"trajectory_id": row.trajectory_id, "peer": row.holder_peer, "num_tokens": row.num_tokens}
+            actions.append(Note(event="lease_of_former_session_ended", fields=fields))
         return actions
 
     def on_heartbeat(self, who: Who, heartbeat: Heartbeat, now: float) -> list[Action]:

@@ -6,6 +6,7 @@ from protocol.channels import WEIGHTS
 from protocol.codec import message_type
 from protocol.limits import MAX_PEERS, MAX_REASON_CHARS, PROTOCOL_VERSION
 from protocol.messages import (
+    Goodbye,
     Hello,
     Loaded,
     ManifestRequest,
@@ -66,6 +67,8 @@ class WeightServer:
             await self._channel.send(peer, newest.manifest if newest else WeightGone(policy_version=0, newest_version=0))
         elif isinstance(message, WeightRequest):
             await self._send_chunks(peer, message)
+        elif isinstance(message, Goodbye):
+            self._peers.discard((peer, incoming.key))
         elif isinstance(message, Loaded):
             self._record(peer, message)
         else:

@@ -17,7 +17,7 @@ from protocol.channels import ChannelSpec
 from protocol.codec import Array, decode, encode, message_type
 from protocol.delivery import Outbox
 from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import FOR_ONE_LIFE, SEQUENCED, Ack, AnyMessage, Hello, Message, Refused, Role, Welcome
+from protocol.messages import FOR_ONE_LIFE, SEQUENCED, Ack, AnyMessage, Goodbye, Hello, Message, Refused, Role, Welcome
 from services.runtime.channel import DealerChannel, Incoming
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ReplacedError, ServiceError
@@ -106,7 +106,8 @@ class PeerClient:
         return self._welcomed.is_set()
 
     async def run(self) -> None:
-        """Keep the conversation going until cancelled. Raises: ServiceError when the other end refuses us for good.
+        """Keep the conversation going until cancelled, and say Goodbye. Raises: ServiceError when the other end refuses us
+        for good.
 
         ReplacedError, which is one, says that another process has our place.
         """
@@ -115,6 +116,10 @@ class PeerClient:
                 tasks.create_task(self._receive(), name=f"{self._spec.name}-receive")
                 tasks.create_task(self._tick(), name=f"{self._spec.name}-tick")
                 tasks.create_task(self._watch_handshakes(), name=f"{self._spec.name}-handshakes")
+        except asyncio.CancelledError:
+            if self._welcomed.is_set():
+                await self._channel.send(Goodbye())
+            raise
         finally:
             self._channel.close()
 

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.channels import WORK
 from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import Ack, Chunk, Finish, Heartbeat, Hello, LeaseRequest, NoLease, Pulse, Refused, Welcome
+from protocol.messages import Ack, Chunk, Finish, Goodbye, Heartbeat, Hello, LeaseRequest, NoLease, Pulse, Refused, Welcome
 from services.broker.actions import Who
 from services.broker.peers import Peers, SessionRefused
 from services.runtime.lifecycle import ReplacedError, ServiceError, flatten
@@ -89,6 +89,23 @@ async def test_arrays_go_out_with_their_sequence_number() -> None:
         received = await end.expect_received(Chunk)
         assert received.seq == 0
         np.testing.assert_array_equal(received.arrays["logprobs"], token_arrays(5)["logprobs"])
+
+
+async def test_a_conversation_that_ends_in_order_says_goodbye_and_one_that_was_not_welcomed_says_nothing() -> None:
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        async with in_background(a_client(context, WORK, end.endpoint, name="rollout-1").run()):
+            await end.expect(Hello)
+        client = a_client(context, WORK, end.endpoint, name="rollout-2")
+        async with in_background(client.run()):
+            while (await end.expect(Hello)).peer != "rollout-2":
+                pass
+            await end.reply(a_welcome())
+            await client.connected_welcome()
+            await client.send(finish(1))
+        assert (await end.receive()).message == finish(1)
+        assert (await end.receive()).message == Goodbye()
+        assert [type(received.message) for received in end.seen].count(Goodbye) == 1
 
 
 async def test_a_full_window_blocks_the_sender_until_an_acknowledgement() -> None:

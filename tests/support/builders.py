@@ -14,6 +14,7 @@ from protocol.messages import (
     Chunk,
     EndOfRun,
     Finish,
+    Goodbye,
     Heartbeat,
     Hello,
     Lease,
@@ -112,6 +113,7 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
     return [
         (Hello(protocol_version=1, role="rollout", peer="r0", session="s", first_seq=3), {}),
         (Welcome(protocol_version=1, run_id="run", policy_version=2, weights_endpoint="tcp://x:1", next_batch=1), {}),
+        (Goodbye(reason="drained"), {}),
         (Refused(reason="no", message_type="chunk", fatal=True), {}),
         (Ack(next_seq=9), {}),
         (LeaseRequest(request_id=1, capacity=4, policy_version=2), {}),

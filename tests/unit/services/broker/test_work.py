@@ -9,6 +9,7 @@ from protocol.messages import (
     Ack,
     Chunk,
     Finish,
+    Goodbye,
     Heartbeat,
     LeaseEnded,
     LeaseKey,
@@ -395,3 +396,16 @@ def test_a_resumed_trajectory_comes_before_new_work_and_the_oldest_first() -> No
     world.send(R1, Release(trajectory_id=2, epoch=1, reason="drain", failed=False))
     world.send(R1, Release(trajectory_id=1, epoch=1, reason="drain", failed=False))
     assert [lease.trajectory_id for lease in world.lease(R2, capacity=3)] == [2, 1, 3]
+
+
+def test_what_a_rollout_that_says_goodbye_still_holds_goes_on_elsewhere_at_once() -> None:
+    world = harness()
+    lease, other = world.lease(R1, capacity=2)
+    world.grow(R1, lease, 4, 1)
+    (kept,) = world.lease(R2)
+    world.send(R1, Goodbye(reason="drained"))
+    assert [row.trajectory_id for row in world.ledger.state.groups.leased()] == [kept.trajectory_id]
+    assert [again.trajectory_id for again in world.lease(R2, capacity=2)] == [lease.trajectory_id, other.trajectory_id]
+    (refused,) = replies(world.send(R1, LeaseRequest(request_id=1, capacity=1, policy_version=1)), Refused)
+    assert refused.reason.startswith("unknown session")
+    assert world.hello(R1), "it may come back"
