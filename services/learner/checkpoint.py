@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -114,7 +115,7 @@ def save_checkpoint(engine: CheckpointEngine, root: Path, state: CheckpointState
     """Write a checkpoint below `root`, make it the latest and remove all but the newest `keep`. Collective.
 
     Returns when it is durable; at once where this version and position are saved already.
-    Raises ValueError for `keep` below 1, OSError for a disk that fails.
+    Raises ValueError for `keep` below 1, CheckpointError when it cannot be written: those before it stay as they are.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least the new checkpoint must stay")
@@ -123,6 +124,17 @@ def save_checkpoint(engine: CheckpointEngine, root: Path, state: CheckpointState
     exists = engine.rank == 0 and (destination / _METADATA).is_file()
     if bool(engine.sum_over_ranks(torch.tensor([float(exists)])).item()):
         return destination
+    # torch's writer says RuntimeError where a disk is full.
+    try:
+        _write(engine, root, destination, state, keep)
+    except (OSError, RuntimeError) as error:
+        # What there is of it takes the room that the next attempt needs.
+        shutil.rmtree(partial_path(destination), ignore_errors=True)
+        raise CheckpointError(_unwritten(destination, error)) from error
+    return destination
+
+
+def _write(engine: CheckpointEngine, root: Path, destination: Path, state: CheckpointState, keep: int) -> None:
     if engine.rank == 0:
         remove_leftovers(root)
         make_partial_directory(destination)
@@ -142,7 +154,14 @@ def save_checkpoint(engine: CheckpointEngine, root: Path, state: CheckpointState
         for old in others[: max(0, len(others) - (keep - 1))]:
             discard_directory(old)
     engine.barrier()
-    return destination
+
+
+def _unwritten(path: Path, error: Exception) -> str:
+    free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
+    return (
+        f"{path} cannot be written: {error}; {free / 2**20:.0f} MiB are free there: make room and make it writable, then "
+        "start again. Checkpoints before it are intact"
+    )
 
 
 def find_latest(root: Path) -> Path | None:
@@ -167,9 +186,15 @@ def find_latest(root: Path) -> Path | None:
 
 def reserve_version(root: Path, policy_version: int) -> None:
     """Note durably that `policy_version` is taken. Call it before anybody can fetch that version: an engine may have
-    loaded it when the learner is killed, although neither a checkpoint nor the broker has heard of it."""
-    root.mkdir(parents=True, exist_ok=True)
-    replace_file(root / _LAST_VERSION, f"{policy_version}\n")
+    loaded it when the learner is killed, although neither a checkpoint nor the broker has heard of it.
+
+    Raises CheckpointError when it cannot be written.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        replace_file(root / _LAST_VERSION, f"{policy_version}\n")
+    except OSError as error:
+        raise CheckpointError(_unwritten(root / _LAST_VERSION, error)) from error
 
 
 def reserved_version(root: Path) -> int:
