@@ -179,7 +179,13 @@ async def _engine(settings: Settings, name: str, vocab_size: int, registry: Coll
     The server's metrics are in ``registry`` from then on.
     """
     rollout = settings.rollout
-    client = partial(Engine, vocab_size=vocab_size, chunk_tokens=rollout.chunk_tokens, max_concurrency=rollout.max_running)
+    client = partial(
+        Engine,
+        vocab_size=vocab_size,
+        chunk_tokens=rollout.chunk_tokens,
+        max_concurrency=rollout.max_running,
+        stall_timeout_s=rollout.engine_timeout_s,
+    )
     if rollout.server_url:
         registry.register(EngineMetrics(rollout.server_url))
         async with client(rollout.server_url) as engine:

@@ -1,0 +1,146 @@
+"""SGLang hangs, dies in the middle of a weight update, or is sent damaged weights. `make test-faults`."""
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protocol.messages import WeightChunk
+from tests.faults.fleet import Fleet
+from tests.support.ledger_audit import audit
+from tests.support.relay import Relay, tag_of
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+WORK_STALL_S = 20.0
+BATCH_STALL_S = 8.0
+SIGMA_LIMIT = 2e-5
+"""Of engine against learner on tokens of the same version, in float32: other weights show as 100 times that."""
+
+
+def count(fleet: Fleet, name: str, event: str) -> int:
+    return len(fleet.events(name, event))
+
+
+def assert_the_right_weights_made_every_token(fleet: Fleet) -> None:
+    assert [row["batch"] for row in fleet.rows("batch") if row["mismatch_sigma"] > SIGMA_LIMIT] == []
+
+
+def test_links_stall_and_break_and_a_server_hangs_for_a_while_and_for_ever(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "run.num_batches=30", "learner.checkpoint_every_batches=10", "broker.lease_s=5")
+    with fleet, Relay(fleet.work_port) as work, Relay(fleet.batch_port) as batch:
+        fleet.start("broker")
+        fleet.start("learner", f"broker.batch_endpoint={batch.endpoint}")
+        fleet.start("rollout", name="rollout-0")
+        settings = (f"broker.work_endpoint={work.endpoint}", "rollout.engine_timeout_s=4")
+        sick = fleet.start("rollout", *settings, name="rollout-1")
+        fleet.wait_until("both at work", lambda: all(count(fleet, f"rollout-{n}", "weights_loaded") for n in (0, 1)))
+        fleet.wait_batches(2)
+        pause = threading.Event()
+
+        # The work link of one rollout: longer than its leases, then a reset.
+        work.stall()
+        fleet.wait_until("end of its leases", lambda: count(fleet, "broker", "lease_expired") > 0, WORK_STALL_S)
+        pause.wait(WORK_STALL_S - 5)
+        work.cut()
+        work.heal()
+        fleet.wait_batches(len(fleet.rows("batch")) + 2)
+        # The learner's, half open and then silent.
+        batch.half_open()
+        fleet.wait_batches(len(fleet.rows("batch")) + 1)
+        batch.stall()
+        pause.wait(BATCH_STALL_S)
+        batch.cut()
+        batch.heal()
+        fleet.wait_batches(len(fleet.rows("batch")) + 2)
+        assert sick.ends == []
+
+        # Its server stands still, and goes on.
+        before = count(fleet, "rollout-1", "engine_error")
+        sick.scheduler().send_signal(signal.SIGSTOP)
+        fleet.wait_until("giving up", lambda: count(fleet, "rollout-1", "engine_error") > before, 90)
+        sick.scheduler().send_signal(signal.SIGCONT)
+        loaded = count(fleet, "rollout-1", "weights_loaded")
+        fleet.wait_until("new weights in it", lambda: count(fleet, "rollout-1", "weights_loaded") > loaded, 120)
+        assert sick.ends == []
+
+        # It stands still for ever.
+        resumed = count(fleet, "rollout-0", "trajectory_resumed")
+        scheduler = sick.scheduler()
+        scheduler.send_signal(signal.SIGSTOP)
+        fleet.wait_until("end of the rollout", lambda: sick.ends == [1], 180)
+        (ended,) = fleet.events("rollout-1", "stopped_by_error")
+        assert "the engine" in ended["error"]
+        assert "no answer in time" in ended["error"]
+        assert not scheduler.is_running()
+        fleet.wait_batches(len(fleet.rows("batch")) + 1)
+        assert count(fleet, "rollout-0", "trajectory_resumed") > resumed
+        fleet.finish()
+        assert_the_right_weights_made_every_token(fleet)
+    report = audit(tmp_path)
+    assert report.problems == []
+    assert (report.num_batches, report.num_trained_again) == (30, 0)
+
+
+class Update:
+    """The points of a weight update at which something strikes, seen on the way to SGLang."""
+
+    def __init__(self, fleet: Fleet, http: Relay) -> None:
+        self._fleet = fleet
+        self._http = http
+
+    def strike(self, request: str, action: Callable[[], None]) -> None:
+        """Do ``action`` before SGLang hears of ``request``."""
+
+        def act() -> None:
+            action()
+            self._http.cut()
+
+        watch = self._http.on(f"POST {request} ".encode(), act)
+        self._fleet.wait_until(f"{request} to strike at", watch.seen.is_set)
+
+
+def test_a_server_killed_or_left_in_the_middle_of_an_update_and_damaged_weights_never_serve(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "run.num_batches=16", "learner.checkpoint_every_batches=10")
+    with fleet, Relay(fleet.engine_port) as http, Relay(fleet.weights_port) as weights:
+        engine = fleet.start_engine()
+        fleet.start("broker")
+        fleet.start("learner", f"learner.advertised_weights_endpoint={weights.endpoint}")
+        rollout = fleet.start("rollout", f"rollout.server_url={http.url}", name="rollout-0")
+        fleet.wait_batches(2)
+        update = Update(fleet, http)
+
+        # Between pause and load, and between load and verification.
+        for number, request in enumerate(("/update_weights_from_disk", "/weights_checker"), 1):
+            update.strike(request, engine.kill_tree)
+            fleet.wait_until("end of the rollout", lambda n=number: len(rollout.ends) >= n)
+            failed = fleet.events("rollout-0", "weights_not_loaded")
+            assert failed, "it did not notice"
+            trained = len(fleet.rows("batch"))
+            fleet.wait_batches(trained + 2, 300)
+        # The rollout dies and leaves a server that has new weights and does not generate.
+        update.strike("/continue_generation", lambda: rollout.signal(signal.SIGKILL))
+        fleet.wait_batches(len(fleet.rows("batch")) + 2)
+        assert -signal.SIGKILL in rollout.ends
+
+        # A chunk of weights is damaged, its connection breaks, it stalls.
+        bad = weights.flip(tag_of(WeightChunk), 2000)
+        fleet.wait_until("a damaged chunk", bad.seen.is_set)
+        fleet.wait_until("a fetch that failed", lambda: count(fleet, "rollout-0", "weights_not_fetched") > 0, 60)
+        assert "arrived with digest" in fleet.events("rollout-0", "weights_not_fetched")[-1]["error"]
+        fleet.wait_batches(len(fleet.rows("batch")) + 2)
+        for fault in (weights.cut, weights.half_open, weights.stall):
+            struck = weights.on(tag_of(WeightChunk), fault, direction="down")
+            fleet.wait_until("a chunk to strike at", struck.seen.is_set)
+            before = count(fleet, "rollout-0", "weights_loaded")
+            if fault == weights.stall:
+                threading.Event().wait(BATCH_STALL_S)
+                weights.heal()
+            fleet.wait_until("the version after all", lambda n=before: count(fleet, "rollout-0", "weights_loaded") > n, 90)
+        fleet.finish()
+        assert_the_right_weights_made_every_token(fleet)
+        assert weights.num_flipped == 1
+    report = audit(tmp_path)
+    assert report.problems == []
+    assert (report.num_batches, report.num_trained_again) == (16, 0)
