@@ -13,7 +13,10 @@ TEXT_OR_NOTHING: Final = "typeof({}) IN ('text', 'null')"
 BYTES: Final = "typeof({}) = 'blob'"
 OF_TYPE: Final = "typeof({0}) = 'text' AND CASE WHEN json_valid({0}) THEN json_type({0}) END = "
 OBJECT: Final = f"{OF_TYPE}'object'"
-LIST_WITHOUT: Final = f"{OF_TYPE}'array' AND NOT EXISTS (SELECT 1 FROM json_each(CASE WHEN json_valid({{0}}) THEN {{0}} ELSE '[]' END) WHERE type "
+LIST_WITHOUT: Final = (
+    f"{OF_TYPE}'array' AND NOT EXISTS "
+    "(SELECT 1 FROM json_each(CASE WHEN json_valid({0}) THEN {0} ELSE '[]' END) WHERE type "
+)
 WHOLE_NUMBERS: Final = f"{LIST_WITHOUT}!= 'integer')"
 ANY_NUMBERS: Final = f"{LIST_WITHOUT}NOT IN ('integer', 'real'))"
 

@@ -9,6 +9,8 @@ from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from services.broker.batches import REMEMBERED
 from services.broker.payload import Payload, StoredChunk, join
 from services.broker.records import (
@@ -16,12 +18,13 @@ from services.broker.records import (
     EvaluationRow,
     GroupRow,
     Row,
+    RunRow,
     Snapshot,
     TrainedRow,
     TrajectoryRow,
     VersionRow,
 )
-from services.broker.schema import SCHEMA_VERSION, TABLES
+from services.broker.schema import RUN_KEY, SCHEMA_VERSION, TABLES
 from services.runtime.lifecycle import ServiceError
 
 LEDGER_FILE: Final = "ledger.sqlite3"
@@ -48,7 +51,7 @@ def reading(directory: Path) -> Iterator[sqlite3.Connection]:
     takes and whatever a living broker writes meanwhile.
 
     A ledger with an unmerged log (of a broker that was killed) in a directory that cannot be written is copied first.
-    Raises: NoLedger.
+    Raises: NoLedger; sqlite3.DatabaseError, from what is done with it, for a damaged file.
     """
     path = directory / LEDGER_FILE
     if not path.is_file():
@@ -66,6 +69,8 @@ def reading(directory: Path) -> Iterator[sqlite3.Connection]:
         try:
             _require_schema(path, connection)
             yield connection
+        except UnicodeDecodeError as error:
+            raise sqlite3.DatabaseError(f"{path} is damaged, and SQLite's word for it is no text") from error
         finally:
             connection.close()
 
@@ -81,7 +86,8 @@ def _snapshot_of(path: Path) -> sqlite3.Connection | None:
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
             return None
         raise NoLedger(f"{path}: cannot be read: {error}") from error
-    except sqlite3.DatabaseError as error:
+    # UnicodeDecodeError: SQLite's own message quotes what is broken in the file.
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         connection.close()
         raise NoLedger(f"{path} is not a ledger: {error}") from error
     return connection
@@ -120,6 +126,7 @@ class Reader:
             versions=tuple(reversed(versions)),
             trained=tuple(reversed(trained)),
             evaluations=tuple(self.rows(EvaluationRow, "ORDER BY evaluation_id")),
+            run=self._run(),
             next_batch_settled=settled,
             next_group_id=int(self._one("SELECT max(group_id) + 1 FROM groups", default=0)),
             next_trajectory_id=int(self._one("SELECT max(trajectory_id) + 1 FROM trajectories", default=0)),
@@ -127,6 +134,13 @@ class Reader:
             num_batched_groups=int(self._one("SELECT count(*) FROM groups WHERE status = 'batched'", default=0)),
             num_dropped=dict(dropped.fetchall()),
         )
+
+    def _run(self) -> RunRow:
+        found = self._connection.execute("SELECT value FROM meta WHERE key = ?", (RUN_KEY,)).fetchone()
+        try:
+            return RunRow() if found is None else msgspec.json.decode(found[0], type=RunRow)
+        except msgspec.MsgspecError as error:
+            raise StoreCorrupt(f"{self.path}: what is known of the run cannot be read: {error}") from error
 
     def payload(self, trajectory_id: int) -> Payload:
         """All acknowledged tokens of a trajectory. Raises: StoreCorrupt when they are not what was acknowledged."""
