@@ -93,6 +93,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
                 next_batch=ledger.state.batches.num_assembled,
                 policy_version=ledger.state.batches.newest_version,
                 open_groups=ledger.state.groups.num_training,
+                stopping=ledger.state.stop_reason,
                 keys=security.own is not None,
             )
             await _serve(broker, gate, stop)

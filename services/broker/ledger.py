@@ -120,6 +120,14 @@ class Ledger:
         gone = [Note(event="peer_forgotten", fields={"peer": who.peer}) for who in self.peers.prune(now)]
         return [*self.work.expire(now), *gone, *self._advance(now)]
 
+    def on_end(self) -> list[Action]:
+        """The broker ends in order, nobody knows for how long. A stop that was carried out, the learner gone with it, is
+        over; one that was not is for the next broker to go on with.
+        """
+        if not self.state.finished or self.peers.of_role("learner"):
+            return []
+        return self.state.stop_is_over()
+
     def status(self, now: float) -> dict[str, Any]:
         """A snapshot of the run for display."""
         return status_of(self.state, self.peers, self.training, now)

@@ -127,6 +127,17 @@ class SettledRow(Row, frozen=True, kw_only=True):
     next_batch: int
 
 
+class RunRow(Row, frozen=True, kw_only=True):
+    """What is known of the run as a whole; there is one. A field that an older release does not know it passes over."""
+
+    failures_in_a_row: int = 0
+    """Training groups dropped as failed since the last one that became complete."""
+    stop_reason: str = ""
+    """Why no further batch is assembled; empty while there is no reason."""
+    error: str = ""
+    """The failure that stopped the run; empty when it was asked to stop, or was not."""
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything from which a ledger goes on: rows that are still in play, and the ends of the counters."""
 
@@ -141,6 +152,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     trained: tuple[TrainedRow, ...] = ()
     """Of batches that no checkpoint covers, and some before."""
     evaluations: tuple[EvaluationRow, ...] = ()
+    run: RunRow = RunRow()
     next_batch_settled: int = 0
     next_group_id: int = 0
     next_trajectory_id: int = 0

@@ -110,4 +110,6 @@ TABLES: Final[dict[type[Row], Table]] = {
         _table("evaluations", EvaluationRow),
     )
 }
+RUN_KEY: Final = "run"
+"""Of the RunRow in the table meta, as JSON."""
 SETTLED_TABLE: Final = Table("settled", SettledRow, {}, frozenset())

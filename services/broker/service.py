@@ -96,7 +96,7 @@ class Broker:
         metrics.last_batch.set(wall_s())
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set. What is decided by then is committed and answered."""
+        """Serve until ``stop`` is set. What has come in by then is committed and answered."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 receivers = [
@@ -131,10 +131,14 @@ class Broker:
         waits for:    arrivals, at most a tick; a commit, however long the disk refuses
         unblocked by: the receivers; space on the disk; ``stop``
         """
-        while not stop.is_set():
+        last = False
+        while not last:
+            last = stop.is_set()
             changes = Changes()
             arrivals = await self._gather()
             effects = self._decide(arrivals, changes)
+            if last:
+                self._sort(self._ledger.on_end(), {}, changes, effects)
             if changes and not await self._commit(changes, stop):
                 return
             await self._carry_out(effects)

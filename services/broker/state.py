@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
 
 from protocol.messages import LeaseEnded
 from services.broker.actions import Action, Note, Record, Reply, Save, Who
@@ -52,9 +55,12 @@ class State:
         self.next_prompt = snapshot.next_prompt
         self.num_batched_groups = snapshot.num_batched_groups
         self.num_dropped: dict[str, int] = dict(snapshot.num_dropped)
-        self.failures_in_a_row = 0
-        self.stop_reason = ""
-        self.error = ""
+        self.run = snapshot.run
+
+    @property
+    def stop_reason(self) -> str:
+        """Why no further batch is assembled, from the moment that it is known; empty while there is no reason."""
+        return self.run.stop_reason
 
     @property
     def oldest_allowed(self) -> int:
@@ -132,20 +138,31 @@ class State:
             return [note, *saves(self.groups.give_up(row.trajectory_id)), *self.close_evaluation()]
         self.groups.release(row.trajectory_id, failed=True)
         actions = [note, *self.drop_group(row.group_id, "failed")]
-        self.failures_in_a_row += 1
-        if self.failures_in_a_row >= self.config.failure_budget:
-            self.error = (
-                f"{self.failures_in_a_row} groups in a row failed (broker.failure_budget), the last one because of: {reason}"
-            )
-            actions += self.stop(self.error)
+        failures = self.run.failures_in_a_row + 1
+        actions += self.change_run(failures_in_a_row=failures)
+        if failures >= self.config.failure_budget and not self.stop_reason:
+            error = f"{failures} groups in a row failed (broker.failure_budget), the last one because of: {reason}"
+            actions += [*self.change_run(error=error), *self.stop(error)]
         return actions
 
     def stop(self, reason: str) -> list[Action]:
-        """No further batch is assembled and nothing more is leased."""
+        """No further batch is assembled and nothing more is leased, also not by the next broker."""
         if self.stop_reason:
             return []
-        self.stop_reason = reason
-        return [Note(event="run_stops", fields={"reason": reason}, level="warning")]
+        note = Note(event="run_stops", fields={"reason": reason}, level="warning")
+        return [*self.change_run(stop_reason=reason), note]
+
+    def stop_is_over(self) -> list[Action]:
+        """It was carried out, and whoever starts the run again wants it to go on."""
+        return self.change_run(stop_reason="", error="", failures_in_a_row=0)
+
+    def change_run(self, **changes: Any) -> list[Action]:
+        """Change what is known of the run as a whole."""
+        run = replace(self.run, **changes)
+        if run == self.run:
+            return []
+        self.run = run
+        return [Save(row=run)]
 
     def start_evaluation_if_due(self) -> list[Action]:
         newest = self.batches.newest

@@ -35,7 +35,7 @@ def status_of(state: State, peers: Peers, training: Training, now: float) -> dic
         "waiting_for": training.waiting_for(),
         "stopping": state.stop_reason,
         "finished": state.finished,
-        "error": state.error,
+        "error": state.run.error,
     }
 
 

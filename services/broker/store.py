@@ -13,10 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+import msgspec
+
 from services.broker.payload import StoredChunk
 from services.broker.reader import Reader, StoreMismatch
-from services.broker.records import Row, SettledRow
-from services.broker.schema import CREATE, SCHEMA_VERSION, SETTLED_TABLE, TABLES
+from services.broker.records import Row, RunRow, SettledRow
+from services.broker.schema import CREATE, RUN_KEY, SCHEMA_VERSION, SETTLED_TABLE, TABLES
 
 LOCK_SUFFIX: Final = "-lock"
 LOCK_WAIT_S: Final = 2.0
@@ -167,7 +169,10 @@ class Store(Reader):
         for row in changes.rows:
             by_type.setdefault(type(row), []).append(row)
         for row_type, rows in by_type.items():
-            if row_type is SettledRow:
+            if row_type is RunRow:
+                run = (RUN_KEY, msgspec.json.encode(rows[-1]).decode())
+                self._connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", run)
+            elif row_type is SettledRow:
                 values = [(0, *SETTLED_TABLE.values(row)) for row in rows]
                 self._connection.executemany("INSERT OR REPLACE INTO settled (id, next_batch) VALUES (?, ?)", values)
             else:

@@ -240,7 +240,7 @@ class Work:
         actions = saves(state.groups.finish(finish))
         group = state.groups.group(row.group_id)
         if group.status == "complete" and group.split == "train":
-            state.failures_in_a_row = 0
+            actions += state.change_run(failures_in_a_row=0)
             rewards = [member.reward for member in state.groups.members(row.group_id)]
             fields = {"group_id": row.group_id, "mean_reward": sum(rewards) / len(rewards)}
             actions.append(Note(event="group_complete", fields=fields))

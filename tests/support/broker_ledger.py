@@ -112,6 +112,10 @@ class LedgerHarness:
             effects += self._carry_out(self.ledger.on_tick(self.now), {})
         return effects if seconds else self._carry_out(self.ledger.on_tick(self.now), {})
 
+    def end(self) -> list[Action]:
+        """The broker ends in order."""
+        return self._carry_out(self.ledger.on_end(), {})
+
     def _carry_out(self, actions: list[Action], arrays: dict[str, np.ndarray]) -> list[Action]:
         changes = Changes()
         effects = []

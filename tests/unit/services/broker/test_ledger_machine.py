@@ -53,6 +53,7 @@ def durable_state(ledger: Ledger) -> dict[str, object]:
         "next_prompt": state.next_prompt,
         "batched": state.num_batched_groups,
         "dropped": state.num_dropped,
+        "run": state.run,
     }
 
 

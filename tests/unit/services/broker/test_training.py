@@ -10,6 +10,7 @@ from protocol.messages import (
     BatchRequest,
     Checkpointed,
     EndOfRun,
+    Goodbye,
     Heartbeat,
     Hello,
     LeaseEnded,
@@ -335,6 +336,8 @@ def test_a_stop_lets_the_batch_under_way_end_and_hands_out_nothing_more() -> Non
     assert world.ledger.state.finished
     (end,) = replies(world.request_batch(1, 2), EndOfRun)
     assert end.reason == "stopped by operator: enough"
+    world.send(LEARNER, Goodbye())
+    world.end()
     world.restart()
     world.hello(R1)
     assert len(world.lease(R1, 4, 2)) == 4, "starting again goes on"
@@ -459,3 +462,25 @@ def test_granted_work_follows_the_newest_version_only_inside_the_window() -> Non
     world.trained(0, 1)
     world.publish(2, 1)
     assert len(world.lease(R1, 4, 2)) == 4
+
+
+def test_a_stop_is_over_when_it_was_carried_out_and_the_learner_has_left() -> None:
+    world = harness()
+    world.send(OPERATOR, StopRequest(reason="enough"))
+    assert world.restored().state.stop_reason == "stopped by operator: enough"
+    world.end()
+    assert world.restored().state.stop_reason, "the learner has not left: it may not have heard of it"
+    world.send(LEARNER, Goodbye())
+    world.end()
+    assert world.restored().state.stop_reason == ""
+    assert world.restored().state.end_reason == ""
+
+
+def test_a_stop_that_was_not_carried_out_is_for_the_next_broker_to_go_on_with() -> None:
+    world = harness()
+    generate(world, 4, 1)
+    assert delivered(world.request_batch(0, 1)) == [0]
+    world.send(OPERATOR, StopRequest(reason="enough"))
+    world.send(LEARNER, Goodbye())
+    world.end()
+    assert "enough" in world.restored().state.stop_reason, "batch 0 is assembled and not trained"
