@@ -98,6 +98,7 @@ class RouterChannel:
         self._spec = spec
         self._gate = gate
         self._socket = context.socket(zmq.ROUTER)
+        self._at_once: Any = zmq.Socket.shadow(self._socket)
         _configure(self._socket, spec, received_messages=spec.window, frame_bytes=spec.max_frame_bytes_in)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -142,11 +143,16 @@ class RouterChannel:
 
     async def _frames(self) -> tuple[bytes, bytes, Sequence[Frame]]:
         """The key of the connection (empty without keys), the peer's identity, and the message."""
-        if self._gate is None or not self._gate.secure:
-            peer, *frames = await self._socket.recv_multipart()
-            return b"", peer, frames
-        identity, *parts = await self._socket.recv_multipart(copy=False)
-        return str(identity.get("User-Id")).encode(), identity.bytes, [part.buffer for part in parts]
+        copy = self._gate is None or not self._gate.secure
+        try:
+            # What is there already needs no future and no look at the event loop: they cost more than reading it does.
+            parts = self._at_once.recv_multipart(zmq.NOBLOCK, copy=copy)
+        except zmq.Again:
+            parts = await self._socket.recv_multipart(copy=copy)
+        identity, *frames = parts
+        if copy:
+            return b"", identity, frames
+        return str(identity.get("User-Id")).encode(), identity.bytes, [frame.buffer for frame in frames]
 
     async def send(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None = None) -> bool:
         """False: the peer is gone or its queue is full; nothing was sent."""
