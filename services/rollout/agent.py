@@ -64,6 +64,8 @@ class Agent:
         while True:
             if not trajectory.turn_done:
                 await self._act(lease, trajectory)
+            # As it stands before the step: whoever resumes from here steps again and comes to the same end.
+            await self.send_chunk(trajectory)
             cut = trajectory.token_ids[-1] not in self.tokenizer.stop_ids
             step, reward = await self._step(trajectory)
             observation = [] if step.done or cut else self._observation(trajectory, step)
@@ -73,8 +75,6 @@ class Agent:
             trajectory.state = step.state
             trajectory.observe(observation)
             self.metrics.tokens.labels(kind="observation").inc(len(observation))
-        # Sent as they stand before the last step: whoever resumes from here steps again and comes to the same end.
-        await self.send_chunk(trajectory)
         trajectory.end_turn(reward)
         await self._finish(trajectory, "done" if step.done and not cut else "length")
 
@@ -159,8 +159,6 @@ class Agent:
             step = self.environment.step(copy.deepcopy(trajectory.state), text)
         step = msgspec.structs.replace(step, state=_as_it_travels(step.state))
         if isinstance(step.reward, RewardJob):
-            # The reward can take long: what the policy made is made durable first.
-            await self.send_chunk(trajectory)
             result = await self.rewards.grade(step.reward)
             if result.reward is None:
                 self.metrics.reward_failures.labels(failure=result.failure).inc()

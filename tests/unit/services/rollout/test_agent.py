@@ -77,6 +77,16 @@ async def test_one_turn_becomes_chunks_and_a_finish(tokenizer: ChatTokenizer, st
     assert (broker.finish.reason, broker.finish.num_tokens) == ("done", len(prompt) + 7)
 
 
+async def test_each_turn_is_sent_when_it_is_complete_however_large_a_chunk_may_be(
+    tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=3, chunk_tokens=1000)
+    await run_episode(agent, a_new_lease())
+    chunks = agent.broker.chunks  # type: ignore[attr-defined]
+    assert [(chunk.turn_done, len(chunk.turn_rewards)) for chunk, _ in chunks] == [(True, 0), (True, 1), (True, 2)]
+    assert [chunk.segments[-1].kind for chunk, _ in chunks] == ["action"] * 3
+
+
 async def test_only_sampled_tokens_are_action_and_have_the_engines_logprobs(tokenizer: ChatTokenizer, stop_id: int) -> None:
     agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=3)
     await run_episode(agent, a_new_lease())
