@@ -1,0 +1,168 @@
+"""The broker's decisions about who may generate what, and what goes into a batch: its own ``Window`` and ``choose_batch``.
+
+The order of grants is that of services/broker/work.py: unfinished trajectories by the floor of their group, then those of
+groups without tokens, then new groups. The window is kept between requests instead of being counted anew for each: it
+changes by grants, and is counted again when a version, a batch or a lost lease changes floors otherwise.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable
+
+from benchmarks.autoscaling.config import Config
+from benchmarks.autoscaling.engine import Group, Trajectory
+from services.broker.admission import Outstanding, Window, choose_batch
+
+
+class Ledger:
+    """Groups that are neither batched nor dropped. Versions start at 1."""
+
+    def __init__(self, config: Config, length: Callable[[int], float]) -> None:
+        self._config = config
+        self._length = length
+        self._groups: dict[int, Group] = {}
+        self._free: dict[int, list[int]] = {}
+        self._next_trajectory = 0
+        self._next_group = 0
+        self.num_complete = 0
+        self.num_free = 0
+        self.num_started = 0
+        self.newest = 1
+        self.next_version = 1
+        """The version at which the next batch will be assembled."""
+        self.due: set[int] = set()
+        """Groups that the last choice may not pass over: until one of them is complete there is no other choice."""
+        self._window = self._count()
+
+    @property
+    def num_outstanding(self) -> int:
+        return len(self._groups)
+
+    def trajectories(self) -> Iterable[Trajectory]:
+        """Of all groups in play."""
+        return (trajectory for group in self._groups.values() for trajectory in group.trajectories)
+
+    def counts_right(self) -> bool:
+        """Whether the window that is kept agrees with one that is counted anew."""
+        return vars(self._window) == vars(self._count())
+
+    def _counted_floor(self, group: Group) -> int:
+        return group.floor or self.newest
+
+    def _count(self) -> Window:
+        return Window(
+            (self._counted_floor(group) for group in self._groups.values()),
+            version=self.next_version,
+            max_lag=self._config.max_lag,
+            groups_per_batch=self._config.groups_per_batch,
+        )
+
+    # --- rollouts ------------------------------------------------------------------------------------------------
+
+    def grant(self, capacity: int, version: int) -> list[Trajectory]:
+        """At most ``capacity`` trajectories for an engine that serves ``version``."""
+        granted: list[Trajectory] = []
+        if version < max(1, self.next_version - self._config.max_lag):
+            return granted
+        # Groups without a floor come last.
+        for floor in sorted(self._free, key=lambda floor: (not floor, floor)):
+            if len(granted) < capacity:
+                self._grant_of(floor, capacity, version, granted)
+        while len(granted) < capacity and self._window.add(version):
+            group = self._start(version)
+            while group.free and len(granted) < capacity:
+                granted.append(self._lease(group, version))
+            self._offer(group)
+        return granted
+
+    def _grant_of(self, floor: int, capacity: int, version: int, granted: list[Trajectory]) -> None:
+        queue = self._free[floor]
+        while queue and len(granted) < capacity:
+            group = self._groups.get(queue[0])
+            if group is None or group.floor != floor or not group.free:
+                heapq.heappop(queue)
+                continue
+            if not self._window.lower(self._counted_floor(group), version):
+                return
+            while group.free and len(granted) < capacity:
+                granted.append(self._lease(group, version))
+            heapq.heappop(queue)
+            self._offer(group)
+        if not queue:
+            del self._free[floor]
+
+    def _offer(self, group: Group) -> None:
+        if group.free:
+            heapq.heappush(self._free.setdefault(group.floor, []), group.group_id)
+
+    def _start(self, version: int) -> Group:
+        group = Group(self._next_group, version)
+        self._next_group += 1
+        for _ in range(self._config.group_size):
+            trajectory = Trajectory(self._next_trajectory, group, self._length(self._next_trajectory))
+            self._next_trajectory += 1
+            group.trajectories.append(trajectory)
+        group.free = group.trajectories[::-1]
+        self.num_free += len(group.free)
+        self._groups[group.group_id] = group
+        return group
+
+    def _lease(self, group: Group, version: int) -> Trajectory:
+        trajectory = group.free.pop()
+        self.num_free -= 1
+        self.num_started += int(trajectory.done == 0)
+        trajectory.min_version = min(trajectory.min_version or version, version)
+        group.floor = min(group.floor or version, version)
+        return trajectory
+
+    def finish(self, trajectory: Trajectory) -> bool:
+        """Says whether a batch may be possible now that was not before."""
+        group = trajectory.group
+        trajectory.finished = True
+        group.num_finished += 1
+        if not group.complete:
+            return False
+        self.num_complete += 1
+        return not self.due or group.group_id in self.due
+
+    def release(self, trajectories: Iterable[Trajectory]) -> None:
+        """Their leases end; they go on from what is acknowledged."""
+        for trajectory in trajectories:
+            group = trajectory.group
+            if trajectory.done == 0:
+                trajectory.min_version = 0
+            group.free.append(trajectory)
+            self.num_free += 1
+            group.floor = min((t.min_version for t in group.trajectories if t.min_version), default=0)
+            self._offer(group)
+        self.due = set()
+        self._window = self._count()
+
+    # --- learner -------------------------------------------------------------------------------------------------
+
+    def published(self) -> None:
+        """The newest batch's version is there."""
+        self.newest += 1
+        assert self.newest == self.next_version, (self.newest, self.next_version)
+        self._window = self._count()
+
+    def take_batch(self) -> list[Group]:
+        """The next batch; empty: it has to wait (``due`` may say for what)."""
+        if self.num_complete < self._config.groups_per_batch:
+            self.due = set()
+            return []
+        choice = choose_batch(
+            [
+                Outstanding(group_id=group.group_id, floor=self._counted_floor(group), complete=group.complete)
+                for group in self._groups.values()
+            ],
+            version=self.newest,
+            max_lag=self._config.max_lag,
+            groups_per_batch=self._config.groups_per_batch,
+        )
+        self.due = set(choice.due)
+        batch = [self._groups.pop(group_id) for group_id in choice.group_ids]
+        if batch:
+            self.num_complete -= len(batch)
+            self.next_version += 1
+            self._window = self._count()
+        return batch
