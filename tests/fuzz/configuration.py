@@ -1,0 +1,246 @@
+"""Targets: what people write: configuration files, overrides, keys, options of environments, rows of data sets."""
+
+import json
+import tempfile
+from functools import cache
+from itertools import count, islice
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import msgpack
+
+from services.environments.base import Environment
+from services.environments.dataset import DatasetOptions, load_rows
+from services.environments.registry import create_environment
+from services.runtime.configuration import ConfigurationError, load_settings
+from services.runtime.fingerprint import run_fingerprint
+from services.runtime.run_settings import SETTINGS_FILE, read_run_settings
+from services.runtime.security import KeyFileError, Security, read_public_keys
+from services.runtime.settings import SecuritySection, Settings
+from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_json_lines, mutate_lines
+from tests.fuzz.target import Target, require
+
+EXAMPLES: Final = Path(__file__).parents[2] / "examples"
+
+
+@cache
+def scratch() -> Path:
+    """A directory in memory for inputs that only come as files; gone with the process."""
+    memory = Path("/dev/shm")
+    holder = tempfile.TemporaryDirectory(prefix="gspo-fuzz-", dir=memory if memory.is_dir() else None)
+    _HOLDERS.append(holder)
+    return Path(holder.name)
+
+
+_HOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def written(name: str, data: bytes) -> Path:
+    """A file with this content."""
+    path = scratch() / name
+    path.write_bytes(data)
+    return path
+
+
+def _require_stable(settings: Settings) -> None:
+    """What a broker writes of its settings is what others read."""
+    plain = settings.model_dump(mode="json")
+    text = json.dumps(plain)
+    again = Settings.model_validate(json.loads(text))
+    require(json.dumps(again.model_dump(mode="json")) == text, f"settings changed in settings.json: {text}")
+    require(run_fingerprint(again) == run_fingerprint(settings), "settings have another fingerprint in settings.json")
+
+
+def _refused(error: ValueError) -> None:
+    text = str(error)
+    text.encode()
+    require(len(text) < 65_536, f"an error of {len(text)} characters")
+
+
+def toml(data: bytes) -> None:
+    """A configuration file: Settings or ConfigurationError."""
+    try:
+        settings = load_settings(written("fuzz.toml", data), (), {})
+    except ConfigurationError as error:
+        _refused(error)
+        return
+    _require_stable(settings)
+
+
+@cache
+def toml_seeds() -> list[bytes]:
+    seeds = [path.read_bytes() for path in sorted(EXAMPLES.glob("*.toml"))]
+    seeds += [b"[environment]\nname = 'x'\noptions = {a = 2020-01-01, b = [1, 2.5, nan], c = {d = 1}}\n"]
+    return [*seeds, b"", b"batch.max_lag = 1\n[run]\nseed = 0x10\n", b"[learner]\nbetas = [0.9, 0.95]\n"]
+
+
+def overrides(data: bytes) -> None:
+    """--set, one in each line: Settings or ConfigurationError."""
+    lines = data.decode(errors="surrogateescape").split("\n")
+    try:
+        settings = load_settings(None, lines, {})
+    except ConfigurationError as error:
+        repr(error)
+        return
+    _require_stable(settings)
+
+
+@cache
+def overrides_seeds() -> list[bytes]:
+    return [
+        b"batch.max_lag=2",
+        b"environment.name=calculator\nenvironment.options.max_operand=30",
+        b"environment.options.a.b.c=[1, 2, {x = 1}]",
+        b"learner.betas=[0.9, 0.99]\nsampling.temperature=0.7\nrun.directory=runs/x",
+        b"security.allow_plaintext=true\nbroker.work_endpoint=tcp://*:1",
+        b"rollout.server_args=['--a', \"b\"]\nobjective.adaptive_clip_target=0.15",
+        b"run.seed=2020-01-01T00:00:00Z",
+    ]
+
+
+def environment(data: bytes) -> None:
+    """Variables, NAME=VALUE in each line: Settings or ConfigurationError."""
+    lines = (line.partition("=") for line in data.decode(errors="surrogateescape").split("\n"))
+    try:
+        settings = load_settings(None, (), {f"GSPO_{name}": value for name, _, value in lines})
+    except ConfigurationError as error:
+        repr(error)
+        return
+    _require_stable(settings)
+
+
+@cache
+def environment_seeds() -> list[bytes]:
+    return [
+        b"BATCH__MAX_LAG=2\nRUN__DIRECTORY=runs/x",
+        b"ENVIRONMENT__OPTIONS__A__B=1\nDATA_DIR=x\nSECURITY__KEYS=keys",
+        b"OBJECTIVE__RATIO_UNIT=token\nOBJECTIVE__EPS_LOW=0.2\nOBJECTIVE__EPS_HIGH=0.27",
+    ]
+
+
+def run_settings(data: bytes) -> None:
+    """settings.json of a run: Settings or ConfigurationError."""
+    directory = written(SETTINGS_FILE, data).parent
+    try:
+        settings = read_run_settings(directory)
+    except ConfigurationError as error:
+        repr(error)
+        return
+    _require_stable(settings)
+
+
+@cache
+def run_settings_seeds() -> list[bytes]:
+    return [Settings().model_dump_json().encode(), b'{"environment": {"options": {"a": [1, null]}}}', b"{}"]
+
+
+def key(data: bytes) -> None:
+    """A key file, secret and public alike: a key or KeyFileError, which never says what the file holds."""
+    directory = scratch() / "keys"
+    directory.mkdir(exist_ok=True)
+    (directory / "rollout.secret").write_bytes(data)
+    (directory / "rollout.public").write_bytes(data)
+    errors: list[ValueError] = []
+    try:
+        public = list(read_public_keys(directory))
+        require(public == [data.strip()], "a public key was read as another")
+    except KeyFileError as error:
+        errors.append(error)
+    try:
+        own = Security.load(SecuritySection(keys=str(directory)), "rollout").own
+        require(own is not None and own.secret == data.strip() and len(own.public) == 40, "a secret was read as another")
+    except ConfigurationError as error:
+        errors.append(error)
+    said = " ".join(str(error) for error in errors)
+    secret = data.decode(errors="replace").strip()
+    require(len(secret) < 8 or secret not in said, "an error quotes a key")
+
+
+@cache
+def key_seeds() -> list[bytes]:
+    fixed = [
+        b"JTKVSB%%)wK0E.X)V>+}o?pNmC{O&4W4b!Ni{Lh6",
+        b"rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7",
+        b"#" * 40,
+        b"0" * 40,
+    ]
+    return [*fixed, b"  " + fixed[0] + b"\r\n", fixed[0][:-1]]
+
+
+def options(data: bytes) -> None:
+    """Options of a built-in environment, JSON of [name, options]: an environment with tasks, or ValueError."""
+    try:
+        name, given = json.loads(data)
+        if not isinstance(given, dict) or name not in ("arithmetic", "calculator", "dataset"):
+            return
+    except (ValueError, TypeError, RecursionError):
+        return
+    try:
+        made = create_environment(name, given)
+        if name != "dataset":
+            _play(made)
+    except ValueError as error:
+        repr(error)
+
+
+def _play(made: Environment) -> None:
+    for split in ("train", "eval"):
+        task = made.tasks(split).task(0)  # type: ignore[arg-type]
+        start = made.start(task, 1)
+        step = made.step(start.state, "12")
+        require(msgpack.unpackb(msgpack.packb(step.state)) == step.state, "a state that does not travel")
+        require(bool(step.messages) != step.done, "an episode that neither ends nor goes on")
+
+
+@cache
+def options_seeds() -> list[bytes]:
+    given: list[tuple[str, dict[str, Any]]] = [
+        ("arithmetic", {}),
+        ("calculator", {"max_operand": "30", "operators": "+-*", "max_turns": 4, "call_reward": 0.1, "num_eval_tasks": 7}),
+        ("calculator", {"bad_call_reward": -1}),
+        ("dataset", {"train_path": "a.jsonl", "answer_marker": "", "on_bad_row": "skip", "reward_deadline_s": "3"}),
+    ]
+    return [json.dumps(each).encode() for each in given]
+
+
+def rows(data: bytes) -> None:
+    """A .jsonl file, strict and forgiving: rows that can travel with a lease, or ValueError."""
+    path = written("rows.jsonl", data)
+    for on_bad_row in ("error", "skip"):
+        chosen = DatasetOptions(on_bad_row=on_bad_row, prompt_column="question", answer_column="answer")  # type: ignore[arg-type]
+        try:
+            found = load_rows(path, chosen)
+        except ValueError as error:
+            _refused(error)
+            continue
+        for row in found:
+            packed = msgpack.packb([row.prompt, row.answer])
+            require(msgpack.unpackb(packed) == [row.prompt, row.answer], "a row that does not travel")
+            require(bool(row.prompt.strip()) and bool(row.answer.strip()), "an empty row")
+
+
+@cache
+def rows_seeds() -> list[bytes]:
+    lines = ({"question": f"{n} + 1?", "answer": f"it is so. #### {n + 1}"} for n in count())
+    good = b"\n".join(json.dumps(line).encode() for line in islice(lines, 4))
+    return [good, good + b'\n\n{"question": "x", "answer": 5}\n[]', b'{"question": 1.5, "answer": "#### \\u00e9"}\r\n']
+
+
+def mutate_keys(data: bytes, rng: Random) -> bytes:
+    """Another character of Z85, or other bytes."""
+    if not data or rng.random() < 0.3:
+        return mutate_bytes(data, rng)
+    at = rng.randrange(len(data))
+    return data[:at] + bytes([rng.choice(b"0aZ.#$@}{%")]) + data[at + 1 :]
+
+
+TARGETS = (
+    Target(name="toml", run=toml, seeds=toml_seeds, mutate=mutate_lines, cases=300_000),
+    Target(name="overrides", run=overrides, seeds=overrides_seeds, mutate=mutate_lines, cases=300_000),
+    Target(name="environment", run=environment, seeds=environment_seeds, mutate=mutate_lines, cases=200_000),
+    Target(name="run_settings", run=run_settings, seeds=run_settings_seeds, mutate=mutate_json, cases=200_000),
+    Target(name="key", run=key, seeds=key_seeds, mutate=mutate_keys, cases=200_000, max_bytes=256),
+    Target(name="options", run=options, seeds=options_seeds, mutate=mutate_json, cases=300_000),
+    Target(name="rows", run=rows, seeds=rows_seeds, mutate=mutate_json_lines, cases=300_000),
+)

@@ -1,0 +1,244 @@
+"""Targets: what SGLang answers, what a model writes, and the files that weights are handed over in."""
+
+import json
+from functools import cache
+from random import Random
+from typing import Any, Final
+
+import msgpack
+import msgspec
+import numpy as np
+from safetensors import deserialize
+
+from protocol.codec import decode, encode
+from protocol.messages import Segment, TensorInfo
+from services.environments.arithmetic import Arithmetic, ArithmeticOptions
+from services.environments.calculator import Calculator, CalculatorOptions
+from services.environments.expression import MAX_RESULT, evaluate
+from services.rollout.engine_answers import Checksums, ModelInfo, PromptAnswer, ServerInfo
+from services.rollout.engine_http import EngineError, decode_answer
+from services.rollout.generation import OutputDecoder, Piece, VersionTagger
+from services.rollout.safetensors_file import write_safetensors
+from services.rollout.sse import EventParser
+from tests.fuzz.configuration import scratch
+from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_json_lines, mutate_lines
+from tests.fuzz.target import Target, require
+from tests.support.builders import a_chunk
+
+SMALL_EVENT: Final = 64
+ANSWERS: Final[tuple[type[Any], ...]] = (ServerInfo, ModelInfo, Checksums, PromptAnswer)
+SAFETENSORS_NAMES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def _events(pieces: list[bytes], limit: int) -> list[bytes] | None:
+    parser = EventParser(limit)
+    found: list[bytes] = []
+    try:
+        for piece in pieces:
+            found += parser.feed(piece)
+    except ValueError:
+        return None
+    require(parser.num_pending_bytes <= limit, "more is kept than an event may have")
+    return found
+
+
+def stream(data: bytes) -> None:
+    """Server-sent events: the same events however the network cuts them, and a limit that holds however it cuts them."""
+    cut = data[0] % 17 + 1 if data else 1
+    whole = [data]
+    pieces = [data[at : at + cut] for at in range(0, len(data), cut)]
+    single = [data[at : at + 1] for at in range(len(data))] if len(data) <= 128 else whole
+    for limit in (SMALL_EVENT, 1 << 20):
+        found = [_events(each, limit) for each in (whole, pieces, single)]
+        require(found[0] == found[1] == found[2], f"cut differently, other events: {found}")
+        for event in found[0] or []:
+            require(len(event) <= limit and b"\n\n" not in event, "an event that is none")
+
+
+@cache
+def stream_seeds() -> list[bytes]:
+    return [
+        b'data: {"a": 1}\n\ndata: [DONE]\n\n',
+        b": comment\r\ndata: x\r\ndata:y\r\n\r\nevent: z\n\n",
+        b"data: " + b"x" * 58 + b"\n\ndata: " + b"y" * 59 + b"\n\n",
+        b"\r\n\r\n\n\n\r\rdata: 1\r\n\n",
+    ]
+
+
+def output(data: bytes) -> None:
+    """Payloads of a /generate, one in each line, to pieces that a chunk can carry; ValueError for any other."""
+    payloads = data.split(b"\n")
+    decoder = OutputDecoder(incremental=payloads[0].startswith(b"+"))
+    tagger = VersionTagger(2)
+    for number, payload in enumerate(payloads[1:]):
+        try:
+            decoded = decoder.decode(payload)
+        except ValueError:
+            return
+        piece = tagger.push(decoded, settled=number % 2 == 0)
+        if piece is not None and len(piece.token_ids):
+            _require_carried(piece)
+        if decoded.finish_reason is not None:
+            require(tagger.num_held == 0, "tokens are left behind at the end")
+            return
+
+
+def _require_carried(piece: Piece) -> None:
+    """Through the wire, with all its checks, and back."""
+    num_tokens = len(piece.token_ids)
+    chunk = a_chunk(
+        num_tokens=num_tokens, segments=[Segment("action", 0, num_tokens)], version_runs=piece.version_runs, state=None
+    )
+    arrays = {"token_ids": piece.token_ids, "logprobs": piece.logprobs}
+    received = decode(encode(chunk, arrays, 1))
+    require(received.arrays["token_ids"].tolist() == piece.token_ids.tolist(), "other tokens arrive")
+
+
+@cache
+def output_seeds() -> list[bytes]:
+    def event(start: int, ids: list[int], version: str = "3", **more: Any) -> dict[str, Any]:
+        entries = [[-0.5 - each / 100, each, None] for each in ids]
+        meta = {"completion_tokens": start + len(ids), "weight_version": version, "output_token_logprobs": entries}
+        return {"output_ids": ids, "meta_info": meta | more}
+
+    spans = [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 2, "end": 5}]
+    end = {"finish_reason": {"type": "stop", "matched": 2}}
+    answers = [
+        ["+", event(0, [5, 6]), event(2, [7, 8]), event(4, [2], finish_reason={"type": "length"}, weight_versions=None)],
+        ["-", event(0, [5]), event(0, [5, 6, 7]), event(0, [5, 6, 7, 8, 2], "4", weight_versions=spans, **end)],
+        ["+", event(0, [5, 6, 7, 8, 2], "4", weight_versions=spans, **end)],
+        ["+", {"error": {"message": "too long"}}],
+        ["+", event(0, [], finish_reason={"type": "abort", "message": "x", "status_code": 400})],
+    ]
+    return [b"\n".join([each[0].encode(), *(json.dumps(part).encode() for part in each[1:])]) for each in answers]  # type: ignore[attr-defined]
+
+
+def answer(data: bytes) -> None:
+    """Answers that are read whole: the struct, or EngineError."""
+    for kind in ANSWERS:
+        try:
+            found = decode_answer(data, kind)
+        except EngineError as error:
+            require(len(str(error)) < 4096, f"an error of {len(str(error))} characters")
+            continue
+        again = decode_answer(msgspec.json.encode(found), kind)
+        require(repr(again) == repr(found), "an answer that changes when it is written")
+
+
+@cache
+def answer_seeds() -> list[bytes]:
+    info = {"version": "0.5.23", "device": "cpu", "dtype": "float32", "tp_size": 1, "model_path": "m", "extra": {"a": [1]}}
+    plain = [
+        info,
+        {"weight_version": "7"},
+        {"ranks": [{"checksums": {"model.norm.weight": "0123456789abcdef"}}]},
+        {"meta_info": {"input_token_logprobs": [[None, 1, None], [-0.25, 2, "x"]]}},
+    ]
+    return [json.dumps(each).encode() for each in plain]
+
+
+def action(data: bytes) -> None:
+    """What a model writes, to the calculator and as an answer: a number in bounds or ValueError, and an episode goes on."""
+    text = data.decode(errors="replace")
+    try:
+        value = evaluate(text)
+        require(abs(value) <= MAX_RESULT, f"{text!r} is {value}")
+    except ValueError as error:
+        require(len(str(error)) < 200, "a long error goes back to the model")
+    for made, problem in ((Calculator(CalculatorOptions()), "34*57"), (Arithmetic(ArithmeticOptions()), "3+4")):
+        state = made.start({"problem": problem}, 1).state
+        for said in (text, f"[{text}]"):
+            step = made.step(state, said)
+            require(step.reward in (0.0, 1.0), f"reward {step.reward}")  # type: ignore[comparison-overlap]
+            require(bool(step.messages) != step.done, "an episode that neither ends nor goes on")
+
+
+@cache
+def action_seeds() -> list[bytes]:
+    return [
+        b"34*57",
+        b"-(3+4)*(12/4)-1",
+        b"[34*57]",
+        b"1938",
+        b"((((((1))))))",
+        b"--5*/(",
+        b"9" * 60,
+        "٣+٤".encode(),
+        b"1/0",
+    ]
+
+
+def safetensors(data: bytes) -> None:
+    """Tensors as a manifest has them, JSON of [name, dtype, shape]: a file that SGLang's reader reads, or ValueError."""
+    try:
+        described = json.loads(data)
+        tensors = [(msgspec.convert(_info(each), TensorInfo), bytes(_size(each))) for each in described[:8]]
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return
+    path = scratch() / "fuzz.safetensors"
+    try:
+        write_safetensors(path, tensors)
+    except ValueError:
+        return
+    found = {name: (SAFETENSORS_NAMES[each["dtype"]], each["shape"]) for name, each in deserialize(path.read_bytes())}
+    require(found == {info.name: (info.dtype, list(info.shape)) for info, _ in tensors}, f"{found} was read")
+
+
+def _size(described: Any) -> int:
+    _, dtype, shape = described
+    size = int(np.prod([min(max(int(each), 0), 64) for each in shape[:4]], dtype=np.int64))
+    return size * (4 if dtype == "float32" else 2)
+
+
+def _info(described: Any) -> list[Any]:
+    name, dtype, shape = described
+    return [name, dtype, [min(max(int(each), 0), 64) for each in shape[:4]], 0, _size(described), "0" * 64]
+
+
+@cache
+def safetensors_seeds() -> list[bytes]:
+    given = [
+        [["model.norm.weight", "float32", [4]], ["lm_head.weight", "bfloat16", [8, 3]]],
+        [['a"b\\c\u00e9\n', "float16", [0]], ["s", "float32", []]],
+        [["__metadata__", "float32", [1]]],
+    ]
+    return [json.dumps(each).encode() for each in given]
+
+
+def state(data: bytes) -> None:
+    """A calculator's state that comes with a lease, as JSON: a step or ValueError."""
+    try:
+        plain = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(plain, dict):
+        return
+    for made in (Calculator(CalculatorOptions()), Arithmetic(ArithmeticOptions())):
+        try:
+            step = made.step(plain, "[1+1]")
+        except ValueError:
+            continue
+        require(repr(msgpack.unpackb(msgpack.packb(step.state))) == repr(step.state), "a state that does not travel")
+
+
+@cache
+def state_seeds() -> list[bytes]:
+    return [b'{"problem": "3*4", "num_turns": 0}', b'{"problem": "3+4"}']
+
+
+def mutate_action(data: bytes, rng: Random) -> bytes:
+    """Another character of an expression, or other bytes."""
+    if rng.random() < 0.3:
+        return mutate_bytes(data, rng)
+    at = rng.randrange(len(data) + 1)
+    return data[:at] + rng.choice((b"(", b")", b"-", b"*", b"/", b"[", b"]", b"9", b"0", b" ", b"\n")) + data[at:]
+
+
+TARGETS = (
+    Target(name="stream", run=stream, seeds=stream_seeds, mutate=mutate_lines, cases=1_200_000, max_bytes=512),
+    Target(name="output", run=output, seeds=output_seeds, mutate=mutate_json_lines, cases=1_000_000),
+    Target(name="answer", run=answer, seeds=answer_seeds, mutate=mutate_json, cases=900_000),
+    Target(name="action", run=action, seeds=action_seeds, mutate=mutate_action, cases=800_000, max_bytes=256),
+    Target(name="state", run=state, seeds=state_seeds, mutate=mutate_json, cases=300_000),
+    Target(name="safetensors", run=safetensors, seeds=safetensors_seeds, mutate=mutate_json, cases=200_000),
+)

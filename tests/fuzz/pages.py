@@ -1,0 +1,161 @@
+"""Targets: HTTP in both directions, and the lines that processes write about themselves."""
+
+import io
+import json
+from datetime import UTC, datetime
+from functools import cache
+from random import Random
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+
+from services.broker.record import RecordFile
+from services.cli.observe import batch_ages, metrics_of, read_log
+from services.cli.record import batch_rows, column
+from services.cli.supervisor import last_error
+from services.runtime.telemetry import Health
+from services.runtime.telemetry import _handler as request_handler
+from tests.fuzz.configuration import written
+from tests.fuzz.mutate import mutate_bytes, mutate_json_lines, mutate_lines
+from tests.fuzz.target import Target, require
+from tests.support.clocks import VirtualClock
+
+NOW: Final = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+class _Wire:
+    """The server's end of a connection whose other end has sent ``data`` and listens."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self.sent = bytearray()
+
+    def recv_into(self, buffer: memoryview) -> int:
+        size = min(len(buffer), len(self._data))
+        buffer[:size] = self._data[:size]
+        self._data = self._data[size:]
+        return size
+
+    def sendall(self, data: bytes) -> None:
+        self.sent += data
+
+    def settimeout(self, _: float) -> None:
+        """Nothing is waited for."""
+
+    def setsockopt(self, *_: int) -> None:
+        """There is no socket."""
+
+    def makefile(self, *_: Any) -> Any:
+        return io.BytesIO()
+
+
+@cache
+def _handler() -> Any:
+    registry = CollectorRegistry()
+    Counter("fuzzed", "Cases.", registry=registry).inc()
+    return request_handler(registry, Health(VirtualClock(), 60.0), 5.0)
+
+
+def request(data: bytes) -> None:
+    """What a stranger sends to the port of /metrics: an answer to GET, a refusal, or nothing."""
+    wire = _Wire(data)
+    try:
+        _handler()(wire, ("127.0.0.1", 1), None)
+    except OSError:
+        return  # hung up on
+    sent = bytes(wire.sent)
+    if not sent or not sent.startswith(b"HTTP/"):
+        return  # the answers of HTTP/0.9 are bare
+    status = sent.split(b" ", 2)[1]
+    require(status in (b"200", b"400", b"404", b"405", b"414", b"431", b"501", b"503", b"505", b"100"), f"status {status!r}")
+    head = sent.partition(b"\r\n\r\n")[0]
+    names = [line.partition(b":")[0] for line in head.split(b"\r\n")[1:]]
+    known = {b"Server", b"Date", b"Connection", b"Content-Type", b"Content-Length", b"Allow"}
+    require(set(names) <= known, f"headers {names}")
+
+
+@cache
+def request_seeds() -> list[bytes]:
+    return [
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n",
+        b"GET /healthz HTTP/1.0\r\n\r\n",
+        b"GET /readyz?a=b HTTP/1.1\r\nConnection: keep-alive\r\nExpect: 100-continue\r\n\r\n",
+        b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc",
+        b"HEAD // HTTP/1.1\r\n\r\n",
+        b"GET /nothing\r\n",
+        b"OPTIONS * HTTP/9.9\r\nA: b\r\n c\r\n\r\n",
+    ]
+
+
+def page(data: bytes) -> None:
+    """What `gspo doctor` finds at a port that may be anybody's: samples, or ValueError."""
+    try:
+        found = metrics_of(data.decode(errors="replace"))
+    except ValueError:
+        return
+    require(all(isinstance(value, float) for value in found.values()), "a sample that is no number")
+
+
+@cache
+def page_seeds() -> list[bytes]:
+    registry = CollectorRegistry()
+    counter = Counter("made", "What is made.", ["kind"], registry=registry)
+    counter.labels("a").inc(2)
+    counter.labels('b"\\\n').inc(3)
+    text = b'# HELP x help\n# TYPE x histogram\nx_bucket{le="1"} 2\nx_bucket{le="+Inf"} 3\nx_sum 4\nx_count 3 1700000000\n'
+    return [generate_latest(registry), text, b'y NaN\nz{a="b",c="d"} -1e9\n', b"<html>It works</html>"]
+
+
+def log_lines(data: bytes) -> None:
+    """The log of a process that may have written anything: never an error."""
+    path = written("process.log", data)
+    found = read_log(path, NOW)
+    require(found is None or isinstance(found.age_s, float), "an age that is no number")
+    last_error(path).encode(errors="strict")
+
+
+@cache
+def log_seeds() -> list[bytes]:
+    event = {"event": "stopped_by_error", "timestamp": "2026-11-21T11:00:00+00:00", "error": "no room"}
+    line = json.dumps(event).encode()
+    return [line + b"\n", b"Traceback\n  File x\nValueError: y\n", line + b'\n{"event": 1, "timestamp": "2026-11-21"}\n']
+
+
+def record(data: bytes) -> None:
+    """metrics.jsonl that somebody has changed: rows or ValueError, and the broker goes on writing it."""
+    path = written("metrics.jsonl", data)
+    batch_ages(path, NOW)
+    try:
+        column(batch_rows(path), "loss")
+    except ValueError as error:
+        repr(error)
+    before = RecordFile(path)
+    require(before.last >= 0, f"line {before.last}")
+    line = {"record": before.last + 1, "event": "batch", "batch": 3}
+    before.append([line])
+    after = RecordFile(path)
+    require(after.last == before.last, "the line that was written is not the last")
+    require(json.loads(path.read_bytes().splitlines()[-1]) == line, "the last line is another")
+
+
+@cache
+def record_seeds() -> list[bytes]:
+    rows = [{"record": n + 1, "event": "batch", "batch": n, "loss": 0.5, "time": 1.5e9, "time_s": 3.0} for n in range(3)]
+    rows.append({"record": 4, "event": "dropped", "group_id": 5, "reason": "stale"})
+    lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    return [lines, lines[:-9], b""]
+
+
+def mutate_request(data: bytes, rng: Random) -> bytes:
+    """Lines end in CR LF here; a long header now and then."""
+    if rng.random() < 0.1:
+        return data.replace(b"\r\n\r\n", b"\r\nX: " + b"y" * rng.choice((100, 70_000)) + b"\r\n\r\n")
+    return mutate_lines(data, rng) if rng.random() < 0.6 else mutate_bytes(data, rng)
+
+
+TARGETS = (
+    Target(name="request", run=request, seeds=request_seeds, mutate=mutate_request, cases=300_000),
+    Target(name="page", run=page, seeds=page_seeds, mutate=mutate_lines, cases=500_000),
+    Target(name="log_lines", run=log_lines, seeds=log_seeds, mutate=mutate_json_lines, cases=200_000),
+    Target(name="record", run=record, seeds=record_seeds, mutate=mutate_json_lines, cases=100_000),
+)

@@ -1,0 +1,112 @@
+"""One fuzzing session of one target under atheris, in a process of its own: `python -m tests.fuzz.session NAME ...`.
+
+The services are instrumented as they are imported, so nothing of them is imported before. libFuzzer ends the process
+itself; what is to be known afterwards is written to ``--report`` while it runs.
+"""
+
+import argparse
+import importlib
+import json
+import logging
+import random
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import atheris
+
+if TYPE_CHECKING:
+    from tests.fuzz.target import Target
+
+REPORT_EVERY_S: Final = 5.0
+HANG_S: Final = 10
+STRUCTURED_ONE_IN: Final = 2
+"""So many inputs are changed as what they are, the others as bytes."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.session", description=__doc__)
+    parser.add_argument("target")
+    parser.add_argument("--cases", type=int, required=True)
+    parser.add_argument("--seconds", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--report", type=Path, required=True)
+    parser.add_argument("--found", type=Path, required=True, help="directory for inputs that reach new code")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    with atheris.instrument_imports(include=["protocol", "services"]):
+        targets = importlib.import_module("tests.fuzz.targets")
+        target = targets.TARGETS[arguments.target]
+        target.seeds()  # imports what the target imports late
+    _be_quiet()
+    session = _Session(target, arguments)
+    atheris.Setup(
+        [
+            sys.argv[0], f"-runs={arguments.cases}", f"-max_total_time={arguments.seconds}", f"-timeout={HANG_S}",
+            f"-max_len={target.max_bytes}", f"-seed={arguments.seed}", "-rss_limit_mb=4096", "-print_final_stats=0",
+            f"-artifact_prefix={arguments.report}.", "-verbosity=0", str(arguments.found),
+        ],
+        session.one,
+        custom_mutator=session.mutate,
+        internal_libfuzzer=True,
+    )  # fmt: skip
+    session.write()
+    atheris.Fuzz()
+
+
+def _be_quiet() -> None:
+    import structlog
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
+class _Session:
+    """Counts cases, and writes what is known of them every few seconds and at the end."""
+
+    def __init__(self, target: "Target", arguments: argparse.Namespace) -> None:
+        from tests.fuzz.target import Measured
+
+        self._target = target
+        self._report: Path = arguments.report
+        self._cases: int = arguments.cases
+        self._measured = Measured()
+        self._begin = time.monotonic()
+        self._written = self._begin
+
+    def one(self, data: bytes) -> None:
+        try:
+            self._measured.run(self._target, data)
+        except BaseException as error:
+            self.write(crash=f"{type(error).__name__}: {error}"[:500], data=data)
+            raise
+        if self._measured.cases >= self._cases or time.monotonic() - self._written > REPORT_EVERY_S:
+            self.write()
+
+    def mutate(self, data: bytes, max_size: int, seed: int) -> bytes:
+        rng = random.Random(seed)
+        if not data:
+            return rng.choice(self._target.seeds())[:max_size]
+        if rng.randrange(STRUCTURED_ONE_IN):
+            changed: bytes = atheris.Mutate(data, max_size)
+            return changed
+        return self._target.mutate(data, rng)[:max_size]
+
+    def write(self, **more: Any) -> None:
+        self._written = time.monotonic()
+        plain = {
+            "target": self._target.name,
+            "cases": self._measured.cases,
+            "seconds": round(self._written - self._begin, 2),
+            "slowest_ms": round(self._measured.slowest_s * 1e3, 1),
+            "largest_bytes": self._measured.largest_bytes,
+            **{key: value.hex() if isinstance(value, bytes) else value for key, value in more.items()},
+        }
+        partial = self._report.with_suffix(".partial")
+        partial.write_text(json.dumps(plain))
+        partial.replace(self._report)
+
+
+if __name__ == "__main__":
+    main()

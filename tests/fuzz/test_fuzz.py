@@ -1,0 +1,118 @@
+"""Every boundary under its kept inputs and a short random run; the oracles see planted bugs."""
+
+import tracemalloc
+from random import Random
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from protocol.codec import decode
+from protocol.errors import ProtocolError
+from protocol.limits import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES
+from tests.fuzz.bugs import BUGS, PlantedBug
+from tests.fuzz.corpus import CORPUS, kept
+from tests.fuzz.target import Measured, Target, Violation
+from tests.fuzz.targets import TARGETS
+from tests.simulation.bugs import planted
+
+EXAMPLES = 30
+MAX_CASES_TO_FIND = 3000
+MAX_CORPUS_BYTES = 500 * 1024
+every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
+
+
+def inputs(target: Target) -> list[bytes]:
+    return [*target.seeds(), *kept(target.name)]
+
+
+def changed(target: Target, rng: Random) -> bytes:
+    """An input with one to three things wrong."""
+    data = rng.choice(inputs(target))
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        data = target.mutate(data, rng)
+    return data
+
+
+@every_target
+def test_what_was_kept_breaks_nothing(target: Target) -> None:
+    measured = Measured()
+    for data in inputs(target):
+        measured.run(target, data)
+    assert measured.cases >= 2
+
+
+@every_target
+def test_a_valid_input_with_something_wrong_breaks_nothing(target: Target) -> None:
+    measured = Measured()
+
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, 2**32 - 1))
+    def run(seed: int) -> None:
+        measured.run(target, changed(target, Random(seed)))
+
+    run()
+
+
+@every_target
+@settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(data=st.binary(max_size=64))
+def test_any_bytes_break_nothing(target: Target, data: bytes) -> None:
+    Measured().run(target, data)
+
+
+@pytest.mark.parametrize("planted_bug", BUGS, ids=lambda each: each.bug.name.replace(" ", "-"))
+def test_a_planted_bug_is_found(planted_bug: PlantedBug) -> None:
+    target = TARGETS[planted_bug.target]
+    rng = Random(0)
+    with planted(planted_bug.bug):
+        measured = Measured(max_case_bytes=16 * 1024 * 1024)
+        for data in (*inputs(target), *(changed(target, rng) for _ in range(MAX_CASES_TO_FIND))):
+            try:
+                measured.run(target, data)
+            # However it shows: that is what would end a session.
+            except Exception:  # noqa: BLE001
+                return
+    pytest.fail(f"{measured.cases} cases did not show it")
+
+
+def test_a_case_that_takes_too_long_or_too_much_is_a_violation() -> None:
+    def spend(data: bytes) -> None:
+        bytes(len(data) * 1_000_000)
+
+    target = Target(name="spends", run=spend, seeds=lambda: [b""], mutate=lambda data, _: data, cases=1)
+    with pytest.raises(Violation, match="3 bytes took"):
+        Measured(max_case_s=-1).run(target, b"abc")
+    tracemalloc.start()
+    try:
+        Measured(max_case_bytes=4_000_000).run(target, b"abc")
+        with pytest.raises(Violation, match="bytes of memory, 2000000 allowed"):
+            Measured(max_case_bytes=2_000_000).run(target, b"abc")
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("kind", "accepted"), [("chunk", False), ("unheard of", False), ("status", True)])
+def test_a_header_becomes_no_mountain_of_objects_before_its_type_allows_it(kind: str, accepted: bool) -> None:
+    empty_lists = b"\xdd" + (2 * MAX_HEADER_BYTES).to_bytes(4, "big") + b"\x90" * (2 * MAX_HEADER_BYTES)
+    claims = msgpack.packb({"m": {"type": kind}, "s": 7, "a": []})
+    frame = b"\x84" + claims[1:] + b"\xa1x" + empty_lists
+    assert MAX_HEADER_BYTES < len(frame) < MAX_LARGE_HEADER_BYTES
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError) as refusal:
+            decode([frame])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert refusal.value.seq == 7
+    assert (peak > 64 * 1024 * 1024) == accepted, peak
+    assert ("MAX_HEADER_BYTES" in str(refusal.value)) != accepted
+
+
+def test_the_corpus_is_small_and_of_targets_that_there_are() -> None:
+    sizes = {path: path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()}
+    assert sum(sizes.values()) < MAX_CORPUS_BYTES
+    assert {path.parent.name for path in sizes} <= set(TARGETS)
+    assert sum(path.name.startswith("broken-") for path in sizes) >= 20

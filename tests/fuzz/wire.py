@@ -1,0 +1,215 @@
+"""Targets: what comes over ZeroMQ, and what a broker stores of it."""
+
+import asyncio
+import json
+from functools import cache
+from random import Random
+from typing import Any, Final, cast
+
+import msgspec
+import numpy as np
+
+from protocol.codec import Received, decode, encode, message_type
+from protocol.digests import tensor_digest, version_digest
+from protocol.errors import ProtocolError
+from protocol.messages import MESSAGE_TYPES, Chunk, Manifest, Message, Status, TensorInfo, WeightChunk, WeightGone
+from services.broker.payload import StoredChunk, chunk_checksum, chunk_header, join, stored_chunk
+from services.rollout.weights import FetchedWeights, FetchError, fetch_newest
+from services.runtime.peer import PeerClient
+from tests.fuzz.mutate import FRAME_MARK, mutate_frames
+from tests.fuzz.target import Target, require
+from tests.support.builders import a_chunk, a_lease, a_manifest, one_of_each, token_arrays
+from tests.support.golden import GOLDEN
+
+MESSAGE_MARK: Final = FRAME_MARK * 2
+"""Between the messages of a conversation."""
+
+
+def _joined(message: Message, arrays: dict[str, np.ndarray[Any, Any]], seq: int | None = 1) -> bytes:
+    return FRAME_MARK.join(bytes(frame) for frame in encode(message, arrays, seq))
+
+
+def message(data: bytes) -> None:
+    """Any frames: a message or a ProtocolError, and what was accepted can be sent on and stored as it is."""
+    try:
+        received = decode(data.split(FRAME_MARK))
+    except ProtocolError as error:
+        require(len(str(error)) < 4096, f"an error of {len(str(error))} characters")
+        return
+    require(message_type(received.message) in MESSAGE_TYPES, "a message of no type")
+    frames = encode(received.message, received.arrays, received.seq)
+    again = decode(frames)
+    require(_same(again, received), f"{received.message} came back as {again.message}")
+    require(encode(again.message, again.arrays, again.seq) == frames, "the same message has two encodings")
+    if isinstance(received.message, Chunk):
+        payload = join([_first(stored_chunk(received.message, **received.arrays))])
+        require(payload.num_tokens == received.message.num_tokens, "a chunk was stored with another length")
+    if isinstance(received.message, Status):
+        json.dumps(received.message.status)
+
+
+def _first(chunk: StoredChunk) -> StoredChunk:
+    """``chunk`` as the first of its trajectory."""
+    return StoredChunk(**{**vars(chunk), "start": 0})
+
+
+def _same(left: Received, right: Received) -> bool:
+    if left.seq != right.seq or set(left.arrays) != set(right.arrays):
+        return False
+    if any(left.arrays[name].tobytes() != right.arrays[name].tobytes() for name in left.arrays):
+        return False
+    # Not by ==: NaN differs from itself.
+    return repr(left.message) == repr(right.message)
+
+
+@cache
+def message_seeds() -> list[bytes]:
+    """Every type, and the golden frames."""
+    seeds = [_joined(each, arrays) for each, arrays in one_of_each()]
+    golden = json.loads(GOLDEN.read_text())["frames"]
+    seeds += [FRAME_MARK.join(bytes.fromhex(frame) for frame in frames) for frames in golden.values()]
+    seeds.append(_joined(a_chunk(state={"deep": [[[{"a": [1.5]}]]], "none": None}, turn_rewards=[]), token_arrays(5)))
+    seeds.append(_joined(a_lease(num_tokens=0, segments=[], version_runs=[], state=None), token_arrays(0), None))
+    return seeds
+
+
+def stored(data: bytes) -> None:
+    """A chunk's header, token ids and log-probs as a disk gives them back: a payload or ValueError."""
+    parts = data.split(FRAME_MARK)
+    header, token_ids, logprobs = (*parts, b"", b"")[:3]
+    try:
+        chunk_header(header)
+    except ValueError:
+        return
+    num_tokens = len(token_ids) // 4
+    checksum = chunk_checksum(header, token_ids, logprobs)
+    chunk = StoredChunk(
+        trajectory_id=1, start=0, epoch=1, num_tokens=num_tokens, header=header, token_ids=token_ids, logprobs=logprobs,
+        checksum=checksum,
+    )  # fmt: skip
+    try:
+        payload = join([chunk])
+    except ValueError:
+        return
+    require(payload.token_ids.tobytes() == token_ids, "other tokens than stored")
+    for changed in (header + b"\0", header[:-1]):
+        try:
+            join([StoredChunk(**{**vars(chunk), "header": changed})])
+        except ValueError:
+            continue
+        require(False, "a changed header has the same checksum")
+
+
+@cache
+def stored_seeds() -> list[bytes]:
+    chunks = [stored_chunk(each, **token_arrays(5)) for each in (a_chunk(), a_chunk(state=None, turn_rewards=[]))]
+    return [FRAME_MARK.join((chunk.header, chunk.token_ids, chunk.logprobs)) for chunk in chunks]
+
+
+class _Server:
+    """Stands for the connection to a weight server that says what it likes."""
+
+    def __init__(self, said: list[Received]) -> None:
+        self.inbox: asyncio.Queue[Received] = asyncio.Queue()
+        for each in said:
+            self.inbox.put_nowait(each)
+
+    async def send(self, sent: Message) -> None:
+        """Passed over."""
+
+
+def weights(data: bytes) -> None:
+    """What a weight server sends: a whole version with the digests that its manifest names, or FetchError."""
+    said: list[Received] = []
+    for part in data.split(MESSAGE_MARK):
+        try:
+            said.append(decode(part.split(FRAME_MARK)))
+        except ProtocolError:
+            continue
+    manifests = [each.message for each in said if isinstance(each.message, Manifest)]
+    # The last word, so that nothing is waited for.
+    said += [Received(WeightGone(policy_version=each.policy_version, newest_version=0), {}, None) for each in manifests]
+    said.append(Received(WeightGone(policy_version=0, newest_version=0), {}, None))
+    try:
+        fetched = _loop().run_until_complete(fetch_newest(cast(PeerClient, _Server(said)), 3, stall_s=0.05))
+    except FetchError:
+        return
+    if fetched is not None:
+        _require_whole(fetched)
+
+
+def _require_whole(fetched: FetchedWeights) -> None:
+    require(fetched.policy_version > 3, "a version that is not newer")
+    require(version_digest(fetched.manifest.tensors) == fetched.manifest.digest, "another version than the manifest's")
+    for info, data in fetched.tensors():
+        require(tensor_digest(data) == info.digest, f"tensor {info.name} is not what its digest says")
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()
+
+
+@cache
+def weights_seeds() -> list[bytes]:
+    """A version of two tensors in three chunks, in order and out of it, and its end."""
+    data = [bytes(range(8)), bytes(range(100, 112))]
+    first = TensorInfo("a.weight", "float32", [2], 0, 8, tensor_digest(data[0]))
+    second = TensorInfo("b.weight", "bfloat16", [2, 3], 8, 12, tensor_digest(data[1]))
+    empty = TensorInfo("c.weight", "float16", [0, 3], 20, 0, tensor_digest(b""))
+    tensors = [first, second, empty]
+    manifest = msgspec.structs.replace(
+        a_manifest(), num_bytes=20, chunk_bytes=8, tensors=tensors, digest=version_digest(tensors)
+    )
+    body = np.frombuffer(b"".join(data), dtype=np.uint8)
+    chunks = [_joined(WeightChunk(policy_version=5, chunk=at), {"data": body[8 * at : 8 * at + 8]}, None) for at in range(3)]
+    start = _joined(manifest, {}, None)
+    gone = _joined(WeightGone(policy_version=5, newest_version=6), {}, None)
+    orders = ([start, *chunks], [start, *chunks[::-1], chunks[0]], [start, chunks[0], gone], [gone])
+    return [MESSAGE_MARK.join(each) for each in orders]
+
+
+def mutate_conversation(data: bytes, rng: Random) -> bytes:
+    """Change, drop, double or swap a message."""
+    parts = data.split(MESSAGE_MARK)
+    at = rng.randrange(len(parts))
+    match rng.randrange(5):
+        case 0:
+            parts.insert(at, rng.choice(parts))
+        case 1 if len(parts) > 1:
+            del parts[at]
+        case 2:
+            parts[0] = _new_layout(parts[0], rng)
+        case _:
+            parts[at] = mutate_frames(parts[at], rng)
+    return MESSAGE_MARK.join(parts)
+
+
+def _new_layout(part: bytes, rng: Random) -> bytes:
+    """A manifest of another layout whose digest is right: the peer is not a liar by mistake."""
+    try:
+        manifest = decode(part.split(FRAME_MARK)).message
+    except ProtocolError:
+        return part
+    if not isinstance(manifest, Manifest):
+        return part
+    sizes = (0, 1, 3, 2**20, 2**31, 2**40, 2**52)
+    tensors = []
+    offset = 0
+    for tensor in manifest.tensors[: rng.randint(1, 3)]:
+        size = rng.choice(sizes)
+        num_bytes = size * (4 if tensor.dtype == "float32" else 2)
+        tensors.append(TensorInfo(tensor.name, tensor.dtype, [size], offset, min(num_bytes, 2**53), tensor.digest))
+        offset += num_bytes
+    changed = msgspec.structs.replace(
+        manifest, tensors=tensors, num_bytes=min(offset, 2**53), digest=version_digest(tensors),
+        chunk_bytes=rng.choice((1, 8, 2**20)),
+    )  # fmt: skip
+    return _joined(changed, {}, None)
+
+
+TARGETS = (
+    Target(name="message", run=message, seeds=message_seeds, mutate=mutate_frames, cases=2_000_000),
+    Target(name="stored_chunk", run=stored, seeds=stored_seeds, mutate=mutate_frames, cases=1_000_000),
+    Target(name="weights", run=weights, seeds=weights_seeds, mutate=mutate_conversation, cases=200_000),
+)
