@@ -187,7 +187,7 @@ def read_log(path: Path, now: datetime) -> Log | None:
             event = json.loads(line)
             age_s = (now - datetime.fromisoformat(event["timestamp"])).total_seconds()
             name = str(event["event"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
         ended = name in ("cannot_start", "stopped_by_error")
         return Log(event=name, age_s=age_s, error=last_error(path) if ended else "")
@@ -217,7 +217,7 @@ def batch_ages(path: Path, now: datetime) -> list[float]:
     for line in lines:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # cut at either end
         if isinstance(row, dict) and row.get("event") == "batch" and isinstance(row.get("time"), float):
             times.append(row["time"])

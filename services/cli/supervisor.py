@@ -202,7 +202,7 @@ def _error_of(line: str) -> str | None:
     """The text of an error that a process ended with on purpose; None for any other line."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(event, dict) or event.get("event") not in FINAL_EVENTS:
         return None
