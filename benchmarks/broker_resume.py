@@ -32,7 +32,8 @@ from services.broker.store import Changes, Store
 from services.runtime.run_settings import write_run_settings
 from services.runtime.settings import BatchSection, Run, Settings
 
-GROUP_SIZE, GROUPS_PER_BATCH, CHUNK_TOKENS = 8, 32, 40
+GROUP_SIZE, GROUPS_PER_BATCH, CHUNK_TOKENS, PROMPT_TOKENS = 8, 32, 40, 8
+ACTION_TOKENS = 2 * CHUNK_TOKENS - PROMPT_TOKENS
 NUM_METRICS = 60
 
 
@@ -45,8 +46,8 @@ def members(group_id: int, version: int, status: str) -> Iterator[TrajectoryRow]
             status="finished" if done else "free",
             epoch=1,
             num_tokens=2 * CHUNK_TOKENS,
-            num_action_tokens=2 * CHUNK_TOKENS,
-            version_sum=2 * CHUNK_TOKENS * version,
+            num_action_tokens=ACTION_TOKENS,
+            version_sum=ACTION_TOKENS * version,
             min_version=version,
             num_turns=1,
             finish_reason="done" if done else None,
@@ -55,30 +56,39 @@ def members(group_id: int, version: int, status: str) -> Iterator[TrajectoryRow]
 
 
 def chunks(row: TrajectoryRow, version: int, arrays: tuple[Any, Any]) -> list[Any]:
-    return [
-        stored_chunk(
-            Chunk(
-                trajectory_id=row.trajectory_id,
-                epoch=1,
-                offset=start,
-                num_tokens=CHUNK_TOKENS,
-                segments=[Segment("action", 0, CHUNK_TOKENS)],
-                version_runs=[VersionRun(version, CHUNK_TOKENS)],
-            ),
-            *arrays,
+    stored = []
+    for start in (0, CHUNK_TOKENS):
+        num_prompt = PROMPT_TOKENS if start == 0 else 0
+        prompt = [Segment("observation", 0, num_prompt)] if num_prompt else []
+        of_prompt = [VersionRun(-1, num_prompt)] if num_prompt else []
+        chunk = Chunk(
+            trajectory_id=row.trajectory_id,
+            epoch=1,
+            offset=start,
+            num_tokens=CHUNK_TOKENS,
+            segments=[*prompt, Segment("action", 0, CHUNK_TOKENS - num_prompt)],
+            version_runs=[*of_prompt, VersionRun(version, CHUNK_TOKENS - num_prompt)],
         )
-        for start in (0, CHUNK_TOKENS)
-    ]
+        stored.append(stored_chunk(chunk, *arrays))
+    return stored
 
 
-def write_ledger(directory: Path, num_trajectories: int) -> None:
-    """A run that has trained ``num_trajectories`` (rounded to whole batches)."""
+def num_batches_of(num_trajectories: int) -> int:
+    """Whole batches."""
+    return round(num_trajectories / GROUP_SIZE / GROUPS_PER_BATCH)
+
+
+def write_ledger(directory: Path, num_trajectories: int, *, fingerprint: str = "f", num_unsettled: int = 0) -> None:
+    """A run that has trained ``num_trajectories`` (rounded to whole batches), the last ``num_unsettled`` batches of which no
+    checkpoint covers.
+    """
     directory.mkdir(parents=True)
     batch_section = BatchSection(group_size=GROUP_SIZE, groups_per_batch=GROUPS_PER_BATCH)
     write_run_settings(Settings(run=Run(directory=directory), batch=batch_section))
-    num_batches = round(num_trajectories / GROUP_SIZE / GROUPS_PER_BATCH)
+    num_batches = num_batches_of(num_trajectories)
+    last_settled = num_batches - num_unsettled
     arrays = (np.arange(CHUNK_TOKENS, dtype=np.int32), np.zeros(CHUNK_TOKENS, dtype=np.float32))
-    with Store(directory / LEDGER_FILE, fingerprint="f", run_id="benchmark") as store:
+    with Store(directory / LEDGER_FILE, fingerprint=fingerprint, run_id="benchmark") as store:
         for batch in range(num_batches + 1):
             under_way = batch == num_batches
             version = batch + 1
@@ -107,7 +117,8 @@ def write_ledger(directory: Path, num_trajectories: int) -> None:
             if not under_way:
                 ids = tuple(group[0].group_id for group in groups)
                 rows.append(BatchRow(index=batch, policy_version=version, group_ids=ids, stats=batch_stats(version, groups)))
-                rows += [TrainedRow(index=batch, policy_version=version + 1), SettledRow(next_batch=batch + 1)]
+                settled = SettledRow(next_batch=min(batch + 1, last_settled))
+                rows += [TrainedRow(index=batch, policy_version=version + 1), settled]
                 line |= {f"metric_{number}": number / 7 for number in range(NUM_METRICS)}
             store.commit(Changes(rows=rows, chunks=stored, lines=[] if under_way else [line]))
         RecordFile(directory / RECORD_FILE).append(store.records_after(0))

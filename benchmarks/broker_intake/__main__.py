@@ -3,8 +3,9 @@
     python -m benchmarks.broker_intake --chunk-tokens 16 64 512 --json broker_intake.json
 
 Real producers (connections with the rollouts' window, 64 leases each) send to a real broker process, with and without
-CURVE. In each round, one after the other: the two brokers; group commits of the same rows to the same tables, with as many
-chunks in each as the broker's had; the same frames from as many DEALERs to a ROUTER that does nothing, with and without CURVE.
+CURVE. In each round, one after the other: the two brokers; group commits of the same rows to the same tables, with as
+many chunks in each as the broker's had; the same frames from as many DEALERs to a ROUTER that does nothing, with and
+without CURVE.
 A ratio is taken within its round, per processor second of the process that takes in (all its threads), so that producers
 and other work on the machine weigh little. Medians over the rounds, with quartiles.
 """
@@ -259,7 +260,8 @@ def table(chunk_tokens: int, rounds: list[Round]) -> list[str]:
 
 HEAD = [
     "| tokens | what | chunks/s | MB/s | chunks per CPU second (quartiles) | chunks per commit "
-    "| per core, of the slower half (quartiles) | ms to the acknowledgement, one under way: p50 / p99 | as many as the window allows: p50 / p99 |",
+    "| per core, of the slower half (quartiles) "
+    "| ms to the acknowledgement, one under way: p50 / p99 | as many as the window allows: p50 / p99 |",
     "|---|---|---|---|---|---|---|---|---|",
 ]
 

@@ -4,8 +4,8 @@
     python -m benchmarks.broker_intake.raw router CURVE_SECRET_KEY|-
     python -m benchmarks.broker_intake.raw dealer ENDPOINT CHUNK_TOKENS CURVE_SERVER_KEY|-
 
-sqlite: the store's own tables and pragmas, rows made beforehand: {"chunks": N, "per_commit": R, "leases": L} commits R chunks at
-a time, of L trajectories in turn, and with them the row of each trajectory that they belong to.
+sqlite: the store's own tables and pragmas, rows made beforehand. {"chunks": N, "per_commit": R, "leases": L} commits R
+chunks at a time, of L trajectories in turn, and with them the row of each trajectory that they belong to.
 router: {"messages": N} receives N messages and measures from the first on. dealer: {"messages": N} sends as fast as it may.
 """
 
