@@ -3,7 +3,7 @@
     python -m benchmarks.learner_resume --directory /tmp/resume --sizes 2560 1000000
 
 The learner's own parts in a process of their own against a real broker process, with ledgers of several lengths. A
-checkpoint of one model of a quarter of a million parameters and one of some fifteen million, each after one trained batch,
+checkpoint of one model of a quarter of a million parameters and one of some twenty million, each after one trained batch,
 so that the optimizer has a state. Its files are dropped from the page cache before each measurement. In the same run its
 bytes are read once, as plainly as a disk can be read.
 """
@@ -77,8 +77,13 @@ class FirstBatch(Exception):
     """The first batch is there: the measurement is over."""
 
 
-def resume(config: Path, begun: float) -> dict[str, float]:
-    """Seconds of each step of a learner whose process was asked for at ``begun`` (the monotonic clock's)."""
+def now() -> tuple[float, float]:
+    """Wall clock and processor seconds of this process."""
+    return time.monotonic(), time.process_time()
+
+
+def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
+    """Wall and processor seconds of each step of a learner whose process was asked for at ``begun`` (the monotonic clock's)."""
     import torch
     from prometheus_client import CollectorRegistry
 
@@ -94,37 +99,37 @@ def resume(config: Path, begun: float) -> dict[str, float]:
     from services.runtime.telemetry import Health
 
     configure_logging("learner")
-    marks = [begun, time.monotonic()]
+    marks = [(begun, 0.0), now()]
 
     class MarkedLink(Link):
         """Notes when the service turns to it."""
 
         def wait_welcome(self, timeout_s: float) -> Welcome | None:
-            marks.append(time.monotonic())
+            marks.append(now())
             welcome = super().wait_welcome(timeout_s)
             assert welcome is not None, "the broker is there and must answer at once"
-            marks.append(time.monotonic())
+            marks.append(now())
             return welcome
 
         def request(self, index: int, policy_version: int) -> None:
-            marks.append(time.monotonic())
+            marks.append(now())
             super().request(index, policy_version)
 
     def train(*_: Any, **__: Any) -> Any:
-        marks.append(time.monotonic())
+        marks.append(now())
         raise FirstBatch
 
     settings = load_settings(config)
     clock = MonotonicClock()
     health, metrics = Health(clock, 600.0), LearnerMetrics(CollectorRegistry())
     with MarkedLink(settings, session="resumed", clock=clock, health=health, metrics=metrics) as link:
-        marks.append(time.monotonic())
+        marks.append(now())
         engine_settings = engine_settings_of(settings, "cpu")
         init_distributed(engine_settings.device)
         model = load_policy(settings.model.path, torch.float32)
-        marks.append(time.monotonic())
+        marks.append(now())
         engine = LearnerEngine.from_model(model, engine_settings)
-        marks.append(time.monotonic())
+        marks.append(now())
         service = LearnerService(
             settings, engine, link, clock=clock, health=health, metrics=metrics, stop=threading.Event(), train=train
         )
@@ -133,7 +138,9 @@ def resume(config: Path, begun: float) -> dict[str, float]:
         except FirstBatch:
             engine.close()
     assert len(marks) == len(STEPS) + 1, marks
-    return dict(zip(STEPS, [later - earlier for earlier, later in pairwise(marks)], strict=True))
+    return dict(
+        zip(STEPS, [(later[0] - earlier[0], later[1] - earlier[1]) for earlier, later in pairwise(marks)], strict=True)
+    )
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
@@ -200,7 +207,7 @@ def prepare(directory: Path, model: str, num_trajectories: int) -> Prepared:
     return Prepared(process=process, num_parameters=num_parameters, files=files, read_s=read_all(files))
 
 
-async def measure(prepared: Prepared, rounds: int) -> tuple[float, list[dict[str, float]]]:
+async def measure(prepared: Prepared, rounds: int) -> tuple[float, list[dict[str, tuple[float, float]]]]:
     """Seconds until the broker serves, and those of each step of learners that resume one after the other."""
     process = prepared.process
     begin = time.monotonic()
@@ -228,17 +235,17 @@ def measured(directory: Path, model: str, num_trajectories: int, rounds: int) ->
         "read_s": prepared.read_s,
         "trajectories": num_trajectories,
         "broker_s": broker_s,
-        "steps": sorted(steps, key=lambda each: sum(each.values()))[len(steps) // 2],
+        "steps": sorted(steps, key=lambda each: sum(wall for wall, _ in each.values()))[len(steps) // 2],
     }
 
 
 def row(result: dict[str, Any]) -> str:
     steps = result["steps"]
-    total = sum(steps.values())
+    wall, cpu = (sum(step[place] for step in steps.values()) for place in (0, 1))
     cells = [f"{result['parameters']:,}", f"{result['state_bytes'] / 2**20:.1f}", f"{result['trajectories']:,}"]
     cells += [f"{result['read_s']:.3f}", f"{result['broker_s']:.2f}"]
-    cells += [f"{steps[name]:.2f}" for name in STEPS]
-    return f"| {' | '.join(cells)} | {total:.2f} | {result['broker_s'] + total:.2f} |"
+    cells += [f"{steps[name][0]:.2f} ({steps[name][1]:.2f})" for name in STEPS]
+    return f"| {' | '.join(cells)} | {wall:.2f} ({cpu:.2f}) | {result['broker_s'] + wall:.2f} |"
 
 
 def main() -> None:
