@@ -27,13 +27,6 @@ BUGS: Final = (
         "        pass\n",
     ),
     _bug(
-        "message",
-        "an array may have other bytes than its shape says",
-        "protocol.codec",
-        "if num_elements * numpy_dtype.itemsize != num_bytes:",
-        "if False:",
-    ),
-    _bug(
         "stored_chunk",
         "the checksum leaves out the header",
         "services.broker.payload",

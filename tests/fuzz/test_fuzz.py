@@ -1,6 +1,7 @@
 """Every boundary under its kept inputs and a short random run; the oracles see planted bugs."""
 
 import tracemalloc
+from functools import cache
 from random import Random
 
 import msgpack
@@ -17,19 +18,21 @@ from tests.fuzz.target import Measured, Target, Violation
 from tests.fuzz.targets import TARGETS
 from tests.simulation.bugs import planted
 
-EXAMPLES = 30
-MAX_CASES_TO_FIND = 3000
+EXAMPLES = 20
+MAX_CASES_TO_FIND = 1000
 MAX_CORPUS_BYTES = 500 * 1024
 every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
 
 
-def inputs(target: Target) -> list[bytes]:
+@cache
+def inputs_of(name: str) -> list[bytes]:
+    target = TARGETS[name]
     return [*target.seeds(), *kept(target.name)]
 
 
 def changed(target: Target, rng: Random) -> bytes:
     """An input with one to three things wrong."""
-    data = rng.choice(inputs(target))
+    data = rng.choice(inputs_of(target.name))
     for _ in range(rng.choice((1, 1, 2, 3))):
         data = target.mutate(data, rng)
     return data
@@ -38,7 +41,7 @@ def changed(target: Target, rng: Random) -> bytes:
 @every_target
 def test_what_was_kept_breaks_nothing(target: Target) -> None:
     measured = Measured()
-    for data in inputs(target):
+    for data in inputs_of(target.name):
         measured.run(target, data)
     assert measured.cases >= 2
 
@@ -68,7 +71,7 @@ def test_a_planted_bug_is_found(planted_bug: PlantedBug) -> None:
     rng = Random(0)
     with planted(planted_bug.bug):
         measured = Measured(max_case_bytes=16 * 1024 * 1024)
-        for data in (*inputs(target), *(changed(target, rng) for _ in range(MAX_CASES_TO_FIND))):
+        for data in (*inputs_of(target.name), *(changed(target, rng) for _ in range(MAX_CASES_TO_FIND))):
             try:
                 measured.run(target, data)
             # However it shows: that is what would end a session.
@@ -93,8 +96,8 @@ def test_a_case_that_takes_too_long_or_too_much_is_a_violation() -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(("kind", "accepted"), [("chunk", False), ("unheard of", False), ("status", True)])
-def test_a_header_becomes_no_mountain_of_objects_before_its_type_allows_it(kind: str, accepted: bool) -> None:
+@pytest.mark.parametrize("kind", ["chunk", "unheard of"])
+def test_a_header_becomes_no_mountain_of_objects_before_its_type_allows_it(kind: str) -> None:
     empty_lists = b"\xdd" + (2 * MAX_HEADER_BYTES).to_bytes(4, "big") + b"\x90" * (2 * MAX_HEADER_BYTES)
     claims = msgpack.packb({"m": {"type": kind}, "s": 7, "a": []})
     frame = b"\x84" + claims[1:] + b"\xa1x" + empty_lists
@@ -107,8 +110,8 @@ def test_a_header_becomes_no_mountain_of_objects_before_its_type_allows_it(kind:
     finally:
         tracemalloc.stop()
     assert refusal.value.seq == 7
-    assert (peak > 64 * 1024 * 1024) == accepted, peak
-    assert ("MAX_HEADER_BYTES" in str(refusal.value)) != accepted
+    assert peak < 1024 * 1024
+    assert f"{kind}: header has {len(frame)} bytes, {MAX_HEADER_BYTES} allowed (MAX_HEADER_BYTES)" in str(refusal.value)
 
 
 def test_the_corpus_is_small_and_of_targets_that_there_are() -> None:

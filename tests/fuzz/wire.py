@@ -6,6 +6,7 @@ from functools import cache
 from random import Random
 from typing import Any, Final, cast
 
+import msgpack
 import msgspec
 import numpy as np
 
@@ -92,12 +93,18 @@ def stored(data: bytes) -> None:
     except ValueError:
         return
     require(payload.token_ids.tobytes() == token_ids, "other tokens than stored")
-    for changed in (header + b"\0", header[:-1]):
+    other = list(msgspec.to_builtins(chunk_header(header)))
+    other[3] = not other[3]
+    for changes in (
+        {"header": msgpack.packb(other)},
+        {"token_ids": token_ids + b"\0\0\0\0"},
+        {"logprobs": logprobs + b"\0"},
+    ):
         try:
-            join([StoredChunk(**{**vars(chunk), "header": changed})])
+            join([StoredChunk(**{**vars(chunk), **changes})])
         except ValueError:
             continue
-        require(False, "a changed header has the same checksum")
+        require(False, f"other {list(changes)} have the same checksum")
 
 
 @cache
