@@ -14,7 +14,9 @@ from benchmarks.autoscaling.engine import Engine, Group, Trajectory
 from benchmarks.autoscaling.ledger import Ledger
 
 DUE_RETRY_S = 0.25
-"""While a batch waits for groups that must not get older, it is tried at most this often: each try sorts all groups."""
+DUE_RETRY_A_GROUP_S = 1e-4
+"""While a batch waits for groups that must not get older, it is tried at most this often, and less often the more groups there
+are: each try sorts them all. The broker tries at every event."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +299,7 @@ class Fleet:
             return
         if self.ledger.due:
             self._retry_pending = True
-            self.at(self.now + DUE_RETRY_S, self._retry)
+            self.at(self.now + DUE_RETRY_S + DUE_RETRY_A_GROUP_S * self.ledger.num_outstanding, self._retry)
         else:
             self._try_batch()
 

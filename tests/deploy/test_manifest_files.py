@@ -70,12 +70,15 @@ def test_overlays_set_the_namespace_of_what_their_components_add() -> None:
 
 
 def test_both_autoscalers_ask_the_same_question() -> None:
-    rule = yaml.safe_load((K8S / "components" / "autoscaling-hpa" / "rule.yaml").read_text())
     scaled = yaml.safe_load((K8S / "components" / "autoscaling-keda" / "scaledobject.yaml").read_text())
-    recorded = rule["spec"]["groups"][0]["rules"][0]["expr"]
-    asked = scaled["spec"]["triggers"][0]["metadata"]["query"].replace('{namespace="gspo"}', "")
-    assert "".join(asked.split()) == "".join(f"max({recorded})".split())
+    (trigger,) = scaled["spec"]["triggers"]
     hpa = yaml.safe_load((K8S / "components" / "autoscaling-hpa" / "hpa.yaml").read_text())
+    (metric,) = hpa["spec"]["metrics"]
+    assert trigger["metadata"]["query"] == f'max({metric["external"]["metric"]["name"]}{{namespace="gspo"}})'
+    assert trigger["metricType"] == metric["external"]["target"]["type"]
+    assert trigger["metadata"]["threshold"] == metric["external"]["target"]["averageValue"]
+    assert hpa["spec"]["maxReplicas"] == scaled["spec"]["maxReplicaCount"]
+    assert hpa["spec"]["minReplicas"] == scaled["spec"]["minReplicaCount"]
     assert hpa["spec"]["behavior"] == scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
 
 

@@ -76,6 +76,14 @@ def edit_query(cluster: Cluster, old: str, new: str) -> None:
     metadata["query"] = metadata["query"].replace(old, new)
 
 
+def edit_rule(cluster: Cluster, old: str, new: str) -> None:
+    groups = cluster.one("PrometheusRule", "gspo")["spec"]["groups"]
+    (rules,) = (group["rules"] for group in groups if group["name"] == "gspo-autoscaling")
+    assert any(old in rule["expr"] for rule in rules), old
+    for rule in rules:
+        rule["expr"] = rule["expr"].replace(old, new)
+
+
 MISTAKES = {
     # schema
     "a field that does not exist": Mistake(
@@ -422,19 +430,25 @@ MISTAKES = {
         "single-gpu-node-scaled",
         "metrics",
         "gspo_broker_lag_average_versions",
-        lambda c: edit_query(c, "gspo_broker_lag_mean_versions", "gspo_broker_lag_average_versions"),
+        lambda c: edit_rule(c, "gspo_broker_lag_mean_versions", "gspo_broker_lag_average_versions"),
     ),
     "a counter without its _total": Mistake(
         "single-gpu-node-scaled",
         "metrics",
         "gspo_learner_wait_seconds",
-        lambda c: edit_query(c, "gspo_learner_wait_seconds_total", "gspo_learner_wait_seconds"),
+        lambda c: edit_rule(c, "gspo_learner_wait_seconds_total", "gspo_learner_wait_seconds"),
+    ),
+    "a query of what no rule records": Mistake(
+        "single-gpu-node-scaled",
+        "metrics",
+        "gspo_rollouts_needed",
+        lambda c: edit_query(c, "gspo_rollouts_wanted", "gspo_rollouts_needed"),
     ),
     "an external metric that no rule records": Mistake(
         "cpu-monitored",
         "metrics",
         "gspo_rollouts_wanted",
-        lambda c: c.objects.remove(c.one("PrometheusRule", "rollouts-wanted")),
+        lambda c: c.objects.remove(c.one("PrometheusRule", "gspo")),
     ),
 }
 
