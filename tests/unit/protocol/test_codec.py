@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protocol import limits
 from protocol.codec import decode, encode, message_type
 from protocol.errors import ProtocolError
-from protocol.messages import AnyMessage, Finish, Status
+from protocol.messages import AnyMessage, Chunk, Finish, Status
 from tests.support.builders import a_batch, a_chunk, a_lease, one_of_each, token_arrays
 
 GOLDEN = Path(__file__).parent / "golden" / "frames.json"
@@ -182,3 +182,36 @@ def test_an_empty_array_with_an_impossible_size_is_refused(shape: list[int]) -> 
     header = {"m": {"type": "weight_chunk", "policy_version": 1, "chunk": 0}, "s": None, "a": [["data", "uint8", shape]]}
     with pytest.raises(ProtocolError, match="weight_chunk: array data has shape"):
         decode([msgpack.packb(header), b""])
+
+
+def deep(levels: int) -> object:
+    node: object = 1
+    for _ in range(levels):
+        node = [node]
+    return node
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ({"a": b"x"}, "state holds a bytes"),
+        ({"a": [{b"k": 1}]}, "state holds a key of type bytes"),
+        ({"a": msgpack.Timestamp(1)}, "state holds a Timestamp"),
+        ({"a": msgpack.ExtType(5, b"x")}, "extension type 5"),
+        ({"a": deep(limits.MAX_PLAIN_DEPTH)}, "MAX_PLAIN_DEPTH"),
+        ({"a": deep(990)}, "MAX_PLAIN_DEPTH"),
+    ],
+)
+def test_a_state_that_could_not_be_sent_on_is_refused(state: object, reason: str) -> None:
+    header, *arrays = encode(a_chunk(), token_arrays(5), seq=1)
+    plain = msgpack.unpackb(header)
+    plain["m"]["state"] = state
+    with pytest.raises(ProtocolError, match=reason):
+        decode([msgpack.packb(plain), *arrays])
+
+
+def test_a_state_may_be_as_deep_as_the_limit_says() -> None:
+    state = {"a": deep(limits.MAX_PLAIN_DEPTH - 1)}
+    received = decode(encode(a_chunk(state=state), token_arrays(5), seq=1))
+    assert isinstance(received.message, Chunk)
+    assert received.message.state == state
