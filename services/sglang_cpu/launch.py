@@ -1,6 +1,6 @@
 """Run `sglang.launch_server` without a GPU and without torchvision: `python -m services.sglang_cpu.launch --model-path ...`.
 
-Two things differ from `python -m sglang.launch_server`.
+Three things differ from `python -m sglang.launch_server`.
 
 Torchvision: sglang.srt.configs imports torchvision.transforms for its vision-language configurations. The PyPI wheel of
 torchvision is linked to CUDA and breaks beside a CPU build of torch (for transformers as well), so it is left out and
@@ -10,6 +10,9 @@ Fork: SGLang spawns its scheduler and detokenizer, because CUDA does not survive
 imports torch and SGLang, some 10 s of CPU. Here they are forked, while the server still has a single thread: 13 s of CPU to
 a healthy server instead of 34. With a second thread around they are spawned after all, which imports this file again as
 __mp_main__, so that the placeholders are there too.
+
+torch.compile: off. SGLang compiles two small functions (the seeded sampler and a buffer's copy), for which torch's inductor
+needs g++, which a container does not have, and half a minute of it in each new home directory.
 """
 
 import importlib.machinery
@@ -87,6 +90,8 @@ def fork_workers() -> None:
 
 
 if __name__ == "__main__":
+    # Before torch is imported, which reads it once.
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     fork_workers()
 install_placeholders()
 if __name__ == "__main__":
