@@ -83,7 +83,7 @@ def now() -> tuple[float, float]:
 
 
 def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
-    """Wall and processor seconds of each step of a learner whose process was asked for at ``begun`` (the monotonic clock's)."""
+    """Wall and processor seconds of each step of a learner whose process was asked for at ``begun`` (monotonic)."""
     import torch
     from prometheus_client import CollectorRegistry
 
