@@ -8,6 +8,7 @@ the caller, who keeps what must arrive (``protocol.delivery``) and sends it agai
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any, Final
 
 import zmq
@@ -84,6 +85,12 @@ def _decode(peer: bytes, frames: Sequence[Frame], key: bytes = b"") -> Incoming:
         )
 
 
+@singledispatch
+def at_once(socket: zmq.asyncio.Socket) -> Any:
+    """The same socket with calls that return at once, without a future."""
+    return zmq.Socket.shadow(socket)
+
+
 class RouterChannel:
     """The binding end. A peer that comes back under the same identity takes over its former connection."""
 
@@ -98,7 +105,7 @@ class RouterChannel:
         self._spec = spec
         self._gate = gate
         self._socket = context.socket(zmq.ROUTER)
-        self._at_once: Any = zmq.Socket.shadow(self._socket)
+        self._at_once = at_once(self._socket)
         _configure(self._socket, spec, received_messages=spec.window, frame_bytes=spec.max_frame_bytes_in)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)

@@ -13,6 +13,7 @@ from typing import Any
 
 import zmq
 
+from services.runtime.channel import at_once
 from tests.simulation.loop import NOBODY, PROCESS, Process, VirtualLoop
 
 HEARTBEAT_TIMEOUT_S = 4.0
@@ -249,7 +250,7 @@ class SimSocket:
     def disable_monitor(self) -> None:
         """There is none."""
 
-    async def recv_multipart(self) -> Frames:
+    async def recv_multipart(self, copy: bool = True) -> Frames:
         while not self._inbox:
             self._waiter = self._network.loop.create_future()
             await self._waiter
@@ -335,6 +336,18 @@ class SimSocket:
         self.connection = router.peers[self.identity] = Connection(self._network, self, router)
         while self._unsent:
             self.connection.up.send(self._unsent.popleft())
+
+
+class Later:
+    """A socket that never has anything at once: who reads it waits its turn in the loop."""
+
+    def recv_multipart(self, flags: int, copy: bool = True) -> Frames:
+        raise zmq.Again
+
+
+@at_once.register
+def _(socket: SimSocket) -> Later:
+    return Later()
 
 
 class Silence:
