@@ -143,7 +143,10 @@ class LeaseEnded(Message, frozen=True, tag="lease_ended"):
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
-    """Rollout -> broker, about every second: renews exactly the leases it names, and says what the engine serves."""
+    """Rollout -> broker, about every second: renews exactly the leases it names, and says what the engine serves.
+
+    Learner -> broker: that it lives, also while it trains, so that the run stays its own. It names no leases.
+    """
 
     policy_version: Version
     status: Literal["starting", "verifying", "serving", "draining", "quarantined"]

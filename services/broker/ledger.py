@@ -35,7 +35,7 @@ from protocol.messages import (
     Welcome,
 )
 from services.broker.actions import Action, Note, Reply, Who
-from services.broker.peers import Peer, Peers, SessionRefused
+from services.broker.peers import Peer, Peers, PlaceTaken, SessionRefused
 from services.broker.records import Snapshot
 from services.broker.state import LedgerConfig, State
 from services.broker.status import status_of
@@ -45,7 +45,7 @@ from services.broker.work import Work
 UNKNOWN_SESSION: Final = "unknown session: say hello"
 ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
     "rollout": (LeaseRequest, Chunk, Finish, Release, Heartbeat, Goodbye),
-    "learner": (BatchRequest, Published, Trained, Checkpointed, Resume, Goodbye),
+    "learner": (BatchRequest, Published, Trained, Checkpointed, Resume, Heartbeat, Goodbye),
     "operator": (StatusRequest, StopRequest, Goodbye),
 }
 
@@ -55,12 +55,14 @@ class Ledger:
 
     def __init__(self, config: LedgerConfig, snapshot: Snapshot, now: float) -> None:
         self.state = State(config, snapshot)
-        self.peers = Peers()
+        run = snapshot.run
+        self.peers = Peers(now, Who(run.learner_peer, run.learner_session) if run.learner_session else None)
         self.work = Work(self.state, now)
         self.training = Training(self.state, self.work, now)
 
     def on_hello(self, hello: Hello, now: float) -> list[Action]:
-        """First message of a session, or of a connection. The answer is Welcome or a fatal Refused."""
+        """First message of a session, or of a connection. The answer is Welcome or Refused: fatal, or to be tried again."""
+        self.peers.listen(now)
         who = Who(hello.peer, hello.session)
         if hello.protocol_version != PROTOCOL_VERSION:
             reason = (
@@ -72,14 +74,18 @@ class Ledger:
             replaced = self.peers.hello(who, hello.role, hello.first_seq, now)
         except SessionRefused as error:
             return [_refused(who, f"hello: {error}", "hello", fatal=True)]
+        except PlaceTaken as error:
+            return [_refused(who, f"hello: {error}", "hello")]
         actions: list[Action] = [
             Note(event="session_replaced", fields={"peer": other.peer, "session": other.session, "by": who.peer})
             for other in replaced
         ]
         if hello.role == "rollout":
             actions += self.work.session_started(who)
-        elif hello.role == "learner" and replaced:
-            self.training.session_ended()
+        elif hello.role == "learner":
+            actions += self.state.change_run(learner_peer=who.peer, learner_session=who.session)
+            if replaced:
+                self.training.session_ended()
         actions.append(Note(event="hello", fields={"peer": who.peer, "session": who.session, "role": hello.role}))
         newest = self.state.batches.newest
         welcome = Welcome(
@@ -94,11 +100,12 @@ class Ledger:
 
     def on_message(self, who: Who, message: AnyMessage, seq: int | None, now: float) -> list[Action]:
         """Any message of a session. A sequenced one is acknowledged, also when it is a duplicate or refused."""
+        self.peers.listen(now)
         peer = self.peers.get(who)
         kind = message_type(message)
         if peer is None:
             return [_refused(who, UNKNOWN_SESSION, kind)]
-        peer.last_seen = now
+        self.peers.hear(peer, now)
         if not isinstance(message, ALLOWED[peer.role]):
             return [_refused(who, f"{kind}: not expected from a {peer.role}", kind)]
         if not isinstance(message, SEQUENCED):
@@ -117,6 +124,7 @@ class Ledger:
 
     def on_tick(self, now: float) -> list[Action]:
         """Time has passed: leases expire, silent peers are forgotten, a waiting learner hears what it waits for."""
+        self.peers.listen(now)
         gone = [Note(event="peer_forgotten", fields={"peer": who.peer}) for who in self.peers.prune(now)]
         return [*self.work.expire(now), *gone, *self._advance(now)]
 
@@ -144,11 +152,22 @@ class Ledger:
                 return self.work.on_finish(who, message)
             case Release():
                 return self.work.on_release(who, message)
+            case Heartbeat() if peer.role == "learner":
+                return []  # It lives, which is all that it says.
             case Heartbeat():
                 self.peers.heartbeat(who, message)
                 return self.work.on_heartbeat(who, message, now)
             case Goodbye():
                 return self._on_goodbye(peer, message)
+            case StatusRequest():
+                return [Reply(to=who, message=Status(status=self.status(now)))]
+            case StopRequest():
+                return self.state.stop(f"stopped by {who.peer}: {message.reason}")
+            case _:
+                return self._handle_learners(who, message, now)
+
+    def _handle_learners(self, who: Who, message: Message, now: float) -> list[Action]:
+        match message:
             case BatchRequest():
                 return self.training.on_batch_request(who, message)
             case Published():
@@ -159,10 +178,6 @@ class Ledger:
                 return self.training.on_checkpointed(who, message)
             case Resume():
                 return self.training.on_resume(who, message)
-            case StatusRequest():
-                return [Reply(to=who, message=Status(status=self.status(now)))]
-            case StopRequest():
-                return self.state.stop(f"stopped by {who.peer}: {message.reason}")
             case _:
                 raise AssertionError(f"{message_type(message)} is allowed and not handled")
 
@@ -172,6 +187,7 @@ class Ledger:
         fields = {"peer": peer.who.peer, "session": peer.who.session, "role": peer.role, "reason": goodbye.reason}
         if peer.role == "learner":
             self.training.session_ended()
+            return [*self.state.change_run(learner_peer="", learner_session=""), Note(event="goodbye", fields=fields)]
         return [*self.work.session_ended(peer.who), Note(event="goodbye", fields=fields)]
 
     def _advance_after(self, message: Message, now: float) -> list[Action]:

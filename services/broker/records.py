@@ -136,6 +136,9 @@ class RunRow(Row, frozen=True, kw_only=True):
     """Why no further batch is assembled; empty while there is no reason."""
     error: str = ""
     """The failure that stopped the run; empty when it was asked to stop, or was not."""
+    learner_peer: str = ""
+    """Peer and session of the learner that has the run; empty when the last one said Goodbye."""
+    learner_session: str = ""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

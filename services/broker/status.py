@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.broker.peers import Peer, Peers
+from services.broker.peers import LEARNER_LEASE_S, Peer, Peers
 from services.broker.state import State
 from services.broker.training import Training
 
@@ -31,11 +31,24 @@ def status_of(state: State, peers: Peers, training: Training, now: float) -> dic
         "dropped": dict(state.num_dropped),
         "prompts_started": state.next_prompt,
         "rollouts": [_rollout(state, peer, now) for peer in peers.of_role("rollout")],
-        "learner": next((peer.who.peer for peer in peers.of_role("learner")), None),
+        **_learner(peers, now),
         "waiting_for": training.waiting_for(),
         "stopping": state.stop_reason,
         "finished": state.finished,
         "error": state.run.error,
+    }
+
+
+def _learner(peers: Peers, now: float) -> dict[str, Any]:
+    """The one that has the run, if it is connected, and the session of another one that wants it."""
+    holder = next(iter(peers.of_role("learner")), None)
+    waiting = peers.turned_away
+    waits = waiting is not None and now - waiting[1] < LEARNER_LEASE_S
+    return {
+        "learner": None if holder is None else holder.who.peer,
+        "learner_session": None if holder is None else holder.who.session,
+        "learner_silent_s": None if holder is None else now - holder.last_seen,
+        "learner_waiting": waiting[0].session if waiting is not None and waits else None,
     }
 
 

@@ -17,6 +17,7 @@ from protocol.messages import (
 )
 from services.broker.actions import Action, AppendChunk, GrantLease, Note, Reply, Save, Who
 from services.broker.admission import Window
+from services.broker.peers import LISTENING_S
 from services.broker.records import TrajectoryRow
 from services.broker.state import State, lease_ended, saves
 from services.broker.tasks import trajectory_seed
@@ -25,8 +26,6 @@ from services.broker.tokens import action_tokens
 NoLeaseReason = Literal["window_full", "version_too_old", "no_prompts", "stopping"]
 RETRY_SOON_S: Final = 0.25
 RETRY_LATER_S: Final = 1.0
-LISTENING_S: Final = 2.0
-"""Between two ticks more than this: the broker was not listening (a disk that refuses, a stopped process)."""
 
 
 class Work:

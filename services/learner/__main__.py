@@ -20,7 +20,9 @@ from services.runtime.configuration import ConfigurationError
 from services.runtime.lifecycle import (
     EXIT_CONFIGURATION,
     EXIT_FAILED,
+    EXIT_OCCUPIED,
     EXIT_REPLACED,
+    OccupiedError,
     ReplacedError,
     ServiceError,
     die_with_parent,
@@ -74,6 +76,8 @@ def _run(settings: Settings) -> int:
         status = _explain("cannot_start", group, EXIT_CONFIGURATION)
     except* ReplacedError as group:
         status = _explain("replaced", group, EXIT_REPLACED)
+    except* OccupiedError as group:
+        status = _explain("occupied", group, EXIT_OCCUPIED)
     except* ServiceError as group:
         status = _explain("stopped_by_error", group, EXIT_FAILED)
     return status

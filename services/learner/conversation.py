@@ -18,6 +18,7 @@ from protocol.messages import (
     BatchRequest,
     Checkpointed,
     EndOfRun,
+    Heartbeat,
     Message,
     Published,
     Resume,
@@ -37,6 +38,7 @@ from services.runtime.settings import Settings
 from services.runtime.telemetry import Health
 
 REQUEST_INTERVAL_S: Final = 2.0
+HEARTBEAT_S: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,12 @@ class Conversation:
             security=security,
         )
         self.waiting_for = "the broker"
+        self._policy_version = 0
+
+    @property
+    def refused(self) -> str:
+        """Why the broker does not admit this learner (now), with the way out; empty while it does, or has not said so."""
+        return self._client.refused
 
     async def run(self, started: Callable[[], None]) -> None:
         """Keep it going until cancelled; ``started`` is called when it goes. Raises: ServiceError."""
@@ -105,6 +113,7 @@ class Conversation:
                 tasks.create_task(self._client.run(), name="batch-client")
                 tasks.create_task(self._receive(), name="receive")
                 tasks.create_task(self._repeat(), name="repeat")
+                tasks.create_task(self._beat(), name="heartbeat")
                 started()
         finally:
             # Also where a task never began: no socket may be left whose monitor nobody reads.
@@ -137,6 +146,7 @@ class Conversation:
             trained_batches=trained_batches,
         )
         self._store.add(snapshot)
+        self._policy_version = snapshot.policy_version
         self._metrics.policy_version.set(snapshot.policy_version)
         await self._client.send(announcement)
 
@@ -180,6 +190,12 @@ class Conversation:
             self._health.turn()
             await self._ask_again()
             await asyncio.sleep(self._request_interval_s)
+
+    async def _beat(self) -> None:
+        """Say that this learner lives, whatever its training thread does: the run stays its own."""
+        while True:
+            await self._client.send(Heartbeat(policy_version=self._policy_version, status="serving", leases=[]))
+            await asyncio.sleep(HEARTBEAT_S)
 
     async def _ask_again(self) -> None:
         # Not "the broker": that it refuses this learner's key is what a person must see.

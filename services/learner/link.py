@@ -82,6 +82,11 @@ class Link:
         """What the next batch waits for, in the broker's words."""
         return self._conversation.waiting_for
 
+    @property
+    def refused(self) -> str:
+        """Why the broker does not admit this learner (now), with the way out; empty while it does, or has not said so."""
+        return self._conversation.refused
+
     def wait_welcome(self, timeout_s: float) -> Welcome | None:
         """The broker's Welcome; None when it did not come in time."""
         try:

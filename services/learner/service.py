@@ -68,6 +68,8 @@ class BatchLink(Protocol):
 
     @property
     def waiting_for(self) -> str: ...
+    @property
+    def refused(self) -> str: ...
     def wait_welcome(self, timeout_s: float) -> Welcome | None: ...
     def resume(self, next_batch: int) -> None: ...
     def request(self, index: int, policy_version: int) -> None: ...
@@ -171,7 +173,8 @@ class LearnerService:
                 raise ServiceError("stopped before the broker answered")
             if answer != NOT_YET:
                 return answer
-            self._health.not_ready(f"no answer from the broker at {self._settings.broker.batch_endpoint}")
+            refused = "" if self._link is None else self._link.refused
+            self._health.not_ready(refused or f"no answer from the broker at {self._settings.broker.batch_endpoint}")
 
     def _next(self) -> BatchArrived | EndOfRun | None:
         """The next thing to do, on every rank; None: stop."""

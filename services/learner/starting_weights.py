@@ -71,7 +71,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         while welcome is None:
             if stop.is_set():
                 return
-            health.not_ready(f"no answer from the broker at {settings.broker.batch_endpoint}")
+            health.not_ready(link.refused or f"no answer from the broker at {settings.broker.batch_endpoint}")
             welcome = link.wait_welcome(POLL_S)
         version = welcome.policy_version + 1
         weights = serving_weights(model, gathered=nullcontext, dtype=DTYPES[settings.model.dtype])

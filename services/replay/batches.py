@@ -93,6 +93,10 @@ class RecordedLink:
     def waiting_for(self) -> str:
         return "nothing: batches are read from the ledger"
 
+    @property
+    def refused(self) -> str:
+        return ""
+
     def wait_welcome(self, timeout_s: float) -> Welcome | None:
         return Welcome(protocol_version=PROTOCOL_VERSION, run_id="replay", policy_version=0)
 

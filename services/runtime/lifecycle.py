@@ -18,6 +18,7 @@ log = structlog.get_logger()
 EXIT_FAILED: Final = 1
 EXIT_CONFIGURATION: Final = 2
 EXIT_REPLACED: Final = 3
+EXIT_OCCUPIED: Final = 4
 PR_SET_PDEATHSIG: Final = 1
 # Opened before any fork: a child between fork and exec must not load anything.
 _LIBC: Final = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -30,6 +31,12 @@ class ServiceError(RuntimeError):
 class ReplacedError(ServiceError):
     """Another process has taken this one's place at the broker. Ends the process with status 3: whoever started it must not
     start it again, because it would take the place back, and the other one in turn, for ever."""
+
+
+class OccupiedError(ServiceError):
+    """Another process has the place that this one asked for, and lives. Ends the process with status 4: it may be started
+    again, and gets the place when the other one has ended.
+    """
 
 
 def run_process(service: Callable[[asyncio.Event], Awaitable[None]]) -> int:
@@ -48,6 +55,10 @@ def run_process(service: Callable[[asyncio.Event], Awaitable[None]]) -> int:
         for error in flatten(group):
             log.error("replaced", error=str(error))
         status = EXIT_REPLACED
+    except* OccupiedError as group:
+        for error in flatten(group):
+            log.error("occupied", error=str(error))
+        status = EXIT_OCCUPIED
     except* ServiceError as group:
         for error in flatten(group):
             log.error("stopped_by_error", error=str(error))

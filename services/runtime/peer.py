@@ -20,7 +20,8 @@ from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import FOR_ONE_LIFE, SEQUENCED, Ack, AnyMessage, Goodbye, Hello, Message, Refused, Role, Welcome
 from services.runtime.channel import DealerChannel, Incoming
 from services.runtime.clock import Clock
-from services.runtime.lifecycle import ReplacedError, ServiceError
+from services.runtime.lifecycle import OccupiedError, ReplacedError, ServiceError
+from services.runtime.logs import OccasionalLog
 from services.runtime.security import PLAINTEXT, Security
 
 log = structlog.get_logger()
@@ -32,6 +33,8 @@ MAX_REFUSED_HANDSHAKES: Final = 5
 UNKNOWN_SESSION: Final = "unknown session"
 """How a Refused begins whose sender does not know (any more) who we are."""
 
+TURNED_AWAY_S: Final = 30.0
+"""Hello is said so long to an end that asks us to wait; then whoever started this process must decide."""
 REPLACED: Final = "was replaced by a newer one"
 """In the reason of a fatal Refused: another process has taken our place."""
 
@@ -69,7 +72,10 @@ class PeerClient:
 
         Raises: EndpointError when the endpoint is malformed or must not be used without keys.
         """
-        self._channel = DealerChannel(context, spec, endpoint, peer, security)
+        # Two learners may be there at once, and the second must not take the first one's connection over by its name. A
+        # rollout that is started again does take over that of its former life.
+        identity = f"{peer}/{session}" if role == "learner" else peer
+        self._channel = DealerChannel(context, spec, endpoint, identity, security)
         self._spec = spec
         self._endpoint = endpoint
         self._role: Role = role
@@ -82,6 +88,8 @@ class PeerClient:
         self._welcomed = asyncio.Event()
         self._last_hello = -HELLO_INTERVAL_S
         self._last_heard = clock.now()
+        self._turned_away_at: float | None = None
+        self._warnings = OccasionalLog(log, clock)
         self.inbox: asyncio.Queue[Delivered] = asyncio.Queue(maxsize=spec.high_water_mark)
         self.welcome: Welcome | None = None
         self.refused = ""
@@ -109,7 +117,8 @@ class PeerClient:
         """Keep the conversation going until cancelled, and say Goodbye. Raises: ServiceError when the other end refuses us
         for good.
 
-        ReplacedError, which is one, says that another process has our place.
+        ReplacedError, which is one, says that another process has taken our place, OccupiedError that another one has kept
+        it for TURNED_AWAY_S.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -204,6 +213,7 @@ class PeerClient:
         if first:
             log.info("connected", channel=self._spec.name, endpoint=self._endpoint, run_id=welcome.run_id)
         self.welcome = welcome
+        self.refused, self._turned_away_at = "", None
         self._welcomed.set()
         if first:
             await self._send_again(self._outbox.reconnected(self._clock.now()))
@@ -220,8 +230,24 @@ class PeerClient:
             self._welcomed.clear()
             await self._say_hello()
             return
+        if refused.message_type == "hello":
+            self._on_turned_away(refused.reason)
+            return
         log.warning("message_refused", channel=self._spec.name, type=refused.message_type, reason=refused.reason)
         await self.inbox.put(Delivered(message=refused, arrays={}))
+
+    def _on_turned_away(self, reason: str) -> None:
+        """Not now: Hello is said again."""
+        now = self._clock.now()
+        self.refused = reason
+        self._warnings.warning("hello_refused", self._spec.name, channel=self._spec.name, reason=reason)
+        if self._turned_away_at is None:
+            self._turned_away_at = now
+        elif now - self._turned_away_at >= TURNED_AWAY_S:
+            waited_s = now - self._turned_away_at
+            raise OccupiedError(
+                f"{self._spec.name} channel: {self._endpoint} refused this process for {waited_s:.0f} s: {reason}"
+            )
 
     async def _tick(self) -> None:
         while True:

@@ -19,6 +19,7 @@ from protocol.messages import (
     BatchRequest,
     Checkpointed,
     EndOfRun,
+    Heartbeat,
     Hello,
     Published,
     Refused,
@@ -81,6 +82,27 @@ async def linked(advertised: str = "") -> AsyncIterator[tuple[ScriptedEnd, Link,
             assert welcome is not None
             assert welcome.policy_version == 7
             yield end, link, context
+
+
+async def test_the_learner_says_that_it_lives_while_its_training_thread_does_something_else() -> None:
+    async with linked() as (end, link, _):
+        await asyncio.to_thread(link.publish, build_snapshot(8, [("w", torch.zeros(1))]), 0)
+        while await end.expect(Heartbeat) != Heartbeat(policy_version=8, status="serving", leases=[]):
+            pass
+
+
+async def test_why_a_learner_has_to_wait_can_be_told() -> None:
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, BATCH)
+        async with opened(a_link(end.endpoint)) as link:
+            await end.expect(Hello)
+            await end.reply(Refused(reason="learner session a has this run", message_type="hello"))
+            await end.expect(Hello)
+            assert link.refused == "learner session a has this run"
+            assert await asyncio.to_thread(link.wait_welcome, 0.01) is None
+            await end.welcome()
+            assert await asyncio.to_thread(link.wait_welcome, 20.0) is not None
+            assert link.refused == ""
 
 
 async def test_no_welcome_in_time_is_none_and_not_an_error() -> None:
@@ -182,7 +204,8 @@ async def test_a_broker_that_was_started_again_is_told_where_the_checkpoint_stan
         await end.welcome(policy_version=7)
         await end.expect(Resume)
         await end.expect(BatchRequest)
-        after_hello = [r.message for r in end.seen[[isinstance(r.message, Hello) for r in end.seen].index(True) + 1 :]]
+        heard = [received.message for received in end.seen if not isinstance(received.message, Heartbeat)]
+        after_hello = heard[[isinstance(message, Hello) for message in heard].index(True) + 1 :]
         assert after_hello[:2] == [Resume(next_batch=4), BatchRequest(index=4, policy_version=9)]
 
 

@@ -7,12 +7,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from protocol.channels import WORK
+from protocol.channels import BATCH, WORK
 from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import Ack, Chunk, Finish, Goodbye, Heartbeat, Hello, LeaseRequest, NoLease, Pulse, Refused, Welcome
 from services.broker.actions import Who
 from services.broker.peers import Peers, SessionRefused
-from services.runtime.lifecycle import ReplacedError, ServiceError, flatten
+from services.runtime.lifecycle import OccupiedError, ReplacedError, ServiceError, flatten
+from services.runtime.peer import TURNED_AWAY_S
+from tests.support.broker_process import eventually
 from tests.support.builders import a_chunk, token_arrays
 from tests.support.clocks import VirtualClock
 from tests.support.zmq_ends import ScriptedEnd, a_client, a_welcome, connected, in_background, sequenced, zmq_context
@@ -233,11 +235,11 @@ async def test_a_fatal_refusal_ends_the_conversation_with_its_reason() -> None:
 
 
 async def test_whoever_was_replaced_is_told_apart_in_the_broker_s_own_words() -> None:
-    peers = Peers()
+    peers = Peers(0.0)
     for session in ("old", "new"):
-        peers.hello(Who("learner", session), "learner", 0, 0.0)
+        peers.hello(Who("r", session), "rollout", 0, 0.0)
     with pytest.raises(SessionRefused) as refusal:
-        peers.hello(Who("learner", "old"), "learner", 0, 1.0)
+        peers.hello(Who("r", "old"), "rollout", 0, 1.0)
     async with zmq_context() as context:
         end = ScriptedEnd(context, WORK)
         client = a_client(context, WORK, end.endpoint)
@@ -248,6 +250,61 @@ async def test_whoever_was_replaced_is_told_apart_in_the_broker_s_own_words() ->
             error = await conversation
         assert isinstance(error, ReplacedError)
         assert "stop one of them" in str(error)
+
+
+async def test_a_process_that_is_asked_to_wait_says_hello_again_and_gives_up_when_it_lasts() -> None:
+    clock = VirtualClock()
+    no_room = Refused(reason="learner session a has this run", message_type="hello")
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, BATCH)
+        client = a_client(context, BATCH, end.endpoint, clock=clock, role="learner", name="learner")
+        async with asyncio.TaskGroup() as tasks:
+            conversation = tasks.create_task(ending(client.run()))
+            for seconds in (1.1, TURNED_AWAY_S - 3.0, 1.1):
+                await end.expect(Hello)
+                await end.reply(no_room)
+                await eventually(lambda: client.refused == no_room.reason)
+                clock.advance(seconds)
+            assert not client.connected
+            assert not conversation.done()
+            await end.expect(Hello)
+            clock.advance(1.1)
+            await end.reply(no_room)
+            error = await conversation
+        assert isinstance(error, OccupiedError)
+        assert "refused this process for 30 s: learner session a has this run" in str(error)
+
+
+async def test_a_process_that_waited_is_welcomed_when_there_is_room() -> None:
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, BATCH)
+        client = a_client(context, BATCH, end.endpoint, role="learner", name="learner")
+        async with in_background(client.run()):
+            await end.expect(Hello)
+            await end.reply(Refused(reason="learner session a has this run", message_type="hello"))
+            await end.welcome()
+            await client.connected_welcome()
+            assert client.refused == ""
+            await client.send(finish(1))
+            assert (await end.receive()).message == finish(1)
+
+
+async def test_two_learners_have_two_connections() -> None:
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, BATCH)
+        first = a_client(context, BATCH, end.endpoint, role="learner", name="learner", session="a")
+        second = a_client(context, BATCH, end.endpoint, role="learner", name="learner", session="b")
+        async with in_background(first.run()):
+            await end.welcome()
+            await first.connected_welcome()
+            first_identity = end.peer
+            async with in_background(second.run()):
+                while (await end.expect(Hello)).session != "b":
+                    pass
+                assert end.peer != first_identity
+                await end.channel.send(first_identity, Pulse(policy_version=3, weights_endpoint=""))
+                assert isinstance((await first.inbox.get()).message, Welcome)
+                assert (await first.inbox.get()).message == Pulse(policy_version=3, weights_endpoint="")
 
 
 async def test_a_run_with_other_settings_ends_the_conversation_with_what_must_agree() -> None:

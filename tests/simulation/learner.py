@@ -108,6 +108,10 @@ class SimLink:
     def waiting_for(self) -> str:
         return self._conversation.waiting_for
 
+    @property
+    def refused(self) -> str:
+        return self._conversation.refused
+
     def wait_welcome(self, timeout_s: float) -> Welcome | None:
         try:
             return self._call(self._conversation.welcome(), timeout_s)

@@ -18,6 +18,7 @@ from protocol.messages import (
     Ack,
     Checkpointed,
     EndOfRun,
+    Goodbye,
     Heartbeat,
     LeaseEnded,
     LeaseKey,
@@ -27,6 +28,7 @@ from protocol.messages import (
 )
 from services.broker.actions import Action, GrantLease, Who
 from services.broker.ledger import Ledger
+from services.broker.peers import LEARNER_LEASE_S
 from tests.support.broker_ledger import LedgerHarness, chunk, config_with, delivered, replies
 from tests.support.broker_peers import logprobs_of, tokens_of
 
@@ -255,7 +257,21 @@ class LedgerMachine(RuleBasedStateMachine):
         self.checkpoint = self.position
 
     @rule()
-    def learner_is_killed(self) -> None:
+    def a_second_learner_is_turned_away(self) -> None:
+        self.harness.send(self.learner, Heartbeat(policy_version=self.version, status="serving", leases=[]))
+        before = durable_state(self.harness.ledger)
+        (refused,) = replies(self.harness.hello(Who("learner", "second"), "learner"), Refused)
+        assert not refused.fatal
+        assert durable_state(self.harness.ledger) == before
+        assert durable_state(self.harness.restored()) == before
+        WEATHER["second learner"] += 1
+
+    @rule(in_order=st.booleans())
+    def learner_ends(self, in_order: bool) -> None:
+        if in_order:
+            self.harness.send(self.learner, Goodbye())
+        else:
+            WEATHER["lease expired"] += len(replies(self.harness.tick(LEARNER_LEASE_S), LeaseEnded))
         self.lives += 1
         self.position = self.checkpoint
         self.learner_starts(Who("learner", f"{self.lives}"))

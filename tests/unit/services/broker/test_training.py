@@ -25,6 +25,7 @@ from protocol.messages import (
     Welcome,
 )
 from services.broker.actions import Action, Announce, GrantLease, Who
+from services.broker.peers import LEARNER_LEASE_S
 from tests.support.broker_ledger import LEARNER, LedgerHarness, chunk, config_with, delivered, granted, replies
 
 R1 = Who("r1", "a")
@@ -170,6 +171,7 @@ def test_a_restarted_learner_gets_the_batches_since_its_checkpoint_again_and_new
     assert delivered(world.request_batch(2, 3)) == [2]
     content = [group_ids(world, index) for index in (1, 2)]
     reborn = Who("learner-2", "b")
+    world.tick(LEARNER_LEASE_S)
     (welcome,) = replies(world.hello(reborn, "learner"), Welcome)
     assert (welcome.next_batch, welcome.policy_version) == (1, 3)
     assert replies(world.send(reborn, Resume(next_batch=1)), Refused) == []
@@ -186,12 +188,41 @@ def test_a_restarted_learner_gets_the_batches_since_its_checkpoint_again_and_new
 
 def test_a_former_learner_is_fenced_off_for_good() -> None:
     world = harness()
+    world.tick(LEARNER_LEASE_S)
     world.hello(Who("learner", "second"), "learner")
     (refused,) = replies(world.request_batch(0, 1), Refused)
     assert refused.reason.startswith("unknown session")
     (fatal,) = replies(world.hello(LEARNER, "learner"), Refused)
     assert fatal.fatal
     assert "was replaced by a newer one" in fatal.reason
+
+
+def test_a_second_learner_changes_nothing_for_the_first_one_which_lives_while_it_trains() -> None:
+    world = harness()
+    generate(world, 4, 1)
+    assert delivered(world.request_batch(0, 1)) == [0]
+    second = Who("learner", "second")
+    for _ in range(12):
+        world.tick(1.0)
+        assert world.send(LEARNER, Heartbeat(policy_version=1, status="serving", leases=[])) == []
+        (refused,) = replies(world.hello(second, "learner"), Refused)
+        assert not refused.fatal
+        assert "session first (learner) has this run and was heard 0.0 s ago" in refused.reason
+    status = world.ledger.status(world.now)
+    assert (status["learner_session"], status["learner_silent_s"], status["learner_waiting"]) == ("first", 0.0, "second")
+    assert replies(world.trained(0, 1), Refused) == []
+    assert replies(world.publish(2, 1), Refused) == []
+    world.restart()
+    (refused,) = replies(world.hello(second, "learner"), Refused)
+    assert not refused.fatal
+    assert replies(world.hello(LEARNER, "learner"), Welcome)
+
+
+def test_a_learner_that_says_goodbye_leaves_the_run_to_the_next_one_also_under_another_broker() -> None:
+    world = harness()
+    world.send(LEARNER, Goodbye())
+    world.restart()
+    assert replies(world.hello(Who("learner", "second"), "learner"), Welcome)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +235,7 @@ def test_a_wrong_checkpoint_is_refused_for_good(next_batch: int, reason: str) ->
     train_one(world, 0, 1)
     world.send(LEARNER, Checkpointed(next_batch=1, policy_version=2))
     world.restart()
+    world.tick(LEARNER_LEASE_S)
     reborn = Who("learner", "b")
     world.hello(reborn, "learner")
     (refused,) = replies(world.send(reborn, Resume(next_batch=next_batch)), Refused)
