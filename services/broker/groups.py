@@ -209,9 +209,13 @@ class Groups:
         return [self._groups[group_id]]
 
     def _put(self, row: TrajectoryRow) -> TrajectoryRow:
+        former = self._trajectories[row.trajectory_id]
         self._trajectories[row.trajectory_id] = row
-        self._index(row)
-        self._refresh_floor(row.group_id)
+        # Most rows are put for one more chunk, which changes neither.
+        if row.status != former.status:
+            self._index(row)
+        if (row.min_version, row.lease_version) != (former.min_version, former.lease_version):
+            self._refresh_floor(row.group_id)
         return row
 
     def _index(self, row: TrajectoryRow) -> None:
