@@ -84,8 +84,13 @@ class Table:
         return f"INSERT OR REPLACE INTO {self.name} ({', '.join(self.columns)}) VALUES ({marks})"
 
     def values(self, row: Row) -> tuple[Any, ...]:
-        plain: dict[str, Any] = msgspec.to_builtins(row)
-        return tuple(json.dumps(plain[name]) if name in self.json_fields else plain[name] for name in self.fields)
+        values: tuple[Any, ...] = msgspec.structs.astuple(row)
+        if not self.json_fields:
+            return values
+        return tuple(
+            json.dumps(msgspec.to_builtins(value)) if name in self.json_fields else value
+            for name, value in zip(self.fields, values, strict=True)
+        )
 
     def row(self, values: tuple[Any, ...]) -> Row:
         plain = {
