@@ -3,12 +3,13 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ from typing import Any, Final, Self
 
 import psutil
 
+from services.broker.reader import LEDGER_FILE
 from services.rollout.server import ServerOptions, server_command, server_environment
 from tests.support.run_process import REPOSITORY, free_ports
 
@@ -27,7 +29,7 @@ MODEL: Final = REPOSITORY / "models/tiny"
 
 @dataclass
 class Member:
-    """One process that is started again whenever it ends, unless the test says otherwise."""
+    """One process that is started again whenever it fails, unless the test says otherwise."""
 
     name: str
     command: list[str]
@@ -64,8 +66,8 @@ class Member:
         return self.process is not None
 
     def keep_running(self) -> None:
-        """Start it again a moment after its end, as whoever manages processes does."""
-        if not self.look() and self.keep and time.monotonic() - self.ended_at > RESTART_S:
+        """Start it again a moment after its end, as whoever manages processes does; status 0 says that the run is over."""
+        if not self.look() and self.keep and self.ends[-1] != 0 and time.monotonic() - self.ended_at > RESTART_S:
             self.start()
 
     def signal(self, number: signal.Signals) -> None:
@@ -94,6 +96,7 @@ class Fleet:
         self._settings = [
             f"model.path={MODEL}",
             f"run.directory={directory}",
+            "run.num_batches=100000",
             f"broker.work_endpoint=tcp://127.0.0.1:{self.work_port}",
             f"broker.batch_endpoint=tcp://127.0.0.1:{self.batch_port}",
             f"learner.weights_endpoint=tcp://127.0.0.1:{self.weights_port}",
@@ -164,7 +167,7 @@ class Fleet:
         found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [row for row in found if row.get("event") == event]
 
-    def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 180.0) -> None:
+    def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 400.0) -> None:
         """Wait, starting again whatever ends. Raises: AssertionError with the ends of all logs."""
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -173,12 +176,15 @@ class Fleet:
             assert time.monotonic() < deadline, f"no {what} within {timeout_s} s:\n{self.tails()}"
             self._watch.wait(POLL_S)
 
-    def wait_batches(self, number: int, timeout_s: float = 240.0) -> None:
+    def wait_batches(self, number: int, timeout_s: float = 600.0) -> None:
         """Wait until so many batches are in the record."""
         self.wait_until(f"{number} batches", lambda: len(self.rows("batch")) >= number, timeout_s)
 
-    def finish(self, timeout_s: float = 400.0) -> None:
-        """Wait for the end of the run, and for every process to end with status 0."""
+    def finish(self, timeout_s: float = 900.0) -> None:
+        """Tell the run to stop, wait for its end, and for every process to end with status 0."""
+        command = [sys.executable, "-m", "services.cli.main", "stop", str(self.directory)]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr + self.tails()
         self.wait_until("end of the run", lambda: bool(self.events("learner", "run_complete")), timeout_s)
         for member in self.members.values():
             member.keep = False
@@ -197,6 +203,12 @@ class Fleet:
         member.signal(signal.SIGTERM)
         self.wait_until(f"end of {name}", lambda: not member.look(), timeout_s)
         return time.monotonic() - begin
+
+    def num_leases(self, name: str) -> int:
+        """Leases that the ledger says a rollout holds."""
+        query = "SELECT count(*) FROM trajectories WHERE status = 'leased' AND holder_peer = ?"
+        with closing(sqlite3.connect(f"file:{self.directory / LEDGER_FILE}?mode=ro", uri=True)) as connection:
+            return int(connection.execute(query, (name,)).fetchone()[0])
 
     def tails(self) -> str:
         """The last lines of every process's log."""

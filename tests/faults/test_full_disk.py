@@ -171,7 +171,7 @@ def test_a_version_that_cannot_be_reserved_is_an_error_and_the_last_one_stays(tm
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 def test_a_learner_without_room_for_a_checkpoint_ends_with_the_reason_and_goes_on_from_the_last(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path, "run.num_batches=10", "learner.checkpoint_every_batches=2")
+    fleet = Fleet(tmp_path, "learner.checkpoint_every_batches=2")
     with small_disk(tmp_path / "checkpoints", 64 * MIB) as disk, fleet:
         fleet.start("broker")
         fleet.start("rollout", name="rollout-0")
@@ -188,5 +188,4 @@ def test_a_learner_without_room_for_a_checkpoint_ends_with_the_reason_and_goes_o
         assert fleet.events("learner", "resumed")[-1]["next_batch"] == saved["next_batch"]
         report = audit(tmp_path)
     assert report.problems == []
-    assert report.num_batches == 10
     assert report.num_trained_again == 2
