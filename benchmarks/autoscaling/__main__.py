@@ -8,8 +8,9 @@ from benchmarks.autoscaling.report import run_all
 parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscaling", description=__doc__)
 parser.add_argument("--directory", type=Path, default=Path("runs/autoscaling"), help="where tables, JSON and plots go")
 parser.add_argument("--seeds", type=int, default=5, help="runs of each case")
+parser.add_argument("--jobs", type=int, default=1, help="processes")
 parser.add_argument("--no-large", action="store_true", help="without the run of thousands of rollouts")
 
 if __name__ == "__main__":
     arguments = parser.parse_args()
-    run_all(arguments.directory, seeds=range(arguments.seeds), large=not arguments.no_large)
+    run_all(arguments.directory, seeds=range(arguments.seeds), jobs=arguments.jobs, large=not arguments.no_large)

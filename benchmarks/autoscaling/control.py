@@ -71,6 +71,11 @@ def simulate(config: Config, *, signal: Signal, behavior: Behavior, replicas: in
     )
 
 
-def as_many_as(replicas: int) -> Signal:
-    """A fixed fleet."""
-    return lambda _history, _now: float(replicas)
+@dataclass(frozen=True)
+class AsManyAs:
+    """The signal of a fixed fleet."""
+
+    replicas: int
+
+    def __call__(self, _history: History, _now: float) -> float:
+        return float(self.replicas)

@@ -15,8 +15,8 @@ from benchmarks.autoscaling.ledger import Ledger
 
 DUE_RETRY_S = 0.25
 DUE_RETRY_A_GROUP_S = 1e-4
-"""While a batch waits for groups that must not get older, it is tried at most this often, and less often the more groups there
-are: each try sorts them all. The broker tries at every event."""
+"""While a batch waits for groups that must not get older, it is tried at most this often, and less often the more groups
+there are: each try sorts them all. The broker tries at every event."""
 
 
 @dataclass(frozen=True, kw_only=True)

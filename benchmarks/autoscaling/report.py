@@ -3,8 +3,9 @@
 import json
 import math
 import platform
-import time
-from collections.abc import Sequence
+import resource
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,13 @@ COLUMNS = {
     "pod_hours_per_batch": ("pod hours per batch", "{:.2f}"),
 }
 MAP_LAGS = (2, 4, 8)
+TABLES: dict[str, Callable[[], list[Case]]] = {
+    "As deployed, in all jobs and weathers": scenarios.jobs,
+    "Signals, base job": lambda: scenarios.compared(scenarios.BASE),
+    "Signals, 2 % of episodes 10x as long": lambda: scenarios.compared(scenarios.JOBS["2 % of episodes 10x as long"]),
+    "One change at a time, base job": scenarios.sensitivity,
+}
+DRAWN = ("base", "spot: half at once", "spot: 5 % lost per hour", "2 % of episodes 10x as long")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +57,26 @@ def _at(values: Sequence[float], share: float) -> float:
     return high if math.isinf(high) and place % 1 else low + (high - low) * (place % 1) if high != low else low
 
 
-def row(case: Case, seeds: Sequence[int]) -> Row:
-    return Row(
-        name=case.name,
-        fluid_size=case.config.fluid_size(),
-        outcomes=tuple(case.outcome(seed) for seed in seeds),
-    )
+def rows_of(pool: Executor, cases: Sequence[Case], seeds: Sequence[int]) -> list[Row]:
+    """Every case with every seed."""
+    measured = list(pool.map(_measure, [(case, seed) for case in cases for seed in seeds]))
+    return [
+        Row(
+            name=case.name,
+            fluid_size=case.config.fluid_size(),
+            outcomes=tuple(measured[index * len(seeds) : (index + 1) * len(seeds)]),
+        )
+        for index, case in enumerate(cases)
+    ]
+
+
+def _measure(job: tuple[Case, int]) -> Outcome:
+    case, seed = job
+    return case.outcome(seed)
+
+
+def _simulated(case: Case) -> tuple[str, Run]:
+    return case.name, case.run(0)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -75,42 +97,39 @@ def _said(form: str, value: float) -> str:
     return form.format(value) if math.isfinite(value) else "never" if math.isinf(value) else "-"
 
 
-def run_all(directory: Path, *, seeds: Sequence[int], large: bool) -> None:
-    """Everything into ``directory``: tables.md, results.json, autoscaling_*.png. Says on stdout what is done and how long it took."""
+def run_all(directory: Path, *, seeds: Sequence[int], jobs: int, large: bool) -> None:
+    """Everything into ``directory``: tables.md, results.json and autoscaling_*.png; says on stdout what is done."""
     directory.mkdir(parents=True, exist_ok=True)
-    begin = time.process_time()
     result: dict[str, list[Row]] = {}
-    for title, cases in {
-        "As deployed, in all jobs and weathers": scenarios.jobs(),
-        "Signals, base job": scenarios.compared(scenarios.BASE),
-        "Signals, 2 % of episodes 10x as long": scenarios.compared(scenarios.JOBS["2 % of episodes 10x as long"]),
-        "One change at a time, base job": scenarios.sensitivity(),
-    }.items():
-        result[title] = [row(case, seeds) for case in cases]
-        print(f"{title}: {len(cases)} cases, {time.process_time() - begin:.0f} s of CPU so far", flush=True)
-    sizes = {lag: [row(case, seeds[:2]) for case in scenarios.map_cases(lag)] for lag in MAP_LAGS}
-    plots.draw_map(sizes, directory / "autoscaling_map.png")
-    plots.draw_signals(_runs(scenarios.compared(scenarios.BASE)[:4]), directory / "autoscaling_signals.png")
-    chosen = {case.name: case for case in scenarios.jobs()}
-    weathers = ["base", "spot: half at once", "spot: 5 % lost per hour", "2 % of episodes 10x as long"]
-    plots.draw_weathers(_runs([chosen[name] for name in weathers]), directory / "autoscaling_weathers.png")
+    with ProcessPoolExecutor(jobs) as pool:
+        slow = pool.submit(_measure, (scenarios.large(), 0)) if large else None
+        for title, cases in TABLES.items():
+            result[title] = rows_of(pool, cases(), seeds)
+            print(f"{title}: done", flush=True)
+            _write(directory, result, len(seeds))
+        sizes = {lag: rows_of(pool, scenarios.map_cases(lag), seeds[:1]) for lag in MAP_LAGS}
+        plots.draw_map(sizes, directory / "autoscaling_map.png")
+        result |= {f"Fixed fleets, max_lag {lag}": rows for lag, rows in sizes.items()}
+        compared = dict(pool.map(_simulated, scenarios.compared(scenarios.BASE)[:4]))
+        plots.draw_signals(compared, directory / "autoscaling_signals.png")
+        weathers = dict(pool.map(_simulated, [case for case in scenarios.jobs() if case.name in DRAWN]))
+        plots.draw_weathers(weathers, directory / "autoscaling_weathers.png")
+        if slow is not None:
+            case = scenarios.large()
+            result["Thousands of rollouts"] = [
+                Row(name=case.name, fluid_size=case.config.fluid_size(), outcomes=(slow.result(),))
+            ]
+        _write(directory, result, len(seeds))
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{used.ru_utime + used.ru_stime:.0f} s of CPU; {directory}")
+
+
+def _write(directory: Path, result: Mapping[str, Sequence[Row]], num_seeds: int) -> None:
+    head = f"{datetime.now(tz=UTC):%Y-%m-%d}, Python {platform.python_version()}, {num_seeds} seeds.\n\n"
     texts = [f"### {title}\n\n{table(rows)}" for title, rows in result.items()]
-    if large:
-        before = time.process_time()
-        result["Thousands of rollouts"] = [row(scenarios.large(), [0])]
-        cpu_s = time.process_time() - before
-        texts.append(f"### Thousands of rollouts ({cpu_s:.0f} s of CPU)\n\n{table(result['Thousands of rollouts'])}")
-    head = f"{datetime.now(tz=UTC):%Y-%m-%d}, Python {platform.python_version()}, {len(seeds)} seeds"
-    used = f"{time.process_time() - begin:.0f} s of CPU"
-    (directory / "tables.md").write_text(f"{head}, {used}.\n\n" + "\n".join(texts), encoding="utf-8")
-    everything: dict[str, Any] = {title: [_plain(entry) for entry in rows] for title, rows in result.items()}
-    everything |= {f"fixed fleets, max_lag {lag}": [_plain(entry) for entry in rows] for lag, rows in sizes.items()}
-    (directory / "results.json").write_text(json.dumps(everything, indent=1), encoding="utf-8")
-    print(f"{used}; {directory}")
-
-
-def _runs(cases: Sequence[Case]) -> dict[str, Run]:
-    return {case.name: case.run(0) for case in cases}
+    (directory / "tables.md").write_text(head + "\n".join(texts), encoding="utf-8")
+    plain = {title: [_plain(entry) for entry in rows] for title, rows in result.items()}
+    (directory / "results.json").write_text(json.dumps(plain, indent=1), encoding="utf-8")
 
 
 def _plain(entry: Row) -> dict[str, Any]:

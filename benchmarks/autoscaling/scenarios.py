@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from benchmarks.autoscaling.config import Config, Lengths, Spot
-from benchmarks.autoscaling.control import Run, as_many_as, simulate
+from benchmarks.autoscaling.control import AsManyAs, Run, simulate
 from benchmarks.autoscaling.hpa import Behavior, deployed
 from benchmarks.autoscaling.measures import Outcome, outcome
 from benchmarks.autoscaling.signals import Signal, WaitAndLag, Wanted, queue_length, utilisation
@@ -13,7 +13,7 @@ MOST: Final = 64
 """Upper bound of the simulated autoscalers: nearly four times what the base job needs."""
 BASE: Final = Config()
 TAIL: Final = Lengths(tail_share=0.02, most=16384)
-LOST_AT_S: Final = 7200.0
+LOST_AT_S: Final = 5400.0
 JOBS: Final = {
     "base": BASE,
     "max_lag 2": replace(BASE, max_lag=2),
@@ -37,7 +37,7 @@ class Case:
     signal: Signal
     behavior: Behavior
     replicas: int = 1
-    hours: float = 4.0
+    hours: float = 3.0
 
     def run(self, seed: int) -> Run:
         return simulate(
@@ -56,7 +56,7 @@ class Case:
 
 def _fixed(name: str, config: Config, replicas: int) -> Case:
     behavior = Behavior(max_replicas=1024)
-    return Case(name=name, config=config, signal=as_many_as(replicas), behavior=behavior, replicas=replicas)
+    return Case(name=name, config=config, signal=AsManyAs(replicas), behavior=behavior, replicas=replicas)
 
 
 def jobs() -> list[Case]:
@@ -67,7 +67,7 @@ def jobs() -> list[Case]:
             config=config,
             signal=Wanted(),
             behavior=deployed(MOST),
-            hours=10.0 if config.step_s > 300 else 4.0,
+            hours=8.0 if config.step_s > 300 else 3.0,
         )
         for name, config in JOBS.items()
     ]

@@ -53,8 +53,8 @@ def history(serving: int, running: int, waiting: float, lag: float) -> History:
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_wanted(name: str) -> None:
-    *state, wanted = CASES[name]
-    assert Wanted()(history(*state), 1210.0) == pytest.approx(wanted, rel=1e-3)
+    serving, running, waiting, lag, wanted = CASES[name]
+    assert Wanted()(history(serving, running, waiting, lag), 1210.0) == pytest.approx(wanted, rel=1e-3)
 
 
 @pytest.mark.monitoring
