@@ -49,7 +49,7 @@ class CalculatorState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An episode between two turns."""
 
     problem: str
-    num_turns: int
+    num_turns: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class Calculator(DemonstratingEnvironment):

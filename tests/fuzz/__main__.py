@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,46 +39,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     chosen = options.target or ["all"]
     targets = [target for target in TARGETS.values() if "all" in chosen or target.name in chosen]
-    results: list[dict[str, Any]] = []
-
-    def one(target: Target) -> None:
-        results.append(_session(target, options))
-        print(_line(results[-1]), flush=True)
-        if options.json is not None:
-            options.json.write_text(json.dumps(results, indent=1) + "\n")
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(one, targets))
+    with tempfile.TemporaryDirectory(prefix="gspo-fuzz-") as name:
+        directory = Path(name)
+        for target in targets:
+            _prepare(target, directory / target.name)
+        running = [
+            _start([target.name for target in targets[at :: options.jobs]], directory, options) for at in range(options.jobs)
+        ]
+        for process in running:
+            process.wait()
+        results = [_result(target, directory / target.name, keep_new=options.keep) for target in targets]
+    for result in results:
+        print(_line(result))
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
     total = sum(result["cases"] for result in results)
     broken = [result["target"] for result in results if "crash" in result]
     print(f"{total:,} cases, {len(broken)} targets broken {' '.join(broken)}")
     return int(bool(broken))
 
 
-def _session(target: Target, options: argparse.Namespace) -> dict[str, Any]:
-    """Fuzz one target in a process of its own; returns its report."""
-    cases = options.cases or max(1, int(target.cases * options.share))
-    with tempfile.TemporaryDirectory(prefix="gspo-fuzz-") as name:
-        directory = Path(name)
-        found = directory / "found"
-        found.mkdir()
-        for number, data in enumerate([*target.seeds(), *kept(target.name)]):
-            (found / f"seed-{number}").write_bytes(data[: target.max_bytes])
-        report = directory / "report.json"
-        command = [
-            sys.executable, "-m", "tests.fuzz.session", target.name, f"--cases={cases}", f"--seconds={options.seconds}",
-            f"--seed={options.seed}", f"--report={report}", f"--found={found}",
-        ]  # fmt: skip
-        ended = subprocess.run(command, capture_output=True, check=False)
-        said = ended.stderr.decode(errors="replace")
-        result: dict[str, Any] = json.loads(report.read_text()) if report.is_file() else {"target": target.name, "cases": 0}
-        for artifact in sorted(directory.glob("report.json.*")):
-            result.setdefault("crash", f"{artifact.name}: {said[-1500:]}")
-            result["input"] = str(keep(target.name, artifact.read_bytes(), broken=True))
-        if ended.returncode and "crash" not in result:
-            result["crash"] = f"status {ended.returncode}: {said[-1500:]}"
-        if options.keep:
-            _keep_smallest(target, [path.read_bytes() for path in found.iterdir() if not path.name.startswith("seed-")])
+def _prepare(target: Target, directory: Path) -> None:
+    """What a session begins with."""
+    (directory / "found").mkdir(parents=True)
+    for number, data in enumerate([*target.seeds(), *kept(target.name)]):
+        (directory / "found" / f"seed-{number}").write_bytes(data[: target.max_bytes])
+
+
+def _start(names: list[str], directory: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
+    """A process that fuzzes these targets one after the other."""
+    command = [sys.executable, "-m", "tests.fuzz.session", f"--directory={directory}", f"--seconds={options.seconds}"]
+    command += [f"--seed={options.seed}", f"--share={options.share}"]
+    command += [f"--cases={options.cases}"] if options.cases else []
+    return subprocess.Popen([*command, *names])
+
+
+def _result(target: Target, directory: Path, *, keep_new: bool) -> dict[str, Any]:
+    """The report of one session, with what broke it."""
+    report = directory / "report.json"
+    result: dict[str, Any] = {"target": target.name, "cases": 0, "crash": "the session did not begin"}
+    if report.is_file():
+        result = json.loads(report.read_text())
+    for artifact in sorted(directory.glob("artifact-*")):
+        said = (directory / "said").read_text(errors="replace")
+        result.setdefault("crash", f"{artifact.name}: {said[-1500:]}")
+        result["input"] = str(keep(target.name, artifact.read_bytes(), broken=True))
+    if keep_new:
+        found = (directory / "found").iterdir()
+        _keep_smallest(target, [path.read_bytes() for path in found if not path.name.startswith("seed-")])
     return result
 
 

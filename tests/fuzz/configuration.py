@@ -1,6 +1,9 @@
 """Targets: what people write: configuration files, overrides, keys, options of environments, rows of data sets."""
 
+import atexit
 import json
+import os
+import shutil
 import tempfile
 from functools import cache
 from itertools import count, islice
@@ -28,12 +31,15 @@ EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 def scratch() -> Path:
     """A directory in memory for inputs that only come as files; gone with the process."""
     memory = Path("/dev/shm")
-    holder = tempfile.TemporaryDirectory(prefix="gspo-fuzz-", dir=memory if memory.is_dir() else None)
-    _HOLDERS.append(holder)
-    return Path(holder.name)
+    path = Path(tempfile.mkdtemp(prefix="gspo-fuzz-", dir=memory if memory.is_dir() else None))
+    atexit.register(_remove, path, os.getpid())
+    return path
 
 
-_HOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+def _remove(path: Path, owner: int) -> None:
+    """Not when a fork ends: it shares the directory."""
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def written(name: str, data: bytes) -> Path:

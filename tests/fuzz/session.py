@@ -1,13 +1,15 @@
-"""One fuzzing session of one target under atheris, in a process of its own: `python -m tests.fuzz.session NAME ...`.
+"""Fuzzing sessions under atheris: `python -m tests.fuzz.session --directory DIR NAME ...`.
 
 The services are instrumented as they are imported, so nothing of them is imported before. libFuzzer ends the process
-itself; what is to be known afterwards is written to ``--report`` while it runs.
+itself, so each session is a fork of the process that has imported everything; what is to be known of it afterwards is
+written to DIR/NAME/report.json while it runs.
 """
 
 import argparse
 import importlib
 import json
 import logging
+import os
 import random
 import sys
 import time
@@ -28,25 +30,38 @@ STRUCTURED_ONE_IN: Final = 2
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.session", description=__doc__)
-    parser.add_argument("target")
-    parser.add_argument("--cases", type=int, required=True)
+    parser.add_argument("targets", nargs="+")
+    parser.add_argument("--cases", type=int, help="of each (default: its own number)")
+    parser.add_argument("--share", type=float, default=1.0, help="of each target's own number")
     parser.add_argument("--seconds", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--report", type=Path, required=True)
-    parser.add_argument("--found", type=Path, required=True, help="directory for inputs that reach new code")
+    parser.add_argument("--directory", type=Path, required=True)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     with atheris.instrument_imports(include=["protocol", "services"]):
         targets = importlib.import_module("tests.fuzz.targets")
-        target = targets.TARGETS[arguments.target]
-        target.seeds()  # imports what the target imports late
+        chosen = [targets.TARGETS[name] for name in arguments.targets]
+        for target in chosen:
+            target.seeds()  # imports what the target imports late
     _be_quiet()
-    session = _Session(target, arguments)
+    for target in chosen:
+        child = os.fork()
+        if child == 0:
+            _fuzz(target, arguments)
+        os.waitpid(child, 0)
+
+
+def _fuzz(target: "Target", arguments: argparse.Namespace) -> None:
+    """Never returns: libFuzzer ends the process."""
+    directory: Path = arguments.directory / target.name
+    cases = arguments.cases or max(1, int(target.cases * arguments.share))
+    os.dup2(os.open(directory / "said", os.O_WRONLY | os.O_CREAT, 0o644), 2)
+    session = _Session(target, directory / "report.json", cases)
     atheris.Setup(
         [
-            sys.argv[0], f"-runs={arguments.cases}", f"-max_total_time={arguments.seconds}", f"-timeout={HANG_S}",
+            sys.argv[0], f"-runs={cases}", f"-max_total_time={arguments.seconds}", f"-timeout={HANG_S}",
             f"-max_len={target.max_bytes}", f"-seed={arguments.seed}", "-rss_limit_mb=4096", "-print_final_stats=0",
-            f"-artifact_prefix={arguments.report}.", "-verbosity=0", str(arguments.found),
+            f"-artifact_prefix={directory}/artifact-", "-verbosity=0", str(directory / "found"),
         ],
         session.one,
         custom_mutator=session.mutate,
@@ -65,12 +80,12 @@ def _be_quiet() -> None:
 class _Session:
     """Counts cases, and writes what is known of them every few seconds and at the end."""
 
-    def __init__(self, target: "Target", arguments: argparse.Namespace) -> None:
+    def __init__(self, target: "Target", report: Path, cases: int) -> None:
         from tests.fuzz.target import Measured
 
         self._target = target
-        self._report: Path = arguments.report
-        self._cases: int = arguments.cases
+        self._report = report
+        self._cases = cases
         self._measured = Measured()
         self._begin = time.monotonic()
         self._written = self._begin

@@ -15,7 +15,8 @@ from protocol.digests import tensor_digest, version_digest
 from protocol.errors import ProtocolError
 from protocol.messages import MESSAGE_TYPES, Chunk, Manifest, Message, Status, TensorInfo, WeightChunk, WeightGone
 from services.broker.payload import StoredChunk, chunk_checksum, chunk_header, join, stored_chunk
-from services.rollout.weights import FetchedWeights, FetchError, fetch_newest
+from services.rollout.held import HeldWeights
+from services.rollout.weights import FetchError, fetch_newest
 from services.runtime.peer import PeerClient
 from tests.fuzz.mutate import FRAME_MARK, mutate_frames
 from tests.fuzz.target import Target, require
@@ -145,8 +146,9 @@ def weights(data: bytes) -> None:
         _require_whole(fetched)
 
 
-def _require_whole(fetched: FetchedWeights) -> None:
+def _require_whole(fetched: HeldWeights) -> None:
     require(fetched.policy_version > 3, "a version that is not newer")
+    assert fetched.manifest is not None
     require(version_digest(fetched.manifest.tensors) == fetched.manifest.digest, "another version than the manifest's")
     for info, data in fetched.tensors():
         require(tensor_digest(data) == info.digest, f"tensor {info.name} is not what its digest says")
