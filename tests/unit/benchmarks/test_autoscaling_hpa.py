@@ -45,6 +45,11 @@ def test_of_80_replicas_the_documentations_policies_remove_8_then_8_and_below_40
     assert after == [72, 64, 57, 51, 45, 40, 36, 32, 28, 24, 20, 16, 12, 10]
 
 
+def test_a_percentage_is_rounded_up_on_the_way_out() -> None:
+    rules = Rules(stabilization_s=0, policies=(Policy(kind="Percent", value=10, period_s=60),))
+    assert syncs(Behavior(max_replicas=100, out=rules), 25, [90.0, 90.0], every_s=60.0) == [28, 31]
+
+
 def test_select_min_takes_the_policy_that_allows_less() -> None:
     policies = (Policy(kind="Percent", value=10, period_s=60), Policy(kind="Pods", value=5, period_s=60))
     rules = Rules(stabilization_s=0, policies=policies, select="Min")
@@ -100,6 +105,7 @@ def test_a_metric_that_cannot_be_read_changes_nothing_and_is_not_remembered() ->
     rules = Rules(stabilization_s=60, policies=(Policy(kind="Percent", value=100, period_s=15),))
     behavior = Behavior(max_replicas=100, out=AT_ONCE, back=rules)
     assert syncs(behavior, 10, [5.0, None, None, None, 5.0]) == [10, 10, 10, 10, 5]
+    assert syncs(FREE, 10, [None, None, 5.0]) == [10, 10, 5]
 
 
 def test_no_replicas_mean_that_autoscaling_is_off() -> None:

@@ -150,12 +150,12 @@ def test_a_run_is_settled_when_the_learner_waits_little_for_a_quarter_of_an_hour
 
 
 def test_turns_overshoot_and_spread_are_those_of_the_pods() -> None:
-    pods = [40] * 241 + [20] * 60 + [24] * 60 + [20] * 60 + [22] * 60
+    pods = [60] * 100 + [40] * 141 + [20] * 60 + [24] * 60 + [20] * 60 + [22] * 60
     measured = outcome(made_run(pods, [0.0] * 481), 3600.0)
     assert measured.turns_per_hour == 3.0
     mean = (40 + 20 * 120 + 24 * 60 + 22 * 60) / 241
     assert measured.pods == pytest.approx(mean)
-    assert measured.overshoot == pytest.approx(40 / mean)
+    assert measured.overshoot == pytest.approx(60 / mean)
     assert measured.spread == pytest.approx(4 / mean)
 
 
