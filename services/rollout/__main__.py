@@ -184,6 +184,7 @@ async def _engine(settings: Settings, name: str, vocab_size: int, registry: Coll
         vocab_size=vocab_size,
         chunk_tokens=rollout.chunk_tokens,
         max_concurrency=rollout.max_running,
+        load_timeout_s=rollout.engine_timeout_s,
         stall_timeout_s=rollout.engine_timeout_s,
     )
     if rollout.server_url:

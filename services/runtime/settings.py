@@ -206,8 +206,9 @@ class Rollout(Section):
     start_timeout_s: PositiveSeconds = 600.0
     """SGLang must be healthy within this time."""
     engine_timeout_s: PositiveSeconds = 300.0
-    """A generation to which SGLang adds nothing for so long (waiting for a weight update included) is given up, and goes on
-    elsewhere. Of a server that hangs the rollout ends after three such times, or when three weight updates have failed."""
+    """A generation to which SGLang adds nothing for so long (waiting for a weight update included), or a weight update that
+    takes longer, is given up, and its trajectories go on elsewhere. The rollout of a server that hangs ends after three such
+    times, or when three weight updates in a row have failed."""
     drain_s: PositiveSeconds = 10.0
     """On SIGTERM: time to hand unfinished trajectories back."""
     linger: bool = False
