@@ -1,7 +1,7 @@
 """Checkpoints of the learner: model, optimizer, random state, policy version, position in the order of batches.
 
     root/version-0000000012-batch-0000000003/   one checkpoint, published by a rename
-        engine/                                 DeepSpeed's own files
+        engine/                                 weights and optimizer, by parameter (`services.learner.optimizer_state`)
         random-00000.json ...                   random states, one file per rank
         checkpoint.json                         everything else, and the size of every other file
     root/latest                                 name of the newest
@@ -10,8 +10,8 @@
 A writer that is killed leaves `.partial-*`, which nothing reads and the next writer removes. Ranks on several hosts
 need one shared file system.
 
-DeepSpeed's files are torch.save archives and hold pickles. They are read as data alone: one that would call anything is
-refused (`services.learner.weights_only`); everything of ours is JSON.
+A checkpoint is resumed by any number of ranks, in any ZeRO stage and expert-parallel size. Tensors are safetensors files and
+everything else is JSON: no pickle.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from services.learner.durable import (
 )
 from services.runtime.lifecycle import ServiceError
 
-_FORMAT = 1
+_FORMAT = 2
 _METADATA = "checkpoint.json"
 _ENGINE = "engine"
 _LATEST = "latest"
 _LAST_VERSION = "last-version"
 _PREFIX = "version-"
+_RANDOM = "random-"
 
 
 class CheckpointError(ServiceError):
@@ -140,11 +141,17 @@ def _write(engine: CheckpointEngine, root: Path, destination: Path, state: Check
         make_partial_directory(destination)
     engine.barrier()
     partial = partial_path(destination)
-    engine.save_state(partial / _ENGINE)
-    random_file = partial / _random_name(engine.rank)
-    random_file.write_text(json.dumps(_random_state()), encoding="utf-8")
+    failure: Exception | None = None
+    try:
+        engine.save_state(partial / _ENGINE)
+        random_file = partial / _random_name(engine.rank)
+        random_file.write_text(json.dumps(_random_state()), encoding="utf-8")
+    except (OSError, RuntimeError) as error:
+        failure = error
+    # All ranks give up together: the others would wait for the one that cannot write.
+    if bool(engine.sum_over_ranks(torch.tensor([float(failure is not None)])).item()):
+        raise failure or OSError("another rank could not write its part; its log has the reason")
     digest = engine.weights_digest()
-    engine.barrier()
     if engine.rank == 0:
         _write_metadata(partial, state, engine.layout(), digest)
         publish_directory(partial, destination)
@@ -175,7 +182,7 @@ def find_latest(root: Path) -> Path | None:
         complete = _complete(root)
         return complete[-1] if complete else None
     name = pointer.read_text(encoding="utf-8", errors="replace").strip()
-    if not name.startswith(_PREFIX) or "/" in name or "\0" in name:
+    if not name.startswith(_PREFIX) or "/" in name or "\0" in name or len(name) > 100:
         raise CheckpointError(f"{pointer} holds {name[:100]!r}, not the name of a checkpoint; write one of those beside it")
     path = root / name
     if not (path / _METADATA).is_file():
@@ -212,11 +219,13 @@ def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
     """Load `path` into an engine that has not trained yet; random states included. Collective.
 
     Raises CheckpointError, on all ranks alike and before anything is loaded, for a checkpoint that is truncated or of
-    another model, layout or number of ranks; and afterwards if the loaded weights are not those that were saved.
+    another model, type or optimizer; and afterwards if the loaded weights are not those that were saved.
     """
     metadata = read_metadata(path)
     _require_same_layout(path, metadata["layout"], engine.layout())
-    random_state = _read_random_state(path / _random_name(engine.rank))
+    # More ranks than there were take the states in turn.
+    num_saved = sum(1 for name in metadata["files"] if name.startswith(_RANDOM))
+    random_state = _read_random_state(path / _random_name(engine.rank % max(1, num_saved)))
     engine.load_state(path / _ENGINE)
     digest = engine.weights_digest()
     if digest != metadata["weights_digest"]:
@@ -245,7 +254,10 @@ def read_metadata(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged: {error}; resume from another checkpoint") from error
     for name, size in metadata["files"].items():
-        found = (path / name).stat().st_size if (path / name).is_file() else 0
+        try:
+            found = (path / name).stat().st_size if (path / name).is_file() else 0
+        except OSError as error:  # a name that no file can have
+            raise CheckpointError(f"{file} is damaged: {error}; resume from another checkpoint") from error
         if found != size:
             raise CheckpointError(f"{path / name} has {found} bytes, {size} were written; resume from another checkpoint")
     return metadata
@@ -275,7 +287,7 @@ def _complete(root: Path) -> list[Path]:
 
 
 def _random_name(rank: int) -> str:
-    return f"random-{rank:05d}.json"
+    return f"{_RANDOM}{rank:05d}.json"
 
 
 def _random_state() -> dict[str, Any]:
