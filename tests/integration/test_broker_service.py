@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import resource
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,9 +18,13 @@ from protocol.messages import Ack, Heartbeat, Hello, Published, Refused, Status,
 from services.broker.records import TrajectoryRow
 from services.broker.store import Store
 from services.runtime.channel import DealerChannel
+from services.runtime.clock import MonotonicClock
+from services.runtime.lifecycle import ReplacedError, flatten
+from services.runtime.peer import PeerClient
 from tests.support.broker_peers import PROMPT_TOKENS, ScriptedLearner, ScriptedRollout, logprobs_of, tokens_of
 from tests.support.broker_process import BrokerDidNotStart, BrokerProcess, broker_process, eventually, scraped
 from tests.support.keys import counted
+from tests.support.zmq_ends import a_client
 
 RUN_TIMEOUT_S = 120.0
 
@@ -149,6 +153,7 @@ async def test_another_rollout_goes_on_where_a_killed_one_was_acknowledged(
             tasks.create_task(learner.run())
             task = tasks.create_task(killed.run())
             await eventually(lambda: killed.num_chunks >= 12)
+            killed.be_killed()
             task.cancel()
             heir = ScriptedRollout(context, broker.work_endpoint, "heir", "s")
             tasks.create_task(heir.run())
@@ -174,6 +179,56 @@ async def test_a_new_learner_gets_the_same_batches_again(tmp_path: Path, context
         assert second.batches[0] == first.batches[2]
     again = [(line["batch"], line["again"]) for line in broker.record() if line["event"] == "batch"]
     assert again == [(0, False), (1, False), (2, False), (2, True), (3, False)]
+
+
+async def test_a_second_learner_waits_for_the_first_also_behind_a_new_broker_and_follows_when_that_one_is_silent(
+    tmp_path: Path, context: zmq.asyncio.Context
+) -> None:
+    def learner(session: str) -> PeerClient:
+        return a_client(
+            context, BATCH, broker.batch_endpoint, role="learner", name="learner", session=session, clock=MonotonicClock()
+        )
+
+    async def beat(client: PeerClient) -> None:
+        while True:
+            await client.send(Heartbeat(policy_version=1, status="serving", leases=[]))
+            await asyncio.sleep(0.2)
+
+    published = Published(policy_version=1, endpoint="tcp://w:1", digest="d", num_bytes=1, trained_batches=0)
+    async with broker_process(tmp_path) as broker, asyncio.timeout(RUN_TIMEOUT_S):
+        first, second = learner("first"), learner("second")
+        async with asyncio.TaskGroup() as tasks:
+            fenced = tasks.create_task(ending(first.run()))
+            beating = tasks.create_task(beat(first))
+            await first.connected_welcome()
+            waiting = tasks.create_task(second.run())
+            await eventually(lambda: "session first (learner) has this run" in second.refused)
+            await first.send(published)
+            await first.flushed()
+            await broker.kill()
+            await broker.start()
+            await eventually(lambda: first.welcome is not None and first.welcome.policy_version == 1)
+            await broker.logged("message_refused", times=2)
+            assert not second.connected
+            assert broker.count("session_replaced") == 0
+            beating.cancel()
+            welcome = await second.connected_welcome()
+            assert welcome.policy_version == 1
+            await first.send(Heartbeat(policy_version=1, status="serving", leases=[]))
+            error = await fenced
+            assert isinstance(error, ReplacedError)
+            waiting.cancel()
+    assert broker.count("session_replaced") == 1
+
+
+async def ending(conversation: Awaitable[None]) -> BaseException:
+    """What ends a conversation."""
+    try:
+        await conversation
+    except ExceptionGroup as group:
+        (error,) = flatten(group)
+        return error
+    raise AssertionError("it ended without an error")
 
 
 async def test_bad_peers_are_answered_and_the_service_lives_on(tmp_path: Path, context: zmq.asyncio.Context) -> None:

@@ -123,6 +123,10 @@ class ScriptedRollout:
                 for episode in self.episodes_under_way:
                     episode.cancel()
 
+    def be_killed(self) -> None:
+        """What ends it now ends it without a Goodbye."""
+        self.peer._welcomed.clear()
+
     async def _next(self) -> Delivered | None:
         try:
             async with asyncio.timeout(0.1):
