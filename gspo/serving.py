@@ -15,17 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Gathered = Callable[[Tensor], AbstractContextManager[Any]]
-"""Opens a context in which a parameter holds its whole value; collective where parameters are partitioned."""
+from gspo.expert_layout import checkpoint_tensors
+
+Gathered = Callable[[Tensor], AbstractContextManager[Tensor | None]]
+"""Opens a context with the whole value of a parameter or buffer, which ends with it; collective where parameters are
+partitioned, and None is enough on ranks that emit nothing."""
 
 
 def serving_tensors(model: Any, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The serving tensors of one whole parameter: itself under its checkpoint name, or its experts one by one.
-
-    This is where another parallel layout of experts would be undone, before the names are converted.
-    """
+    """The serving tensors of one whole parameter: itself under its checkpoint name, or its experts one by one."""
     from transformers.core_model_loading import revert_weight_conversion
 
+    own = checkpoint_tensors(name, tensor)
+    if own is not None:
+        # transformers has never heard of these names.
+        yield from own
+        return
     yield from revert_weight_conversion(model, {name: tensor}).items()
 
 
@@ -51,10 +56,11 @@ def serving_weights(
         if id(value) in visited:
             continue
         visited.add(id(value))
-        with gathered(value):
+        with gathered(value) as found:
             if not emit:
                 continue
-            whole = value.detach()
+            assert found is not None, f"{name} was not gathered on a rank that emits"
+            whole = found.detach()
             if dtype is not None and whole.is_floating_point():
                 whole = whole.to(dtype)
             for serving_name, tensor in serving_tensors(model, name, whole):

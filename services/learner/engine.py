@@ -1,7 +1,6 @@
 """The learner's model and optimizer in DeepSpeed: forward passes, optimizer steps, weights. No sockets.
 
 Every method marked collective must be called by all ranks in the same order with as many micro-batches.
-This is the only module that imports deepspeed.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +28,29 @@ from gspo.logprobs import TokenLogProbs
 from gspo.packing import PackedBatch
 from gspo.policy import load_policy, prepare_policy
 from gspo.routing_replay import RoutingReplay
-from gspo.serving import is_partitioned, serving_weights
+from gspo.serving import serving_weights
 from protocol.digests import tensor_digest
+from services.learner.canary import canary_batch, require_canary, write_canary
 from services.learner.engine_settings import Device, DType, LearnerEngineSettings
+from services.learner.expert_parallel import expert_shares, gathered
 from services.learner.gradients import (
     GradientWatch,
     MissingGradientError,
     NonFiniteGradientError,
     NonFiniteLossError,
 )
+from services.learner.optimizer_state import OPTIMIZER, OptimizerState
+from services.learner.parallelism import autoep_config, parallelism_of, read_model_config, require_supported
 from services.learner.step import LossFn, ReplayFn, StepResult
-from services.learner.weights_only import weights_only_loads
 
 _DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_STATE_TAG = "state"
 _NEVER = 10**9
 
 
-def init_distributed(device: Device) -> None:
+def init_distributed(device: Device, timeout_s: float = 1800.0) -> None:
     """Join the process group of torchrun's environment, or make one of this process alone, without a port.
 
+    A collective that some rank has not come to after `timeout_s` raises on the others.
     Raises RuntimeError when DeepSpeed has taken to another device.
     """
     deepspeed.utils.logger.setLevel(logging.WARNING)
@@ -63,7 +66,7 @@ def init_distributed(device: Device) -> None:
         os.environ["LOCAL_RANK"] = "0"  # DeepSpeed reads it, whoever made the group.
         store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, missing from __all__
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False)
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=timedelta(seconds=timeout_s))
 
 
 class LearnerEngine:
@@ -78,21 +81,28 @@ class LearnerEngine:
         self.world_size = torch.distributed.get_world_size()
         self.token_budget = settings.token_budget
         self.max_sequence_tokens = settings.max_sequence_tokens
+        self._shares = expert_shares(self.model)
         self._watch = GradientWatch(self.model.named_parameters())
         self._experts = ExpertRecorder(self.model)
         self._replay = RoutingReplay(self.model) if settings.routing_replay else None
+        self._state = OptimizerState(engine, settings.zero_stage, self._shares)
         self._coverage_known = False
 
     @classmethod
     def create(cls, model_dir: Path, settings: LearnerEngineSettings) -> LearnerEngine:
-        """Load the model of `model_dir` on all ranks; with ZeRO-3 no rank ever holds the whole of it. Collective."""
-        init_distributed(settings.device)
+        """Load the model of `model_dir` on all ranks; with ZeRO-3 no rank ever holds the whole of it. Collective.
+
+        Raises ValueError for a model that cannot be trained so (see `parallelism`), before it is loaded.
+        """
+        init_distributed(settings.device, settings.collective_timeout_s)
+        model_config = read_model_config(model_dir)
+        _require_supported(model_config, settings)
         partition_while_loading = None
         if settings.zero_stage == 3:
             from transformers.integrations import HfDeepSpeedConfig
 
             # from_pretrained looks for a living object of this class.
-            partition_while_loading = HfDeepSpeedConfig(_deepspeed_config(settings))
+            partition_while_loading = HfDeepSpeedConfig(_deepspeed_config(settings, model_config))
         model = load_policy(model_dir, _DTYPES[settings.dtype])
         del partition_while_loading
         return cls.from_model(model, settings)
@@ -100,7 +110,9 @@ class LearnerEngine:
     @classmethod
     def from_model(cls, model: Any, settings: LearnerEngineSettings) -> LearnerEngine:
         """Train a model that is in memory, the same on all ranks. Collective. The model is changed in place."""
-        init_distributed(settings.device)
+        init_distributed(settings.device, settings.collective_timeout_s)
+        model_config = model.config.to_dict()
+        _require_supported(model_config, settings)
         torch.manual_seed(settings.seed)
         prepare_policy(
             model,
@@ -112,7 +124,7 @@ class LearnerEngine:
             model=model,
             # A list, as a generator here can pair checkpoints with the wrong parameters.
             model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
-            config=_deepspeed_config(settings),
+            config=_deepspeed_config(settings, model_config),
             # DeepSpeed's own warm-up trains its first two steps at a learning rate of 0.
             lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup)),
             dist_init_required=False,
@@ -199,16 +211,27 @@ class LearnerEngine:
         self._coverage_known = True
 
     def _step(self) -> float:
-        # In float32 without ZeRO DeepSpeed does not say.
-        before = None
-        if self.settings.zero_stage == 0:
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            before = float(torch.nn.utils.get_total_norm(gradients))
+        # In float32 without ZeRO DeepSpeed does not say, and with expert parallelism it clips by a mean of the ranks' norms.
+        before = self._clip_replicated() if self.settings.zero_stage == 0 else None
         self._engine.step()
         grad_norm = float(self._engine.get_global_grad_norm()) if before is None else before
         if not math.isfinite(grad_norm):
             raise NonFiniteGradientError(f"the gradient norm over all ranks is {grad_norm}; the weights are spoilt")
         return grad_norm
+
+    def _clip_replicated(self) -> float:
+        """Clip gradients that no ZeRO stage has partitioned; their norm before. Collective."""
+        slabs = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) in self._shares]
+        others = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) not in self._shares]
+        square = torch.nn.utils.get_total_norm(others) ** 2
+        if slabs:
+            of_experts = torch.nn.utils.get_total_norm(slabs) ** 2
+            torch.distributed.all_reduce(of_experts, group=next(iter(self._shares.values())).group)
+            square = square + of_experts
+        norm = square.sqrt()
+        if self.settings.max_grad_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.settings.max_grad_norm, norm)
+        return float(norm)
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         """The element-wise sum of every rank's tensor; a new tensor on the engine's device. Collective."""
@@ -231,7 +254,9 @@ class LearnerEngine:
 
         See `gspo.serving.serving_weights`: a tensor is valid only until the next one is asked for.
         """
-        return serving_weights(self.model, gathered=_gathered, emit=self.rank == 0, dtype=dtype)
+        return serving_weights(
+            self.model, gathered=lambda value: gathered(value, self._shares), emit=self.rank == 0, dtype=dtype
+        )
 
     def weights_digest(self, dtype: torch.dtype | None = None) -> str:
         """Hexadecimal digest of all serving weights, names and shapes included; the same on every rank. Collective."""
@@ -245,33 +270,48 @@ class LearnerEngine:
     def layout(self) -> dict[str, Any]:
         """What a checkpoint and the engine that loads it must have in common; plain values, as JSON keeps them."""
         shapes = hashlib.blake2b(digest_size=16)
-        for name, parameter in self.model.named_parameters():
-            shape = parameter.ds_shape if is_partitioned(parameter) else parameter.shape
-            shapes.update(f"{name}\0{tuple(shape)}\n".encode())
+        for name, shape in sorted(self._state.shapes().items()):
+            shapes.update(f"{name}\0{shape}\n".encode())
         return {
             "model": type(self.model).__name__,
             "parameters": shapes.hexdigest(),
             "dtype": self.settings.dtype,
-            "zero_stage": self.settings.zero_stage,
-            "num_ranks": self.world_size,
+            "optimizer": OPTIMIZER,
         }
 
     def save_state(self, directory: Path) -> None:
-        """Write model, optimizer and scheduler with DeepSpeed's own writer. Collective.
+        """Write weights, Adam's moments and the number of steps into `directory`, which is made. Collective.
 
-        These files are torch.save archives, which hold pickles: `load_state` reads them as data alone.
+        Every rank writes its part of the parameters. Raises OSError on ranks that could not, after the last collective.
         """
-        self._engine.save_checkpoint(str(directory), tag=_STATE_TAG, save_latest=False)
+        canary = self._canary()
+        directory.mkdir(exist_ok=True)
+        self._state.save(directory)
+        if self.rank == 0:
+            write_canary(directory, canary)
 
     def load_state(self, directory: Path) -> None:
-        """Read what `save_state` wrote, into an engine that has not trained yet. Collective.
+        """Read what `save_state` wrote, on whatever ranks. Collective.
 
-        Raises RuntimeError when DeepSpeed finds nothing to load, UnpicklingError for a file that holds more than data.
+        Learning rate, betas and the like are the settings', not the checkpoint's; warm-up goes on at its step.
+        Raises CheckpointError for files that do not hold the state of this model, and where it computes other log-probs now.
         """
-        with weights_only_loads():
-            loaded, _ = self._engine.load_checkpoint(str(directory), tag=_STATE_TAG)
-        if loaded is None:
-            raise RuntimeError(f"DeepSpeed found no state in {directory}")
+        self._state.load(directory)
+        self._resume_schedule(self._state.num_steps)
+        require_canary(directory, self._canary(), self.settings.dtype)
+
+    def _canary(self) -> list[float]:
+        packed = canary_batch(int(self.model.config.vocab_size))
+        logprobs: list[float] = self.logprobs(packed).logprobs_T[packed.mask_T].tolist()
+        return logprobs
+
+    def _resume_schedule(self, num_steps: int) -> None:
+        scheduler = self._engine.lr_scheduler
+        scheduler.last_epoch = num_steps
+        for group, base, rise in zip(
+            self._engine.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+        ):
+            group["lr"] = base * rise(num_steps)
 
     def close(self) -> None:
         """Leave the process group. Collective."""
@@ -290,14 +330,29 @@ def _micro_batch_loss(packed: PackedBatch, result: TokenLogProbs, loss_fn: LossF
     return loss_fn(packed, result)
 
 
-def _deepspeed_config(settings: LearnerEngineSettings) -> dict[str, Any]:
+def _require_supported(model_config: Mapping[str, Any], settings: LearnerEngineSettings) -> None:
+    require_supported(
+        parallelism_of(
+            model_config,
+            num_ranks=torch.distributed.get_world_size(),
+            expert_parallel=settings.expert_parallel,
+            zero_stage=settings.zero_stage,
+            dtype=settings.dtype,
+            routing_replay=settings.routing_replay,
+        )
+    )
+
+
+def _deepspeed_config(settings: LearnerEngineSettings, model_config: Mapping[str, Any]) -> dict[str, Any]:
     world_size = torch.distributed.get_world_size()
+    size = settings.expert_parallel
     return {
         # Nominal: micro-batches are packed by tokens and the boundary of a step is set by hand.
         "train_batch_size": world_size,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": settings.max_grad_norm,
+        # Without ZeRO the engine clips itself.
+        "gradient_clipping": settings.max_grad_norm if settings.zero_stage > 0 else 0.0,
         "steps_per_print": _NEVER,
         "bf16": {"enabled": settings.dtype == "bfloat16"},
         "zero_optimization": {
@@ -305,6 +360,7 @@ def _deepspeed_config(settings: LearnerEngineSettings) -> dict[str, Any]:
             "reduce_bucket_size": 50_000_000,
             "stage3_param_persistence_threshold": settings.zero3_persistence_elements,
         },
+        **({} if size == 1 else {"expert_parallel": autoep_config(size, model_config)}),
         "optimizer": {
             "type": "AdamW",
             "params": {
@@ -317,11 +373,6 @@ def _deepspeed_config(settings: LearnerEngineSettings) -> dict[str, Any]:
             },
         },
     }
-
-
-def _gathered(value: Tensor) -> AbstractContextManager[Any]:
-    context: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters([value], enabled=is_partitioned(value))
-    return context
 
 
 def _some(names: Sequence[str]) -> str:

@@ -20,6 +20,8 @@ class LearnerEngineSettings:
     dtype: DType = "float32"
     zero_stage: int = 1
     """0 replicates everything; 1 partitions optimizer states, 2 gradients too, 3 parameters too."""
+    expert_parallel: int = 1
+    """Ranks that share a layer's experts (DeepSpeed's AutoEP); 1: every rank has them all. See `parallelism`."""
     learning_rate: float = 1e-6
     warmup_steps: int = 0
     """Optimizer steps over which the learning rate rises from learning_rate / warmup_steps; constant afterwards."""
@@ -40,6 +42,8 @@ class LearnerEngineSettings:
     """The engine can make its routers choose given experts (`gspo.routing_replay`); a dense model is refused."""
     zero3_persistence_elements: int = 100_000
     """ZeRO-3 keeps parameters below this size whole on every rank: fewer gathers for more memory."""
+    collective_timeout_s: float = 1800.0
+    """A collective that some rank has not come to after so long fails on the others."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -49,7 +53,12 @@ class LearnerEngineSettings:
             raise ValueError(f"dtype is {self.dtype!r}; it must be one of {list(get_args(DType))}")
         if self.dtype == "bfloat16" and self.zero_stage == 0:
             raise ValueError("zero_stage 0 with bfloat16 gets Adam's first step wrong; use zero_stage 1 or higher")
-        for name, number in (("token_budget", self.token_budget), ("logprob_chunk_tokens", self.logprob_chunk_tokens)):
+        for name, number in (
+            ("token_budget", self.token_budget),
+            ("logprob_chunk_tokens", self.logprob_chunk_tokens),
+            ("expert_parallel", self.expert_parallel),
+            ("collective_timeout_s", self.collective_timeout_s),
+        ):
             if number < 1:
                 raise ValueError(f"{name} is {number}; it must be at least 1")
         for name, value in (
@@ -69,6 +78,7 @@ def engine_settings_of(settings: Settings, device: Device) -> LearnerEngineSetti
         device=device,
         dtype=learner.dtype,
         zero_stage=learner.zero_stage,
+        expert_parallel=learner.expert_parallel,
         learning_rate=learner.learning_rate,
         warmup_steps=learner.warmup_steps,
         betas=learner.betas,
@@ -79,5 +89,6 @@ def engine_settings_of(settings: Settings, device: Device) -> LearnerEngineSetti
         logprob_chunk_tokens=learner.logprob_chunk_tokens,
         activation_checkpointing=learner.activation_checkpointing,
         routing_replay=settings.objective.routing_replay,
+        collective_timeout_s=learner.collective_timeout_s,
         seed=settings.run.seed,
     )

@@ -150,14 +150,14 @@ def test_served_weights_are_bit_equal_to_what_save_pretrained_writes(build: Any,
     built, loaded = build(), load_policy(tmp_path, torch.float32)
     for model in (built, loaded):
         prepare_policy(model, logprob_chunk_tokens=8)
-        served = {name: tensor.clone() for name, tensor in serving_weights(model, gathered=lambda _: nullcontext())}
+        served = {name: tensor.clone() for name, tensor in serving_weights(model, gathered=nullcontext)}
         assert set(served) == set(expected)
         assert all(torch.equal(served[name], expected[name]) for name in expected)
 
 
 def test_experts_are_served_one_by_one_and_cast_on_request() -> None:
     model = tiny_qwen3_moe()
-    served = dict(serving_weights(model, gathered=lambda _: nullcontext(), dtype=torch.bfloat16))
+    served = dict(serving_weights(model, gathered=nullcontext, dtype=torch.bfloat16))
     name = "model.layers.1.mlp.experts.3.up_proj.weight"
     slab = model.get_parameter("model.layers.1.mlp.experts.gate_up_proj")
     assert torch.equal(served[name], slab[3, slab.shape[1] // 2 :].bfloat16())

@@ -1,0 +1,72 @@
+"""Names and shapes of experts in the three layouts in which one mixture of experts exists.
+
+    checkpoint, engine   mlp.experts.{e}.gate_proj.weight [I, H], up_proj [I, H], down_proj [H, I]     mlp.gate.weight [E, H]
+    transformers         mlp.experts.gate_up_proj [E, 2I, H], down_proj [E, H, I]                      mlp.gate.weight
+    DeepSpeed's AutoEP   mlp.experts.w1, w3 [E/n, I, H], w2 [E/n, H, I] (gate, up, down) on each rank  mlp.router.gate.weight
+
+A *piece* is what the last two have in common: `mlp.experts.gate_proj`, `up_proj` and `down_proj` [E, ...]. A learner's state
+is kept under pieces, so that it can be taken up in another layout.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from torch import Tensor
+
+_SLAB: Final = re.compile(r"(.+\.mlp\.experts)\.(w1|w2|w3)")
+_FUSED: Final = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|down_proj)")
+_ROUTER: Final = re.compile(r"(.+\.mlp)\.router\.gate\.(weight|bias)")
+_PROJECTIONS: Final = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_HALVES: Final = ("gate_proj", "up_proj")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of one parameter: rows `start` to `end` of its second dimension, or all of it."""
+
+    name: str
+    start: int | None = None
+    end: int | None = None
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """This part of the whole parameter; a view."""
+        return tensor if self.start is None else tensor[:, self.start : self.end]
+
+    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+        """Of this part of a parameter of shape `whole`."""
+        if self.start is None or self.end is None:
+            return tuple(whole)
+        return (whole[0], self.end - self.start, *whole[2:])
+
+
+def is_expert_slab(name: str) -> bool:
+    """Whether AutoEP gave this parameter its name: some of a layer's experts, with others on other ranks."""
+    return _SLAB.fullmatch(name) is not None
+
+
+def pieces(name: str, shape: Sequence[int]) -> list[Piece]:
+    """What the parameter `name` of `shape` consists of, in the order of its second dimension."""
+    slab, fused, router = _SLAB.fullmatch(name), _FUSED.fullmatch(name), _ROUTER.fullmatch(name)
+    if slab is not None:
+        return [Piece(f"{slab[1]}.{_PROJECTIONS[slab[2]]}")]
+    if router is not None:
+        return [Piece(f"{router[1]}.gate.{router[2]}")]
+    if fused is not None and fused[2] == "gate_up_proj":
+        bounds = (0, shape[1] // 2, shape[1])
+        return [Piece(f"{fused[1]}.{half}", *rows) for half, rows in zip(_HALVES, pairwise(bounds), strict=True)]
+    return [Piece(name)]
+
+
+def checkpoint_tensors(name: str, whole: Tensor) -> Iterator[tuple[str, Tensor]] | None:
+    """The tensors of a checkpoint that AutoEP's parameter `name` [E, ...] holds; None for any other parameter."""
+    if is_expert_slab(name):
+        prefix, _, projection = pieces(name, whole.shape)[0].name.rpartition(".")
+        return ((f"{prefix}.{expert}.{projection}.weight", tensor) for expert, tensor in enumerate(whole))
+    if _ROUTER.fullmatch(name):
+        return iter([(pieces(name, whole.shape)[0].name, whole)])
+    return None

@@ -1,0 +1,31 @@
+"""Collectives fail where a rank has died or does not come: an error that says so, and not a stack of C++ frames."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed
+
+from services.runtime.lifecycle import ServiceError
+
+
+class LostRankError(ServiceError):
+    """Another rank is gone. This one cannot go on; all start again from the last checkpoint."""
+
+
+@contextmanager
+def lost_ranks_named() -> Iterator[None]:
+    """Within the block a failed collective raises LostRankError."""
+    try:
+        yield
+    except RuntimeError as error:
+        # Of gloo's own errors torch makes plain RuntimeErrors.
+        if not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise LostRankError(
+            f"rank {os.environ.get('RANK', '0')} lost another rank in a collective ({reason[:300]}): that rank's log says "
+            "why; start the learner again, it resumes from its last checkpoint"
+        ) from error

@@ -1,0 +1,108 @@
+"""Which models, numbers of ranks and settings can be trained together: decided before anything is loaded.
+
+Here and not where DeepSpeed would notice: it notices after minutes, on some ranks, or never.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+AUTOEP_PRESETS: Final = {"qwen3_moe": "qwen3_moe"}
+"""DeepSpeed's preset by `model_type`: those whose export is tested against the engine's names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallelism:
+    """What of a model and its settings decides how it can be spread."""
+
+    num_ranks: int
+    expert_parallel: int
+    """Ranks that share a layer's experts; 1: every rank has all of them."""
+    zero_stage: int
+    dtype: str
+    routing_replay: bool
+    model_type: str
+    num_experts: int
+    """Of a layer; 0 for a dense model."""
+    hidden_act: str = "silu"
+
+
+def parallelism_of(
+    model_config: Mapping[str, Any],
+    *,
+    num_ranks: int,
+    expert_parallel: int,
+    zero_stage: int,
+    dtype: str,
+    routing_replay: bool,
+) -> Parallelism:
+    """From the model's config.json, or `config.to_dict()`."""
+    return Parallelism(
+        num_ranks=num_ranks,
+        expert_parallel=expert_parallel,
+        zero_stage=zero_stage,
+        dtype=dtype,
+        routing_replay=routing_replay,
+        model_type=str(model_config.get("model_type", "")),
+        num_experts=int(model_config.get("num_experts") or model_config.get("num_local_experts") or 0),
+        hidden_act=str(model_config.get("hidden_act", "silu")),
+    )
+
+
+def read_model_config(model_dir: Path) -> dict[str, Any]:
+    """config.json of a model directory. Raises ValueError where there is none, or it is not an object."""
+    path = model_dir / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; give the directory of a Hugging Face model") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds a {type(config).__name__}, not the configuration of a model")
+    return config
+
+
+def require_supported(plan: Parallelism) -> None:
+    """Raises ValueError, naming the value and the way out, for what would fail later, or train wrongly."""
+    if plan.dtype == "bfloat16" and plan.zero_stage == 0:
+        raise ValueError("zero_stage 0 with bfloat16 gets Adam's first step wrong; use zero_stage 1 or higher")
+    if plan.routing_replay and plan.num_experts == 0:
+        raise ValueError(
+            f"routing_replay is on and a {plan.model_type or 'model without model_type'} has no routers: routing replay "
+            "needs a mixture of experts; switch it off"
+        )
+    size = plan.expert_parallel
+    if size < 1:
+        raise ValueError(f"expert_parallel is {size}; it must be 1 (off) or a number of ranks")
+    if size == 1:
+        return
+    if plan.num_experts == 0:
+        raise ValueError(f"expert_parallel is {size} and a {plan.model_type} model has no experts; use expert_parallel = 1")
+    if plan.model_type not in AUTOEP_PRESETS:
+        raise ValueError(
+            f"expert_parallel is {size} and model_type is {plan.model_type!r}; it is supported for "
+            f"{', '.join(AUTOEP_PRESETS)}; use expert_parallel = 1, and zero_stage 3 where the experts do not fit"
+        )
+    if plan.hidden_act != "silu":
+        # AutoEP computes silu whatever the configuration says.
+        raise ValueError(
+            f"expert_parallel is {size} and hidden_act is {plan.hidden_act!r}; it must be silu, or expert_parallel 1"
+        )
+    for what, number in (("the model's experts", plan.num_experts), ("learner.num_ranks", plan.num_ranks)):
+        if number % size:
+            fitting = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+            raise ValueError(f"expert_parallel is {size}, which does not divide {what} ({number}); use one of {fitting}")
+
+
+def autoep_config(size: int, model_config: Mapping[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's "expert_parallel" section, for a model that `require_supported` has let pass."""
+    return {
+        "enabled": True,
+        "autoep_size": size,
+        "preset_model": AUTOEP_PRESETS[str(model_config["model_type"])],
+        # The preset would normalise always.
+        "route_norm": bool(model_config["norm_topk_prob"]),
+    }

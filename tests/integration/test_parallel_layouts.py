@@ -1,0 +1,99 @@
+"""Expert parallelism, and checkpoints that go on in another layout: two ranks and one. `tests/ranks` has four."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.parallel_jobs import (
+    RESUMED_STEPS,
+    Results,
+    gradient_job,
+    job,
+    require_gradients,
+    require_same_future,
+    require_weights,
+    run_jobs,
+)
+from tests.support.training_groups import write_model_and_groups
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("layouts")
+    write_model_and_groups(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def two(work: Path) -> Results:
+    """Two ranks that share the experts."""
+    return run_jobs(
+        work,
+        2,
+        [
+            gradient_job("gradient", zero_stage=3, expert_parallel=2),
+            job("untrained", zero_stage=3, expert_parallel=2, steps=0, export=True),
+            job("run", zero_stage=3, expert_parallel=2, steps=2 + RESUMED_STEPS, save_after=2, export=True),
+            job("other-size", zero_stage=1, expert_parallel=1, resume="run", steps=RESUMED_STEPS, export=True),
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def one(work: Path, two: Results) -> Results:
+    """One rank, alone and after the two."""
+    return run_jobs(
+        work,
+        1,
+        [
+            gradient_job("single", zero_stage=0),
+            job("resumed", zero_stage=3, resume="run", steps=RESUMED_STEPS, export=True),
+            job("faster", zero_stage=1, resume="run", learning_rate=0.5, warmup_steps=0, weight_decay=0.0),
+            job("lower", zero_stage=1, resume="run", dtype="bfloat16"),
+        ],
+    )
+
+
+def test_two_ranks_that_share_the_experts_have_the_loss_and_gradients_of_one(work: Path, one: Results, two: Results) -> None:
+    assert two[0]["gradient"] == two[1]["gradient"]
+    assert two[0]["gradient"]["losses"] == pytest.approx(one[0]["single"]["losses"], rel=1e-5)
+    assert two[0]["gradient"]["norms"] == pytest.approx(one[0]["single"]["norms"], rel=1e-5)
+    assert two[0]["gradient"]["experts"] == one[0]["single"]["experts"] != {}
+    require_gradients(work, "gradient", "single")
+
+
+def test_an_export_of_shared_experts_is_bit_for_bit_what_save_pretrained_writes(work: Path, two: Results) -> None:
+    from transformers import AutoModelForCausalLM
+
+    original, served = load_file(work / "model" / "model.safetensors"), load_file(work / "untrained.safetensors")
+    assert set(original) == set(served)
+    assert all(torch.equal(served[name], original[name]) for name in original)
+    model = AutoModelForCausalLM.from_pretrained(work / "run-export", dtype="auto")
+    model.save_pretrained(work / "again")
+    again, trained = load_file(work / "again" / "model.safetensors"), load_file(work / "run.safetensors")
+    assert set(again) == set(trained)
+    assert all(torch.equal(again[name], trained[name]) for name in trained)
+    assert all(not torch.equal(trained[name], original[name]) for name in trained)
+
+
+def test_a_run_of_two_ranks_with_shared_experts_goes_on_on_one(work: Path, one: Results, two: Results) -> None:
+    require_same_future(one[0]["resumed"], two[0]["run"], RESUMED_STEPS)
+    require_weights(work, "resumed", "run", moved_from="model/model.safetensors")
+
+
+def test_it_goes_on_in_another_stage_with_experts_on_every_rank(work: Path, two: Results) -> None:
+    require_same_future(two[0]["other-size"], two[0]["run"], RESUMED_STEPS)
+    require_weights(work, "other-size", "run")
+
+
+def test_the_learning_rate_of_the_configuration_wins_over_the_checkpoints(one: Results, two: Results) -> None:
+    assert one[0]["faster"]["rates"] == [0.5]
+    assert two[0]["run"]["rates"] == [0.01, *[0.02] * (1 + RESUMED_STEPS)]
+
+
+def test_a_checkpoint_of_another_type_is_refused_with_both(one: Results) -> None:
+    assert "was saved with dtype = float32, this learner has bfloat16; use the same" in one[0]["lower"]["error"]

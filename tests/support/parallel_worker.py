@@ -1,0 +1,104 @@
+"""Runs under torchrun: the learner's engine in one parallel layout after the other, and its checkpoints in others.
+
+python -m tests.support.parallel_worker PLAN.json RESULTS_DIR; the plan is a list of jobs, see `Job`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from gspo.staleness import MismatchTracker
+from services.learner.checkpoint import CheckpointError, CheckpointState, find_latest, load_checkpoint, save_checkpoint
+from services.learner.engine import LearnerEngine
+from services.learner.engine_settings import LearnerEngineSettings
+from services.learner.export import export_model
+from services.learner.trainer import train_batch
+from tests.support.learner_worker import OBJECTIVE, SETTINGS
+from tests.support.sequences import load_groups
+
+
+@dataclass(frozen=True)
+class Job:
+    """One engine: made, perhaps resumed, trained for some steps, perhaps saved."""
+
+    name: str
+    settings: dict[str, Any]
+    resume: str = ""
+    """The job whose checkpoint to go on from."""
+    steps: int = 1
+    save_after: int = 0
+    """Save a checkpoint below NAME after so many steps; 0: never."""
+    export: bool = False
+    """Write the weights as engines load them to NAME.safetensors, and an export to NAME-export."""
+
+
+def run(job: Job, work: Path) -> dict[str, Any]:
+    groups = load_groups(work / "groups.npz")
+    engine = LearnerEngine.create(work / "model", LearnerEngineSettings(**(SETTINGS | job.settings)))
+    try:
+        if job.resume:
+            latest = find_latest(work / job.resume)
+            assert latest is not None, f"{job.resume} has no checkpoint"
+            load_checkpoint(engine, latest)
+        losses, norms, rates, metrics = [], [], [], {}
+        for step in range(job.steps):
+            # Another order in each step, so that steps differ.
+            turned = groups[step % len(groups) :] + groups[: step % len(groups)]
+            metrics = train_batch(
+                engine,
+                turned,
+                objective=OBJECTIVE,
+                policy_version=1,
+                num_mini_batches=1,
+                mismatch=MismatchTracker(),
+            ).metrics
+            losses.append(metrics["loss"])
+            norms.append(metrics["grad_norm"])
+            rates.append(metrics["learning_rate"])
+            if step + 1 == job.save_after:
+                state = CheckpointState(policy_version=1, batch_position=step + 1, mismatch={})
+                save_checkpoint(engine, work / job.name, state)
+        if job.export:
+            weights = {name: tensor.clone() for name, tensor in engine.serving_weights()}
+            if engine.rank == 0:
+                save_file(weights, work / f"{job.name}.safetensors")
+            export_model(engine, work / f"{job.name}-export", tokenizer_from=work / "model")
+        experts = {name: value for name, value in metrics.items() if name.startswith("expert")}
+        return {
+            "losses": losses,
+            "norms": norms,
+            "rates": rates,
+            "experts": experts,
+            "digest": engine.weights_digest(),
+            "layout": engine.layout(),
+        }
+    except CheckpointError as error:
+        return {"error": str(error)}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    plan, work = Path(sys.argv[1]), Path(sys.argv[2])
+    results = {}
+    for content in json.loads(plan.read_text(encoding="utf-8")):
+        job = Job(**content)
+        try:
+            results[job.name] = run(job, work)
+        except ValueError as error:
+            results[job.name] = {"error": str(error)}
+    rank = os.environ.get("RANK", "0")
+    plan.with_suffix(f".{rank}.out").write_text(json.dumps(results), encoding="utf-8")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
