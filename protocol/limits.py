@@ -2,7 +2,7 @@
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 
 MAX_HEADER_BYTES: Final = 1024 * 1024
 """Of most messages: also bounds tasks and environment states."""
@@ -27,6 +27,12 @@ MAX_LEASES_PER_MESSAGE: Final = 4096
 MAX_TRAJECTORIES_PER_BATCH: Final = 65_536
 MAX_TENSORS: Final = 2_000_000
 MAX_WEIGHT_CHUNK_BYTES: Final = 1024 * 1024
+MAX_DELTA_BUCKET_ELEMENTS: Final = 4 * 1024 * 1024
+"""Of a version, encoded together: bounds the memory that a bucket takes while it is applied."""
+MAX_DELTA_BUCKETS: Final = 262_144
+"""Of one delta: as many as a manifest has room for; 2 TiB of weights."""
+MAX_SOURCES: Final = 16
+"""Rollouts that a manifest names as sources of the same bytes."""
 MAX_METRICS: Final = 4096
 
 MAX_PEERS: Final = 4096

@@ -20,7 +20,17 @@ from protocol.messages.batch import (
 )
 from protocol.messages.connection import Ack, Goodbye, Hello, Refused, Welcome
 from protocol.messages.operator import Status, StatusRequest, StopRequest
-from protocol.messages.weights import Loaded, Manifest, ManifestRequest, TensorInfo, WeightChunk, WeightGone, WeightRequest
+from protocol.messages.weights import (
+    DeltaBucket,
+    Loaded,
+    Manifest,
+    ManifestRequest,
+    Source,
+    TensorInfo,
+    WeightChunk,
+    WeightGone,
+    WeightRequest,
+)
 from protocol.messages.work import (
     Chunk,
     Finish,
@@ -63,6 +73,7 @@ __all__ = [
     "Checkpointed",
     "Chunk",
     "Count",
+    "DeltaBucket",
     "EndOfRun",
     "Finish",
     "Goodbye",
@@ -87,6 +98,7 @@ __all__ = [
     "Resume",
     "Role",
     "Segment",
+    "Source",
     "Split",
     "Status",
     "StatusRequest",

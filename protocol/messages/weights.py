@@ -1,4 +1,4 @@
-"""Messages of the weight channel, rollout <-> learner: manifests and chunks of a version's bytes."""
+"""Messages of the weight channel, rollout <-> learner (and rollout <-> rollout): manifests and chunks of a version."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -27,18 +27,44 @@ class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
     """BLAKE2b-256 of the tensor's little-endian bytes, hexadecimal."""
 
 
+class DeltaBucket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Changes of ``num_elements`` elements from byte ``offset`` of the version on, written as protocol.deltas says.
+
+    ``stream_bytes``: lengths of its compressed streams, which lie one behind the other.
+    """
+
+    offset: Count
+    num_elements: Annotated[int, Meta(ge=1, le=limits.MAX_DELTA_BUCKET_ELEMENTS)]
+    item_bytes: Literal[2, 4]
+    num_changed: Annotated[int, Meta(ge=1, le=limits.MAX_DELTA_BUCKET_ELEMENTS)]
+    num_absolute: Annotated[int, Meta(ge=0, le=limits.MAX_DELTA_BUCKET_ELEMENTS)]
+    num_gap_bytes: Annotated[int, Meta(ge=1, le=2 * limits.MAX_DELTA_BUCKET_ELEMENTS)]
+    stream_bytes: Annotated[list[Count], Meta(min_length=2, max_length=6)]
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A rollout that serves what it holds of a version. ``key``: its public key (Z85); empty without keys."""
+
+    endpoint: Annotated[str, Meta(min_length=1, max_length=1024)]
+    key: Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)] = ""
+
+
 class ManifestRequest(Message, frozen=True, tag="manifest_request"):
     """Rollout -> weight server: what is the newest version? ``have_version`` allows a delta against it."""
 
     have_version: Version
-    """0: nothing."""
+    """What the rollout's own copy holds, bit for bit. 0: nothing."""
+    endpoint: Annotated[str, Meta(max_length=1024)] = ""
+    """Where this rollout serves what it holds to others; empty: it does not."""
 
 
 class Manifest(Message, frozen=True, tag="manifest"):
-    """Weight server -> rollout: a version that can be fetched, tensor by tensor.
+    """Weight server -> rollout: a version that can be fetched.
 
-    ``kind`` "delta" is against ``base_version``; a snapshot needs no base.
-    ``sources``: other endpoints that hold the same bytes.
+    A snapshot holds every tensor's bytes, needs no base, and has no buckets. A delta is against ``base_version``, whose
+    tensors' names, types, shapes and places it shares: ``tensors`` is empty, and its bytes are the head of
+    ``protocol.deltas.encode_digests`` and the planes of ``buckets``.
+    ``digest`` is that of the whole version in both cases. ``sources``: where the same bytes can be had; empty: here.
     """
 
     LARGE_HEADER: ClassVar[bool] = True
@@ -50,25 +76,33 @@ class Manifest(Message, frozen=True, tag="manifest"):
     chunk_bytes: Annotated[int, Meta(ge=1, le=limits.MAX_WEIGHT_CHUNK_BYTES)]
     digest: Name
     """BLAKE2b-256 over all tensors' names, dtypes, shapes and digests."""
-    tensors: Annotated[list[TensorInfo], Meta(min_length=1, max_length=limits.MAX_TENSORS)]
-    sources: list[str] = []
+    tensors: Annotated[list[TensorInfo], Meta(max_length=limits.MAX_TENSORS)]
+    buckets: Annotated[list[DeltaBucket], Meta(max_length=limits.MAX_DELTA_BUCKETS)] = []
+    newest_version: Version = 0
+    """Where a chain of deltas leads that begins with this one; 0: this is the newest version."""
+    sources: Annotated[list[Source], Meta(max_length=limits.MAX_SOURCES)] = []
 
 
 class WeightRequest(Message, frozen=True, tag="weight_request"):
-    """Rollout -> weight server: chunks ``first_chunk`` .. ``first_chunk + num_chunks - 1`` of a version: its credit."""
+    """Rollout -> weight server: chunks ``first_chunk`` .. ``first_chunk + num_chunks - 1`` of a version: its credit.
+
+    ``base_version``: of the delta against it; 0: of the snapshot.
+    """
 
     policy_version: Version
     first_chunk: Count
     num_chunks: Annotated[int, Meta(ge=1, le=64)]
+    base_version: Version = 0
 
 
 class WeightChunk(Message, frozen=True, tag="weight_chunk"):
-    """Weight server -> rollout: one chunk of a version's bytes."""
+    """Weight server -> rollout: one chunk of a snapshot's or (``base_version`` is not 0) a delta's bytes."""
 
     ARRAYS: ClassVar[dict[str, str]] = {"data": "uint8"}
 
     policy_version: Version
     chunk: Count
+    base_version: Version = 0
 
 
 class WeightGone(Message, frozen=True, tag="weight_gone"):

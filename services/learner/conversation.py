@@ -25,6 +25,7 @@ from protocol.messages import (
     Trained,
     Welcome,
 )
+from services.learner.delta import encode_delta
 from services.learner.metrics import LearnerMetrics
 from services.learner.snapshot import Snapshot, SnapshotStore
 from services.learner.weight_server import WeightServer
@@ -137,7 +138,10 @@ class Conversation:
         await self._client.send(self._wanted)
 
     async def publish(self, snapshot: Snapshot, trained_batches: int) -> None:
-        """Serve ``snapshot``, then announce it: it is published only when it can be fetched."""
+        """Serve ``snapshot``, then announce it: it is published only when it can be fetched, as a delta too."""
+        newest = self._store.newest
+        # Not in the loop: rollouts fetch the former version meanwhile.
+        delta = None if newest is None else await asyncio.to_thread(encode_delta, newest, snapshot)
         announcement = Published(
             policy_version=snapshot.policy_version,
             endpoint=self._weights_endpoint,
@@ -145,7 +149,7 @@ class Conversation:
             num_bytes=snapshot.manifest.num_bytes,
             trained_batches=trained_batches,
         )
-        self._store.add(snapshot)
+        self._store.add(snapshot, delta)
         self._policy_version = snapshot.policy_version
         self._metrics.policy_version.set(snapshot.policy_version)
         await self._client.send(announcement)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from protocol.digests import tensor_digest, version_digest
 from protocol.limits import MAX_WEIGHT_CHUNK_BYTES
@@ -17,8 +18,8 @@ DTYPE_NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16", torc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """One full policy version. ``data``: uint8 array of all tensors in the manifest's order; never written again."""
+class Parts:
+    """Bytes that are fetched in chunks. ``data``: uint8 [manifest.num_bytes]; never written again."""
 
     manifest: Manifest
     data: np.ndarray[Any, np.dtype[np.uint8]]
@@ -35,6 +36,14 @@ class Snapshot:
         """Bytes of chunk ``index``: uint8 [chunk_bytes], the last one shorter."""
         size = self.manifest.chunk_bytes
         return self.data[index * size : (index + 1) * size]
+
+
+class Snapshot(Parts):
+    """One full policy version: all tensors in the manifest's order."""
+
+
+class Delta(Parts):
+    """One policy version as its changes against ``manifest.base_version`` (services.learner.delta)."""
 
 
 def build_snapshot(policy_version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
@@ -77,26 +86,76 @@ def build_snapshot(policy_version: int, weights: Iterable[tuple[str, torch.Tenso
 
 
 class SnapshotStore:
-    """The newest snapshots, by version; a fetch under way survives one publication."""
+    """What the learner serves: the newest snapshots, and the deltas of which a chain leads to the newest version.
 
-    def __init__(self, keep: int = 2) -> None:
+    Holds ``keep`` snapshots, so that a fetch under way survives one publication, and at most ``max_deltas`` deltas that
+    together are no larger than ``delta_share`` of the newest snapshot. While a version is published there is one more.
+    """
+
+    def __init__(self, keep: int = 2, *, max_deltas: int = 64, delta_share: float = 0.5) -> None:
         self._keep = keep
+        self._max_deltas = max_deltas
+        self._delta_share = delta_share
         self._snapshots: OrderedDict[int, Snapshot] = OrderedDict()
+        # By base, oldest first; each one's base is the former one's version.
+        self._deltas: OrderedDict[int, Delta] = OrderedDict()
 
     @property
     def newest(self) -> Snapshot | None:
         return next(reversed(self._snapshots.values())) if self._snapshots else None
 
-    def get(self, policy_version: int) -> Snapshot | None:
-        return self._snapshots.get(policy_version)
+    def get(self, policy_version: int, base_version: int = 0) -> Parts | None:
+        """The snapshot of a version, or its delta against ``base_version``; None: not held (any more)."""
+        if not base_version:
+            return self._snapshots.get(policy_version)
+        delta = self._deltas.get(base_version)
+        return delta if delta is not None and delta.policy_version == policy_version else None
 
-    def add(self, snapshot: Snapshot) -> None:
-        """Hold ``snapshot`` as the newest. Raises: ValueError when its version does not grow."""
+    def manifest_for(self, have_version: int) -> Manifest | None:
+        """What somebody who holds ``have_version`` should fetch next; None: nothing is held.
+
+        A delta, when a chain of deltas leads from there to the newest version in fewer bytes than its snapshot has;
+        otherwise that snapshot.
+        """
+        newest = self.newest
+        if newest is None:
+            return None
+        version, num_bytes = have_version, 0
+        while version in self._deltas:
+            num_bytes += self._deltas[version].manifest.num_bytes
+            version = self._deltas[version].policy_version
+        if version == have_version or num_bytes >= newest.manifest.num_bytes:
+            return newest.manifest
+        first = self._deltas[have_version].manifest
+        return first if first.policy_version == version else structs.replace(first, newest_version=version)
+
+    def add(self, snapshot: Snapshot, delta: Delta | None = None) -> None:
+        """Hold ``snapshot`` as the newest; ``delta`` is against the newest until now (None: there is no such delta).
+
+        Raises: ValueError when its version does not grow, or the delta is of other versions.
+        """
         newest = self.newest
         if newest is not None and snapshot.policy_version <= newest.policy_version:
             raise ValueError(
                 f"policy version {snapshot.policy_version} after {newest.policy_version}: versions grow and are never reused"
             )
+        if delta is None:
+            self._deltas.clear()  # They lead nowhere any more.
+        else:
+            base_version = 0 if newest is None else newest.policy_version
+            if (delta.manifest.base_version, delta.policy_version) != (base_version, snapshot.policy_version):
+                raise ValueError(
+                    f"delta {delta.manifest.base_version} -> {delta.policy_version} beside a publication of "
+                    f"{snapshot.policy_version} after {base_version}"
+                )
+            self._deltas[base_version] = delta
         self._snapshots[snapshot.policy_version] = snapshot
         while len(self._snapshots) > self._keep:
             self._snapshots.popitem(last=False)
+        budget = self._delta_share * snapshot.manifest.num_bytes
+        while len(self._deltas) > 1 and (len(self._deltas) > self._max_deltas or self._delta_bytes > budget):
+            self._deltas.popitem(last=False)
+
+    @property
+    def _delta_bytes(self) -> int:
+        return sum(delta.manifest.num_bytes for delta in self._deltas.values())

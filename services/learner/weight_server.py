@@ -63,8 +63,8 @@ class WeightServer:
             reason = f"{UNKNOWN_SESSION}: say hello"
             await self._channel.send(peer, Refused(reason=reason, message_type=message_type(message)))
         elif isinstance(message, ManifestRequest):
-            newest = self._store.newest
-            await self._channel.send(peer, newest.manifest if newest else WeightGone(policy_version=0, newest_version=0))
+            manifest = self._store.manifest_for(message.have_version)
+            await self._channel.send(peer, manifest or WeightGone(policy_version=0, newest_version=0))
         elif isinstance(message, WeightRequest):
             await self._send_chunks(peer, message)
         elif isinstance(message, Goodbye):
@@ -99,16 +99,16 @@ class WeightServer:
         )
 
     async def _send_chunks(self, peer: bytes, request: WeightRequest) -> None:
-        snapshot = self._store.get(request.policy_version)
+        parts = self._store.get(request.policy_version, request.base_version)
         newest = self._store.newest
-        if snapshot is None:
+        if parts is None:
             newest_version = newest.policy_version if newest else 0
             await self._channel.send(peer, WeightGone(policy_version=request.policy_version, newest_version=newest_version))
             return
-        last = min(request.first_chunk + request.num_chunks, snapshot.num_chunks)
+        last = min(request.first_chunk + request.num_chunks, parts.num_chunks)
         for index in range(request.first_chunk, last):
-            data = snapshot.chunk(index)
-            chunk = WeightChunk(policy_version=snapshot.policy_version, chunk=index)
+            data = parts.chunk(index)
+            chunk = WeightChunk(policy_version=request.policy_version, base_version=request.base_version, chunk=index)
             if not await self._channel.send(peer, chunk, {"data": data}):
                 return
             self._metrics.weight_bytes_sent.inc(data.nbytes)

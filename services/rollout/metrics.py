@@ -4,12 +4,14 @@ from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from protocol.messages.work import RolloutStatus
 from services.environments.reward_pool import FailureReason
 from services.runtime.process_metrics import register_process
 
-STATUSES: Final = ("starting", "verifying", "serving", "draining", "quarantined")
+STATUSES: Final = get_args(RolloutStatus)
 OUTCOMES: Final = ("done", "length", "failed", "engine_error", "lease_ended", "handed_back")
 UPDATES: Final = ("loaded", "failed", "not_fetched")
+FETCHES: Final = ("snapshot", "delta")
 KINDS: Final = ("action", "observation")
 
 
@@ -39,6 +41,14 @@ class RolloutMetrics:
             "gspo_rollout_weight_updates_total", "Weight updates, by outcome", ["outcome"], registry=registry
         )
         self.weight_bytes = Counter("gspo_rollout_weight_bytes_total", "Bytes of weights fetched", registry=registry)
+        self.weight_fetches = Counter(
+            "gspo_rollout_weight_fetches_total", "Snapshots and deltas fetched and verified", ["kind"], registry=registry
+        )
+        self.weights_damaged = Counter(
+            "gspo_rollout_weights_damaged_total",
+            "Snapshots and deltas that came whole and were not what their manifest said; a snapshot follows",
+            registry=registry,
+        )
         self.weight_fetch_seconds = Histogram(
             "gspo_rollout_weight_fetch_seconds", "Time to fetch and check a version", registry=registry
         )
@@ -63,6 +73,8 @@ class RolloutMetrics:
             self.episodes.labels(outcome=outcome)
         for outcome in UPDATES:
             self.weight_updates.labels(outcome=outcome)
+        for fetched in FETCHES:
+            self.weight_fetches.labels(kind=fetched)
         for kind in KINDS:
             self.tokens.labels(kind=kind)
         for failure in get_args(FailureReason):

@@ -2,6 +2,9 @@
 
 A version counts as served only after the engine's own checksums agree with what was sent. Until the first such version, and
 after a failed update, the rollout is not serving: it takes no lease and generates nothing.
+
+The rollout holds a copy of what it fetched last, so that the next version can be a delta (services.rollout.held). The engine
+is given the tensors that changed since the version that it serves, and everything when nobody knows what it has.
 """
 
 import asyncio
@@ -16,11 +19,12 @@ import zmq.asyncio
 from safetensors import SafetensorError
 
 from protocol.channels import WEIGHTS
-from protocol.messages import Loaded
+from protocol.messages import Loaded, Manifest
 from services.rollout.engine import Engine, EngineError
+from services.rollout.held import HeldWeights
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.verify import verify_loaded
-from services.rollout.weights import FetchedWeights, FetchError, fetch_newest, write_for_engine
+from services.rollout.verify import Expected, expect, verify_against
+from services.rollout.weights import DamagedError, FetchError, fetch_newest, write_for_engine
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError
 from services.runtime.peer import PeerClient
@@ -71,6 +75,8 @@ class WeightSync:
         self._retry_s = retry_s
         self._security = security
         self._on_change: Callable[[], None] = lambda: None
+        self._held = HeldWeights()
+        self._takes_parts = True
         self._announced = (0, "")
         self._wake = asyncio.Event()
         self._failed_loads = 0
@@ -108,19 +114,23 @@ class WeightSync:
                     async with asyncio.timeout(CONNECT_S):
                         await client.connected_welcome()
                     begin = self._clock.now()
-                    weights = await fetch_newest(client, self.policy_version)
+                    weights = await fetch_newest(client, self.policy_version, self._held, fetched=self._count)
                 except (FetchError, TimeoutError) as error:
                     log.warning("weights_not_fetched", endpoint=endpoint, error=str(error) or "no handshake")
                     self._metrics.weight_updates.labels(outcome="not_fetched").inc()
+                    self._metrics.weights_damaged.inc(isinstance(error, DamagedError))
                     await asyncio.sleep(self._retry_s)
                     continue
                 if weights is None:
                     await asyncio.sleep(self._retry_s)
                     continue
                 self._metrics.weight_fetch_seconds.observe(self._clock.now() - begin)
-                self._metrics.weight_bytes.inc(weights.manifest.num_bytes)
                 if await self._is_announced(weights.policy_version, endpoint):
                     await self._load(client, weights)
+
+    def _count(self, manifest: Manifest) -> None:
+        self._metrics.weight_bytes.inc(manifest.num_bytes)
+        self._metrics.weight_fetches.labels(kind=manifest.kind).inc()
 
     async def _is_announced(self, version: int, endpoint: str) -> bool:
         """Wait until the broker has announced a version as new as this one; False when it turns out to be another.
@@ -157,27 +167,29 @@ class WeightSync:
         finally:
             client.close()
 
-    async def _load(self, client: PeerClient, weights: FetchedWeights) -> None:
-        version = weights.policy_version
+    async def _load(self, client: PeerClient, weights: HeldWeights) -> None:
+        version, digest = weights.policy_version, weights.digest
+        if self.policy_version == 0 or not self._takes_parts:
+            weights.must_load_all()
         directory = self._work_directory / f"version-{version}"
-        try:
-            await asyncio.to_thread(write_for_engine, weights, directory)
-        except (OSError, SafetensorError) as error:
-            raise ServiceError(
-                f"policy version {version} ({weights.manifest.num_bytes} bytes) cannot be written to {directory}: {error}; "
-                "make room there or choose another rollout.weights_directory"
-            ) from error
+        await self._write(weights, directory)
         self.loading = True
-        self.may_generate.clear()
         begin = self._clock.now()
         try:
+            # Before the pause: hashing takes longer than loading.
+            expected = await expect(self._engine, weights.tensors())
+            self.may_generate.clear()
+            begin = self._clock.now()
             await self._engine.pause(self._pause_mode)
             await self._engine.update_weights_from_disk(directory, version)
-            await self._verify(weights)
+            await self._verify(version, expected)
+            weights.was_loaded()
             self.policy_version, self.quarantined = version, ""
             await self._engine.resume()
             self.may_generate.set()
         except (EngineError, VerificationError) as error:
+            # Some engines rearrange what they load, and cannot take a part of it: from now on they get all of it.
+            self._takes_parts = self._takes_parts and weights.loads_all
             await self._on_failed(client, weights, str(error))
             return
         finally:
@@ -190,13 +202,23 @@ class WeightSync:
         self._metrics.weight_updates.labels(outcome="loaded").inc()
         log.info("weights_loaded", policy_version=version, pause_s=round(pause_s, 3))
         self._on_change()
-        await client.send(Loaded(policy_version=version, digest=weights.manifest.digest, pause_s=pause_s))
+        await client.send(Loaded(policy_version=version, digest=digest, pause_s=pause_s))
 
-    async def _verify(self, weights: FetchedWeights) -> None:
+    async def _write(self, weights: HeldWeights, directory: Path) -> None:
+        try:
+            num_bytes = await asyncio.to_thread(write_for_engine, weights, directory)
+        except (OSError, SafetensorError) as error:
+            raise ServiceError(
+                f"policy version {weights.policy_version} ({len(weights.data)} bytes) cannot be written to {directory}: "
+                f"{error}; make room there or choose another rollout.weights_directory"
+            ) from error
+        log.debug("weights_written", policy_version=weights.policy_version, num_bytes=num_bytes)
+
+    async def _verify(self, version: int, expected: Expected) -> None:
         served = await self._engine.weight_version()
-        if served != weights.policy_version:
-            raise VerificationError(f"the engine says version {served}, sent was {weights.policy_version}")
-        verification = await verify_loaded(self._engine, weights.tensors())
+        if served != version:
+            raise VerificationError(f"the engine says version {served}, sent was {version}")
+        verification = await verify_against(self._engine, expected)
         if not verification.ok:
             raise VerificationError(
                 f"the engine's weights differ from what was sent: mismatched {verification.mismatched[:5]}, "
@@ -205,15 +227,18 @@ class WeightSync:
         if verification.unverified:
             log.warning("tensors_unverified", number=len(verification.unverified), names=verification.unverified[:5])
 
-    async def _on_failed(self, client: PeerClient, weights: FetchedWeights, error: str) -> None:
-        """The engine stays paused: nothing is generated by weights that are in doubt."""
+    async def _on_failed(self, client: PeerClient, weights: HeldWeights, error: str) -> None:
+        """The engine stays paused: nothing is generated by weights that are in doubt. What is held is fetched anew, too."""
+        self.may_generate.clear()
+        version, digest = weights.policy_version, weights.digest
+        weights.forget()
         self.policy_version, self.quarantined = 0, error
         self._failed_loads += 1
         self._metrics.policy_version.set(0)
         self._metrics.weight_updates.labels(outcome="failed").inc()
-        log.error("weights_not_loaded", policy_version=weights.policy_version, error=error, attempt=self._failed_loads)
+        log.error("weights_not_loaded", policy_version=version, error=error, attempt=self._failed_loads)
         self._on_change()
-        await client.send(Loaded(policy_version=weights.policy_version, digest=weights.manifest.digest, error=error[:4000]))
+        await client.send(Loaded(policy_version=version, digest=digest, error=error[:4000]))
         if self._failed_loads >= MAX_FAILED_LOADS:
-            raise ServiceError(f"the engine did not take policy version {weights.policy_version}: {error}")
+            raise ServiceError(f"the engine did not take policy version {version}: {error}")
         await asyncio.sleep(self._retry_s)

@@ -71,20 +71,44 @@ class Parameter:
     complete: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What an engine must say that it holds, worked out before it is asked."""
+
+    parameters: Mapping[str, Parameter]
+    checksums: Mapping[str, str]
+    """Of the complete parameters, by name."""
+    dtype: str
+
+
 async def verify_loaded(engine: Engine, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Verification:
     """Compare a whole version with what the engine holds; call it while paused, before the engine goes on.
 
     Raises: EngineError, when the engine cannot say what it holds.
     """
+    return await verify_against(engine, await expect(engine, tensors))
+
+
+async def expect(engine: Engine, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Expected:
+    """What the engine will say when it has loaded these tensors: the slow half of the comparison, which needs no pause.
+
+    Raises: EngineError, when the engine cannot say what it is.
+    """
     info = await engine.server_info()
-    actual = await engine.weights_checksums()
     parameters = merge(tensors)
     # Hashing takes seconds for each gigabyte: not in the event loop.
-    verification = await asyncio.to_thread(compare, parameters, actual, checksum_of(info.device))
+    checksums = await asyncio.to_thread(checksums_of, parameters, checksum_of(info.device))
+    return Expected(parameters=parameters, checksums=checksums, dtype=info.dtype)
+
+
+async def verify_against(engine: Engine, expected: Expected) -> Verification:
+    """Ask the engine what it holds, and compare. Raises: EngineError, when it cannot say so."""
+    actual = await engine.weights_checksums()
+    verification = compare(expected.parameters, actual, expected.checksums)
     if not verification.ok:
         log.warning(
             "engine_weights_differ",
-            engine_dtype=info.dtype,
+            engine_dtype=expected.dtype,
             mismatched=len(verification.mismatched),
             missing=len(verification.missing),
             unsent=len(verification.unsent),
@@ -92,17 +116,20 @@ async def verify_loaded(engine: Engine, tensors: Iterable[tuple[TensorInfo, Buff
     return verification
 
 
-def compare(parameters: Mapping[str, Parameter], actual: Mapping[str, str], checksum: Checksum) -> Verification:
-    """Compare parameters with the engine's checksums; `checksum` is the hash of the engine's device."""
-    missing: list[str] = []
-    unverified: list[str] = []
-    comparable = [parameter for name, parameter in parameters.items() if parameter.complete and name in actual]
+def checksums_of(parameters: Mapping[str, Parameter], checksum: Checksum) -> dict[str, str]:
+    """The checksum of each complete parameter; `checksum` is the hash of the engine's device."""
+    complete = [parameter for parameter in parameters.values() if parameter.complete]
     # Both hashes release the interpreter lock; numpy's does 80 MiB/s on one core, so a large model needs them all.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        expected = list(pool.map(lambda parameter: checksum(parameter.parts), comparable))
-    mismatched = [
-        parameter.name for parameter, digest in zip(comparable, expected, strict=True) if digest != actual[parameter.name]
-    ]
+        digests = list(pool.map(lambda parameter: checksum(parameter.parts), complete))
+    return {parameter.name: digest for parameter, digest in zip(complete, digests, strict=True)}
+
+
+def compare(parameters: Mapping[str, Parameter], actual: Mapping[str, str], expected: Mapping[str, str]) -> Verification:
+    """Compare parameters and their checksums with the engine's."""
+    missing: list[str] = []
+    unverified: list[str] = []
+    mismatched = [name for name, digest in expected.items() if name in actual and actual[name] != digest]
     for name, parameter in parameters.items():
         if not parameter.complete:
             unverified += parameter.tensors

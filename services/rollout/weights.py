@@ -1,20 +1,21 @@
-"""Fetch a policy version over the weight channel, verify it, and write it for the engine to load.
+"""Fetch a policy version over the weight channel, as a snapshot or as deltas, and write it for the engine to load.
 
 Pull-based: the receiver asks for a window of chunks, so it never gets more than it can take, and asks again for what did not
-come. Every tensor's digest is checked against the manifest before anything is written.
+come. Every tensor's digest is checked against the manifest before anything is written (services.rollout.held).
 """
 
 import asyncio
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from protocol.digests import tensor_digest, version_digest
-from protocol.messages import Manifest, ManifestRequest, TensorInfo, WeightChunk, WeightGone, WeightRequest
+from protocol.deltas import ITEM_BYTES
+from protocol.digests import version_digest
+from protocol.messages import Manifest, ManifestRequest, WeightChunk, WeightGone, WeightRequest
+from services.rollout.held import DamagedWeightsError, HeldWeights
 from services.rollout.safetensors_file import write_safetensors
 from services.runtime.peer import PeerClient
 
@@ -24,53 +25,63 @@ STALL_S: Final = 5.0
 MAX_STALLS: Final = 6
 """Silences in a row, without one chunk between them, after which a fetch is given up."""
 WINDOW_CHUNKS: Final = 16
-DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class FetchError(RuntimeError):
     """A version could not be fetched whole; nothing was written. The caller tries again."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FetchedWeights:
-    """A verified snapshot: ``data`` holds all tensors, each at its manifest's offset."""
-
-    manifest: Manifest
-    data: bytearray
-
-    @property
-    def policy_version(self) -> int:
-        return self.manifest.policy_version
-
-    def tensors(self) -> Iterator[tuple[TensorInfo, memoryview]]:
-        """Each tensor's description and its bytes."""
-        view = memoryview(self.data)
-        for tensor in self.manifest.tensors:
-            yield tensor, view[tensor.offset : tensor.offset + tensor.num_bytes]
+class DamagedError(FetchError):
+    """A version came whole and was not what its manifest said; nothing is held any more. The next fetch is a snapshot."""
 
 
-async def fetch_newest(client: PeerClient, have_version: int, *, stall_s: float = STALL_S) -> FetchedWeights | None:
-    """The newest version of the weight server, verified; None when ``have_version`` is the newest.
+async def fetch_newest(
+    client: PeerClient,
+    have_version: int,
+    held: HeldWeights | None = None,
+    *,
+    stall_s: float = STALL_S,
+    fetched: Callable[[Manifest], None] = lambda _: None,
+) -> HeldWeights | None:
+    """Bring ``held`` to the newest version of the weight server; None when ``have_version`` is the newest.
 
-    ``stall_s``: silence after which a request is sent again.
-    Raises: FetchError when the server says nothing for too long, drops the version, or sends wrong bytes.
+    Against what ``held`` holds already (None: nothing) deltas are fetched, where the server has them. ``fetched`` is called
+    with the manifest of each snapshot or delta that came. ``stall_s``: silence after which a request is sent again.
+    Returns ``held``, verified. Raises: FetchError when the server says nothing for too long, drops the version, or sends
+    wrong bytes.
     """
-    manifest = await _newest_manifest(client, have_version, stall_s)
-    if manifest is None or manifest.policy_version <= have_version:
-        return None
-    if manifest.kind != "snapshot":
-        raise FetchError(f"version {manifest.policy_version} is a {manifest.kind}; this receiver takes snapshots")
-    _check_layout(manifest)
-    weights = FetchedWeights(manifest=manifest, data=await _fetch_chunks(client, manifest, stall_s))
-    # Hashing takes a second for each gigabyte: not in the event loop.
-    await asyncio.to_thread(_verify, weights)
-    return weights
+    held = HeldWeights() if held is None else held
+    while True:
+        manifest = await _newest_manifest(client, held.policy_version, stall_s)
+        if manifest is None or manifest.policy_version <= have_version:
+            return None
+        if held.manifest is not None and manifest.policy_version == held.policy_version:
+            return _same(held, manifest)
+        if manifest.kind == "snapshot":
+            _check_layout(manifest)
+            # It is of no use any more, and there is not always room for both.
+            held.forget()
+        else:
+            _check_delta(manifest, held)
+        data = await _fetch_chunks(client, manifest, stall_s)
+        try:
+            # Hashing takes a second for each gigabyte and core: not in the event loop.
+            await asyncio.to_thread(held.replace if manifest.kind == "snapshot" else held.apply, manifest, data)
+        except DamagedWeightsError as error:
+            raise DamagedError(f"version {manifest.policy_version}: {error}") from error
+        fetched(manifest)
+        if manifest.newest_version <= manifest.policy_version:
+            return held
 
 
-def write_for_engine(weights: FetchedWeights, directory: Path) -> None:
-    """Write one safetensors file into ``directory`` (created), under the engine's parameter names."""
+def write_for_engine(weights: HeldWeights, directory: Path) -> int:
+    """Write what the engine has not loaded yet as one safetensors file into ``directory`` (created), under the engine's
+    parameter names. Returns the bytes of its tensors.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    write_safetensors(directory / "model.safetensors", list(weights.tensors()))
+    tensors = list(weights.unloaded_tensors())
+    write_safetensors(directory / "model.safetensors", tensors)
+    return sum(info.num_bytes for info, _ in tensors)
 
 
 async def _newest_manifest(client: PeerClient, have_version: int, stall_s: float) -> Manifest | None:
@@ -80,7 +91,7 @@ async def _newest_manifest(client: PeerClient, have_version: int, stall_s: float
         async with asyncio.timeout(stall_s):
             while True:
                 message = (await client.inbox.get()).message
-                if isinstance(message, Manifest):
+                if isinstance(message, Manifest) and message.base_version in (0, have_version):
                     return message
                 if isinstance(message, WeightGone) and message.policy_version == 0:
                     return None
@@ -88,14 +99,42 @@ async def _newest_manifest(client: PeerClient, have_version: int, stall_s: float
         raise FetchError(f"the weight server did not answer within {stall_s:g} s") from error
 
 
+def _same(held: HeldWeights, manifest: Manifest) -> HeldWeights:
+    """What is held is what the server has newest, though the engine does not serve it."""
+    assert held.manifest is not None
+    if manifest.digest != held.manifest.digest:
+        held.forget()
+        raise FetchError(
+            f"version {manifest.policy_version} has digest {manifest.digest}, held under this number is another"
+        )
+    return held
+
+
+def _check_delta(manifest: Manifest, held: HeldWeights) -> None:
+    """It is against what is held, and smaller: a manifest must not take more memory than the version that it describes."""
+    if held.manifest is None or manifest.base_version != held.policy_version:
+        raise FetchError(
+            f"version {manifest.policy_version} is a delta against {manifest.base_version}, held is {held.policy_version}"
+        )
+    if manifest.policy_version <= held.policy_version:
+        raise FetchError(f"version {manifest.policy_version} is a delta against the newer {held.policy_version}")
+    if manifest.num_bytes > held.manifest.num_bytes:
+        raise FetchError(
+            f"version {manifest.policy_version} is a delta of {manifest.num_bytes} bytes, larger than the "
+            f"{held.manifest.num_bytes} of the version itself"
+        )
+
+
 def _check_layout(manifest: Manifest) -> None:
-    """Tensors have different names, lie one behind the other, and fill the version exactly."""
+    """Tensors have different names, lie one behind the other, and fill the version exactly; there is at least one."""
+    if not manifest.tensors:
+        raise FetchError(f"manifest: the snapshot of version {manifest.policy_version} has no tensors")
     offset = 0
     names: set[str] = set()
     for tensor in manifest.tensors:
         if tensor.offset != offset:
             raise FetchError(f"manifest: tensor {tensor.name} is at {tensor.offset}, expected {offset}")
-        expected = math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
+        expected = math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
         if tensor.num_bytes != expected:
             raise FetchError(
                 f"manifest: tensor {tensor.name} has {tensor.num_bytes} bytes, {tensor.dtype} {tensor.shape} has {expected}"
@@ -123,7 +162,10 @@ async def _fetch_chunks(client: PeerClient, manifest: Manifest, stall_s: float) 
             lowest = min(missing)
             await client.send(
                 WeightRequest(
-                    policy_version=manifest.policy_version, first_chunk=lowest, num_chunks=max(missing) - lowest + 1
+                    policy_version=manifest.policy_version,
+                    base_version=manifest.base_version,
+                    first_chunk=lowest,
+                    num_chunks=max(missing) - lowest + 1,
                 )
             )
             try:
@@ -148,7 +190,7 @@ async def _receive_chunks(
         message = delivered.message
         if isinstance(message, WeightGone) and message.policy_version == manifest.policy_version:
             raise FetchError(f"version {manifest.policy_version} is gone, newest is {message.newest_version}")
-        if not isinstance(message, WeightChunk) or message.policy_version != manifest.policy_version:
+        if not isinstance(message, WeightChunk) or not _belongs(message, manifest):
             continue  # an answer to an older request
         if message.chunk not in missing:
             continue  # sent twice
@@ -161,11 +203,5 @@ async def _receive_chunks(
         missing.discard(message.chunk)
 
 
-def _verify(weights: FetchedWeights) -> None:
-    for tensor, data in weights.tensors():
-        digest = tensor_digest(data)
-        if digest != tensor.digest:
-            raise FetchError(
-                f"version {weights.policy_version}: tensor {tensor.name} arrived with digest {digest}, "
-                f"the manifest says {tensor.digest}"
-            )
+def _belongs(chunk: WeightChunk, manifest: Manifest) -> bool:
+    return (chunk.policy_version, chunk.base_version) == (manifest.policy_version, manifest.base_version)

@@ -131,7 +131,8 @@ class SimEngine:
             self.fails_update = max(0, self.fails_update - 1)
             self._audit.happened["engine failed in an update"] += 1
             raise EngineError("scripted failure in the middle of an update")
-        self._loaded = [(info, data) for _, info, data in read_tensors(path / "model.safetensors")]
+        # What is not in the file stays, as in SGLang.
+        self._loaded = list({**{each[0].name: each for each in self._loaded}, **_read(path)}.values())
         self._said_version = version
         self._unknown = False
         if self.damages:
@@ -159,6 +160,10 @@ class SimEngine:
         await asyncio.sleep(self._rng.uniform(0.001, 0.01))
         if self.dead:
             raise EngineError("the server is gone")
+
+
+def _read(path: Path) -> dict[str, tuple[TensorInfo, bytes]]:
+    return {name: (info, data) for name, info, data in read_tensors(path / "model.safetensors")}
 
 
 class SimRewards:

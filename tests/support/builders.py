@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from protocol.messages import (
@@ -12,6 +13,7 @@ from protocol.messages import (
     BatchRequest,
     Checkpointed,
     Chunk,
+    DeltaBucket,
     EndOfRun,
     Finish,
     Goodbye,
@@ -32,6 +34,7 @@ from protocol.messages import (
     Release,
     Resume,
     Segment,
+    Source,
     Status,
     StatusRequest,
     StopRequest,
@@ -108,6 +111,14 @@ def a_manifest() -> Manifest:
     )
 
 
+def an_offer() -> Manifest:
+    """A manifest that uses every field."""
+    bucket = DeltaBucket(0, 2, 4, 2, 1, 2, [9, 9, 9, 9, 9, 9])
+    return msgspec.structs.replace(
+        a_manifest(), base_version=4, newest_version=6, buckets=[bucket], sources=[Source("tcp://r:2", "k" * 40)]
+    )
+
+
 def one_of_each() -> list[tuple[Message, Arrays]]:
     """Every message type once, with its arrays."""
     return [
@@ -133,10 +144,10 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
         (Trained(index=4, policy_version=5, metrics={"loss": 0.25, "entropy": None}), {}),
         (Checkpointed(next_batch=5, policy_version=6), {}),
         (Resume(next_batch=5), {}),
-        (ManifestRequest(have_version=4), {}),
-        (a_manifest(), {}),
-        (WeightRequest(policy_version=5, first_chunk=0, num_chunks=1), {}),
-        (WeightChunk(policy_version=5, chunk=0), {"data": np.arange(8, dtype=np.uint8)}),
+        (ManifestRequest(have_version=4, endpoint="tcp://r:1"), {}),
+        (an_offer(), {}),
+        (WeightRequest(policy_version=5, base_version=4, first_chunk=0, num_chunks=1), {}),
+        (WeightChunk(policy_version=5, base_version=4, chunk=0), {"data": np.arange(8, dtype=np.uint8)}),
         (WeightGone(policy_version=5, newest_version=6), {}),
         (Loaded(policy_version=5, digest="cd" * 32, pause_s=0.25), {}),
         (StatusRequest(), {}),

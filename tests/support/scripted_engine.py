@@ -55,6 +55,8 @@ class ScriptedEngine:
         self.paused = False
         self.calls: list[str] = []
         self.loaded: dict[str, tuple[TensorInfo, bytes]] = {}
+        self.files: list[list[str]] = []
+        """The names in each file that was loaded."""
         self.refuse_update: str = ""
         self.damage: Callable[[dict[str, tuple[TensorInfo, bytes]]], None] = lambda _: None
         self.said_version: int | None = None
@@ -112,7 +114,10 @@ class ScriptedEngine:
         assert self.paused
         if self.refuse_update:
             raise EngineError(self.refuse_update)
-        self.loaded = {name: (info, data) for name, info, data in read_tensors(path / "model.safetensors")}
+        # What is not in the file stays, as in SGLang.
+        file = {name: (info, data) for name, info, data in read_tensors(path / "model.safetensors")}
+        self.files.append(list(file))
+        self.loaded |= file
         self.damage(self.loaded)
         self.version = version
 

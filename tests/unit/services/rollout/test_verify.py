@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protocol.messages import TensorInfo
 from services.rollout.checksums import checksum_of, sha256_checksum, tiled_checksum
-from services.rollout.verify import compare, merge
+from services.rollout.verify import Verification, checksums_of, compare, merge
 
 Tensor = tuple[TensorInfo, bytes]
 
@@ -61,16 +61,21 @@ def expected_checksums(tensors: list[Tensor]) -> dict[str, str]:
     return {name: sha256_checksum(parameter.parts) for name, parameter in merge(tensors).items()}
 
 
+def compared(tensors: list[Tensor], actual: dict[str, str]) -> Verification:
+    parameters = merge(tensors)
+    return compare(parameters, actual, checksums_of(parameters, sha256_checksum))
+
+
 def test_an_engine_that_holds_what_was_sent_is_accepted_and_each_difference_named() -> None:
     tensors = layer()
     actual = expected_checksums(tensors)
-    assert compare(merge(tensors), actual, sha256_checksum).ok
+    assert compared(tensors, actual).ok
     gate = "model.layers.3.mlp.gate.weight"
-    wrong = compare(merge(tensors), {**actual, gate: "0" * 16}, sha256_checksum)
+    wrong = compared(tensors, {**actual, gate: "0" * 16})
     assert (wrong.ok, wrong.mismatched) == (False, [gate])
-    missing = compare(merge([*tensors, tensor("model.layers.3.mlp.experts.gate_up_proj", "fused")]), actual, sha256_checksum)
+    missing = compared([*tensors, tensor("model.layers.3.mlp.experts.gate_up_proj", "fused")], actual)
     assert (missing.ok, missing.missing) == (False, ["model.layers.3.mlp.experts.gate_up_proj"])
-    unsent = compare(merge(tensors), {**actual, "model.norm.weight": "0" * 16}, sha256_checksum)
+    unsent = compared(tensors, {**actual, "model.norm.weight": "0" * 16})
     assert (unsent.ok, unsent.unsent) == (False, ["model.norm.weight"])
 
 
@@ -82,7 +87,7 @@ def test_a_parameter_of_which_a_part_was_not_sent_is_unverified(absent: str) -> 
     tensors = layer()
     actual = expected_checksums(tensors)
     rest = [(info, data) for info, data in tensors if info.name != absent]
-    verification = compare(merge(rest), actual, sha256_checksum)
+    verification = compared(rest, actual)
     assert verification.ok
     assert verification.unverified
     assert absent not in verification.unverified
@@ -97,8 +102,8 @@ def test_the_vocabulary_is_padded_with_zero_rows() -> None:
 def test_an_output_layer_that_is_the_embedding_needs_no_parameter_of_its_own() -> None:
     embedding, head = tensor("model.embed_tokens.weight", "e"), tensor("lm_head.weight", "e")
     actual = expected_checksums([embedding])
-    assert compare(merge([embedding, head]), actual, sha256_checksum).ok
-    other = compare(merge([embedding, tensor("lm_head.weight", "h")]), actual, sha256_checksum)
+    assert compared([embedding, head], actual).ok
+    other = compared([embedding, tensor("lm_head.weight", "h")], actual)
     assert other.missing == ["lm_head.weight"]
 
 

@@ -1,0 +1,30 @@
+"""zstd with a bound on what comes out: a frame says how long it is, and is believed only when that is what was expected."""
+
+from typing import Final
+
+import zstandard
+
+LEVEL: Final = 3
+"""Higher levels take longer and gain nothing: what is left of a delta is entropy, not repetition."""
+
+
+def compress(data: bytes | bytearray | memoryview) -> bytes:
+    """One zstd frame that names its content's length. May be called from several threads at once."""
+    return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(data)
+
+
+def decompress(frame: bytes | bytearray | memoryview, num_bytes: int) -> bytes:
+    """The ``num_bytes`` bytes in ``frame``.
+
+    Raises: ValueError when it is no zstd frame, or holds more or less; no more memory than that is taken.
+    """
+    try:
+        claimed = zstandard.frame_content_size(frame)
+        if claimed != num_bytes:
+            raise ValueError(f"compressed data holds {claimed} bytes, {num_bytes} expected")
+        content = zstandard.ZstdDecompressor().decompress(frame, max_output_size=num_bytes, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"compressed data is damaged: {error}") from error
+    if len(content) != num_bytes:
+        raise ValueError(f"compressed data holds {len(content)} bytes, {num_bytes} expected")
+    return content
