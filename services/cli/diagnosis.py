@@ -79,6 +79,7 @@ def _with_broker(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
 def _processes(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
     if status["learner"] is None:
         yield Remark(text=f"no learner is connected{_ended(seen, 'learner')}: start it (`gspo learner CONFIG`)")
+    yield from _learner(status)
     broker = seen.pages.get("broker")
     if broker is not None and broker.ready is False:
         yield Remark(text=f"the broker is not ready: {broker.text}")
@@ -99,6 +100,20 @@ def _processes(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
             )
     for name, rollout in rollouts.items():
         yield from _rollout(seen, status, name, rollout)
+
+
+def _learner(status: dict[str, Any]) -> Iterator[Remark]:
+    silent_s = status.get("learner_silent_s")
+    if silent_s is not None and silent_s > SILENT_S:
+        yield Remark(
+            text=f"the learner has said nothing for {silent_s:.0f} s: its process, host or network stands still. If it does "
+            "not come back, start another one: it takes over at once, and the old one is fenced"
+        )
+    if status.get("learner_waiting"):
+        yield Remark(
+            text=f"a second learner (session {status['learner_waiting']}) waits while session "
+            f"{status['learner_session']} has the run; it ends by itself after 30 s. If two were not meant, stop one"
+        )
 
 
 def _rollout(seen: Observation, status: dict[str, Any], name: str, rollout: dict[str, Any]) -> Iterator[Remark]:

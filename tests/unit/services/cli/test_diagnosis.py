@@ -175,3 +175,12 @@ def test_a_slow_batch_is_remarkable_only_against_its_own_pace() -> None:
     assert wrong(replace(HEALTHY, batch_ages_s=[1500.0, 1000.0, 500.0])) == []
     assert wrong(replace(HEALTHY, batch_ages_s=[100.0, 99.5, 99.0])) == []
     assert wrong(replace(HEALTHY, batch_ages_s=[9000.0, 8999.0])) == []
+
+
+def test_a_learner_that_is_silent_and_one_that_waits_are_told() -> None:
+    quiet = replace(HEALTHY, status=a_status(learner_silent_s=31.0, learner_waiting=None))
+    (remark,) = [remark for remark in diagnose(quiet) if remark.wrong]
+    assert "the learner has said nothing for 31 s" in remark.text
+    two = replace(HEALTHY, status=a_status(learner_silent_s=0.3, learner_session="a", learner_waiting="b"))
+    (remark,) = [remark for remark in diagnose(two) if remark.wrong]
+    assert remark.text.startswith("a second learner (session b) waits while session a has the run")
