@@ -75,7 +75,8 @@ class NoLease(Message, frozen=True, tag="no_lease"):
     """Broker -> rollout: the answer to a LeaseRequest that could not be filled now; ask again after ``retry_s``."""
 
     request_id: Count
-    reason: Literal["window_full", "version_too_old", "no_prompts", "stopping"]
+    reason: Literal["window_full", "version_too_old", "no_prompts", "stopping", "not_serving"]
+    """not_serving: the rollout's last Heartbeat did not say that it serves a verified version."""
     retry_s: float
 
 
@@ -142,6 +143,11 @@ class LeaseEnded(Message, frozen=True, tag="lease_ended"):
     reason: Reason
 
 
+RolloutStatus = Literal["starting", "verifying", "serving", "draining", "quarantined"]
+"""What a rollout says of itself: no weights yet; loading its first ones; a verified version is served; hands everything back
+and ends; its engine does not hold what was sent. The broker's table of what may follow what is services/broker/fleet.py."""
+
+
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """Rollout -> broker, about every second: renews exactly the leases it names, and says what the engine serves.
 
@@ -149,7 +155,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """
 
     policy_version: Version
-    status: Literal["starting", "verifying", "serving", "draining", "quarantined"]
+    status: RolloutStatus
     leases: Annotated[list[LeaseKey], Meta(max_length=limits.MAX_LEASES_PER_MESSAGE)]
     metrics: dict[str, float] = {}
 

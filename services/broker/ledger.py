@@ -35,6 +35,7 @@ from protocol.messages import (
     Welcome,
 )
 from services.broker.actions import Action, Note, Reply, Who
+from services.broker.fleet import Fleet
 from services.broker.peers import Peer, Peers, PlaceTaken, SessionRefused
 from services.broker.records import Snapshot
 from services.broker.state import LedgerConfig, State
@@ -56,6 +57,7 @@ class Ledger:
     def __init__(self, config: LedgerConfig, snapshot: Snapshot, now: float) -> None:
         self.state = State(config, snapshot)
         run = snapshot.run
+        self.fleet = Fleet()
         self.peers = Peers(now, Who(run.learner_peer, run.learner_session) if run.learner_session else None)
         self.work = Work(self.state, now)
         self.training = Training(self.state, self.work, now)
@@ -70,6 +72,7 @@ class Ledger:
                 "run the same release everywhere"
             )
             return [_refused(who, reason, "hello", fatal=True)]
+        is_new = self.peers.get(who) is None
         try:
             replaced = self.peers.hello(who, hello.role, hello.first_seq, now)
         except SessionRefused as error:
@@ -81,7 +84,7 @@ class Ledger:
             for other in replaced
         ]
         if hello.role == "rollout":
-            actions += self.work.session_started(who)
+            actions += [*(self.fleet.begins(who.peer) if is_new else ()), *self.work.session_started(who)]
         elif hello.role == "learner":
             actions += self.state.change_run(learner_peer=who.peer, learner_session=who.session)
             if replaced:
@@ -125,7 +128,12 @@ class Ledger:
     def on_tick(self, now: float) -> list[Action]:
         """Time has passed: leases expire, silent peers are forgotten, a waiting learner hears what it waits for."""
         self.peers.listen(now)
-        gone = [Note(event="peer_forgotten", fields={"peer": who.peer}) for who in self.peers.prune(now)]
+        gone: list[Action] = []
+        for who in self.peers.prune(now):
+            gone += [
+                Note(event="peer_forgotten", fields={"peer": who.peer}),
+                *self.fleet.changes(who.peer, "gone", "silent"),
+            ]
         return [*self.work.expire(now), *gone, *self._advance(now)]
 
     def on_end(self) -> list[Action]:
@@ -138,14 +146,15 @@ class Ledger:
 
     def status(self, now: float) -> dict[str, Any]:
         """A snapshot of the run for display."""
-        return status_of(self.state, self.peers, self.training, now)
+        return status_of(self.state, self.peers, self.fleet, self.training, now)
 
     def _handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
         who = peer.who
         match message:
             case LeaseRequest():
                 peer.policy_version = message.policy_version
-                return self.work.on_lease_request(who, message, now)
+                is_serving = self.fleet.state(who.peer) == "serving"
+                return self.work.on_lease_request(who, message, now, is_serving=is_serving)
             case Chunk():
                 return self.work.on_chunk(who, message)
             case Finish():
@@ -156,7 +165,8 @@ class Ledger:
                 return []  # It lives, which is all that it says.
             case Heartbeat():
                 self.peers.heartbeat(who, message)
-                return self.work.on_heartbeat(who, message, now)
+                changes = self.fleet.changes(who.peer, message.status, "heartbeat")
+                return [*changes, *self.work.on_heartbeat(who, message, now)]
             case Goodbye():
                 return self._on_goodbye(peer, message)
             case StatusRequest():
@@ -188,7 +198,8 @@ class Ledger:
         if peer.role == "learner":
             self.training.session_ended()
             return [*self.state.change_run(learner_peer="", learner_session=""), Note(event="goodbye", fields=fields)]
-        return [*self.work.session_ended(peer.who), Note(event="goodbye", fields=fields)]
+        ended: list[Action] = [*self.work.session_ended(peer.who), Note(event="goodbye", fields=fields)]
+        return [*self.fleet.changes(peer.who.peer, "gone", goodbye.reason or "goodbye"), *ended]
 
     def _advance_after(self, message: Message, now: float) -> list[Action]:
         """Frequent messages complete no group: what they may change otherwise is seen at the next tick."""

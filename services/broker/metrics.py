@@ -7,6 +7,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.broker.fleet import STATES
 from services.broker.ledger import ALLOWED, Ledger
 from services.broker.status import groups_by_state
 from services.runtime import gate
@@ -14,11 +15,9 @@ from services.runtime.process_metrics import register_process
 
 REFUSAL_REASONS: Final = ("undecodable", "unknown_session", "fatal", "refused")
 LENGTH_BUCKETS: Final = (16, 64, 256, 1024, 4096, 16384, 65536, 262144)
-NOT_SAID: Final = "starting"
-"""Status of a rollout between its Hello and its first heartbeat."""
 SILENT: Final = "silent"
 """Status of a rollout that was not heard for broker.lease_s: what it held has been taken back."""
-ROLLOUT_STATUSES: Final = ("starting", "verifying", "serving", "draining", "quarantined", SILENT)
+ROLLOUT_STATUSES: Final = (*STATES, SILENT)
 COMMIT_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 
@@ -79,7 +78,7 @@ class BrokerMetrics:
             "last_batch_timestamp_seconds",
             "Unix time at which the last batch was reported trained; before the first one, of this broker's start.",
         )
-        self.rollouts = gauge("rollouts", "Rollouts by status; silent: not heard for a lease.", ("status",))
+        self.rollouts = gauge("rollouts", "Rollouts by status; silent: not heard for a lease; gone: has left.", ("status",))
         self.peers = gauge("peers", "Known sessions, by role.", ("role",))
         self.database_bytes = gauge("database_bytes", "Size of the ledger's database.")
         self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes of the file system that holds the ledger.")
@@ -131,9 +130,9 @@ class BrokerMetrics:
         for role in ALLOWED:
             self.peers.labels(role).set(len(ledger.peers.of_role(role)))
         statuses = [
-            (peer.status or NOT_SAID) if now - peer.last_seen <= state.config.lease_s else SILENT
+            ledger.fleet.state(peer.who.peer) if now - peer.last_seen <= state.config.lease_s else SILENT
             for peer in ledger.peers.of_role("rollout")
-        ]
+        ] + ["gone"] * len(ledger.fleet.gone)
         for status in ROLLOUT_STATUSES:
             self.rollouts.labels(status).set(statuses.count(status))
         self.max_lag.set(state.config.max_lag)

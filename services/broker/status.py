@@ -2,12 +2,13 @@
 
 from typing import Any
 
+from services.broker.fleet import Fleet
 from services.broker.peers import LEARNER_LEASE_S, Peer, Peers
 from services.broker.state import State
 from services.broker.training import Training
 
 
-def status_of(state: State, peers: Peers, training: Training, now: float) -> dict[str, Any]:
+def status_of(state: State, peers: Peers, fleet: Fleet, training: Training, now: float) -> dict[str, Any]:
     """Plain data; what is not known yet is None."""
     batches = state.batches
     last = batches.last
@@ -30,7 +31,8 @@ def status_of(state: State, peers: Peers, training: Training, now: float) -> dic
         "groups": groups_by_state(state),
         "dropped": dict(state.num_dropped),
         "prompts_started": state.next_prompt,
-        "rollouts": [_rollout(state, peer, now) for peer in peers.of_role("rollout")],
+        "rollouts": [_rollout(state, peer, fleet, now) for peer in peers.of_role("rollout")],
+        "rollouts_gone": fleet.gone,
         **_learner(peers, now),
         "waiting_for": training.waiting_for(),
         "stopping": state.stop_reason,
@@ -63,11 +65,11 @@ def groups_by_state(state: State) -> dict[str, int]:
     }
 
 
-def _rollout(state: State, peer: Peer, now: float) -> dict[str, Any]:
+def _rollout(state: State, peer: Peer, fleet: Fleet, now: float) -> dict[str, Any]:
     leases = sum(1 for row in state.groups.leased() if row.holder_peer == peer.who.peer)
     return {
         "peer": peer.who.peer,
-        "status": peer.status,
+        "status": fleet.state(peer.who.peer),
         "policy_version": peer.policy_version,
         "leases": leases,
         "silent_s": now - peer.last_seen,

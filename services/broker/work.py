@@ -23,7 +23,7 @@ from services.broker.state import State, lease_ended, saves
 from services.broker.tasks import trajectory_seed
 from services.broker.tokens import action_tokens
 
-NoLeaseReason = Literal["window_full", "version_too_old", "no_prompts", "stopping"]
+NoLeaseReason = Literal["window_full", "version_too_old", "no_prompts", "stopping", "not_serving"]
 RETRY_SOON_S: Final = 0.25
 RETRY_LATER_S: Final = 1.0
 
@@ -40,11 +40,16 @@ class Work:
 
     # --- leases ---------------------------------------------------------------------------------------------------------
 
-    def on_lease_request(self, who: Who, request: LeaseRequest, now: float) -> list[Action]:
-        """Grant up to ``capacity`` leases: held-out trajectories first, then unfinished ones, then new groups."""
+    def on_lease_request(self, who: Who, request: LeaseRequest, now: float, *, is_serving: bool = True) -> list[Action]:
+        """Grant up to ``capacity`` leases: held-out trajectories first, then unfinished ones, then new groups.
+
+        ``is_serving``: the rollout has said that its engine serves a verified version.
+        """
         state = self._state
         if state.stop_reason or state.finished:
             return [_no_lease(who, request, "stopping")]
+        if not is_serving:
+            return [_no_lease(who, request, "not_serving")]
         if request.policy_version > state.batches.newest_version:
             reason = f"policy_version is {request.policy_version}: {state.batches.newest_version} is the newest published"
             return [Reply(to=who, message=Refused(reason=reason, message_type="lease_request"))]
@@ -277,5 +282,5 @@ def _ended(who: Who, trajectory_id: int, epoch: int, reason: str) -> Reply:
 
 
 def _no_lease(who: Who, request: LeaseRequest, reason: NoLeaseReason) -> Reply:
-    retry_s = RETRY_SOON_S if reason in ("window_full", "version_too_old") else RETRY_LATER_S
+    retry_s = RETRY_SOON_S if reason in ("window_full", "version_too_old", "not_serving") else RETRY_LATER_S
     return Reply(to=who, message=NoLease(request_id=request.request_id, reason=reason, retry_s=retry_s))

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import structlog
 
@@ -19,6 +19,7 @@ from protocol.messages import (
     Release,
     Welcome,
 )
+from protocol.messages.work import RolloutStatus
 from services.rollout.agent import Agent, EpisodeFailed
 from services.rollout.engine import EngineError
 from services.rollout.metrics import STATUSES, RolloutMetrics
@@ -38,7 +39,6 @@ ENGINE_FAILURES_ALLOWED: Final = 3
 ENGINE_PAUSE_S: Final = 1.0
 BROKER_SILENT_S: Final = 5.0
 """The broker answers every heartbeat: when it has said nothing for so long, it is away."""
-Status = Literal["starting", "verifying", "serving", "draining", "quarantined"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,7 @@ class RolloutService:
         self._expected = 0
         self._ask_again_at = 0.0
         self._draining = False
+        self._said: RolloutStatus | None = None
         self._engine_failures = 0
         self._broker_stopping = asyncio.Event()
         metrics.episodes_limit.set(settings.max_running)
@@ -136,7 +137,7 @@ class RolloutService:
                 wait.cancel()
 
     @property
-    def _status(self) -> Status:
+    def _status(self) -> RolloutStatus:
         if self._draining:
             return "draining"
         if self._sync.quarantined:
@@ -158,7 +159,7 @@ class RolloutService:
         if isinstance(message, Welcome):
             self._sync.announce(message.policy_version, message.weights_endpoint)
             # What was asked before the handshake is forgotten.
-            self._expected, self._ask_again_at = 0, 0.0
+            self._expected, self._ask_again_at, self._said = 0, 0.0, None
             self._wake.set()
         elif isinstance(message, Pulse):
             self._sync.announce(message.policy_version, message.weights_endpoint)
@@ -281,6 +282,9 @@ class RolloutService:
             waiting = self._expected > 0 and now - self._asked_at < REQUEST_TIMEOUT_S
             room = self._settings.max_running - len(self._running)
             if self._status == "serving" and not waiting and room > 0 and now >= self._ask_again_at:
+                if self._said != "serving":
+                    # A lease is given to whoever has said that it serves, and to nobody else.
+                    await self._send_heartbeat()
                 self._request_id += 1
                 self._asked_at, self._expected = now, room
                 await self._broker.send(
@@ -307,6 +311,7 @@ class RolloutService:
             self._health.not_ready("the broker is away")
         elif self._has_worked():
             self._health.progress()
+        self._said = status
         leases = [LeaseKey(episode.lease.trajectory_id, episode.lease.epoch) for episode in self._running.values()]
         await self._broker.send(Heartbeat(policy_version=self._sync.policy_version, status=status, leases=leases))
 

@@ -32,7 +32,7 @@ def test_the_broker_counts_rollouts_by_what_they_last_said_of_themselves() -> No
             broker.send(who, Heartbeat(policy_version=0, status=status, leases=[]))  # type: ignore[arg-type]
     metrics.observe(broker.ledger, 0, 0, broker.now)
     counted = {status: value(registry, "gspo_broker_rollouts", status=status) for status in ROLLOUT_STATUSES}
-    assert counted == {"starting": 1, "verifying": 0, "serving": 2, "draining": 0, "quarantined": 1, "silent": 0}
+    assert counted == {"starting": 1, "verifying": 0, "serving": 2, "draining": 0, "quarantined": 1, "gone": 0, "silent": 0}
 
 
 def test_a_rollout_that_is_not_heard_for_a_lease_does_not_count_as_serving() -> None:
@@ -51,7 +51,7 @@ def test_a_rollout_that_is_not_heard_for_a_lease_does_not_count_as_serving() -> 
 
 
 def test_every_status_of_the_protocol_is_counted() -> None:
-    assert set(get_args(Heartbeat.__annotations__["status"])) == set(ROLLOUT_STATUSES) - {SILENT} == set(STATUSES)
+    assert set(get_args(Heartbeat.__annotations__["status"])) == set(ROLLOUT_STATUSES) - {SILENT, "gone"} == set(STATUSES)
 
 
 def test_the_broker_exports_the_bounds_that_its_gauges_are_read_against() -> None:

@@ -13,6 +13,7 @@ from protocol.messages import (
     BatchRequest,
     Chunk,
     Finish,
+    Heartbeat,
     Hello,
     LeaseRequest,
     Message,
@@ -90,7 +91,12 @@ class LedgerHarness:
         return self._carry_out(self.ledger.on_hello(hello, self.now), {})
 
     def send(self, who: Who, message: AnyMessage, seq: int | None = None) -> list[Action]:
-        """A message of a session, with the scripted tokens if it is a chunk. A given ``seq`` sends one again."""
+        """A message of a session, with the scripted tokens if it is a chunk. A given ``seq`` sends one again.
+
+        Who asks for leases has said that it serves.
+        """
+        if isinstance(message, LeaseRequest) and self.ledger.fleet.state(who.peer) == "starting":
+            self.send(who, Heartbeat(policy_version=message.policy_version, status="serving", leases=[]))
         if seq is None and isinstance(message, SEQUENCED):
             seq = self._next_seq.get(who, 0)
             self._next_seq[who] = seq + 1
