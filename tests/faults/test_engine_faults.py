@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from protocol.messages import WeightChunk
-from tests.faults.fleet import Fleet
+from tests.faults.fleet import Fleet, Member
 from tests.support.ledger_audit import audit
 from tests.support.relay import Relay, tag_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
 WORK_STALL_S = 20.0
 BATCH_STALL_S = 8.0
+HANG_S = 30
 SIGMA_LIMIT = 2e-5
 """Of engine against learner on tokens of the same version, in float32: other weights show as 100 times that."""
 
@@ -27,19 +28,25 @@ def assert_the_right_weights_made_every_token(fleet: Fleet) -> None:
     assert [row["batch"] for row in fleet.rows("batch") if row["mismatch_sigma"] > SIGMA_LIMIT] == []
 
 
-def test_links_stall_and_break_and_a_server_hangs_for_a_while_and_for_ever(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path, "learner.checkpoint_every_batches=10", "broker.lease_s=5")
-    with fleet, Relay(fleet.work_port) as work, Relay(fleet.batch_port) as batch:
-        fleet.start("broker")
-        fleet.start("learner", f"broker.batch_endpoint={batch.endpoint}")
-        fleet.start("rollout", name="rollout-0")
-        settings = (f"broker.work_endpoint={work.endpoint}", "rollout.engine_timeout_s=20")
-        sick = fleet.start("rollout", *settings, name="rollout-1")
-        fleet.wait_until("both at work", lambda: all(count(fleet, f"rollout-{n}", "weights_loaded") for n in (0, 1)))
-        fleet.wait_batches(2)
-        pause = threading.Event()
+def start_two(fleet: Fleet, learner: str, *second: str) -> Member:
+    """A run of two rollouts at work; returns the second, which has settings of its own."""
+    fleet.start("broker")
+    fleet.start("learner", learner)
+    fleet.start("rollout", name="rollout-0")
+    member = fleet.start("rollout", *second, name="rollout-1")
+    fleet.wait_batches(2)
+    fleet.wait_until("leases", lambda: fleet.num_leases("rollout-1") > 4)
+    # The first batch of a new server waits for a compiler: minutes on a busy machine.
+    fleet.wait_until("tokens of both", lambda: count(fleet, "rollout-1", "weights_loaded") > 1)
+    return member
 
-        # The work link of one rollout: longer than its leases, then a reset.
+
+def test_links_stall_for_longer_than_a_lease_and_break(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "learner.checkpoint_every_batches=10")
+    with fleet, Relay(fleet.work_port) as work, Relay(fleet.batch_port) as batch:
+        learner = f"broker.batch_endpoint={batch.endpoint}"
+        rollout = start_two(fleet, learner, f"broker.work_endpoint={work.endpoint}")
+        pause = threading.Event()
         fleet.wait_until("leases", lambda: fleet.num_leases("rollout-1") > 4)
         work.stall()
         pause.wait(WORK_STALL_S)
@@ -55,22 +62,27 @@ def test_links_stall_and_break_and_a_server_hangs_for_a_while_and_for_ever(tmp_p
         batch.cut()
         batch.heal()
         fleet.wait_batches(len(fleet.rows("batch")) + 2)
-        assert sick.ends == []
+        assert (rollout.ends, fleet.members["learner"].ends) == ([], [])
+        fleet.finish()
+        assert_the_right_weights_made_every_token(fleet)
+    report = audit(tmp_path)
+    assert report.problems == []
+    assert report.num_trained_again == 0
 
-        # Its server stands still, and goes on.
-        fleet.wait_until("leases", lambda: fleet.num_leases("rollout-1") > 4)
-        before = count(fleet, "rollout-1", "engine_error")
-        sick.scheduler().send_signal(signal.SIGSTOP)
-        fleet.wait_until("giving up", lambda: count(fleet, "rollout-1", "engine_error") > before)
-        sick.scheduler().send_signal(signal.SIGCONT)
+
+def test_a_server_that_hangs_for_a_while_goes_on_and_one_that_hangs_for_ever_ends_its_rollout(tmp_path: Path) -> None:
+    with Fleet(tmp_path, "learner.checkpoint_every_batches=10") as fleet:
+        sick = start_two(fleet, "learner.checkpoint_every_batches=10", f"rollout.engine_timeout_s={HANG_S}")
+        scheduler = sick.scheduler()
+        scheduler.send_signal(signal.SIGSTOP)
+        fleet.wait_until("giving up", lambda: count(fleet, "rollout-1", "engine_error") > 0)
+        scheduler.send_signal(signal.SIGCONT)
         loaded = count(fleet, "rollout-1", "weights_loaded")
         fleet.wait_until("new weights in it", lambda: count(fleet, "rollout-1", "weights_loaded") > loaded)
         assert sick.ends == []
 
-        # It stands still for ever.
         fleet.wait_until("leases", lambda: fleet.num_leases("rollout-1") > 4)
         resumed = count(fleet, "rollout-0", "trajectory_resumed")
-        scheduler = sick.scheduler()
         scheduler.send_signal(signal.SIGSTOP)
         fleet.wait_until("end of the rollout", lambda: sick.ends == [1])
         (ended,) = fleet.events("rollout-1", "stopped_by_error")
@@ -84,7 +96,6 @@ def test_links_stall_and_break_and_a_server_hangs_for_a_while_and_for_ever(tmp_p
     report = audit(tmp_path)
     assert report.problems == []
     assert report.num_trained_again == 0
-    assert report.num_batches >= 6
 
 
 class Update:
