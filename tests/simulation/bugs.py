@@ -62,16 +62,6 @@ def _learner_dies_behind_a_checkpoint() -> tuple[Event, ...]:
     return tuple(events)
 
 
-def _learner_is_replaced_behind_the_brokers_back() -> tuple[Event, ...]:
-    """What the former one said is acknowledged when the disk has room again, and not all that the next one says arrives."""
-    events: list[Event] = []
-    for at in (0.5, 5.0, 10.0, 15.0, 20.0):
-        events.append(Event(at=at, kind="disk_full", target=("broker",), seconds=3.0))
-        events.append(Event(at=at, kind="kill_when", target=("learner",), seconds=0.3, amount=0.05, point="publishing"))
-        events.append(Event(at=at + 2.9, kind="loss", seconds=1.5, amount=0.4))
-    return tuple(events)
-
-
 def _a_rollout_sleeps_as_long_as_a_lease() -> tuple[Event, ...]:
     """And whoever gets its trajectories is slow."""
     events = [
@@ -129,14 +119,6 @@ BUGS = (
         new="        if seq < self._expected:\n            return False\n        self._expected = seq + 1",
         invariants=("G1", "liveness", "no peer"),
         weather=(Event(at=1.0, kind="loss", seconds=12.0, amount=0.2),),
-    ),
-    Bug(
-        name="an acknowledgement of a former life is taken",
-        module="services.runtime.peer",
-        old='isinstance(message, FOR_ONE_LIFE) and message.session not in ("", self._session)',
-        new="False",
-        invariants=("G1", "G2", "liveness", "no process"),
-        weather=_learner_is_replaced_behind_the_brokers_back(),
     ),
     Bug(
         name="the window of unacknowledged messages has no end",
