@@ -50,7 +50,7 @@ def draw_signals(runs: Mapping[str, Run], path: Path) -> None:
         axes.axhline(run.config.fluid_size(), color="grey", linewidth=0.8)
     axes.set_xlabel("minutes")
     axes.set_ylabel("pods (grey: fluid size)")
-    axes.legend()
+    axes.legend(loc="upper right", bbox_to_anchor=(1.0, 0.9))
     _save(figure, path)
 
 
