@@ -60,7 +60,8 @@ def _encode(base: Snapshot, snapshot: Snapshot, places: list[Region]) -> list[tu
     sample = range(0, len(places), step)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         found = dict(zip(sample, pool.map(encode, (places[index] for index in sample)), strict=True))
-        if _num_bytes(found.values()) > WORTHWHILE * sum(_region_bytes(places[index]) for index in sample):
+        share = sum(_region_bytes(place) for place in places) / max(1, sum(_region_bytes(places[at]) for at in sample))
+        if share * _num_bytes(found.values()) > WORTHWHILE * snapshot.manifest.num_bytes:
             return None
         others = [index for index in range(len(places)) if index not in found]
         found.update(zip(others, pool.map(encode, (places[index] for index in others)), strict=True))

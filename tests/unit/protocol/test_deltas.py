@@ -1,0 +1,193 @@
+"""Deltas: exact for every bit pattern, harmless when applied twice, and refused when they contradict themselves."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from msgspec import structs
+
+from protocol.deltas import (
+    Changes,
+    Region,
+    apply_streams,
+    count_changed,
+    decode_digests,
+    encode_digests,
+    encode_region,
+    regions,
+    stream_lengths,
+)
+from protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
+from protocol.messages import DeltaBucket, TensorInfo
+
+SIZES = st.sampled_from([2, 4])
+
+
+def bucket_of(changes: Changes) -> DeltaBucket:
+    region = changes.region
+    return DeltaBucket(
+        region.offset,
+        region.num_elements,
+        region.item_bytes,  # type: ignore[arg-type]
+        changes.num_changed,
+        changes.num_absolute,
+        changes.streams[0].nbytes,
+        [1, 1],
+    )
+
+
+def apply(target: np.ndarray, changes: Changes, **other: int) -> None:
+    bucket = structs.replace(bucket_of(changes), **other)
+    apply_streams(target, bucket, [stream.tobytes() for stream in changes.streams])
+
+
+@st.composite
+def versions(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, Region]:
+    """Two versions and a region of them: any bits, and steps of any size from one to the other."""
+    size = draw(SIZES)
+    kind = np.dtype(f"<u{size}")
+    old = draw(hnp.arrays(kind, st.integers(1, 700)))
+    steps = st.one_of(st.just(0), st.integers(-9, 9), st.integers(0, 2 ** (8 * size) - 1))
+    change = draw(hnp.arrays(np.int64, len(old), elements=steps, fill=st.just(0)))
+    new = (old.astype(np.int64) + change).astype(kind)
+    begin = draw(st.integers(0, len(old) - 1))
+    number = draw(st.integers(1, len(old) - begin))
+    # An odd offset: a tensor of 2-byte elements may lie before one of 4.
+    front = np.zeros(draw(st.sampled_from([0, 2])), dtype=np.uint8)
+    region = Region(offset=len(front) + begin * size, num_elements=number, item_bytes=size)
+    return np.concatenate([front, old.view(np.uint8)]), np.concatenate([front, new.view(np.uint8)]), region
+
+
+@given(versions())
+def test_a_region_becomes_the_new_version_bit_for_bit_and_nothing_else_changes(case: tuple) -> None:
+    old, new, region = case
+    begin, end = region.offset, region.offset + region.num_elements * region.item_bytes
+    expected = np.concatenate([old[:begin], new[begin:end], old[end:]])
+    changes = encode_region(old, new, region)
+    if changes is None:
+        assert expected.tobytes() == old.tobytes()
+        assert count_changed(old, new, region) == 0
+        return
+    assert changes.num_changed == count_changed(old, new, region)
+    target = old.copy()
+    apply(target, changes)
+    assert target.tobytes() == expected.tobytes()
+    apply(target, changes)
+    assert target.tobytes() == expected.tobytes()
+
+
+@given(versions(), st.randoms(use_true_random=False))
+def test_a_delta_of_which_a_part_was_applied_already_still_leads_to_the_new_version(case: tuple, rng: object) -> None:
+    old, new, region = case
+    changes = encode_region(old, new, region)
+    if changes is None:
+        return
+    size = region.item_bytes
+    mixed = old.copy()
+    for at in range(region.offset, region.offset + region.num_elements * size, size):
+        if rng.random() < 0.5:  # type: ignore[attr-defined]
+            mixed[at : at + size] = new[at : at + size]
+    apply(mixed, changes)
+    end = region.offset + region.num_elements * size
+    assert mixed[region.offset : end].tobytes() == new[region.offset : end].tobytes()
+
+
+def test_one_step_of_a_bfloat16_takes_no_absolute_value_and_a_far_one_does() -> None:
+    old = np.array([0x3F80, 0x3F80, 0x0000, 0xFFFF], dtype="<u2")
+    new = np.array([0x3F81, 0x3F7C, 0xFFFC, 0x0003], dtype="<u2")
+    region = Region(offset=0, num_elements=4, item_bytes=2)
+    changes = encode_region(old.view(np.uint8), new.view(np.uint8), region)
+    assert changes is not None
+    # +1, -4 and the two around zero: -4 and +4, of which the last is too far.
+    assert [stream.tolist() for stream in changes.streams] == [[0, 0, 0, 0], [1, 4, 4, 8], [6], [0]]
+    assert (changes.num_changed, changes.num_absolute) == (4, 1)
+
+
+def test_long_gaps_take_one_byte_for_every_255_elements() -> None:
+    old = np.zeros(2000, dtype="<u2")
+    new = old.copy()
+    new[[254, 510, 1999]] = 1
+    region = Region(offset=0, num_elements=2000, item_bytes=2)
+    changes = encode_region(old.view(np.uint8), new.view(np.uint8), region)
+    assert changes is not None
+    assert changes.streams[0].tolist() == [254, 255, 0, 255, 255, 255, 255, 255, 213]
+    assert stream_lengths(bucket_of(changes)) == [9, 3]
+    assert changes.num_bytes == 12
+
+
+def some_changes() -> tuple[np.ndarray, Changes]:
+    old = np.arange(100, dtype="<u2").view(np.uint8)
+    new = np.arange(100, dtype="<u2")
+    new[[3, 40, 99]] = [4, 5000, 98]
+    changes = encode_region(old, new.view(np.uint8), Region(offset=0, num_elements=100, item_bytes=2))
+    assert changes is not None
+    return old.copy(), changes
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_elements": 101}, "101 elements of 2 bytes do not fit into a version of 200"),
+        ({"offset": 2}, "bucket at 2: 100 elements of 2 bytes do not fit"),
+        ({"num_elements": 99}, "position 99 is outside of its 99 elements"),
+        ({"num_changed": 4}, r"its streams have \[3, 3, 1, 1\] bytes, \[3, 4, 1, 1\] expected"),
+        ({"num_absolute": 2}, r"\[3, 3, 2, 2\] expected"),
+        ({"item_bytes": 4, "num_elements": 50}, r"\[3, 3, 1, 1, 1, 1\] expected"),
+    ],
+)
+def test_a_bucket_that_contradicts_its_streams_is_refused_and_writes_nothing(change: dict[str, int], words: str) -> None:
+    target, changes = some_changes()
+    before = target.tobytes()
+    with pytest.raises(ValueError, match=words):
+        apply(target, changes, **change)
+    assert target.tobytes() == before
+
+
+def test_streams_that_contradict_each_other_are_refused_and_write_nothing() -> None:
+    target, changes = some_changes()
+    before, bucket = target.tobytes(), bucket_of(changes)
+    gaps, residues, *planes = (stream.tobytes() for stream in changes.streams)
+    with pytest.raises(ValueError, match="2 positions, num_changed is 3"):
+        apply_streams(target, bucket, [gaps[:2] + b"\xff", residues, *planes])
+    with pytest.raises(ValueError, match="0 values are absolute, num_absolute is 1"):
+        apply_streams(target, bucket, [gaps, bytes(3), *planes])
+    assert target.tobytes() == before
+
+
+def tensor(offset: int, num_elements: int, dtype: str = "bfloat16", digest: str = "00") -> TensorInfo:
+    size = 4 if dtype == "float32" else 2
+    return TensorInfo(f"t{offset}", dtype, [num_elements], offset, size * num_elements, digest * 32)  # type: ignore[arg-type]
+
+
+def test_neighbours_of_one_size_share_a_bucket_and_long_ones_are_cut() -> None:
+    long = MAX_DELTA_BUCKET_ELEMENTS + 5
+    tensors = [
+        tensor(0, 3),
+        tensor(6, 4),
+        tensor(14, 0),
+        tensor(14, 5, "float32"),
+        tensor(34, 2),
+        tensor(38, 2),
+        tensor(42, long),
+    ]
+    found = [(region.offset, region.num_elements, region.item_bytes) for region in regions(tensors, [0, 1, 2, 3, 4, 6])]
+    assert found == [
+        (0, 7, 2),
+        (14, 5, 4),
+        (34, 2, 2),
+        (42, MAX_DELTA_BUCKET_ELEMENTS, 2),
+        (42 + 2 * MAX_DELTA_BUCKET_ELEMENTS, 5, 2),
+    ]
+
+
+def test_the_head_holds_the_digests_of_what_changed() -> None:
+    tensors = [tensor(2 * index, 1, digest=f"{index:02x}") for index in range(11)]
+    head = encode_digests(tensors, [1, 8, 10])
+    digests, length = decode_digests(memoryview(head + b"rest"), 11)
+    assert digests == {1: b"\x01" * 16, 8: b"\x08" * 16, 10: b"\x0a" * 16}
+    assert length == len(head) == 2 + 3 * 16
+    with pytest.raises(ValueError, match="delta has 49 bytes, the digests of its 3 changed tensors take 50"):
+        decode_digests(memoryview(head[:-1]), 11)
+    with pytest.raises(ValueError, match="delta has 1 bytes, the bits of 11 tensors take 2"):
+        decode_digests(memoryview(head[:1]), 11)

@@ -1,0 +1,201 @@
+"""A rollout's copy: the learner's version bit for bit, or nothing."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from protocol.messages import DeltaBucket, Manifest
+from services.learner.delta import encode_delta
+from services.learner.snapshot import Delta, Snapshot, build_snapshot
+from services.rollout.held import DamagedWeightsError, HeldWeights
+
+SIZES = {"a": 5, "b": 300, "tiny": 1, "c": 7, "d": 64}
+DTYPES = {"a": torch.bfloat16, "b": torch.bfloat16, "tiny": torch.float32, "c": torch.float32, "d": torch.float16}
+Bits = dict[str, np.ndarray]
+
+
+def snapshot_of(version: int, bits: Bits) -> Snapshot:
+    tensors = ((name, torch.from_numpy(each.copy()).view(DTYPES[name])) for name, each in bits.items())
+    return build_snapshot(version, tensors)
+
+
+def first_bits() -> Bits:
+    generator = np.random.default_rng(1)
+    return {
+        name: generator.integers(0, 2**15, SIZES[name]).astype(np.int32 if DTYPES[name].itemsize == 4 else np.int16)
+        for name in SIZES
+    }
+
+
+def with_steps(bits: Bits, **steps: int) -> Bits:
+    """The first element of each named tensor so many steps further."""
+    changed = {name: each.copy() for name, each in bits.items()}
+    for name, step in steps.items():
+        changed[name][0] += step
+    return changed
+
+
+def holding(snapshot: Snapshot) -> HeldWeights:
+    held = HeldWeights()
+    held.replace(snapshot.manifest, bytearray(snapshot.data.tobytes()))
+    return held
+
+
+def a_delta(base: Snapshot, snapshot: Snapshot) -> Delta:
+    delta = encode_delta(base, snapshot)
+    assert delta is not None
+    return delta
+
+
+def apply(held: HeldWeights, delta: Delta) -> None:
+    held.apply(delta.manifest, delta.data.tobytes())
+
+
+def unloaded(held: HeldWeights) -> list[str]:
+    return [info.name for info, _ in held.unloaded_tensors()]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.integers(-2000, 2000), min_size=1), max_size=6))
+def test_a_chain_of_deltas_leads_to_what_the_snapshot_holds(history: list[dict[str, int]]) -> None:
+    bits = first_bits()
+    newest = snapshot_of(1, bits)
+    held = holding(newest)
+    for version, steps in enumerate(history, start=2):
+        bits = with_steps(bits, **steps)
+        base, newest = newest, snapshot_of(version, bits)
+        apply(held, a_delta(base, newest))
+    assert held.manifest == newest.manifest
+    assert bytes(held.data) == newest.data.tobytes()
+    assert held.policy_version == len(history) + 1
+
+
+def test_what_the_engine_has_not_got_yet_is_what_changed_since() -> None:
+    bits = first_bits()
+    versions = [snapshot_of(1, bits)]
+    for version, name in ((2, "b"), (3, "d"), (4, "c")):
+        bits = with_steps(bits, **{name: 3})
+        versions.append(snapshot_of(version, bits))
+    held = holding(versions[0])
+    assert unloaded(held) == list(SIZES)
+    assert held.loads_all
+    held.was_loaded()
+    assert not held.loads_all
+    # An engine wants a file of something.
+    assert unloaded(held) == ["tiny"]
+    apply(held, a_delta(versions[0], versions[1]))
+    assert unloaded(held) == ["b"]
+    apply(held, a_delta(versions[1], versions[2]))
+    assert unloaded(held) == ["b", "d"]
+    held.was_loaded()
+    apply(held, a_delta(versions[2], versions[3]))
+    assert unloaded(held) == ["c"]
+    held.must_load_all()
+    assert unloaded(held) == list(SIZES)
+    held.replace(versions[0].manifest, bytearray(versions[0].data.tobytes()))
+    assert held.loads_all
+
+
+def test_a_delta_against_another_version_changes_nothing() -> None:
+    bits = first_bits()
+    first, second, third = (snapshot_of(version, with_steps(bits, b=version)) for version in (1, 2, 3))
+    held = holding(first)
+    with pytest.raises(ValueError, match="delta of version 3 against 2; held is 1"):
+        apply(held, a_delta(second, third))
+    assert bytes(held.data) == first.data.tobytes()
+    assert held.policy_version == 1
+    with pytest.raises(ValueError, match="no version is held"):
+        apply(HeldWeights(), a_delta(first, second))
+
+
+def damaged(delta: Delta, place: int) -> bytes:
+    data = bytearray(delta.data.tobytes())
+    data[place] ^= 1
+    return bytes(data)
+
+
+def test_whatever_byte_of_a_delta_is_damaged_it_is_found_and_nothing_is_held_then() -> None:
+    bits = first_bits()
+    base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, a=1, b=900, c=2, d=-5))
+    delta = a_delta(base, snapshot)
+    found = 0
+    for place in range(delta.manifest.num_bytes):
+        held = holding(base)
+        try:
+            held.apply(delta.manifest, damaged(delta, place))
+        except DamagedWeightsError:
+            found += 1
+            assert held.manifest is None
+            assert held.policy_version == 0
+            assert not held.data
+        else:
+            # A bit that means nothing, such as one of zstd's unused ones.
+            assert bytes(held.data) == snapshot.data.tobytes()
+    assert found > 0.9 * delta.manifest.num_bytes
+
+
+def test_a_base_that_is_not_what_it_should_be_is_found_though_no_delta_touches_it() -> None:
+    """In some tensor that does not change: after a few deltas all have been looked at."""
+    bits = first_bits()
+    newest = snapshot_of(1, bits)
+    held = holding(newest)
+    place = newest.manifest.tensors[-1].offset
+    held.data[place] ^= 1
+    with pytest.raises(DamagedWeightsError, match="tensor d has digest"):  # noqa: PT012 - which of them finds it is open
+        for version in range(2, 40):
+            bits = with_steps(bits, a=1)
+            base, newest = newest, snapshot_of(version, bits)
+            apply(held, a_delta(base, newest))
+
+
+def test_a_snapshot_that_is_not_what_its_manifest_says_is_not_held() -> None:
+    snapshot = snapshot_of(1, first_bits())
+    data = bytearray(snapshot.data.tobytes())
+    data[snapshot.manifest.tensors[1].offset] ^= 1
+    held = holding(snapshot)
+    with pytest.raises(DamagedWeightsError, match="tensor b has digest"):
+        held.replace(snapshot.manifest, data)
+    assert held.manifest is None
+
+
+def changed_bucket(index: int, **fields: object) -> Callable[[Manifest], Manifest]:
+    def change(manifest: Manifest) -> Manifest:
+        buckets = list(manifest.buckets)
+        buckets[index] = structs.replace(buckets[index], **fields)
+        return structs.replace(manifest, buckets=buckets)
+
+    return change
+
+
+def swapped(manifest: Manifest) -> Manifest:
+    return structs.replace(manifest, buckets=manifest.buckets[::-1])
+
+
+def with_another(manifest: Manifest) -> Manifest:
+    return structs.replace(manifest, buckets=[*manifest.buckets, DeltaBucket(0, 1, 2, 1, 0, 1, [1, 1])])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (with_another, "head and buckets have"),
+        (swapped, r"bucket at \d+ begins before"),
+        (changed_bucket(0, offset=0, num_elements=300), "changes tensor a, of which no digest came"),
+        (changed_bucket(1, num_elements=71), "changes tensor d, of which no digest came"),
+        (changed_bucket(1, num_absolute=1), "streams, 6 expected"),
+        (lambda manifest: structs.replace(manifest, digest="0" * 64), "the base was another one"),
+    ],
+)
+def test_a_manifest_that_contradicts_its_payload_is_refused(change: Callable[[Manifest], Manifest], words: str) -> None:
+    bits = first_bits()
+    base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1, c=1))
+    delta = a_delta(base, snapshot)
+    held = holding(base)
+    with pytest.raises(DamagedWeightsError, match=words):
+        held.apply(change(delta.manifest), delta.data.tobytes())
+    assert held.manifest is None
