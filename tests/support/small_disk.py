@@ -1,6 +1,7 @@
 """A small file system of its own, to be filled and made read-only. Needs the right to mount; a test is skipped without."""
 
 import contextlib
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -21,11 +22,18 @@ class SmallDisk:
         return self.path / "ballast"
 
     def fill(self, leave_bytes: int = 0) -> None:
-        """Leave so much room, and no more, in whole pages."""
-        free = os.statvfs(self.path)
-        size = free.f_bavail * free.f_frsize - leave_bytes
+        """Leave so much room, and no more, in whole pages; others may write meanwhile."""
         with self._ballast.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
+            while True:
+                free = os.statvfs(self.path)
+                size = free.f_bavail * free.f_frsize - leave_bytes
+                if size <= 0:
+                    return
+                try:
+                    os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size + size)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
 
     def empty(self) -> None:
         """Take the ballast away."""
