@@ -3,10 +3,10 @@
 import asyncio
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Final
+from typing import Final, NoReturn
 
 import structlog
 import zmq.asyncio
@@ -23,6 +23,7 @@ from services.rollout.server import EngineServer, ServerError, ServerOptions
 from services.rollout.service import RolloutService
 from services.rollout.sync import WeightSync
 from services.rollout.tokens import ChatTokenizer, TokenizerError
+from services.rollout.watch import fail_when_dead, fail_when_deaf
 from services.rollout.weights_directory import weights_directory
 from services.runtime.arguments import ProcessArguments, parse_process_arguments
 from services.runtime.clock import Clock, MonotonicClock
@@ -189,7 +190,7 @@ async def _engine(settings: Settings, name: str, vocab_size: int, registry: Coll
     )
     if rollout.server_url:
         registry.register(EngineMetrics(rollout.server_url))
-        async with client(rollout.server_url) as engine:
+        async with client(rollout.server_url) as engine, _watched(fail_when_deaf(rollout.server_url)):
             yield engine
         return
     options = ServerOptions(
@@ -203,17 +204,20 @@ async def _engine(settings: Settings, name: str, vocab_size: int, registry: Coll
     )
     async with EngineServer(options) as server:
         registry.register(EngineMetrics(server.url))
-        async with client(server.url) as engine:
-            async with asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(_fail_when_dead(server), name="watch-server")
-                try:
-                    yield engine
-                finally:
-                    watch.cancel()
+        async with client(server.url) as engine, _watched(fail_when_dead(server), fail_when_deaf(server.url)):
+            yield engine
 
 
-async def _fail_when_dead(server: EngineServer) -> None:
-    raise ServiceError(await server.wait_dead())
+@asynccontextmanager
+async def _watched(*watches: Coroutine[None, None, NoReturn]) -> AsyncIterator[None]:
+    """Whatever a watch raises ends what is inside."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(watch, name="watch-server") for watch in watches]
+        try:
+            yield
+        finally:
+            for watch in running:
+                watch.cancel()
 
 
 if __name__ == "__main__":
