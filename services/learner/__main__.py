@@ -12,6 +12,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from services.learner.engine_settings import engine_settings_of
+from services.learner.parallelism import parallelism_of, read_model_config, require_supported
 from services.learner.ranks import is_rank, run_ranks
 from services.runtime.arguments import parse_process_arguments
 from services.runtime.channel import EndpointError
@@ -63,6 +64,19 @@ def _require_model(settings: Settings) -> None:
             f"model.path is {settings.model.path}: no config.json there. It must be a Hugging Face model directory; "
             f"`gspo model tiny {settings.model.path}` makes a small one"
         )
+    learner = settings.learner
+    try:
+        plan = parallelism_of(
+            read_model_config(settings.model.path),
+            num_ranks=int(os.environ["WORLD_SIZE"]) if is_rank() else learner.num_ranks,
+            expert_parallel=learner.expert_parallel,
+            zero_stage=learner.zero_stage,
+            dtype=learner.dtype,
+            routing_replay=settings.objective.routing_replay,
+        )
+        require_supported(plan)
+    except ValueError as error:
+        raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error
 
 
 def _run(settings: Settings) -> int:
@@ -95,6 +109,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
 
     from services.learner.engine import LearnerEngine
     from services.learner.link import Link
+    from services.learner.lost_rank import lost_ranks_named
     from services.learner.metrics import LearnerMetrics
     from services.learner.service import LearnerService
 
@@ -112,7 +127,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     link = (
         Link(settings, session=uuid.uuid4().hex, clock=clock, health=health, metrics=metrics) if rank == 0 else nullcontext()
     )
-    with telemetry, link as opened:
+    with telemetry, link as opened, lost_ranks_named():
         try:
             engine = LearnerEngine.create(settings.model.path, engine_settings)
         except ValueError as error:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.optim.lr_scheduler import LambdaLR
 
 from gspo.experts import ExpertPicks, ExpertRecorder
@@ -129,6 +130,7 @@ class LearnerEngine:
             lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup)),
             dist_init_required=False,
         )
+        _limit_waiting(settings.collective_timeout_s)
         return cls(engine, settings)
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
@@ -259,11 +261,14 @@ class LearnerEngine:
         )
 
     def weights_digest(self, dtype: torch.dtype | None = None) -> str:
-        """Hexadecimal digest of all serving weights, names and shapes included; the same on every rank. Collective."""
-        state = hashlib.blake2b(digest_size=32)
+        """Hexadecimal digest of all serving weights, names and shapes included, in whatever layout; the same on every rank.
+        Collective."""
+        lines = []
         for name, tensor in self.serving_weights(dtype):
             data = tensor.cpu().reshape(-1).view(torch.uint8).numpy().data
-            state.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0{tensor_digest(data)}\n".encode())
+            lines.append(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0{tensor_digest(data)}\n")
+        # Sorted, as layouts hold them in other orders.
+        state = hashlib.blake2b("".join(sorted(lines)).encode(), digest_size=32)
         digest = torch.tensor(list(state.digest()), dtype=torch.uint8)
         return bytes(self.broadcast(digest).tolist()).hex()
 
@@ -318,6 +323,12 @@ class LearnerEngine:
         self._engine.destroy()
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def _limit_waiting(timeout_s: float) -> None:
+    """Give the process groups that DeepSpeed has made the timeout of the first; they were born with half an hour."""
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
 def _micro_batch_loss(packed: PackedBatch, result: TokenLogProbs, loss_fn: LossFn) -> Tensor:

@@ -71,8 +71,8 @@ def require_supported(plan: Parallelism) -> None:
         raise ValueError("zero_stage 0 with bfloat16 gets Adam's first step wrong; use zero_stage 1 or higher")
     if plan.routing_replay and plan.num_experts == 0:
         raise ValueError(
-            f"routing_replay is on and a {plan.model_type or 'model without model_type'} has no routers: routing replay "
-            "needs a mixture of experts; switch it off"
+            f"routing_replay is on and a {plan.model_type} model has no routers: routing replay needs a mixture of experts; "
+            "switch it off"
         )
     size = plan.expert_parallel
     if size < 1:

@@ -62,7 +62,7 @@ def test_every_stage_goes_with_every_size_that_divides(zero_stage: int, num_rank
         ({"dtype": "bfloat16", "zero_stage": 0}, "zero_stage 0 with bfloat16 .*; use zero_stage 1 or higher"),
         (
             {"expert_parallel": 1, "num_experts": 0, "routing_replay": True},
-            "routing_replay is on and a qwen3_moe has no routers",
+            "routing_replay is on and a qwen3_moe model has no routers",
         ),
     ],
 )
