@@ -89,6 +89,7 @@ class PeerClient:
         self._last_hello = -HELLO_INTERVAL_S
         self._last_heard = clock.now()
         self._turned_away_at: float | None = None
+        self._turned_away_s = 0.0
         self._warnings = OccasionalLog(log, clock)
         self.inbox: asyncio.Queue[Delivered] = asyncio.Queue(maxsize=spec.high_water_mark)
         self.welcome: Welcome | None = None
@@ -213,7 +214,7 @@ class PeerClient:
         if first:
             log.info("connected", channel=self._spec.name, endpoint=self._endpoint, run_id=welcome.run_id)
         self.welcome = welcome
-        self.refused, self._turned_away_at = "", None
+        self.refused, self._turned_away_at, self._turned_away_s = "", None, 0.0
         self._welcomed.set()
         if first:
             await self._send_again(self._outbox.reconnected(self._clock.now()))
@@ -241,13 +242,13 @@ class PeerClient:
         now = self._clock.now()
         self.refused = reason
         self._warnings.warning("hello_refused", self._spec.name, channel=self._spec.name, reason=reason)
-        if self._turned_away_at is None:
-            self._turned_away_at = now
-        elif now - self._turned_away_at >= TURNED_AWAY_S:
-            waited_s = now - self._turned_away_at
-            raise OccupiedError(
-                f"{self._spec.name} channel: {self._endpoint} refused this process for {waited_s:.0f} s: {reason}"
-            )
+        if self._turned_away_at is not None:
+            # Of a long gap only so much counts: a machine that stood still has asked nobody meanwhile.
+            self._turned_away_s += min(now - self._turned_away_at, 2 * HELLO_INTERVAL_S)
+        self._turned_away_at = now
+        if self._turned_away_s >= TURNED_AWAY_S:
+            waited = f"refused this process for {self._turned_away_s:.0f} s"
+            raise OccupiedError(f"{self._spec.name} channel: {self._endpoint} {waited}: {reason}")
 
     async def _tick(self) -> None:
         while True:
