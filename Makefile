@@ -4,6 +4,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
+FUZZ := .venv-fuzz
+FUZZ_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # The CPU build of PyTorch. Where the package index has only CUDA builds, point this at a CPU index or a local wheel.
 TORCH ?= torch==2.13.0
@@ -20,8 +22,9 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds demo-clip study bench-loss test lint types contracts unit test-demo test-wheel \
-	test-parity test-deploy test-pods test-monitoring test-soak kills monitor images clean
+.PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
+	bench-slow-learner bench-resume bench-autoscaling test lint types contracts unit test-demo test-wheel \
+	test-parity test-deploy test-pods test-monitoring test-soak kills fuzz monitor images clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -63,6 +66,18 @@ study: setup ## GSPO and its neighbours on one task, several seeds, with its tab
 
 bench-loss: setup ## what the loss and its backward cost beside plain policy gradient, in time and memory
 	$(BIN)/python benchmarks/loss_cost.py
+
+bench-broker: setup ## what one broker takes in, beside raw SQLite and raw sockets, with and without CURVE
+	$(BIN)/python -m benchmarks.broker_intake
+
+bench-slow-learner: setup ## ten minutes of a learner that is far too slow: who waits, and what waiting costs
+	$(BIN)/python -m benchmarks.slow_learner --batches 10 --train-s 60
+
+bench-resume: setup ## how long broker and learner take to come back, by the size of their state
+	$(BIN)/python -m benchmarks.learner_resume --directory runs/resume
+
+bench-autoscaling: setup ## a simulated fleet under Kubernetes' autoscaler; about 5 minutes
+	$(BIN)/python -m benchmarks.autoscaling --jobs 2
 
 test: lint types contracts unit ## set up; lint, types, import contracts, and all fast tests
 
@@ -114,6 +129,15 @@ test-soak: setup ## 5,000 simulated runs in all weathers, on all cores
 kills: setup ## the demo with 50 processes killed at random moments: reward, audit, leaks, memory; about 20 minutes
 	$(BIN)/python -m benchmarks.random_kills --kills 50
 
+fuzz: $(FUZZ)/.installed ## ten million inputs for every decoder and loader, guided by coverage; hours; needs the package index
+	$(FUZZ)/bin/python -m tests.fuzz --jobs $(shell nproc) $(FUZZ_ARGS)
+
+$(FUZZ)/.installed: requirements/fuzz.txt | setup
+	test -x $(FUZZ)/bin/python || $(PYTHON) -m venv $(FUZZ)
+	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(FUZZ)/lib/python3.11/site-packages/main.pth
+	$(FUZZ)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/fuzz.txt
+	@touch $@
+
 monitor: setup ## a Prometheus with rules and a page of panels, beside `make demo` in another terminal; needs prometheus
 	$(BIN)/python -m deploy.monitoring.monitor $(CONFIG)
 
@@ -123,4 +147,4 @@ images: ## build the container images IMAGES (without GPUs: IMAGES="broker cpu")
 	done
 
 clean: ## remove the environment, caches and the tiny model (not the runs)
-	rm -rf $(VENV) $(PARITY) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
+	rm -rf $(VENV) $(PARITY) $(FUZZ) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist

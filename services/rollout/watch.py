@@ -44,5 +44,5 @@ async def fail_when_deaf(url: str, *, knock_s: float = KNOCK_S) -> NoReturn:
             refused = 0
             writer.close()
     raise ServiceError(
-        f"nothing listens at {url} any more ({REFUSALS} connections in a row were refused): SGLang was told to end or is gone"
+        f"nothing listens at {url} any more ({REFUSALS} connections in a row were refused): SGLang was stopped"
     )
