@@ -8,8 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.deploy.cluster import K8S, Cluster, render
+from tests.deploy.conftest import copy_manifests
+from tests.deploy.kustomizations import FILE
 from tests.pods.node import Node
 
 TOOLS = ("kubectl", "ip", "nft", "unshare", "setpriv", "chroot")
@@ -24,8 +27,35 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start_node(tmp_path: Path, model: Path) -> Callable[[], Node]:
-    """Makes a node with the overlay `cpu`, to be entered."""
+def plain() -> Cluster:
+    """The overlay `cpu` as it is: no keys, NetworkPolicies alone."""
+    return Cluster(render(K8S / "overlays" / "cpu"))
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Cluster:
+    """The overlay `cpu` with the component `keys`, and keys as `gspo keys` makes them."""
+    k8s = copy_manifests(tmp_path / "manifests")
+    kustomization = k8s / "overlays" / "cpu" / FILE
+    content = yaml.safe_load(kustomization.read_text())
+    content.setdefault("components", []).append("../../components/keys")
+    kustomization.write_text(yaml.safe_dump(content))
+    cluster = Cluster(render(k8s / "overlays" / "cpu"))
+    use_keys(cluster)
+    return cluster
+
+
+def use_keys(cluster: Cluster) -> None:
+    """As a user would edit run.toml."""
+    for item in cluster.of_kind("ConfigMap"):
+        text = item["data"]["run.toml"]
+        assert "allow_plaintext = true" in text
+        item["data"]["run.toml"] = text.replace("allow_plaintext = true", 'keys = "/etc/gspo/keys"')
+
+
+@pytest.fixture
+def start_node(tmp_path: Path, model: Path) -> Callable[[Cluster], Node]:
+    """Makes a node for a cluster's objects, to be entered."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if os.geteuid() or missing:
         pytest.skip(f"needs root and {', '.join(missing or TOOLS)}: network namespaces, mounts")
@@ -33,4 +63,4 @@ def start_node(tmp_path: Path, model: Path) -> Callable[[], Node]:
     for directory in (tmp_path, *tmp_path.parents):
         if directory.stat().st_uid == os.geteuid() and directory != Path("/"):
             directory.chmod(directory.stat().st_mode | 0o711)
-    return lambda: Node(Cluster(render(K8S / "overlays" / "cpu")), tmp_path, model)
+    return lambda cluster: Node(cluster, tmp_path / "node", model)

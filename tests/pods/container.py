@@ -54,6 +54,7 @@ def script(
     variables = environment(container, fields)
     lines = [
         "set -e",
+        f"hostname {fields['metadata.name']}",
         f"mount -t tmpfs tmpfs {root}",
         f"mkdir {root}/upper {root}/work {inner}",
         f"mount -t overlay overlay -o lowerdir=/,upperdir={root}/upper,workdir={root}/work {inner}",

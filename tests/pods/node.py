@@ -2,6 +2,7 @@
 namespaces, with the manifests' own arguments, environment, volumes, user and policies, started again when they end.
 """
 
+import base64
 import http.client
 import os
 import shutil
@@ -49,10 +50,12 @@ class Node:
         self._cluster = cluster
         self._directory = directory
         self._model = model
+        directory.mkdir(mode=0o755)
         self.network = Network(directory / "hosts")
         self.pods: dict[str, Pod] = {}
         self.gone: list[Pod] = []
         self._counts: dict[str, int] = {}
+        self._owner = int(cluster.role("broker").spec["securityContext"]["fsGroup"])
 
     def __enter__(self) -> "Node":
         self.network.__enter__()
@@ -67,9 +70,13 @@ class Node:
 
     def apply(self, *, rollouts: int) -> None:
         """Start broker, learner and ``rollouts`` of the rollouts."""
-        for role in ("broker", "learner"):
-            self._start(f"{role}-0", self._cluster.role(role))
+        self.start("broker-0", "broker")
+        self.start("learner-0", "learner")
         self.scale(rollouts)
+
+    def start(self, name: str, role: str) -> Pod:
+        """One pod of the template of ``role``."""
+        return self._start(name, self._cluster.role(role))
 
     def scale(self, number: int) -> list[Pod]:
         """So many rollouts from now on: new ones are started, the newest are asked to end. Returns either."""
@@ -79,7 +86,7 @@ class Node:
             self.delete(pod)
         for _ in range(number - len(running)):
             self._counts["rollout"] = count = self._counts.get("rollout", 0) + 1
-            changed.append(self._start(f"rollout-6f9c-{count}", self._cluster.role("rollout")))
+            changed.append(self.start(f"rollout-6f9c-{count}", "rollout"))
         return changed
 
     def delete(self, pod: Pod) -> None:
@@ -97,8 +104,12 @@ class Node:
         self.network.remove(pod.name)
 
     def volume(self, claim: str) -> Path:
-        """Where a claimed volume lies."""
-        return self._directory / "claims" / claim
+        """Where a claimed volume lies; made here when it is not there yet."""
+        path = self._directory / "claims" / claim
+        if not path.is_dir():
+            path.mkdir(parents=True)
+            path.chmod(0o777)
+        return path
 
     # --- what Kubernetes does ----------------------------------------------------------------------------------------
 
@@ -163,13 +174,26 @@ class Node:
         """The init containers' work is done: the volume `model` is filled. The main container's process."""
         volumes = {volume["name"]: self._volume(name, volume) for volume in pods.spec.get("volumes", [])}
         for claim in pods.owner["spec"].get("volumeClaimTemplates", []):
-            volumes[claim["metadata"]["name"]] = self._claim(f"{claim['metadata']['name']}-{name}")
+            volumes[claim["metadata"]["name"]] = self.volume(f"{claim['metadata']['name']}-{name}")
         root = self._directory / "roots" / name
         root.mkdir(parents=True, exist_ok=True)
         fields = {"metadata.name": name}
         text = script(pods.main, pods.spec["securityContext"], volumes, fields, self._directory / "hosts", root)
         namespace = self.network.namespace(name)
-        words = ["ip", "netns", "exec", namespace, "unshare", "--mount", "--propagation", "private", "sh", "-c", text]
+        words = [
+            "ip",
+            "netns",
+            "exec",
+            namespace,
+            "unshare",
+            "--uts",
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            text,
+        ]
         with log.open("ab") as output:
             return subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=dict(os.environ)
@@ -181,16 +205,26 @@ class Node:
                 return str(volume["emptyDir"]["sizeLimit"]).removesuffix("i").lower()
             return self._filled(self._directory / "pods" / pod / volume["name"], volume["name"])
         if "persistentVolumeClaim" in volume:
-            return self._claim(volume["persistentVolumeClaim"]["claimName"])
+            return self.volume(volume["persistentVolumeClaim"]["claimName"])
         path = self._directory / "pods" / pod / volume["name"]
         path.mkdir(parents=True, exist_ok=True)
         if "configMap" in volume:
             data = self._cluster.one("ConfigMap", volume["configMap"]["name"])["data"]
             for file, content in data.items():
                 (path / file).write_text(content)
-        else:
-            assert all(source["secret"].get("optional") for source in volume["projected"]["sources"]), volume
+        for source in volume.get("projected", {}).get("sources", []):
+            self._write_secret(path, source["secret"])
         return path
+
+    def _write_secret(self, path: Path, reference: Object) -> None:
+        secret = self._cluster.find("Secret", reference["name"])
+        if secret is None:
+            assert reference.get("optional"), f"no Secret {reference['name']}"
+            return
+        for file, content in secret["data"].items():
+            (path / file).write_bytes(base64.b64decode(content))
+            os.chown(path / file, self._owner, self._owner)
+            (path / file).chmod(0o440)
 
     def _filled(self, path: Path, name: str) -> Path:
         if not path.is_dir():
@@ -202,16 +236,10 @@ class Node:
             path.chmod(0o777)
         return path
 
-    def _claim(self, name: str) -> Path:
-        path = self.volume(name)
-        path.mkdir(parents=True, exist_ok=True)
-        path.chmod(0o777)
-        return path
-
     # --- names and policies ------------------------------------------------------------------------------------------
 
     def _apply_network(self) -> None:
-        names: dict[str, str] = {}
+        names = {pod.name: pod.address for pod in self.pods.values()}
         for service in self._cluster.of_kind("Service"):
             for pod in self.pods.values():
                 if matches(service["spec"]["selector"], pod.pods.labels):

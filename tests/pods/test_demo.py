@@ -6,6 +6,7 @@ from typing import Final
 
 import pytest
 
+from tests.deploy.cluster import Cluster
 from tests.pods.node import Node
 from tests.pods.run import accepted_chunks, audited, events, rows, until
 
@@ -15,9 +16,10 @@ READY: Final = {"port": "metrics", "path": "/readyz"}
 
 
 def test_the_demo_learns_over_four_pods_through_a_partition_and_a_restart_of_the_learner(
-    start_node: Callable[[], Node],
+    start_node: Callable[[Cluster], Node],
+    secured: Cluster,
 ) -> None:
-    with start_node() as node:
+    with start_node(secured) as node:
         node.apply(rollouts=2)
         until(node, "sixth batch", lambda: len(rows(node, "batch")) >= 6, 600)
         first, partitioned = [pod for pod in node.pods.values() if pod.role == "rollout"]

@@ -5,14 +5,17 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.deploy.cluster import Cluster
 from tests.pods.node import Node
 from tests.pods.run import accepted_chunks, audited, events, rows, until
 
 pytestmark = [pytest.mark.pods, pytest.mark.timeout(2400)]
 
 
-def test_two_rollouts_become_six_and_then_one_and_nothing_is_lost(start_node: Callable[[], Node]) -> None:
-    with start_node() as node:
+def test_two_rollouts_become_six_and_then_one_and_nothing_is_lost(
+    start_node: Callable[[Cluster], Node], plain: Cluster
+) -> None:
+    with start_node(plain) as node:
         node.apply(rollouts=2)
         until(node, "third batch", lambda: len(rows(node, "batch")) >= 3, 600)
         joined = node.scale(6)
