@@ -77,8 +77,8 @@ class Supervisor:
         backoff_s: float = BACKOFF_S,
         over_wait_s: float = OVER_WAIT_S,
     ) -> None:
-        """``max_restarts``: of one process within the window. ``backoff_s``: the n-th restart within the window waits n times
-        as long. ``over_wait_s``: how long it may take after a process's end until ``run_is_over`` is called.
+        """``max_restarts``: of one process within the window. ``backoff_s``: the n-th restart within the window waits n
+        times as long. ``over_wait_s``: how long it may take after a process's end until ``run_is_over`` is called.
         """
         self._max_restarts = max_restarts
         self._over_wait_s = over_wait_s

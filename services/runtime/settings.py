@@ -34,7 +34,7 @@ class Run(Section):
     seed: int = Field(0, ge=0, lt=2**31)
     """Seeds task order, sampling and the learner."""
     max_restarts: int = Field(5, ge=0)
-    """`gspo run` starts a process that ended again, but gives the run up when one ends more often than this within 5 minutes."""
+    """`gspo run` starts a process that ended again, but gives up when one ends more often than this within 5 minutes."""
 
 
 class Model(Section):
