@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from protocol.messages import VersionRun
+from protocol.messages import TensorInfo, VersionRun
 from services.rollout.engine import Engine, EngineError, EngineUnreachable, PauseMode
 from services.rollout.generation import GenerateRequest, Piece, Sampling
 from services.rollout.safetensors_file import write_safetensors
@@ -43,6 +43,10 @@ def long_request(rid: str, num_tokens: int, **sampling: Any) -> GenerateRequest:
     return GenerateRequest(
         rid=rid, input_ids=PROMPT, sampling=Sampling(max_new_tokens=num_tokens, ignore_eos=True, **sampling)
     )
+
+
+def dict_of(tensors: list[tuple[TensorInfo, bytes]]) -> dict[str, tuple[TensorInfo, bytes]]:
+    return {info.name: (info, data) for info, data in tensors}
 
 
 async def collect(engine: Engine, request: GenerateRequest) -> list[Piece]:
@@ -199,6 +203,28 @@ async def test_what_was_loaded_is_verified_bit_by_bit(engine: Engine, sglang_ser
     one_bit = [(info, bytes([data[0] ^ 1]) + data[1:]), *other[1:]]
     assert len((await verify_loaded(engine, one_bit)).mismatched) == 1
     await engine.resume()
+
+
+async def test_a_file_of_some_tensors_changes_these_and_no_others(
+    engine: Engine, sglang_server: SglangServer, tmp_path: Path
+) -> None:
+    """Also parts of what the engine merges: one of q, k and v, one matrix of one expert; a norm, the output layer."""
+    changed = {
+        "model.layers.0.self_attn.k_proj.weight",
+        "model.layers.1.mlp.experts.1.gate_proj.weight",
+        "model.layers.1.mlp.experts.0.down_proj.weight",
+        "model.layers.0.mlp.gate.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+    }
+    base, other = checkpoint_tensors(sglang_server.base), dict_of(checkpoint_tensors(sglang_server.other))
+    assert changed <= other.keys()
+    write_safetensors(tmp_path / "model.safetensors", [other[name] for name in sorted(changed)])
+    await update(engine, tmp_path, 1)
+    mixed = [other[info.name] if info.name in changed else (info, data) for info, data in base]
+    verification = await verify_loaded(engine, mixed)
+    assert (verification.ok, verification.unverified) == (True, [])
+    assert len((await verify_loaded(engine, base)).mismatched) >= 5
 
 
 async def test_a_weight_name_that_the_server_skips_in_silence_is_caught(
