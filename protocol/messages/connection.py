@@ -20,6 +20,7 @@ class Hello(Message, frozen=True, tag="hello"):
 
     A ``session`` is one life of a process: a new one ends the leases of the peer's former life.
     ``first_seq`` is the oldest sequence number that the sender has not seen acknowledged.
+    ``fingerprint``: what the run's settings have for the sender; empty: it asks for none.
     """
 
     protocol_version: Count
@@ -27,6 +28,7 @@ class Hello(Message, frozen=True, tag="hello"):
     peer: Name
     session: Name
     first_seq: Count = 0
+    fingerprint: Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)] = ""
 
 
 class Goodbye(Message, frozen=True, tag="goodbye"):

@@ -72,6 +72,14 @@ class Ledger:
                 "run the same release everywhere"
             )
             return [_refused(who, reason, "hello", fatal=True)]
+        if hello.fingerprint and hello.fingerprint != self.state.config.fingerprint:
+            # Before it has a session: another run's process must not take the place of one of this run's.
+            reason = (
+                f"hello: this broker's run has other settings (fingerprint {self.state.config.fingerprint}, sent was "
+                f"{hello.fingerprint}): run.seed, the model directory's name, [environment], [sampling] and [batch] must be "
+                "the same everywhere; or is this the broker of another run on the same port?"
+            )
+            return [_refused(who, reason, "hello", fatal=True)]
         is_new = self.peers.get(who) is None
         try:
             replaced = self.peers.hello(who, hello.role, hello.first_seq, now)

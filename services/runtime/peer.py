@@ -72,10 +72,9 @@ class PeerClient:
 
         Raises: EndpointError when the endpoint is malformed or must not be used without keys.
         """
-        # Two learners may be there at once, and the second must not take the first one's connection over by its name. A
-        # rollout that is started again does take over that of its former life.
-        identity = f"{peer}/{session}" if role == "learner" else peer
-        self._channel = DealerChannel(context, spec, endpoint, identity, security)
+        # Two processes of one name may be there at once. With one identity the other end would answer whichever connected
+        # last, and the answers to the other one would be nobody's.
+        self._channel = DealerChannel(context, spec, endpoint, f"{peer}/{session}", security)
         self._spec = spec
         self._endpoint = endpoint
         self._role: Role = role
@@ -190,8 +189,9 @@ class PeerClient:
             return
         message = incoming.received.message
         if isinstance(message, FOR_ONE_LIFE) and message.session not in ("", self._session):
-            # To a former process of this name, whose connection this one has taken over. Its acknowledgements are not ours.
-            log.info("message_for_former_life", channel=self._spec.name, type=message_type(message), session=message.session)
+            # Its acknowledgements are not ours. An identity has its session in it, so whoever says this mixes them up.
+            fields = {"type": message_type(message), "session": message.session}
+            self._warnings.warning("message_for_another_session", "session", channel=self._spec.name, **fields)
         elif isinstance(message, Welcome):
             await self._on_welcome(message)
         elif isinstance(message, Ack):
@@ -269,6 +269,7 @@ class PeerClient:
                 peer=self._peer,
                 session=self._session,
                 first_seq=self._outbox.first_seq,
+                fingerprint=self._fingerprint,
             )
         )
 

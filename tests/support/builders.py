@@ -122,7 +122,7 @@ def an_offer() -> Manifest:
 def one_of_each() -> list[tuple[Message, Arrays]]:
     """Every message type once, with its arrays."""
     return [
-        (Hello(protocol_version=1, role="rollout", peer="r0", session="s", first_seq=3), {}),
+        (Hello(protocol_version=1, role="rollout", peer="r0", session="s", first_seq=3, fingerprint="f"), {}),
         (Welcome(protocol_version=1, run_id="run", policy_version=2, weights_endpoint="tcp://x:1", next_batch=1), {}),
         (Goodbye(reason="drained"), {}),
         (Refused(reason="no", message_type="chunk", fatal=True), {}),

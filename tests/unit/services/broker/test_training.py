@@ -480,6 +480,17 @@ def test_another_protocol_version_is_refused_and_both_are_named() -> None:
     assert f"protocol_version is {PROTOCOL_VERSION + 1}, this broker speaks {PROTOCOL_VERSION}" in refused.reason
 
 
+def test_a_process_of_another_run_takes_nobodys_place() -> None:
+    world = harness()
+    assert world.ledger.peers.get(R1) is not None
+    hello = Hello(protocol_version=PROTOCOL_VERSION, role="rollout", peer=R1.peer, session="other", fingerprint="another")
+    (refused,) = replies(world.ledger.on_hello(hello, world.now), Refused)
+    assert refused.fatal
+    assert f"fingerprint {world.config.fingerprint}, sent was another" in refused.reason
+    assert world.ledger.peers.get(R1) is not None
+    assert world.ledger.peers.get(Who(R1.peer, "other")) is None
+
+
 def test_a_message_that_a_role_does_not_send_is_refused() -> None:
     (refused,) = replies(harness().send(R1, StopRequest(reason="mine now")), Refused)
     assert refused.reason == "stop_request: not expected from a rollout"
