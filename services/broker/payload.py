@@ -11,6 +11,7 @@ import numpy as np
 
 from protocol.codec import Array
 from protocol.messages import Chunk, Plain, Segment, VersionRun
+from protocol.messages.base import require_plain
 
 
 class ChunkHeader(msgspec.Struct, frozen=True, array_like=True):
@@ -81,7 +82,9 @@ def chunk_checksum(header: bytes, token_ids: bytes, logprobs: bytes) -> int:
 def chunk_header(header: bytes) -> ChunkHeader:
     """A stored header. Raises: ValueError when it is none."""
     try:
-        return msgspec.convert(msgpack.unpackb(header, raw=False), ChunkHeader)
+        content = msgspec.convert(msgpack.unpackb(header, raw=False), ChunkHeader)
+        require_plain("state", content.state)
+        return content
     except (msgpack.UnpackException, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"not a chunk's header: {error}") from error
 
