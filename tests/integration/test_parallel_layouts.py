@@ -54,6 +54,9 @@ def one(work: Path, two: Results) -> Results:
             job("resumed", zero_stage=3, resume="run", steps=RESUMED_STEPS, export=True),
             job("faster", zero_stage=1, resume="run", learning_rate=0.5, warmup_steps=0, weight_decay=0.0),
             job("lower", zero_stage=1, resume="run", dtype="bfloat16"),
+            job("half-1", zero_stage=1, dtype="bfloat16", save_after=1),
+            job("half-3", zero_stage=3, dtype="bfloat16", resume="half-1"),
+            job("half-3-first", zero_stage=3, dtype="bfloat16"),
         ],
     )
 
@@ -93,6 +96,12 @@ def test_it_goes_on_in_another_stage_with_experts_on_every_rank(work: Path, two:
 def test_the_learning_rate_of_the_configuration_wins_over_the_checkpoints(one: Results, two: Results) -> None:
     assert one[0]["faster"]["rates"] == [0.5]
     assert two[0]["run"]["rates"] == [0.01, *[0.02] * (1 + RESUMED_STEPS)]
+
+
+def test_in_bfloat16_zero_3_computes_what_zero_1_does(one: Results) -> None:
+    # Rotary frequencies that ZeRO-3 had rounded moved this loss by a seventh.
+    assert one[0]["half-3-first"]["losses"] == one[0]["half-1"]["losses"]
+    assert "losses" in one[0]["half-3"]
 
 
 def test_a_checkpoint_of_another_type_is_refused_with_both(one: Results) -> None:

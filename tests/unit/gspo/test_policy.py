@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gspo.attention import segment_attention
 from gspo.packing import PackedBatch, TrainSequence, pack
-from gspo.policy import load_policy, prepare_policy
+from gspo.policy import load_policy, prepare_policy, restore_rotary_frequencies
 from gspo.serving import serving_weights
 from tests.support.sequences import random_sequence
 from tests.support.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
@@ -175,3 +175,16 @@ def test_a_rank_that_is_given_nothing_still_gathers_every_parameter() -> None:
 
     assert list(serving_weights(model, gathered=record, emit=False)) == []
     assert len(gathered) == len(list(model.parameters()))
+
+
+def test_rounded_rotary_frequencies_are_made_exact_again() -> None:
+    model = tiny_qwen3_moe()
+    rotary = model.model.rotary_emb
+    expected = rotary.inv_freq.clone()
+    # What a model that is made inside DeepSpeed's zero.Init comes out with.
+    rotary.to(torch.bfloat16)
+    assert not torch.equal(rotary.inv_freq.float(), expected)
+    restore_rotary_frequencies(model)
+    assert rotary.inv_freq.dtype == torch.float32
+    assert torch.equal(rotary.inv_freq, expected)
+    assert torch.equal(rotary.original_inv_freq, expected)
