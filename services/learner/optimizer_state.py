@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 import torch
 import torch.distributed
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import Tensor, nn
 
 from gspo.expert_layout import pieces
@@ -135,6 +136,9 @@ class OptimizerState:
             return [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self._zero_stage == 3:
             return list(optimizer.fp32_partitioned_groups_flat)
+        if isinstance(optimizer, BF16_Optimizer):
+            # DeepSpeed's choice for ZeRO 1 in bfloat16, with gradients added up in float32.
+            return list(optimizer.fp32_groups_flat_partition)
         return list(optimizer.single_partition_of_fp32_groups)
 
     def _make_state(self) -> None:
