@@ -17,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ TARGET: Final = 0.85
 SAMPLE_S: Final = 2.0
 GRACE_S: Final = 120.0
 TARGETS: Final = ("broker", "learner", "agent", "sglang", "scheduler")
-WEIGHTS: Final = Path("/dev/shm")
+MEMORY: Final = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,21 @@ def main() -> None:
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     arguments = parser.parse_args()
     shutil.rmtree(arguments.directory, ignore_errors=True)
-    before = set(WEIGHTS.glob("gspo-*"))
-    process = start(arguments)
+    weights = Path(tempfile.mkdtemp(prefix="gspo-kills-", dir=MEMORY))
+    process = start(arguments, weights)
     watch = Watch(psutil.Process(process.pid))
     try:
         kills = disturb(process, watch, arguments)
     finally:
         end(process)
     rows = recorded(arguments.directory)
-    failed = report(arguments, kills, watch, rows, process.returncode, sorted(set(WEIGHTS.glob("gspo-*")) - before))
+    left = sorted(weights.iterdir())
+    shutil.rmtree(weights)
+    failed = report(arguments, kills, watch, rows, process.returncode, left)
     sys.exit(1 if failed else 0)
 
 
-def start(arguments: argparse.Namespace) -> "subprocess.Popen[bytes]":
+def start(arguments: argparse.Namespace, weights: Path) -> "subprocess.Popen[bytes]":
     """The run, as anybody starts it, allowed to restart what ends as often as it is killed."""
     directory: Path = arguments.directory
     directory.mkdir(parents=True)
@@ -83,6 +86,7 @@ def start(arguments: argparse.Namespace) -> "subprocess.Popen[bytes]":
         f"run.num_batches={arguments.batches}",
         f"run.max_restarts={arguments.kills}",
         f"model.path={model}",
+        f"rollout.weights_directory={weights}",
         *arguments.overrides,
     ]
     flags = [word for setting in settings for word in ("--set", setting)]

@@ -13,10 +13,8 @@ import psutil
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-WARM_S: Final = 45.0
-"""What a process takes in its first seconds (imports, model, caches) is no growth."""
 LEAST_S: Final = 60.0
-"""A growth by the minute is told of processes that lived so long after they were warm."""
+"""A growth by the minute is told of the second half of a life, if that was so long: a process that starts is no leak."""
 ROLES: Final = ("gspo run", "broker", "learner", "agent", "reward", "sglang", "scheduler", "detokenizer")
 
 
@@ -31,9 +29,10 @@ class Life:
 
     @property
     def growth(self) -> float | None:
-        """Bytes a minute: Theil-Sen slope of what came after the start; None of a life that was too short."""
-        warm = [(time, size) for time, size in zip(self.times, self.bytes, strict=True) if time - self.times[0] >= WARM_S]
-        if not warm or warm[-1][0] - warm[0][0] < LEAST_S:
+        """Bytes a minute: median slope over the second half of its life; None of a life that was too short."""
+        middle = (self.times[0] + self.times[-1]) / 2
+        warm = [(time, size) for time, size in zip(self.times, self.bytes, strict=True) if time >= middle]
+        if len(warm) < 2 or warm[-1][0] - warm[0][0] < LEAST_S:
             return None
         half = len(warm) // 2
         pairs = zip(warm[:half], warm[-half:], strict=True)
@@ -99,7 +98,7 @@ def growth_table(lives: Iterable[Life]) -> str:
         if not ours:
             continue
         rates = [rate / 2**20 for _, rate in grown if rate is not None]
-        minutes = sum(life.times[-1] - life.times[0] - WARM_S for life, _ in grown) / 60
+        minutes = sum(life.times[-1] - life.times[0] for life, _ in grown) / 120
         size = statistics.median(life.bytes[-1] for life in ours) / 2**20
         rate = f"{statistics.median(rates):+.3f} | {max(rates):+.3f}" if rates else "- | -"
         lines.append(f"| {name} | {len(ours)} | {len(grown)} | {minutes:.0f} | {size:.0f} | {rate} |")
