@@ -15,7 +15,14 @@ from typing import Final
 import structlog
 
 from services.runtime.clock import Clock
-from services.runtime.lifecycle import EXIT_CONFIGURATION, EXIT_REPLACED, ServiceError, die_with_parent, until_stopped
+from services.runtime.lifecycle import (
+    EXIT_CONFIGURATION,
+    EXIT_OCCUPIED,
+    EXIT_REPLACED,
+    ServiceError,
+    die_with_parent,
+    until_stopped,
+)
 
 log = structlog.get_logger()
 
@@ -24,7 +31,14 @@ RESTART_WINDOW_S: Final = 300.0
 BACKOFF_S: Final = 1.0
 OVER_WAIT_S: Final = 5.0
 TAIL_LINES: Final = 15
-FINAL_EVENTS: Final = ("cannot_start", "stopped_by_error")
+FINAL_EVENTS: Final = ("cannot_start", "stopped_by_error", "replaced", "occupied")
+HOPELESS: Final = {
+    EXIT_CONFIGURATION: "cannot start: ",
+    EXIT_REPLACED: "was replaced, and is not started again, as the two would take turns for ever: stop one of them; ",
+    EXIT_OCCUPIED: "found its place taken, and is not started again, as another one lives that does its work: stop that one "
+    "and start this run again, which goes on; ",
+}
+"""What a process that ends with one of these would only end with again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,13 +135,8 @@ class Supervisor:
                 return
             if self._stopping.is_set():
                 return
-            if status == EXIT_CONFIGURATION:
-                raise ServiceError(f"{child.spec.name} cannot start: {last_error(child.log_path)}")
-            if status == EXIT_REPLACED:
-                raise ServiceError(
-                    f"{child.spec.name} was replaced, and is not started again, as the two would take turns for ever: stop "
-                    f"one of them; {last_error(child.log_path)}"
-                )
+            if status in HOPELESS:
+                raise ServiceError(f"{child.spec.name} {HOPELESS[status]}{last_error(child.log_path)}")
             now = self._clock.now()
             child.restarts.append(now)
             while child.restarts and now - child.restarts[0] > RESTART_WINDOW_S:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import sys
@@ -10,10 +11,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import psutil
+import pytest
 import pytest_asyncio
 
 from services.cli.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ProcessSpec, Supervisor
-from services.runtime.lifecycle import ServiceError, flatten
+from services.runtime.lifecycle import EXIT_OCCUPIED, EXIT_REPLACED, ServiceError, flatten
 from tests.support.clocks import VirtualClock
 
 PATIENCE_S = 60.0
@@ -109,12 +111,12 @@ async def test_a_killed_process_is_started_again_and_keeps_its_log(pipe: Pipe, t
 
 
 async def test_a_process_that_keeps_crashing_is_given_up_with_the_end_of_its_log(pipe: Pipe, tmp_path: Path) -> None:
-    specs = [spec(pipe, "learner", "exit", "4")]
+    specs = [spec(pipe, "learner", "exit", "5")]
     supervisor = Supervisor(specs, tmp_path / "logs", VirtualClock(), max_restarts=2, backoff_s=0.001)
     error = await ended(supervisor)
     assert isinstance(error, ServiceError)
     assert "learner ended 3 times" in str(error)
-    assert "status 4, and run.max_restarts is 2" in str(error)
+    assert "status 5, and run.max_restarts is 2" in str(error)
     assert str(tmp_path / "logs" / "learner.log") in str(error)
     assert str(error).endswith("    last words")
 
@@ -142,12 +144,23 @@ async def test_a_configuration_error_ends_everything_at_once(pipe: Pipe, tmp_pat
     assert (learner.state, learner.pid) == ("stopped", None)
 
 
-async def test_a_process_that_was_replaced_is_not_started_again(pipe: Pipe, tmp_path: Path) -> None:
-    supervisor = Supervisor([spec(pipe, "learner", "exit", "3")], tmp_path / "logs", VirtualClock(), backoff_s=0.001)
+@pytest.mark.parametrize(
+    ("status", "event", "words"),
+    [
+        (EXIT_REPLACED, "replaced", "learner was replaced, and is not started again"),
+        (EXIT_OCCUPIED, "occupied", "learner found its place taken, and is not started again, as another one lives"),
+    ],
+)
+async def test_a_process_whose_place_another_one_has_is_not_started_again(
+    pipe: Pipe, tmp_path: Path, status: int, event: str, words: str
+) -> None:
+    error_line = json.dumps({"event": event, "error": "session a has this run"})
+    specs = [spec(pipe, "learner", "exit", str(status), error_line)]
+    supervisor = Supervisor(specs, tmp_path / "logs", VirtualClock(), backoff_s=0.001)
     error = await ended(supervisor)
     assert isinstance(error, ServiceError)
-    assert str(error).startswith("learner was replaced, and is not started again")
-    assert str(error).endswith("last words")
+    assert str(error).startswith(words)
+    assert str(error).endswith("; session a has this run")
     assert supervisor.children[0].num_restarts == 0
 
 

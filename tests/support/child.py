@@ -4,7 +4,7 @@ It tells what it does as lines in the named pipe: "NAME started PID", "NAME stop
 
 serve             until SIGTERM, then exit 0
 stubborn          takes no notice of SIGTERM
-exit STATUS       says "last words" on standard error and exits
+exit STATUS WORDS says WORDS ("last words") on standard error and exits
 crash-once FILE   dies by SIGKILL unless FILE exists, which it makes; then serves
 when-told ...     one of these after SIGUSR1; serves until then
 """
@@ -28,7 +28,7 @@ def main(name: str, pipe: str, behaviour: str, *arguments: str) -> int:
         told = signal.sigwait({signal.SIGTERM, signal.SIGUSR1}) == signal.SIGUSR1
         behaviour, arguments = (arguments[0], arguments[1:]) if told else ("stop", ())
     if behaviour == "exit":
-        print("last words", file=sys.stderr)
+        print(arguments[1] if len(arguments) > 1 else "last words", file=sys.stderr)
         return int(arguments[0])
     if behaviour == "crash-once" and not Path(arguments[0]).exists():
         Path(arguments[0]).touch()
