@@ -118,7 +118,7 @@ test-deploy: setup ## every Kubernetes overlay against schemas and against the c
 test-faults: setup models/tiny/config.json ## whole runs of real processes with hung servers, broken links, kills and full disks
 	$(BIN)/python -m pytest -m faults tests/faults
 
-test-pods: setup ## the demo and its scaling as Kubernetes would run them, pods being network namespaces; needs root, kubectl, nft
+test-pods: setup models/tiny/config.json ## the demo and its scaling as Kubernetes would run them, pods being network namespaces; needs root, kubectl, nft
 	@command -v nft >/dev/null || { echo "nft not found: install nftables (Debian: apt-get install nftables)"; exit 1; }
 	$(BIN)/python -m pytest -m pods tests/pods
 

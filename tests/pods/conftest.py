@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,16 +11,17 @@ import yaml
 from tests.deploy.cluster import K8S, Cluster, render
 from tests.deploy.conftest import copy_manifests
 from tests.deploy.kustomizations import FILE
+from tests.pods.container import REPOSITORY
 from tests.pods.node import Node
 
 TOOLS = ("kubectl", "ip", "nft", "unshare", "setpriv", "chroot")
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pods' init containers make, made once."""
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    subprocess.run([sys.executable, "-m", "services.cli.main", "model", "tiny", str(path)], check=True, capture_output=True)
+def model() -> Path:
+    """What the pods' init containers make, made once (by `make test-pods`)."""
+    path = REPOSITORY / "models" / "tiny"
+    assert (path / "config.json").is_file(), f"no model at {path}: make test-pods makes it"
     return path
 
 

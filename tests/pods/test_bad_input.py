@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 
+from services.runtime.lifecycle import EXIT_OCCUPIED
 from services.runtime.security import write_key_pair
 from tests.deploy.cluster import Cluster
 from tests.pods.conftest import use_keys
@@ -120,8 +121,10 @@ def test_a_second_learner_is_refused_and_the_first_goes_on(start_node: Callable[
         first = node.start("learner-0", "learner")
         until(node, "a published version", lambda: bool(events(broker, "version_published")), START_S)
         second = node.start("learner-1", "learner")
-        assert ended(node, second) not in (0, None)
-        (event,) = events(second, "stopped_by_error")
+        assert ended(node, second) == EXIT_OCCUPIED
+        (event,) = events(second, "occupied")
         assert "learner" in event["error"]
+        refused = 'gspo_broker_refused_total{reason="refused",type="hello"}'
+        assert node.metrics(broker)[refused] > 0
         assert first.process.poll() is None
         assert node.get(first, READY)[0] == 200
