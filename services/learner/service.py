@@ -139,7 +139,10 @@ class LearnerService:
             self._train(directive)
 
     def _resume(self) -> None:
+        find_latest(self._root)  # What is not there is said at once.
+        broker_version = self._newest_version()
         saved_version = 0
+        # Now that it is this learner's turn: the one that it waited for may have saved another one meanwhile.
         latest = find_latest(self._root)
         if latest is not None:
             state = load_checkpoint(self._engine, latest)
@@ -152,20 +155,21 @@ class LearnerService:
         # Versions are never reused: what this learner publishes comes after everything published before, also when the
         # broker's ledger was lost, or had not yet heard of what an engine has loaded.
         own_version = max(saved_version, reserved_version(self._root)) if self._link is not None else 0
-        self._policy_version = self._newest_version(own_version)
+        version = self._engine.broadcast(torch.tensor([max(own_version, broker_version)], dtype=torch.int64))
+        self._policy_version = int(version[0])
         if self._link is not None:
             self._link.resume(self._next_batch)
         self._metrics.next_batch.set(self._next_batch)
 
-    def _newest_version(self, own_version: int) -> int:
-        """The larger of rank 0's ``own_version`` and the broker's newest, waited for; the same on every rank. Collective.
+    def _newest_version(self) -> int:
+        """The broker's newest version, waited for; the same on every rank. Collective.
 
         All ranks meet once a second, because a collective that one rank is late for by half an hour fails.
         Raises: ServiceError, on all ranks, when stopped.
         """
         while True:
             welcome = self._link.wait_welcome(POLL_S) if self._link is not None else None
-            answer = NOT_YET if welcome is None else max(own_version, welcome.policy_version)
+            answer = NOT_YET if welcome is None else welcome.policy_version
             if stop_anywhere(self._engine, self._stop.is_set()) and welcome is None:
                 answer = STOPPED
             answer = int(self._engine.broadcast(torch.tensor([answer], dtype=torch.int64))[0])

@@ -300,7 +300,7 @@ def without_link(engine: ServingBigram, directory: Path) -> LearnerService:
 def test_ranks_meet_again_and_again_while_the_first_waits_for_the_broker(tmp_path: Path) -> None:
     """A collective in which one rank is half an hour late fails."""
     engine = SecondRank(
-        [NOT_YET], [NOT_YET], [40], [STOP, *[NO_FRAME] * MAX_SHARED_FRAMES], [NOT_YET], [NOT_YET], [ACKNOWLEDGED]
+        [NOT_YET], [NOT_YET], [40], [40], [STOP, *[NO_FRAME] * MAX_SHARED_FRAMES], [NOT_YET], [NOT_YET], [ACKNOWLEDGED]
     )
     # Rank 0 writes the checkpoint's common part; this one has a directory of its own to write into.
     (tmp_path / "checkpoints" / ".partial-version-0000000041-batch-0000000000").mkdir(parents=True)
@@ -421,6 +421,37 @@ def run_with(link: DeafLink, directory: Path, stop: threading.Event, checkpoint_
         stop=stop,  # type: ignore[arg-type]
     ).run()
     return link.said
+
+
+class StandbyLink(DeafLink):
+    """The broker welcomes at the second look; between the two the one that has the run saves its last checkpoint."""
+
+    refused = "learner session a has this run"
+
+    def __init__(self, root: Path, stop: threading.Event) -> None:
+        super().__init__(root, stop, deaf=0)
+        self._batch = None
+        self.resumed_at: int | None = None
+        self._looks = 0
+
+    def wait_welcome(self, timeout_s: float) -> Welcome | None:  # type: ignore[override]
+        self._looks += 1
+        if self._looks == 1:
+            stop = threading.Event()
+            run_with(DeafLink(self._root, stop, deaf=0), self._root.parent, stop, checkpoint_every_batches=1)
+            return None
+        return a_welcome(policy_version=2)
+
+    def resume(self, next_batch: int) -> None:
+        self.resumed_at = next_batch
+
+
+def test_a_learner_that_waited_for_another_one_goes_on_from_that_one_s_last_checkpoint(tmp_path: Path) -> None:
+    """From an older one it would ask for ever for batches that are settled."""
+    stop = threading.Event()
+    link = StandbyLink(tmp_path / "checkpoints", stop)
+    run_with(link, tmp_path, stop, checkpoint_every_batches=1)
+    assert link.resumed_at == 1
 
 
 def test_no_checkpoint_covers_a_batch_before_the_broker_has_its_report(tmp_path: Path) -> None:

@@ -199,8 +199,8 @@ BUGS = (
     Bug(
         name="a version is used again after a restart",
         module="services.learner.service",
-        old="answer = NOT_YET if welcome is None else max(own_version, welcome.policy_version)",
-        new="answer = NOT_YET if welcome is None else welcome.policy_version",
+        old="torch.tensor([max(own_version, broker_version)], dtype=torch.int64)",
+        new="torch.tensor([broker_version], dtype=torch.int64)",
         invariants=("versions grow",),
         weather=_learner_dies_while_it_publishes(),
     ),
