@@ -222,6 +222,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         WEATHER["lease expired"] += len(replies(self.harness.tick(seconds), LeaseEnded))
 
+    @rule(index=st.integers(0, 2))
+    def a_rollout_sleeps_through_its_leases(self, index: int) -> None:
+        self.work(index, 1, 6)
+        self.time_passes(CONFIG.lease_s + 1)
+
     @rule()
     def broker_is_killed(self) -> None:
         self.harness.restart()
