@@ -35,6 +35,7 @@ def status_of(state: State, peers: Peers, fleet: Fleet, training: Training, now:
         "rollouts_gone": fleet.gone,
         **_learner(peers, now),
         "waiting_for": training.waiting_for(),
+        "quiet_s": training.quiet_s(now),
         "stopping": state.stop_reason,
         "finished": state.finished,
         "error": state.run.error,

@@ -35,6 +35,7 @@ class Training:
         self._waiting: tuple[Who, BatchRequest] | None = None
         self._last_pending = now - PENDING_INTERVAL_S
         self._last_trained_at: float | None = None
+        self._quiet_since = now
         self.tokens_per_s: float | None = None
         """Tokens of the last trained batch over the time since the one before."""
 
@@ -72,7 +73,7 @@ class Training:
         self.tokens_per_s = None
         if batch is not None and self._last_trained_at is not None and now > self._last_trained_at:
             self.tokens_per_s = batch.stats.num_tokens / (now - self._last_trained_at)
-        self._last_trained_at = now
+        self._last_trained_at = self._quiet_since = now
         line: dict[str, Any] = {"event": "batch", **_finite(trained.metrics), "batch": trained.index}
         line |= {"policy_version": trained.policy_version, "again": again, "tokens_per_s": self.tokens_per_s}
         if batch is not None:
@@ -145,6 +146,10 @@ class Training:
             )
             actions.append(Reply(to=who, message=pending))
         return actions
+
+    def quiet_s(self, now: float) -> float:
+        """Since a batch was trained, or this broker started."""
+        return now - self._quiet_since
 
     def waiting_for(self) -> str:
         """What the next batch waits for, in words, so that no wait is silent."""

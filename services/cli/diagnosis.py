@@ -4,13 +4,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.cli.observe import Observation
+from services.cli.observe import RECENT_LINES_S, Observation
 
 FREE_LEAST_BYTES: Final = 1 << 30
 SILENT_S: Final = 10.0
 QUIET_LEAST_S: Final = 120.0
 QUIET_FACTOR: Final = 10.0
 """So many times its usual time may a batch take before that is remarkable."""
+QUIET_START_S: Final = 300.0
+"""The same before any rollout serves: models are loaded meanwhile."""
+REPEATED: Final = 6
+"""So many times within RECENT_LINES_S is a warning said again and again."""
+FOR_ANOTHER: Final = "message_for_another_session"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +78,7 @@ def _with_broker(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
     if status["stopping"]:
         yield Remark(text=f"the run stops: {status['stopping']}", wrong=False)
     yield from _processes(seen, status)
+    yield from _warnings(seen)
     yield from _progress(seen, status)
 
 
@@ -155,11 +161,38 @@ def _progress(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
         batch, total = status["batches_assembled"], status["batches_total"]
         text = f"batch {batch} of {total} waits for {status['waiting_for']}"
         yield Remark(text=text, wrong=False)
-    ages = seen.batch_ages_s
-    if len(ages) > 2:
+    if status["batches_trained"] < status["batches_total"] and not status["stopping"]:
+        yield from _quiet(seen, status)
+
+
+def _quiet(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
+    """Also the first batches may not come for ever, although nobody knows yet how long one takes."""
+    ages, quiet_s = seen.batch_ages_s, status["quiet_s"]
+    if len(ages) > 1:
         usual = (ages[0] - ages[-1]) / (len(ages) - 1)
-        if ages[-1] > max(QUIET_LEAST_S, QUIET_FACTOR * usual):
-            yield Remark(text=f"no batch was trained for {ages[-1]:.0f} s; before, one took {usual:.0f} s")
+        if quiet_s > max(QUIET_LEAST_S, QUIET_FACTOR * usual):
+            yield Remark(text=f"no batch was trained for {quiet_s:.0f} s; before, one took {usual:.0f} s")
+        return
+    serves = any(rollout["status"] == "serving" for rollout in status["rollouts"])
+    if quiet_s > (QUIET_LEAST_S if serves else QUIET_START_S):
+        yield Remark(
+            text=f"no batch was trained for {quiet_s:.0f} s, and how long one takes is not known yet: if they are not "
+            f"simply long, look at who says nothing new in {seen.settings.run.directory}/logs"
+        )
+
+
+def _warnings(seen: Observation) -> Iterator[Remark]:
+    for name, log in seen.logs.items():
+        for event, number in log.warnings.items():
+            if event == FOR_ANOTHER:
+                text = (
+                    f"{name} gets answers that are meant for another process of its name ({event}, {number} times within "
+                    f"{RECENT_LINES_S:.0f} s): its own go astray as well. Stop the other one, and restart this one"
+                )
+                yield Remark(text=text)
+            elif number >= REPEATED:
+                text = f"{name} warns again and again: {event}, {number} times within {RECENT_LINES_S:.0f} s; see its log"
+                yield Remark(text=text, wrong=False)
 
 
 def _ended(seen: Observation, name: str) -> str:

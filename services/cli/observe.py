@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import urllib.error
 import urllib.request
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
 from http.client import HTTPException
@@ -16,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.broker.reader import NoLedger, reading
 from services.cli.operator import NoAnswer, TurnedAway, operator
-from services.cli.supervisor import last_error
+from services.cli.supervisor import FINAL_EVENTS, last_error
 from services.runtime.settings import Settings
 
 ANSWER_S: Final = 8.0
@@ -24,6 +25,7 @@ PAGE_S: Final = 3.0
 PAGE_BYTES: Final = 4 * 1024 * 1024
 TAIL_BYTES: Final = 65_536
 RECENT_BATCHES: Final = 10
+RECENT_LINES_S: Final = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,8 @@ class Log:
     age_s: float
     error: str
     """The error it ended with; empty when its last line is none."""
+    warnings: dict[str, int] = field(default_factory=dict)
+    """How often each warning was given within RECENT_LINES_S, as far back as the end of the log goes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,16 +186,26 @@ def read_log(path: Path, now: datetime) -> Log | None:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
+    last: tuple[str, float] | None = None
+    warnings: Counter[str] = Counter()
     for line in reversed(lines):
         try:
             event = json.loads(line)
             age_s = (now - datetime.fromisoformat(event["timestamp"])).total_seconds()
-            name = str(event["event"])
+            name, is_warning = str(event["event"]), event.get("level") == "warning"
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
-        ended = name in ("cannot_start", "stopped_by_error")
-        return Log(event=name, age_s=age_s, error=last_error(path) if ended else "")
-    return None
+        last = last or (name, age_s)
+        if age_s > RECENT_LINES_S:
+            break
+        if is_warning:
+            left_out = event.get("left_out")
+            warnings[name] += 1 + (left_out if isinstance(left_out, int) else 0)
+    if last is None:
+        return None
+    return Log(
+        event=last[0], age_s=last[1], error=last_error(path) if last[0] in FINAL_EVENTS else "", warnings=dict(warnings)
+    )
 
 
 def read_ledger(directory: Path) -> LedgerState:

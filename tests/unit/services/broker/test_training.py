@@ -457,6 +457,8 @@ def test_an_open_evaluation_is_not_interrupted_by_a_due_one_but_the_last_one_hap
 def test_status_says_how_the_run_stands() -> None:
     world = harness(num_batches=3)
     generate(world, 5, 1, reward=0.5)
+    world.now += 7.0
+    assert world.ledger.status(world.now)["quiet_s"] == 7.0
     train_one(world, 0, 1)
     world.send(R1, Heartbeat(policy_version=2, status="serving", leases=[], metrics={"tokens_per_s": 7.0}))
     world.now += 1.5
@@ -470,6 +472,7 @@ def test_status_says_how_the_run_stands() -> None:
     assert rollout["metrics"] == {"tokens_per_s": 7.0}
     assert status["waiting_for"].startswith("2 more complete groups")
     assert (status["finished"], status["error"], status["learner"]) == (False, "", "learner")
+    assert status["quiet_s"] == 1.5
 
 
 def test_another_protocol_version_is_refused_and_both_are_named() -> None:

@@ -27,7 +27,7 @@ def a_status(**changes: Any) -> dict[str, Any]:
         "batches_trained": 3, "batches_assembled": 3, "batches_total": 60, "policy_version": 4, "stopping": "", "error": "",
         "finished": False, "waiting_for": "20 more complete groups: 12 of 32 are ready, 128 trajectories under way, 4 free",
         "groups": {"open": 3, "complete": 12, "dropped": 0}, "dropped": {}, "learner": "learner",
-        "rollouts": [a_rollout("rollout-0"), a_rollout("rollout-1")], "lag_mean": 0.5, "lag_max": 1,
+        "rollouts": [a_rollout("rollout-0"), a_rollout("rollout-1")], "lag_mean": 0.5, "lag_max": 1, "quiet_s": 10.0,
     } | changes  # fmt: skip
 
 
@@ -114,7 +114,7 @@ CASES: list[tuple[str, Observation, str]] = [
     ("rollout unready", replace(HEALTHY, pages=UNREADY), "rollout-1 is not ready: model.embed"),
     (
         "no batch",
-        replace(HEALTHY, batch_ages_s=[630.0, 615.0, 600.0]),
+        replace(HEALTHY, status=a_status(quiet_s=600.0), batch_ages_s=[630.0, 615.0, 600.0]),
         "no batch was trained for 600 s; before, one took 15 s",
     ),
     (
@@ -172,9 +172,57 @@ def test_drops_are_told_with_what_they_mean() -> None:
 
 
 def test_a_slow_batch_is_remarkable_only_against_its_own_pace() -> None:
-    assert wrong(replace(HEALTHY, batch_ages_s=[1500.0, 1000.0, 500.0])) == []
-    assert wrong(replace(HEALTHY, batch_ages_s=[100.0, 99.5, 99.0])) == []
-    assert wrong(replace(HEALTHY, batch_ages_s=[9000.0, 8999.0])) == []
+    def seen(*ages_s: float, quiet_s: float | None = None) -> Observation:
+        status = a_status(quiet_s=ages_s[-1] if quiet_s is None else quiet_s)
+        return replace(HEALTHY, batch_ages_s=list(ages_s), status=status)
+
+    assert wrong(seen(1500.0, 1000.0, 500.0)) == []
+    assert wrong(seen(100.0, 99.5, 99.0)) == []
+    assert wrong(seen(9000.0, 8000.0)) == []
+    assert wrong(seen(9000.0, 8999.0, quiet_s=5.0)) == [], "the broker was started again a moment ago"
+    (text,) = wrong(seen(9000.0, 8999.0))
+    assert text == "no batch was trained for 8999 s; before, one took 1 s"
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "states", "quiet_s", "remarkable"),
+    [
+        ([], ["serving", "starting"], 121.0, True),
+        ([], ["serving", "starting"], 119.0, False),
+        ([500.0], ["serving"], 121.0, True),
+        ([], ["starting", "verifying"], 299.0, False),
+        ([], ["starting", "verifying"], 301.0, True),
+    ],
+)
+def test_a_first_batch_that_does_not_come_is_remarkable_too(
+    ages_s: list[float], states: list[str], quiet_s: float, remarkable: bool
+) -> None:
+    rollouts = [a_rollout(f"rollout-{index}", status=state) for index, state in enumerate(states)]
+    settings = SETTINGS.model_copy(update={"rollout": Rollout(num_servers=len(states))})
+    status = a_status(rollouts=rollouts, quiet_s=quiet_s, batches_trained=len(ages_s))
+    said = wrong(replace(HEALTHY, settings=settings, status=status, batch_ages_s=ages_s))
+    assert [text.startswith(f"no batch was trained for {quiet_s:.0f} s, and how long one") for text in said] == [
+        True
+    ] * remarkable
+
+
+@pytest.mark.parametrize("changes", [{"batches_trained": 60}, {"stopping": "stopped by me"}])
+def test_where_no_batch_is_to_come_none_is_missed(changes: dict[str, Any]) -> None:
+    assert wrong(replace(HEALTHY, status=a_status(quiet_s=9000.0, **changes))) == []
+
+
+def test_a_process_that_warns_again_and_again_is_told() -> None:
+    def remarks(**warnings: int) -> list[tuple[str, bool]]:
+        logs = {"learner": Log(event="x", age_s=1.0, error="", warnings=warnings)}
+        return [(remark.text, remark.wrong) for remark in diagnose(replace(HEALTHY, logs=logs)) if "learner" in remark.text]
+
+    assert remarks(weights_not_fetched=5) == []
+    assert remarks(weights_not_fetched=6) == [
+        ("learner warns again and again: weights_not_fetched, 6 times within 120 s; see its log", False)
+    ]
+    ((text, is_wrong),) = remarks(message_for_another_session=1)
+    assert is_wrong
+    assert text.startswith("learner gets answers that are meant for another process of its name")
 
 
 def test_a_learner_that_is_silent_and_one_that_waits_are_told() -> None:
