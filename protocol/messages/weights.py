@@ -56,6 +56,8 @@ class ManifestRequest(Message, frozen=True, tag="manifest_request"):
     """What the rollout's own copy holds, bit for bit. 0: nothing."""
     endpoint: Annotated[str, Meta(max_length=1024)] = ""
     """Where this rollout serves what it holds to others; empty: it does not."""
+    direct: bool = False
+    """It wants to be sent to nobody else: what it got there was damaged."""
 
 
 class Manifest(Message, frozen=True, tag="manifest"):

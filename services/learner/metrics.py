@@ -33,6 +33,11 @@ class LearnerMetrics:
         self.weight_bytes_sent = Counter(
             "gspo_learner_weight_bytes_sent_total", "Bytes of weights sent to rollouts", registry=registry
         )
+        self.weight_sources_failed = Counter(
+            "gspo_learner_weight_sources_failed_total",
+            "Rollouts that were sent to another rollout for weights and came back to the learner",
+            registry=registry,
+        )
         self.weight_loads = Counter(
             "gspo_learner_weight_loads_total", "Versions that an engine loaded and verified", registry=registry
         )

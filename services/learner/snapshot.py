@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -12,30 +11,10 @@ from msgspec import structs
 from protocol.digests import tensor_digest, version_digest
 from protocol.limits import MAX_WEIGHT_CHUNK_BYTES
 from protocol.messages import Manifest, TensorInfo
+from services.runtime.weight_server import Parts
 
 CHUNK_BYTES: Final = MAX_WEIGHT_CHUNK_BYTES
 DTYPE_NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Bytes that are fetched in chunks. ``data``: uint8 [manifest.num_bytes]; never written again."""
-
-    manifest: Manifest
-    data: np.ndarray[Any, np.dtype[np.uint8]]
-
-    @property
-    def policy_version(self) -> int:
-        return self.manifest.policy_version
-
-    @property
-    def num_chunks(self) -> int:
-        return -(-self.manifest.num_bytes // self.manifest.chunk_bytes)
-
-    def chunk(self, index: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Bytes of chunk ``index``: uint8 [chunk_bytes], the last one shorter."""
-        size = self.manifest.chunk_bytes
-        return self.data[index * size : (index + 1) * size]
 
 
 class Snapshot(Parts):

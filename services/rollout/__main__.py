@@ -19,6 +19,7 @@ from services.rollout.agent import Agent
 from services.rollout.engine import Engine, EngineError
 from services.rollout.engine_metrics import EngineMetrics
 from services.rollout.metrics import RolloutMetrics
+from services.rollout.neighbours import Neighbours
 from services.rollout.server import EngineServer, ServerError, ServerOptions
 from services.rollout.service import RolloutService
 from services.rollout.sync import WeightSync
@@ -134,6 +135,13 @@ async def _generate(
             )  # fmt: skip
             stack.callback(broker.close)
             directory = stack.enter_context(weights_directory(settings, arguments.name))
+            neighbours = None
+            if settings.rollout.peer_weights_endpoint:
+                neighbours = Neighbours(
+                    context, settings.rollout.peer_weights_endpoint,
+                    peer=arguments.name, session=session, clock=clock, metrics=metrics, security=security,
+                )  # fmt: skip
+                stack.callback(neighbours.close)
             sync = WeightSync(
                 context=context,
                 engine=engine,
@@ -144,6 +152,7 @@ async def _generate(
                 clock=clock,
                 metrics=metrics,
                 security=security,
+                neighbours=neighbours,
             )
             agent = Agent(
                 environment=environment,

@@ -4,8 +4,10 @@ It takes the model's bytes once, in the process's memory, for as long as the rol
 each core while a delta is applied, and below rollout.weights_directory what the engine is loading.
 """
 
+import asyncio
 import os
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -18,6 +20,7 @@ from protocol.deltas import DIGEST_BYTES, Bytes, apply_streams, decode_digests, 
 from protocol.digests import tensor_digest, version_digest
 from protocol.messages import DeltaBucket, Manifest, TensorInfo
 from services.runtime.compression import decompress
+from services.runtime.weight_server import Parts
 
 ROLLING_SHARE: Final = 1 / 16
 """Of the version's bytes: tensors that a delta does not change are checked all the same, so many with each delta."""
@@ -34,9 +37,16 @@ class HeldWeights:
     being applied, and after one that was damaged.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep_deltas: int = 0) -> None:
+        """``keep_deltas``: so many of the last deltas are kept for others."""
         self.manifest: Manifest | None = None
         self.data = bytearray()
+        self.coming = 0
+        """The version that is being fetched or checked now; 0: none."""
+        self._keep_deltas = keep_deltas
+        # By base, oldest first.
+        self._deltas: OrderedDict[int, Parts] = OrderedDict()
+        self._changing = False
         self._unloaded: set[int] | None = None
         self._next_checked = 0
 
@@ -54,6 +64,36 @@ class HeldWeights:
     def loads_all(self) -> bool:
         """Whether the engine is to be given everything."""
         return self._unloaded is None
+
+    @property
+    def newest_version(self) -> int:
+        """What others can have from here, now or in a moment; 0: nothing."""
+        return max(self.policy_version, self.coming)
+
+    def parts(self, policy_version: int, base_version: int) -> Parts | None:
+        """A version, or its delta against ``base_version`` (0: the snapshot), for others; None: not held (yet, or any more).
+
+        To be sent before the event loop gets its next turn: what is held changes.
+        """
+        if base_version:
+            delta = self._deltas.get(base_version)
+            return delta if delta is not None and delta.policy_version == policy_version else None
+        if self._changing or self.manifest is None or self.manifest.policy_version != policy_version:
+            return None
+        return Parts(manifest=self.manifest, data=np.frombuffer(self.data, dtype=np.uint8))
+
+    async def take(self, manifest: Manifest, data: bytearray) -> None:
+        """``replace`` by a snapshot or ``apply`` a delta, in a thread: hashing takes seconds."""
+        # In the loop's thread: what is served to others is read there.
+        self._changing = True
+        try:
+            await asyncio.to_thread(self.replace if manifest.kind == "snapshot" else self.apply, manifest, data)
+        finally:
+            self._changing = False
+        if manifest.kind == "delta" and self._keep_deltas:
+            self._deltas[manifest.base_version] = Parts(manifest=manifest, data=np.frombuffer(data, dtype=np.uint8))
+            while len(self._deltas) > self._keep_deltas:
+                self._deltas.popitem(last=False)
 
     def tensors(self) -> Iterator[tuple[TensorInfo, memoryview]]:
         """Each tensor's description and its bytes. Raises: ValueError when nothing is held."""
@@ -77,6 +117,7 @@ class HeldWeights:
     def forget(self) -> None:
         """Hold nothing, and give the memory back."""
         self.manifest, self.data, self._unloaded = None, bytearray(), None
+        self._deltas.clear()
 
     def replace(self, manifest: Manifest, data: bytearray) -> None:
         """Take a snapshot instead of what is held. Raises: DamagedWeightsError; then nothing is held."""

@@ -6,11 +6,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from protocol.messages.work import RolloutStatus
 from services.environments.reward_pool import FailureReason
+from services.runtime.gate import REFUSAL_REASONS, GateCounters
 from services.runtime.process_metrics import register_process
 
 STATUSES: Final = get_args(RolloutStatus)
 OUTCOMES: Final = ("done", "length", "failed", "engine_error", "lease_ended", "handed_back")
 UPDATES: Final = ("loaded", "failed", "not_fetched")
+SOURCES: Final = ("fetched", "failed", "damaged")
 FETCHES: Final = ("snapshot", "delta")
 KINDS: Final = ("action", "observation")
 
@@ -49,6 +51,32 @@ class RolloutMetrics:
             "Snapshots and deltas that came whole and were not what their manifest said; a snapshot follows",
             registry=registry,
         )
+        self.weight_sources = Counter(
+            "gspo_rollout_weight_sources_total",
+            "Fetches of weights from other rollouts, by outcome",
+            ["outcome"],
+            registry=registry,
+        )
+        self.weight_bytes_served = Counter(
+            "gspo_rollout_weight_bytes_served_total", "Bytes of weights sent to other rollouts", registry=registry
+        )
+        self.peer_messages_refused = Counter(
+            "gspo_rollout_peer_messages_refused_total",
+            "Messages of other rollouts that were not accepted",
+            registry=registry,
+        )
+        self.refused_connections = Counter(
+            "gspo_rollout_refused_connections_total",
+            "Connections of other rollouts refused or ignored, by reason (docs/security.md)",
+            ["reason"],
+            registry=registry,
+        )
+        self.connections = Counter(
+            "gspo_rollout_connections_total",
+            "Connections of other rollouts accepted (TCP) and admitted (their handshake passed)",
+            ["outcome"],
+            registry=registry,
+        )
         self.weight_fetch_seconds = Histogram(
             "gspo_rollout_weight_fetch_seconds", "Time to fetch and check a version", registry=registry
         )
@@ -73,6 +101,10 @@ class RolloutMetrics:
             self.episodes.labels(outcome=outcome)
         for outcome in UPDATES:
             self.weight_updates.labels(outcome=outcome)
+        for outcome in SOURCES:
+            self.weight_sources.labels(outcome=outcome)
+        for reason in REFUSAL_REASONS:
+            self.refused_connections.labels(reason=reason)
         for fetched in FETCHES:
             self.weight_fetches.labels(kind=fetched)
         for kind in KINDS:
@@ -82,3 +114,11 @@ class RolloutMetrics:
         for status in STATUSES:
             self.status.labels(status=status)
         register_process(registry, "rollout")
+
+    @property
+    def gate_counters(self) -> GateCounters:
+        """Where the gate counts that other rollouts pass to fetch weights from this one."""
+        return GateCounters(
+            refused=lambda reason: self.refused_connections.labels(reason=reason).inc(),
+            connections=lambda outcome: self.connections.labels(outcome=outcome).inc(),
+        )

@@ -23,6 +23,7 @@ from protocol.messages import Loaded, Manifest
 from services.rollout.engine import Engine, EngineError
 from services.rollout.held import HeldWeights
 from services.rollout.metrics import RolloutMetrics
+from services.rollout.neighbours import Neighbours
 from services.rollout.verify import Expected, expect, verify_against
 from services.rollout.weights import DamagedError, FetchError, fetch_newest, write_for_engine
 from services.runtime.clock import Clock
@@ -62,8 +63,11 @@ class WeightSync:
         metrics: RolloutMetrics,
         retry_s: float = RETRY_S,
         security: Security = PLAINTEXT,
+        neighbours: Neighbours | None = None,
     ) -> None:
-        """``retry_s``: pause before a fetch or a load is tried again."""
+        """``retry_s``: pause before a fetch or a load is tried again. ``neighbours``: other rollouts to share weights with;
+        None: the learner serves everything.
+        """
         self._context = context
         self._engine = engine
         self._work_directory = work_directory
@@ -75,7 +79,8 @@ class WeightSync:
         self._retry_s = retry_s
         self._security = security
         self._on_change: Callable[[], None] = lambda: None
-        self._held = HeldWeights()
+        self._neighbours = neighbours
+        self._held = HeldWeights() if neighbours is None else neighbours.held
         self._takes_parts = True
         self._announced = (0, "")
         self._wake = asyncio.Event()
@@ -98,6 +103,14 @@ class WeightSync:
 
     async def run(self) -> None:
         """Follow until cancelled. Raises: ServiceError when updates keep failing: the engine must be started afresh."""
+        if self._neighbours is None:
+            await self._follow_announced()
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._neighbours.run(), name="neighbours")
+            await self._follow_announced()
+
+    async def _follow_announced(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -114,7 +127,9 @@ class WeightSync:
                     async with asyncio.timeout(CONNECT_S):
                         await client.connected_welcome()
                     begin = self._clock.now()
-                    weights = await fetch_newest(client, self.policy_version, self._held, fetched=self._count)
+                    weights = await fetch_newest(
+                        client, self.policy_version, self._held, fetched=self._count, sources=self._neighbours
+                    )
                 except (FetchError, TimeoutError) as error:
                     log.warning("weights_not_fetched", endpoint=endpoint, error=str(error) or "no handshake")
                     self._metrics.weight_updates.labels(outcome="not_fetched").inc()

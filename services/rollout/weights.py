@@ -8,9 +8,10 @@ import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
+from msgspec import structs
 
 from protocol.deltas import ITEM_BYTES
 from protocol.digests import version_digest
@@ -31,6 +32,27 @@ class FetchError(RuntimeError):
     """A version could not be fetched whole; nothing was written. The caller tries again."""
 
 
+class GoneError(FetchError):
+    """The other end does not hold that version (any more, or yet): ``newest_version`` is what it says it has."""
+
+    def __init__(self, policy_version: int, newest_version: int) -> None:
+        super().__init__(f"version {policy_version} is gone, newest is {newest_version}")
+        self.newest_version = newest_version
+
+
+class Sources(Protocol):
+    """Where else weights can be had."""
+
+    def next_request(self) -> ManifestRequest:
+        """What the weight server is asked now, but for the version that is held."""
+
+    async def fetch(self, manifest: Manifest) -> bytearray | None:
+        """The bytes of ``manifest``, unchecked, from one of its sources; None: from none of them."""
+
+    def were_wrong(self) -> None:
+        """What ``fetch`` returned was damaged."""
+
+
 class DamagedError(FetchError):
     """A version came whole and was not what its manifest said; nothing is held any more. The next fetch is a snapshot."""
 
@@ -42,36 +64,52 @@ async def fetch_newest(
     *,
     stall_s: float = STALL_S,
     fetched: Callable[[Manifest], None] = lambda _: None,
+    sources: "Sources | None" = None,
 ) -> HeldWeights | None:
     """Bring ``held`` to the newest version of the weight server; None when ``have_version`` is the newest.
 
-    Against what ``held`` holds already (None: nothing) deltas are fetched, where the server has them. ``fetched`` is called
-    with the manifest of each snapshot or delta that came. ``stall_s``: silence after which a request is sent again.
+    Against what ``held`` holds already (None: nothing) deltas are fetched, where the server has them; from other rollouts
+    where it names some and ``sources`` is given. ``fetched`` is called with the manifest of each snapshot or delta that
+    came. ``stall_s``: silence after which a request is sent again.
     Returns ``held``, verified. Raises: FetchError when the server says nothing for too long, drops the version, or sends
     wrong bytes.
     """
     held = HeldWeights() if held is None else held
-    while True:
-        manifest = await _newest_manifest(client, held.policy_version, stall_s)
-        if manifest is None or manifest.policy_version <= have_version:
-            return None
-        if held.manifest is not None and manifest.policy_version == held.policy_version:
-            return _same(held, manifest)
-        if manifest.kind == "snapshot":
-            _check_layout(manifest)
-            # It is of no use any more, and there is not always room for both.
-            held.forget()
-        else:
-            _check_delta(manifest, held)
-        data = await _fetch_chunks(client, manifest, stall_s)
-        try:
-            # Hashing takes a second for each gigabyte and core: not in the event loop.
-            await asyncio.to_thread(held.replace if manifest.kind == "snapshot" else held.apply, manifest, data)
-        except DamagedWeightsError as error:
-            raise DamagedError(f"version {manifest.policy_version}: {error}") from error
-        fetched(manifest)
-        if manifest.newest_version <= manifest.policy_version:
-            return held
+    try:
+        while True:
+            request = ManifestRequest(have_version=0) if sources is None else sources.next_request()
+            manifest = await _newest_manifest(client, structs.replace(request, have_version=held.policy_version), stall_s)
+            if manifest is None or manifest.policy_version <= have_version:
+                return None
+            if held.manifest is not None and manifest.policy_version == held.policy_version:
+                return _same(held, manifest)
+            await _fetch(client, manifest, held, stall_s, sources)
+            fetched(manifest)
+            if manifest.newest_version <= manifest.policy_version:
+                return held
+    finally:
+        held.coming = 0
+
+
+async def _fetch(
+    client: PeerClient, manifest: Manifest, held: HeldWeights, stall_s: float, sources: "Sources | None"
+) -> None:
+    """Bring ``held`` to ``manifest``'s version. Raises: FetchError."""
+    if manifest.kind == "snapshot":
+        _check_layout(manifest)
+        # It is of no use any more, and there is not always room for both.
+        held.forget()
+    else:
+        _check_delta(manifest, held)
+    held.coming = manifest.policy_version
+    elsewhere = None if sources is None or not manifest.sources else await sources.fetch(manifest)
+    data = await fetch_chunks(client, manifest, stall_s) if elsewhere is None else elsewhere
+    try:
+        await held.take(manifest, data)
+    except DamagedWeightsError as error:
+        if sources is not None and elsewhere is not None:
+            sources.were_wrong()
+        raise DamagedError(f"version {manifest.policy_version}: {error}") from error
 
 
 def write_for_engine(weights: HeldWeights, directory: Path) -> int:
@@ -84,14 +122,14 @@ def write_for_engine(weights: HeldWeights, directory: Path) -> int:
     return sum(info.num_bytes for info, _ in tensors)
 
 
-async def _newest_manifest(client: PeerClient, have_version: int, stall_s: float) -> Manifest | None:
+async def _newest_manifest(client: PeerClient, request: ManifestRequest, stall_s: float) -> Manifest | None:
     """The server's newest manifest; None when it holds nothing. Late answers to older requests are passed over."""
-    await client.send(ManifestRequest(have_version=have_version))
+    await client.send(request)
     try:
         async with asyncio.timeout(stall_s):
             while True:
                 message = (await client.inbox.get()).message
-                if isinstance(message, Manifest) and message.base_version in (0, have_version):
+                if isinstance(message, Manifest) and message.base_version in (0, request.have_version):
                     return message
                 if isinstance(message, WeightGone) and message.policy_version == 0:
                     return None
@@ -149,7 +187,11 @@ def _check_layout(manifest: Manifest) -> None:
         raise FetchError(f"manifest of version {manifest.policy_version}: its digest does not match its tensors")
 
 
-async def _fetch_chunks(client: PeerClient, manifest: Manifest, stall_s: float) -> bytearray:
+async def fetch_chunks(client: PeerClient, manifest: Manifest, stall_s: float, max_stalls: int = MAX_STALLS) -> bytearray:
+    """All bytes of ``manifest``, unchecked. ``max_stalls``: silences in a row after which it is given up.
+
+    Raises: FetchError; GoneError, which is one.
+    """
     # Grows with what arrives: a manifest alone must not take the memory that it names.
     data = bytearray()
     num_chunks = -(-manifest.num_bytes // manifest.chunk_bytes)
@@ -172,7 +214,7 @@ async def _fetch_chunks(client: PeerClient, manifest: Manifest, stall_s: float) 
                 await _receive_chunks(client, manifest, data, missing, stall_s)
             except TimeoutError as error:
                 stalls = 0 if len(missing) < wanted else stalls + 1
-                if stalls == MAX_STALLS:
+                if stalls == max_stalls:
                     raise FetchError(
                         f"version {manifest.policy_version}: chunk {min(missing)} did not come in {stalls} requests"
                     ) from error
@@ -189,7 +231,7 @@ async def _receive_chunks(
             delivered = await client.inbox.get()
         message = delivered.message
         if isinstance(message, WeightGone) and message.policy_version == manifest.policy_version:
-            raise FetchError(f"version {manifest.policy_version} is gone, newest is {message.newest_version}")
+            raise GoneError(manifest.policy_version, message.newest_version)
         if not isinstance(message, WeightChunk) or not _belongs(message, manifest):
             continue  # an answer to an older request
         if message.chunk not in missing:

@@ -9,7 +9,7 @@ import os
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -113,6 +113,8 @@ class Security:
     own: OwnKey | None = None
     directory: Path | None = None
     allow_plaintext: bool = False
+    server: bytes = b""
+    """The binding end's public key, where it is not that of its role; see ``with_server``."""
 
     @classmethod
     def load(cls, section: SecuritySection, role: KeyRole, name: str = "") -> "Security":
@@ -134,8 +136,24 @@ class Security:
             return ""
         return f"endpoint {endpoint!r}: {EXPOSED}"
 
+    def with_server(self, role: KeyRole, key: str) -> "Security":
+        """For connecting to one of several binding ends of a role, which was said to have ``key`` (Z85; empty without keys).
+
+        Raises: KeyFileError when that is not the key of such a process here, or one of the two has no keys.
+        """
+        if self.own is None and not key:
+            return self
+        if self.own is None or self.directory is None:
+            raise KeyFileError(f"a {role} was named with a key and this process has none: set security.keys")
+        name = read_public_keys(self.directory).get(key.encode(), "")
+        if not name or key_role(name) != role:
+            raise KeyFileError(f"the key {key!r} is not that of a {role}: put its public file into {self.directory}")
+        return replace(self, server=key.encode())
+
     def server_key(self, role: str) -> bytes:
         """The public key of the binding end. Raises: KeyFileError."""
+        if self.server:
+            return self.server
         assert self.directory is not None
         return _read_key(self.directory / f"{role}.public")
 

@@ -15,6 +15,7 @@ from services.runtime.objective import objective_of
 Port = Annotated[int, Field(ge=0, le=65535)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
+EVERY_ADDRESS: Final = ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:")
 _LOOPBACK: Final = re.compile(r"127(\.\d{1,3}){3}|localhost|\[::1\]", re.IGNORECASE)
 
 
@@ -203,6 +204,10 @@ class Rollout(Section):
     so that each token's log-prob is that of one policy. in_place: faster, later tokens see the old cache."""
     weights_directory: Path = Path("/dev/shm")
     """Fetched weights are written below this directory (a memory file system) for SGLang to load."""
+    peer_weights_endpoint: str = ""
+    """Fetch weights from other rollouts, too, and serve them here, so that the learner sends each version to a few rollouts
+    however many there are. An address of this host that the others reach, such as "tcp://10.0.3.7:7004"; port * is any free
+    one. Empty: the learner serves everybody. With security.keys every rollout needs the others' public keys."""
     start_timeout_s: PositiveSeconds = 600.0
     """SGLang must be healthy within this time."""
     engine_timeout_s: PositiveSeconds = 300.0
@@ -320,12 +325,16 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _weights_can_be_reached(self) -> "Settings":
         endpoint = self.learner.weights_endpoint
-        if not self.learner.advertised_weights_endpoint and endpoint.startswith(
-            ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:")
-        ):
+        if not self.learner.advertised_weights_endpoint and endpoint.startswith(EVERY_ADDRESS):
             raise ValueError(
                 f"learner.weights_endpoint is {endpoint!r}, which binds every address but tells rollouts none; set "
                 "learner.advertised_weights_endpoint to what they connect to, such as tcp://learner:7003"
+            )
+        own = self.rollout.peer_weights_endpoint
+        if own.startswith(EVERY_ADDRESS):
+            raise ValueError(
+                f"rollout.peer_weights_endpoint is {own!r}, which binds every address but tells other rollouts none; set it "
+                "to this host's own, such as tcp://10.0.3.7:7004"
             )
         return self
 
@@ -338,6 +347,7 @@ class Settings(BaseModel):
             "broker.batch_endpoint": self.broker.batch_endpoint,
             "learner.weights_endpoint": self.learner.weights_endpoint,
             "learner.advertised_weights_endpoint": self.learner.advertised_weights_endpoint,
+            "rollout.peer_weights_endpoint": self.rollout.peer_weights_endpoint,
         }
         exposed = [f"{key} is {endpoint!r}" for key, endpoint in endpoints.items() if not is_private(endpoint)]
         if exposed:
