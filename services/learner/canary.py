@@ -52,7 +52,7 @@ def require_canary(directory: Path, logprobs: Sequence[float], dtype: str) -> No
     path = directory / _FILE
     try:
         saved = msgspec.json.decode(path.read_bytes(), type=_Canary).logprobs
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; resume from another checkpoint") from error
     if len(saved) != len(logprobs):
         raise CheckpointError(f"{path} has {len(saved)} log-probs, not {len(logprobs)}; resume from another checkpoint")

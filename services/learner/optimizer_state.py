@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import torch
 import torch.distributed
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
@@ -24,20 +23,13 @@ from torch import Tensor, nn
 
 from gspo.expert_layout import pieces
 from gspo.serving import is_partitioned
-from protocol.messages import Count
-from services.learner.checkpoint import CheckpointError
 from services.learner.expert_parallel import WHOLE, ExpertShare
-from services.learner.state_files import TensorDirectory, write_tensors
+from services.learner.state_files import TensorDirectory, read_steps, write_steps, write_tensors
 
 OPTIMIZER: Final = "AdamW"
 _WEIGHT: Final = "weight"
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 _KINDS: Final = (_WEIGHT, *_MOMENTS)
-_STATE: Final = "state.json"
-
-
-class _Steps(msgspec.Struct):
-    optimizer_steps: Count
 
 
 @dataclass(frozen=True)
@@ -97,7 +89,7 @@ class OptimizerState:
 
         Raises CheckpointError for files that do not hold it.
         """
-        steps = _read_steps(directory / _STATE)
+        steps = read_steps(directory)
         files = TensorDirectory(directory)
         self._make_state()
         for name, parameter in self._parameters():
@@ -190,7 +182,7 @@ class OptimizerState:
 
     def _write_rest(self, directory: Path) -> OSError | None:
         try:
-            (directory / _STATE).write_bytes(msgspec.json.encode(_Steps(self.num_steps)))
+            write_steps(directory, self.num_steps)
             buffers = {f"{name}/{_WEIGHT}": value.float() for name, value in self._buffers().items()}
             if buffers:
                 write_tensors(directory, "buffers", buffers)
@@ -242,10 +234,3 @@ def _read(files: TensorDirectory, name: str, parameter: nn.Parameter, share: Exp
         for piece in pieces(name, shape)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-def _read_steps(path: Path) -> int:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Steps).optimizer_steps
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; resume from another checkpoint") from error

@@ -1,4 +1,4 @@
-"""Tensors of a learner's state in safetensors files: no pickle, and any slice of rows can be read without the rest.
+"""A learner's state in files: tensors in safetensors, of which any slice of rows can be read without the rest, and a number.
 
 A tensor lies in one file, or in several that hold consecutive rows of it (the experts of one rank each).
 """
@@ -10,15 +10,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from protocol.messages import Count
 from services.learner.checkpoint import CheckpointError
 
 _SUFFIX: Final = ".safetensors"
 _FIRST_ROW: Final = "first_row"
+_STEPS: Final = "state.json"
+
+
+class _Steps(msgspec.Struct):
+    optimizer_steps: Count
+
+
+def write_steps(directory: Path, num_steps: int) -> None:
+    """Optimizer steps made so far. Raises OSError."""
+    (directory / _STEPS).write_bytes(msgspec.json.encode(_Steps(num_steps)))
+
+
+def read_steps(directory: Path) -> int:
+    """What `write_steps` wrote. Raises CheckpointError."""
+    path = directory / _STEPS
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Steps).optimizer_steps
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; resume from another checkpoint") from error
 
 
 def write_tensors(directory: Path, stem: str, tensors: Mapping[str, Tensor], *, first_row: int = 0) -> None:
@@ -48,8 +69,8 @@ class TensorDirectory:
             with _reading(path) as file:
                 first_row = _first_row(path, file.metadata())
                 for key in file.keys():  # noqa: SIM118 - not a mapping
-                    part = _Part(path, first_row, file.get_slice(key).get_shape()[0])
-                    self._parts.setdefault(key, []).append(part)
+                    num_rows, *_ = [*file.get_slice(key).get_shape(), 0]
+                    self._parts.setdefault(key, []).append(_Part(path, first_row, num_rows))
         for parts in self._parts.values():
             parts.sort(key=lambda part: part.first_row)
 

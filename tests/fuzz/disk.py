@@ -1,10 +1,7 @@
 """Targets: what lies in a run's and a model's directory, after a disk or a person has changed it."""
 
-import io
 import json
 import sqlite3
-import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import cache
@@ -18,7 +15,7 @@ from services.cli.observe import read_ledger
 from services.rollout.tokens import ChatTokenizer, TokenizerError
 from tests.fuzz.configuration import scratch
 from tests.fuzz.mutate import FRAME_MARK, mutate_bytes, mutate_json
-from tests.fuzz.target import Target, Violation, require
+from tests.fuzz.target import Target, require
 from tests.support.small_run import write_small_run
 
 PLAIN_TYPES: Final = (
@@ -243,7 +240,7 @@ def checkpoint_seeds() -> list[bytes]:
     from services.learner.checkpoint import _random_state
 
     state = {"policy_version": 3, "batch_position": 2, "mismatch": {"sum": 0.5}, "adaptive_clip": {}}
-    metadata = {"format": 1, "state": state, "layout": {"num_ranks": 1}, "weights_digest": "ab", "files": {}}
+    metadata = {"format": 2, "state": state, "layout": {"num_ranks": 1}, "weights_digest": "ab", "files": {}}
     random_state = json.dumps(_random_state()).encode()
     parts = (json.dumps(metadata).encode(), NAME.encode() + b"\n", b"17\n", random_state)
     with_files = json.dumps({**metadata, "files": {"checkpoint.json": 3, "../latest": 1}}).encode()
@@ -258,76 +255,41 @@ def mutate_checkpoint(data: bytes, rng: Random) -> bytes:
     return FRAME_MARK.join(parts)
 
 
-HARMFUL: Final = frozenset(
-    {"os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.remove", "os.mkdir", "os.rename"}
-    | {"os.rmdir", "shutil.rmtree", "socket.connect", "ctypes.dlopen", "exec", "compile"}
-)
-"""Names of audit events."""
+def learner_state(data: bytes) -> None:
+    """The tensors, the steps and the test sequence's log-probs of a checkpoint."""
+    from services.learner.canary import require_canary
+    from services.learner.checkpoint import CheckpointError
+    from services.learner.state_files import TensorDirectory, read_steps
 
-
-class _Watch:
-    """Names of harmful things that are done while it looks."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self.looks = False
-        sys.addaudithook(self._hook)
-
-    def _hook(self, name: str, arguments: tuple[Any, ...]) -> None:
-        if self.looks and (name in HARMFUL or (name == "open" and set(str(arguments[1])) & set("wax+"))):
-            self.seen.append(name)
-
-
-@cache
-def _watch() -> _Watch:
-    return _Watch()
-
-
-def archive(data: bytes) -> None:
-    """A torch.save archive of a checkpoint: read or refused, and nothing in it is carried out."""
-    import torch
-
-    from services.learner.weights_only import weights_only_loads
-
-    watch = _watch()
-    watch.seen.clear()
-    with weights_only_loads(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        watch.looks = True
-        try:
-            torch.load(io.BytesIO(data), weights_only=False)
-        except Violation:
-            raise
-        # DeepSpeed's reader: whatever it says of a broken archive ends the learner, which is then told to go back.
-        except Exception as error:  # noqa: BLE001
-            watch.looks = False
-            str(error)
-        finally:
-            watch.looks = False
-    require(not watch.seen, f"while an archive was read: {watch.seen}")
+    directory = scratch() / "learner-state"
+    directory.mkdir(exist_ok=True)
+    tensors, steps, canary = (*data.split(FRAME_MARK), b"", b"")[:3]
+    (directory / "slab.0-of-1.safetensors").write_bytes(tensors)
+    (directory / "state.json").write_bytes(steps)
+    (directory / "canary.json").write_bytes(canary)
+    try:
+        found = TensorDirectory(directory).read("slab/weight", 1, 2, (2, 3))
+        require(tuple(found.shape) == (2, 3), f"a tensor of shape {list(found.shape)}")
+    except CheckpointError as error:
+        repr(error)
+    try:
+        require(read_steps(directory) >= 0, "fewer optimizer steps than none")
+        require_canary(directory, [-1.0, -2.0], "float32")
+    except CheckpointError as error:
+        repr(error)
 
 
 @cache
-def archive_seeds() -> list[bytes]:
+def learner_state_seeds() -> list[bytes]:
     import torch
+    from safetensors.torch import save
 
-    seeds = []
-    harmful = torch.nn.Linear(1, 1)  # a class that is not allowed
-    for content in ({"a": torch.arange(3.0), "b": [1, "x", None], "c": (2.5, True)}, {"m": harmful}, _Calls()):
-        for zipped in (True, False):
-            out = io.BytesIO()
-            torch.save(content, out, _use_new_zipfile_serialization=zipped)
-            seeds.append(out.getvalue())
-    return seeds
-
-
-class _Calls:
-    """Ends in a call when it is read."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        import os
-
-        return os.mkdir, (str(scratch() / "made-by-an-archive"),)
+    steps, canary = b'{"optimizer_steps":7}', b'{"logprobs":[-1.0,-2.0]}'
+    tensors = [
+        save({"slab/weight": content}, metadata={"first_row": first_row})
+        for content, first_row in ((torch.ones(4, 3), "0"), (torch.ones(2, 3), "1"), (torch.tensor(1.0), "0"))
+    ]
+    return [FRAME_MARK.join((each, steps, canary)) for each in tensors]
 
 
 def tokenizer(data: bytes) -> None:
@@ -385,6 +347,6 @@ TARGETS = (
     Target(
         name="checkpoint", run=checkpoint, seeds=checkpoint_seeds, mutate=mutate_checkpoint, cases=100_000, max_bytes=16_384
     ),
-    Target(name="archive", run=archive, seeds=archive_seeds, mutate=mutate_bytes, cases=150_000),
+    Target(name="learner_state", run=learner_state, seeds=learner_state_seeds, mutate=mutate_bytes, cases=150_000),
     Target(name="tokenizer", run=tokenizer, seeds=tokenizer_seeds, mutate=mutate_checkpoint, cases=150_000),
 )

@@ -163,3 +163,48 @@ def test_the_version_reserved_last_is_remembered_beside_the_checkpoints(tmp_path
     (root / "last-version").write_text("twelve")
     with pytest.raises(CheckpointError, match="'twelve', not a version"):
         reserved_version(root)
+
+
+class OneOfTwo(BigramEngine):
+    """Rank 1; the other one says what it says in every sum."""
+
+    rank = 1
+    world_size = 2
+    others = 0.0
+
+    def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + self.others
+
+
+def test_a_rank_gives_a_checkpoint_up_when_another_one_cannot_write_its_part(tmp_path: Path) -> None:
+    previous = save_checkpoint(BigramEngine(seed=1), tmp_path, state(1))
+
+    class WithAFailingPeer(OneOfTwo):
+        def save_state(self, directory: Path) -> None:
+            directory.parent.mkdir()  # The first rank would have made it.
+            super().save_state(directory)
+            self.others = 1.0
+
+        def weights_digest(self) -> str:
+            raise AssertionError("a collective that the other rank will not come to")
+
+    with pytest.raises(CheckpointError, match="another rank could not write its part"):
+        save_checkpoint(WithAFailingPeer(seed=2), tmp_path, state(2))
+    assert find_latest(tmp_path) == previous
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", previous.name]
+
+
+def test_more_ranks_than_there_were_take_the_random_states_in_turn(tmp_path: Path) -> None:
+    path = save_checkpoint(BigramEngine(seed=1), tmp_path, state(1))
+    expected = random.random()
+    assert [file.name for file in path.glob("random-*")] == ["random-00000.json"]
+    assert load_checkpoint(OneOfTwo(), path) == state(1)
+    assert random.random() == expected
+
+
+def test_a_checkpoint_of_another_format_says_which_is_read(tmp_path: Path) -> None:
+    path = save_checkpoint(BigramEngine(), tmp_path, state(1))
+    metadata = json.loads((path / "checkpoint.json").read_text())
+    (path / "checkpoint.json").write_text(json.dumps(metadata | {"format": 1}))
+    with pytest.raises(CheckpointError, match="has format 1; this learner reads 2"):
+        load_checkpoint(BigramEngine(), path)

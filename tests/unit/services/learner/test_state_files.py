@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from services.learner.checkpoint import CheckpointError
-from services.learner.state_files import TensorDirectory, write_tensors
+from services.learner.state_files import TensorDirectory, read_steps, write_steps, write_tensors
 
 WHOLE = torch.arange(24.0).reshape(6, 4)
 
@@ -59,3 +59,18 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: bytes) -> None:
 def test_a_file_that_cannot_be_written_is_an_operating_systems_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"gone/slab\.safetensors: .*No such file"):
         write_tensors(tmp_path / "gone", "slab", {"slab/weight": WHOLE})
+
+
+def test_the_number_of_steps_comes_back_and_anything_else_is_damage(tmp_path: Path) -> None:
+    write_steps(tmp_path, 41)
+    assert read_steps(tmp_path) == 41
+    for content in ("", '{"optimizer_steps":-1}', '{"optimizer_steps":1.5}', "[" * 100_000):
+        (tmp_path / "state.json").write_text(content)
+        with pytest.raises(CheckpointError, match=r"state\.json is damaged"):
+            read_steps(tmp_path)
+
+
+def test_a_number_without_rows_is_no_tensor_of_ours(tmp_path: Path) -> None:
+    write_tensors(tmp_path, "scalar", {"slab/weight": torch.tensor(1.0)})
+    with pytest.raises(CheckpointError, match="has no rows 0 to 1 of slab/weight"):
+        TensorDirectory(tmp_path).read("slab/weight", 0, 1, (1, 4))
