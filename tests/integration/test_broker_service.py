@@ -221,6 +221,31 @@ async def test_a_second_learner_waits_for_the_first_also_behind_a_new_broker_and
     assert broker.count("session_replaced") == 1
 
 
+async def test_a_second_rollout_of_one_name_gets_the_work_and_the_first_one_ends_with_the_reason(
+    tmp_path: Path, context: zmq.asyncio.Context
+) -> None:
+    """Neither hears what is meant for the other: each waits for its own acknowledgements."""
+    async with broker_process(tmp_path, broker={"lease_s": 60.0}) as broker, asyncio.timeout(RUN_TIMEOUT_S):
+        first = ScriptedRollout(context, broker.work_endpoint, "r", "first", action_tokens=400, chunk_delay_s=0.02)
+        learner = ScriptedLearner(context, broker.batch_endpoint, "s")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(learner.run())
+            fenced = tasks.create_task(ending(first.run()))
+            await eventually(lambda: first.num_acknowledged >= 12)
+            second = ScriptedRollout(context, broker.work_endpoint, "r", "second")
+            tasks.create_task(second.run())
+            error = await fenced
+            assert isinstance(error, ReplacedError)
+            assert "session first of r was replaced by a newer one: two processes use this name" in str(error)
+        assert learner.end is not None
+        resumed = [lease for lease in second.seen_leases if lease.num_tokens > PROMPT_TOKENS]
+        assert {lease.trajectory_id for lease in resumed} == {lease.trajectory_id for lease in first.seen_leases}
+        assert await broker.terminate() == 0
+    assert broker.count("session_replaced") == 1
+    assert broker.count("lease_expired") == 0
+    assert broker.count("lease_of_former_session_ended") == len(first.seen_leases) == 4
+
+
 async def ending(conversation: Awaitable[None]) -> BaseException:
     """What ends a conversation."""
     try:

@@ -7,9 +7,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from protocol.channels import BATCH, WORK
+from protocol.channels import BATCH, WORK, ChannelSpec
 from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import Ack, Chunk, Finish, Goodbye, Heartbeat, Hello, LeaseRequest, NoLease, Pulse, Refused, Welcome
+from protocol.messages import (
+    Ack,
+    Chunk,
+    Finish,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    LeaseRequest,
+    NoLease,
+    Pulse,
+    Refused,
+    Role,
+    Welcome,
+)
 from services.broker.actions import Who
 from services.broker.peers import Peers, SessionRefused
 from services.runtime.lifecycle import OccupiedError, ReplacedError, ServiceError, flatten
@@ -130,7 +143,7 @@ async def test_a_full_window_blocks_the_sender_until_an_acknowledgement() -> Non
 
 
 async def test_what_is_said_to_a_former_life_of_the_process_is_passed_over() -> None:
-    """A broker that was busy answers a killed process, and its answers reach the next one, whose connection it is now."""
+    """Its acknowledgements are not this one's."""
     async with connected(WORK) as (end, client):
         await client.send(finish(1))
         await end.expect(Finish)
@@ -290,11 +303,12 @@ async def test_a_process_that_waited_is_welcomed_when_there_is_room() -> None:
             assert (await end.receive()).message == finish(1)
 
 
-async def test_two_learners_have_two_connections() -> None:
+@pytest.mark.parametrize(("spec", "role"), [(BATCH, "learner"), (WORK, "rollout"), (BATCH, "operator")])
+async def test_two_processes_of_one_name_have_two_connections(spec: ChannelSpec, role: Role) -> None:
     async with zmq_context() as context:
-        end = ScriptedEnd(context, BATCH)
-        first = a_client(context, BATCH, end.endpoint, role="learner", name="learner", session="a")
-        second = a_client(context, BATCH, end.endpoint, role="learner", name="learner", session="b")
+        end = ScriptedEnd(context, spec)
+        first = a_client(context, spec, end.endpoint, role=role, name="same", session="a")
+        second = a_client(context, spec, end.endpoint, role=role, name="same", session="b")
         async with in_background(first.run()):
             await end.welcome()
             await first.connected_welcome()
