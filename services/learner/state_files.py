@@ -69,8 +69,9 @@ class TensorDirectory:
             with _reading(path) as file:
                 first_row = _first_row(path, file.metadata())
                 for key in file.keys():  # noqa: SIM118 - not a mapping
-                    num_rows, *_ = [*file.get_slice(key).get_shape(), 0]
-                    self._parts.setdefault(key, []).append(_Part(path, first_row, num_rows))
+                    shape = file.get_slice(key).get_shape()
+                    part = _Part(path, first_row, shape[0] if shape else 0)
+                    self._parts.setdefault(key, []).append(part)
         for parts in self._parts.values():
             parts.sort(key=lambda part: part.first_row)
 
