@@ -99,6 +99,7 @@ class Conversation:
         )
         self.waiting_for = "the broker"
         self._policy_version = 0
+        self._handshakes_seen = 0
 
     @property
     def refused(self) -> str:
@@ -185,8 +186,10 @@ class Conversation:
             self._arrived(arrived)
         elif isinstance(message, BatchPending):
             self.waiting_for = f"{message.groups_ready} of {message.groups_needed} groups; {message.waiting_for}"
-        elif isinstance(message, Welcome) and self._resume is not None:
-            await self._client.send(self._resume)
+        elif isinstance(message, Welcome):
+            if self._resume is not None:
+                await self._client.send(self._resume)
+            self._handshakes_seen += 1
             await self._ask_again()
 
     async def _repeat(self) -> None:
@@ -206,5 +209,6 @@ class Conversation:
         if self._client.refused:
             self._health.not_ready(self._client.refused)
         wanted: Message | None = self._wanted
-        if wanted is not None:
+        # Behind a new handshake the broker first hears where the checkpoint stands.
+        if wanted is not None and self._handshakes_seen == self._client.num_handshakes:
             await self._client.send(wanted)

@@ -92,6 +92,8 @@ class PeerClient:
         self._warnings = OccasionalLog(log, clock)
         self.inbox: asyncio.Queue[Delivered] = asyncio.Queue(maxsize=spec.high_water_mark)
         self.welcome: Welcome | None = None
+        self.num_handshakes = 0
+        """Each has put its Welcome into the inbox."""
         self.refused = ""
         """Why the other end does not admit us, with the way out; empty while it does, or has not said so."""
 
@@ -217,6 +219,7 @@ class PeerClient:
         self.refused, self._turned_away_at, self._turned_away_s = "", None, 0.0
         self._welcomed.set()
         if first:
+            self.num_handshakes += 1
             await self._send_again(self._outbox.reconnected(self._clock.now()))
             # One handshake: the other Hellos that were said while nobody answered would have the service ask for all again.
             await self.inbox.put(Delivered(message=welcome, arrays={}))
