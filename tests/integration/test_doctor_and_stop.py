@@ -31,7 +31,7 @@ async def test_the_doctor_tells_who_is_missing_and_then_that_the_broker_is_gone(
         status, said = await command("doctor", str(broker.config), "--set", "run.seed=7")
         assert status == 1
         assert "the broker turns this command away" in said
-        assert "runs other settings" in said
+        assert "this broker's run has other settings" in said
     status, said = await command("doctor", str(broker.run_directory))
     assert status == 1
     assert "the broker is not running. 0 of 4 batches are trained" in said
