@@ -15,9 +15,9 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cpu": ("overlays/cpu", ()),
     "cpu-monitored": ("overlays/cpu", ("monitoring", "autoscaling-hpa")),
     "single-gpu-node": ("overlays/single-gpu-node", ()),
-    "single-gpu-node-scaled": ("overlays/single-gpu-node", ("monitoring", "autoscaling-keda", "spot")),
+    "single-gpu-node-scaled": ("overlays/single-gpu-node", ("peer-weights", "monitoring", "autoscaling-keda", "spot")),
     "qwen3-30b-a3b": ("overlays/qwen3-30b-a3b", ()),
-    "qwen3-30b-a3b-full": ("overlays/qwen3-30b-a3b", ("rdma", "spot", "monitoring", "autoscaling-hpa")),
+    "qwen3-30b-a3b-full": ("overlays/qwen3-30b-a3b", ("rdma", "spot", "peer-weights", "monitoring", "autoscaling-hpa")),
     "qwen3-30b-a3b-lws": ("overlays/qwen3-30b-a3b", ("learner-lws", "rdma-lws", "monitoring", "autoscaling-keda")),
 }
 """Overlay, and components beside its own; learner-lws takes the place of learner-nodes."""

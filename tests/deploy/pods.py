@@ -125,6 +125,11 @@ def network(cluster: Cluster) -> Iterator[str]:
         yield "no NetworkPolicy denies by default"
     collective = {pods.role for pods in cluster.pods if "rendezvous" in pods.ports or pods.role == "learner-worker"}
     expected = EDGES | {(a, b, "*") for a in collective for b in collective if len(collective) > 1}
+    for pods in cluster.pods:
+        for endpoint in _peer_endpoints(pods):
+            expected |= {(pods.role, pods.role, "peer-weights")}
+            if not endpoint.endswith(f":{pods.ports.get('peer-weights')}"):
+                yield f"{pods.name}: weights for other rollouts at {endpoint}, of ports {sorted(pods.ports)}"
     edges = {(a.role, b.role, port) for a in cluster.pods for b in cluster.pods for port in _open(policies, a, b)}
     for edge in sorted(expected - edges):
         yield f"{' -> '.join(edge)} is needed and not allowed"
@@ -139,6 +144,11 @@ def network(cluster: Cluster) -> Iterator[str]:
             and not any(_lets_scrapes_in(p, pods) for p in policies)
         ):
             yield f"{pods.name} cannot be scraped"
+
+
+def _peer_endpoints(pods: Pods) -> list[str]:
+    variables = [variable for container in pods.containers for variable in container.get("env", [])]
+    return [each["value"] for each in variables if each["name"] == "GSPO_ROLLOUT__PEER_WEIGHTS_ENDPOINT"]
 
 
 def _silent(policy: Object) -> bool:

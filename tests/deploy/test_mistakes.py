@@ -287,6 +287,20 @@ MISTAKES = {
             policy_rule(c, "rollout", "egress", 0)["ports"].append({"port": "batch"}),
         ],
     ),
+    "rollouts that cannot reach each other's weights": Mistake(
+        "single-gpu-node-scaled",
+        "network",
+        "rollout -> rollout -> peer-weights is needed",
+        lambda c: c.objects.remove(c.one("NetworkPolicy", "rollout-peers")),
+    ),
+    "weights for other rollouts on another port": Mistake(
+        "single-gpu-node-scaled",
+        "network",
+        "weights for other rollouts at tcp://$(POD_IP):7004, of ports",
+        lambda c: next(port for port in container(c, "rollout")["ports"] if port["name"] == "peer-weights").update(
+            containerPort=7005
+        ),
+    ),
     "collectives that cannot leave the pod": Mistake(
         "qwen3-30b-a3b",
         "network",
