@@ -38,6 +38,7 @@ from services.learner.durable import (
     remove_leftovers,
     replace_file,
 )
+from services.learner.lost_rank import means_lost_rank
 from services.runtime.lifecycle import ServiceError
 
 _FORMAT = 2
@@ -131,6 +132,8 @@ def save_checkpoint(engine: CheckpointEngine, root: Path, state: CheckpointState
     except (OSError, RuntimeError) as error:
         # What there is of it takes the room that the next attempt needs.
         shutil.rmtree(partial_path(destination), ignore_errors=True)
+        if means_lost_rank(error):
+            raise
         raise CheckpointError(_unwritten(destination, error)) from error
     return destination
 
@@ -147,6 +150,8 @@ def _write(engine: CheckpointEngine, root: Path, destination: Path, state: Check
         random_file = partial / _random_name(engine.rank)
         random_file.write_text(json.dumps(_random_state()), encoding="utf-8")
     except (OSError, RuntimeError) as error:
+        if means_lost_rank(error):
+            raise
         failure = error
     # All ranks give up together: the others would wait for the one that cannot write.
     if bool(engine.sum_over_ranks(torch.tensor([float(failure is not None)])).item()):

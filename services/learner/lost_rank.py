@@ -15,14 +15,18 @@ class LostRankError(ServiceError):
     """Another rank is gone. This one cannot go on; all start again from the last checkpoint."""
 
 
+def means_lost_rank(error: BaseException) -> bool:
+    """Whether a collective has failed for want of a rank. Of gloo's own errors torch makes plain RuntimeErrors."""
+    return isinstance(error, torch.distributed.DistError) or (type(error) is RuntimeError and "gloo" in str(error))
+
+
 @contextmanager
 def lost_ranks_named() -> Iterator[None]:
     """Within the block a failed collective raises LostRankError."""
     try:
         yield
     except RuntimeError as error:
-        # Of gloo's own errors torch makes plain RuntimeErrors.
-        if not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
+        if not means_lost_rank(error):
             raise
         reason = str(error).strip().splitlines()[0]
         raise LostRankError(
