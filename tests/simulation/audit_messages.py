@@ -22,13 +22,16 @@ from protocol.messages import (
     Trained,
     Welcome,
 )
-from tests.simulation.books import Books, Violation, content_of
+from services.runtime.peer import REPLACED
+from tests.simulation.audit_learners import LearnerAudit
+from tests.simulation.books import Violation, content_of
 
 
-class MessageAudit(Books):
+class MessageAudit(LearnerAudit):
     """Hears what the broker hears and says."""
 
     def broker_received(self, peer: bytes, message: AnyMessage, seq: int | None) -> None:
+        self._hear(peer, message)
         if isinstance(message, Hello):
             self.sessions[peer] = message.session
         elif seq is not None and peer in self.sessions:
@@ -65,9 +68,11 @@ class MessageAudit(Books):
                     lambda: f"the run ends ({reason}) with {trained} of {self.rules.num_batches} batches trained",
                 )
             case Refused(fatal=True, reason=reason):
-                self.report(Violation("no peer is refused for good", f"{peer.decode()}: {reason}"))
+                if REPLACED not in reason or self.sessions.get(peer) not in self.superseded:
+                    self.report(Violation("no peer is refused for good", f"{peer.decode()}: {reason}"))
             case _:
                 pass
+        self._answer(peer, message)
 
     def _acknowledged(self, session: str, next_seq: int) -> None:
         """Whatever is acknowledged has had its effect on disk."""

@@ -86,6 +86,12 @@ class Books:
         self.contents: dict[int, tuple[int, bytes]] = {}
         """By batch: the version it was assembled for, and all that it holds."""
         self.num_learner_lives = 0
+        """Learners that were welcomed."""
+        self.holder: str | None = None
+        """The learner's session that was welcomed last; None also when it has said Goodbye."""
+        self.superseded: set[str] = set()
+        """Sessions that may be told that they were replaced."""
+        self.now: Callable[[], float] = lambda: 0.0
         self.passes: Callable[[Point], None] = lambda _: None
         """Called at the moments at which the weather may want to strike."""
         self.order = TaskOrder(rules.seed, None)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from tests.simulation.weather import Event, Plan, plan_of
+from tests.simulation.weather import STANDBY, Event, Plan, plan_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,8 +224,8 @@ BUGS = (
     Bug(
         name="loaded weights are not verified",
         module="services.rollout.sync",
-        old="            await self._verify(weights)\n            self.policy_version",
-        new="            self.policy_version",
+        old="            await self._verify(expected)\n",
+        new="",
         invariants=("G4", "G5"),
         seed=6,
     ),
@@ -233,7 +233,7 @@ BUGS = (
         name="a failed update counts as served",
         module="services.rollout.sync",
         old="self.policy_version, self.quarantined = 0, error",
-        new='self.policy_version, self.quarantined = weights.policy_version, ""',
+        new='self.policy_version, self.quarantined = version, ""',
         invariants=("G4", "G5", "liveness"),
         seed=4,
     ),
@@ -275,6 +275,30 @@ BUGS = (
         new="            await asyncio.sleep(self._request_interval_s)",
         invariants=("liveness",),
         seed=5,
+    ),
+    Bug(
+        name="a second learner is welcomed while the first lives",
+        module="services.broker.peers",
+        old="            self._require_silence(self.learner, who, now)\n",
+        new="",
+        invariants=("one learner",),
+        weather=(Event(at=3.0, kind="second_learner", target=(STANDBY,)),),
+    ),
+    Bug(
+        name="a learner's word does not count as a sign of life",
+        module="services.broker.peers",
+        old="            self._learner_heard_s = self._listened_s",
+        new="            pass",
+        invariants=("one learner",),
+        weather=(Event(at=6.0, kind="second_learner", target=(STANDBY,)),),
+    ),
+    Bug(
+        name="processes of one name share a connection",
+        module="services.runtime.peer",
+        old='f"{peer}/{session}"',
+        new="peer",
+        invariants=("one learner", "liveness", "G1", "no peer"),
+        weather=(Event(at=2.0, kind="second_rollout", target=("rollout-0",)),),
     ),
     Bug(
         name="a lease never expires",

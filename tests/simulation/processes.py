@@ -257,15 +257,19 @@ class RolloutProcess:
 class LearnerProcess:
     """`gspo learner`, one rank."""
 
-    def __init__(self, machinery: Machinery, process: Process, rng: random.Random, *, batch_s: float) -> None:
+    def __init__(
+        self, machinery: Machinery, process: Process, rng: random.Random, *, batch_s: float, weights_endpoint: str
+    ) -> None:
         self._machinery = machinery
         self._process = process
+        self._weights_endpoint = weights_endpoint
         self._arrived: asyncio.Queue[BatchArrived | EndOfRun] = asyncio.Queue(maxsize=4)
         self.trainer = SimTrainer(process, rng, machinery.audit, batch_s=batch_s)
 
     async def run(self, stop: asyncio.Event) -> None:
-        machinery, settings = self._machinery, self._machinery.settings
-        machinery.audit.num_learner_lives += 1
+        machinery = self._machinery
+        learner = machinery.settings.learner.model_copy(update={"weights_endpoint": self._weights_endpoint})
+        settings = machinery.settings.model_copy(update={"learner": learner})
         context: Any = SimContext(machinery.network, self._process)
         health = Health(machinery.clock, MAX_QUIET_S)
         metrics = LearnerMetrics(CollectorRegistry())

@@ -24,13 +24,16 @@ class Host:
     name: str
     wanted: bool = True
     """It is started again when it ends."""
-    lives: int = 0
     process: Process | None = None
     part: Part | None = None
     task: "asyncio.Task[None] | None" = None
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     down_s: float = RESTART_S
     """From its end to its next start."""
+    peer: str = ""
+    """What its process is called, if not as the place."""
+    once: bool = False
+    """Not started again when it finds that it is one too many."""
 
 
 class Storm(ABC):
@@ -67,7 +70,7 @@ class Storm(ABC):
             target = event.target[0].split("-")[0] if event.target and event.kind in ("kill", "terminate", "suspend") else ""
             self.happened[f"{event.kind} {target}".strip()] += 1
 
-    def _later(self, seconds: float, what: Callable[[], None], note: str) -> None:
+    def _later(self, seconds: float, what: Callable[[], object], note: str) -> None:
         def end() -> None:
             self.note("weather", note)
             what()
@@ -121,6 +124,34 @@ class Storm(ABC):
         if event.target[0] in self.hosts:
             return False
         host = self.hosts[event.target[0]] = Host(event.target[0])
+        self.start(host)
+        return True
+
+    def _on_second_learner(self, event: Event) -> bool:
+        """Somebody starts another one."""
+        name = event.target[-1]
+        if name in self.hosts:
+            return False
+        host = self.hosts[name] = Host(name, once=True)
+        self.start(host)
+        return True
+
+    def _on_takeover(self, event: Event) -> bool:
+        """The other one waits until the first is killed."""
+        if not self._on_second_learner(event):
+            return False
+        kill = Event(at=event.at, kind="kill", target=("learner",), seconds=event.seconds)
+        self._later(event.amount, lambda: self._on_kill(kill), "learner is killed")
+        return True
+
+    def _on_second_rollout(self, event: Event) -> bool:
+        """Under the name of one that may live."""
+        first = self.hosts[event.target[0]]
+        name = f"{first.name}-again"
+        if name in self.hosts or first.task is None:
+            return False
+        first.once = True
+        host = self.hosts[name] = Host(name, peer=first.name, once=True)
         self.start(host)
         return True
 

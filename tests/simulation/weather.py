@@ -22,6 +22,9 @@ Kind = Literal[
     "rewards_fail",
     "leave",
     "join",
+    "second_learner",
+    "takeover",
+    "second_rollout",
 ]
 Point = Literal["chunk received", "committed", "lease sent", "batch sent", "acknowledged", "publishing", "saving", "loading"]
 POINTS: dict[Point, tuple[str, ...]] = {
@@ -36,6 +39,7 @@ POINTS: dict[Point, tuple[str, ...]] = {
 }
 """Moments at which a crash is worst, and whom it befalls."""
 LONGEST_STORM_S = 24.0
+STANDBY = "learner-standby"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +129,21 @@ def plan_of(seed: int) -> Plan:
     # So that most of it happens while there is still something to do.
     storm_s = min(LONGEST_STORM_S, 2.0 + plan.num_batches * (plan.batch_s + 10 * plan.token_s + 0.5))
     events = [_event(rng, rollouts, storm_s) for _ in range(rng.randint(2, 12))]
+    events += _second_ones(random.Random(f"second ones {seed}"), rollouts, storm_s)
     return plan.with_events(tuple(sorted(events, key=lambda event: event.at)))
+
+
+def _second_ones(rng: random.Random, rollouts: list[str], storm_s: float) -> list[Event]:
+    """In some runs somebody starts a process that there is already."""
+    at, delay, down = rng.uniform(0.0, storm_s), rng.uniform(1.0, 12.0), rng.uniform(1.0, 12.0)
+    match rng.choices(["nothing", "second_learner", "takeover", "second_rollout"], [5, 1, 1, 1]):
+        case ["second_learner"]:
+            return [Event(at=at, kind="second_learner", target=(STANDBY,))]
+        case ["takeover"]:
+            return [Event(at=at, kind="takeover", target=("learner", STANDBY), seconds=down, amount=delay)]
+        case ["second_rollout"]:
+            return [Event(at=at, kind="second_rollout", target=(rng.choice(rollouts),))]
+    return []
 
 
 KINDS: dict[Kind, int] = {

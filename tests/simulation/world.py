@@ -17,7 +17,7 @@ import structlog
 import torch
 
 from services.learner.checkpoint import find_latest
-from services.runtime.lifecycle import ServiceError, flatten
+from services.runtime.lifecycle import OccupiedError, ReplacedError, ServiceError, flatten
 from services.runtime.settings import (
     BatchSection,
     Broker,
@@ -36,7 +36,7 @@ from tests.simulation.loop import NOBODY, PROCESS, Process, Stuck, VirtualLoop
 from tests.simulation.network import Network
 from tests.simulation.processes import BrokerProcess, LearnerProcess, Machinery, RolloutProcess
 from tests.simulation.storm import RESTART_S, Host, Part, Storm
-from tests.simulation.weather import Plan
+from tests.simulation.weather import STANDBY, Plan
 from tests.support.ledger_audit import audit as audit_ledger
 
 CALM_S = 150.0
@@ -44,6 +44,7 @@ CALM_S = 150.0
 STOP_S when it is asked to."""
 STOP_S = 30.0
 LOOK_S = 0.5
+WEIGHTS_ENDPOINTS = {"learner": "tcp://127.0.0.1:3", STANDBY: "tcp://127.0.0.1:4"}
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -79,6 +80,7 @@ class World(Storm):
         self.violation: Violation | None = None
         self._log_level = log_level
         self._closing = False
+        self._lives: Counter[str] = Counter()
         happened: Counter[str] = Counter()
         delays = random.Random(f"threads {plan.seed}")
         loop = VirtualLoop(lambda: delays.uniform(0.0, 0.003))
@@ -87,6 +89,7 @@ class World(Storm):
         settings = settings_of(plan, directory)
         options = SimOptions(max_turns=plan.max_turns, slow_rewards=plan.slow_rewards)
         self.audit = Audit(rules_of(plan, settings.run.seed, options), happened, self._on_violation)
+        self.audit.now = loop.time
         network = Network(loop, random.Random(f"network {plan.seed}"), happened)
         machinery = Machinery(settings, SimEnvironment(options), loop, network, self.audit)
         super().__init__(plan, loop, network, machinery, happened)
@@ -181,11 +184,12 @@ class World(Storm):
     def start(self, host: Host) -> None:
         if host.task is not None or not host.wanted or self._closing or self._broken.is_set():
             return
-        process = host.process = Process(host.name, host.lives)
-        host.lives += 1
+        name = host.peer or host.name
+        process = host.process = Process(name, self._lives[name])
+        self._lives[name] += 1
         host.stop = asyncio.Event()
         rng = random.Random(f"{process.session} {self.plan.seed}")
-        host.part = self._part(host.name, process, rng)
+        host.part = self._part(name, process, rng)
         context = contextvars.copy_context()
         context.run(PROCESS.set, process)
         host.task = self.loop.create_task(host.part.run(host.stop), name=process.session, context=context)
@@ -195,8 +199,9 @@ class World(Storm):
     def _part(self, name: str, process: Process, rng: random.Random) -> Part:
         if name == "broker":
             return BrokerProcess(self.machinery, process, rng)
-        if name == "learner":
-            return LearnerProcess(self.machinery, process, rng, batch_s=self.plan.batch_s)
+        if name in WEIGHTS_ENDPOINTS:
+            endpoint = WEIGHTS_ENDPOINTS[name]
+            return LearnerProcess(self.machinery, process, rng, batch_s=self.plan.batch_s, weights_endpoint=endpoint)
         part = RolloutProcess(self.machinery, process, rng, token_s=self.plan.token_s)
         part.rewards.failing = self.failing_rewards
         return part
@@ -212,13 +217,23 @@ class World(Storm):
         self.note(host.name, "ended", error="" if error is None else repr(error))
         if error is not None:
             leaves = flatten(error) if isinstance(error, BaseExceptionGroup) else [error]
-            # A rollout may give up on its engine, and whoever is asked to stop on what it waited for.
-            may = host.name.startswith("rollout") or host.stop.is_set()
-            expected = may and all(isinstance(leaf, ServiceError) for leaf in leaves)
-            if not expected:
+            if not all(self._may_end_with(host, leaf) for leaf in leaves):
                 texts = "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves)
                 self._on_violation(Violation("no process ends by itself", f"{process}: {texts}"))
-            self.happened["rollout gave up"] += 1
+            if host.once and isinstance(leaves[0], ReplacedError | OccupiedError):
+                host.wanted = False
+
+    def _may_end_with(self, host: Host, error: BaseException) -> bool:
+        """A rollout may give up on its engine, who is asked to stop on what it waited for, and one of two on the other."""
+        kind = host.name.split("-")[0]
+        if isinstance(error, ReplacedError | OccupiedError):
+            self.happened[f"{kind} {'was replaced' if isinstance(error, ReplacedError) else 'found its place taken'}"] += 1
+            rivals = {
+                name for name in self.hosts if name.startswith("learner" if kind == "learner" else host.peer or host.name)
+            }
+            return len(rivals) > 1
+        self.happened[f"{kind} gave up"] += 1
+        return isinstance(error, ServiceError) and (kind == "rollout" or host.stop.is_set())
 
     def kill(self, host: Host) -> None:
         process, task = host.process, host.task
@@ -319,7 +334,9 @@ def settings_of(plan: Plan, directory: Path) -> Settings:
         rollout=Rollout(
             max_running=plan.max_running, chunk_tokens=plan.chunk_tokens, pause_mode=plan.pause_mode, drain_s=5.0
         ),
-        learner=Learner(weights_endpoint="tcp://127.0.0.1:3", checkpoint_every_batches=plan.checkpoint_every_batches),
+        learner=Learner(
+            weights_endpoint=WEIGHTS_ENDPOINTS["learner"], checkpoint_every_batches=plan.checkpoint_every_batches
+        ),
     )
 
 
