@@ -1,6 +1,6 @@
 """Jobs of `tests.support.parallel_worker` in processes, and what their checkpoints and exports are compared by.
 
-An optimizer's first moment after one step from nothing is (1 - beta) of the gradient, so a checkpoint then holds the gradient
+An optimizer's first moment after one step from nothing is (1 - beta) of the gradient: a checkpoint then holds the gradient
 of every parameter, under names that are the same in all layouts.
 """
 
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,16 +80,19 @@ def require_gradients(work: Path, name: str, reference: str, scale: float = 1.0)
 
 def require_same_future(ours: dict[str, Any], uninterrupted: dict[str, Any], steps: int) -> None:
     assert len(ours["losses"]) == steps
+    assert min(ours["norms"]) > 0.1, "nothing is learnt"
+    assert min(abs(a - b) for a, b in pairwise(ours["losses"])) > 1e-4, "all steps are alike"
     assert ours["losses"] == pytest.approx(uninterrupted["losses"][-steps:], abs=1e-5, rel=0)
-    assert ours["norms"] == pytest.approx(uninterrupted["norms"][-steps:], abs=1e-5, rel=0)
+    assert ours["norms"] == pytest.approx(uninterrupted["norms"][-steps:], rel=1e-5)
     assert ours["rates"] == uninterrupted["rates"][-steps:]
 
 
-def require_weights(work: Path, ours: str, others: str, moved_from: str | None = None) -> None:
+def require_weights(work: Path, ours: str, others: str) -> None:
+    """The weights are those of the other job, to a thousandth of what training has changed."""
     found, expected = (load_file(work / f"{name}.safetensors") for name in (ours, others))
-    assert set(found) == set(expected)
+    before = load_file(work / "model" / "model.safetensors")
+    assert set(found) == set(expected) == set(before)
     for name, tensor in expected.items():
-        assert torch.allclose(found[name], tensor, rtol=0, atol=1e-5), name
-    if moved_from is not None:
-        before = load_file(work / moved_from)
-        assert all((tensor - before[name]).abs().max() > 1e-4 for name, tensor in expected.items())
+        change = (tensor - before[name]).norm()
+        assert change > 1e-4, name
+        assert (found[name] - tensor).norm() <= 1e-3 * change, name

@@ -1,0 +1,23 @@
+"""What a rank does whose peer hangs in the middle of training."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.lost_rank_worker import STATUS
+from tests.support.training_groups import write_model_and_groups
+from tests.support.two_ranks import PATIENCE_S, two_ranks
+
+pytestmark = pytest.mark.ranks
+
+
+def test_a_rank_whose_peer_hangs_ends_after_the_timeout(tmp_path: Path) -> None:
+    write_model_and_groups(tmp_path)
+    with two_ranks(tmp_path, 3) as (first, second):
+        second.send_signal(signal.SIGSTOP)
+        output, _ = first.communicate(timeout=PATIENCE_S)
+        assert first.returncode == STATUS, output
+        assert "rank 0 lost another rank in a collective (" in output
