@@ -120,6 +120,8 @@ class ScriptedEngine:
         self.loaded |= file
         self.damage(self.loaded)
         self.version = version
+        if self.said_version not in (None, version):
+            raise EngineError(f"version {version} was loaded, but the server says that it serves {self.said_version}")
 
     async def weight_version(self) -> int | None:
         return self.version if self.said_version is None else self.said_version
