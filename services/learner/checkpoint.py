@@ -200,8 +200,15 @@ def reserve_version(root: Path, policy_version: int) -> None:
     """Note durably that `policy_version` is taken. Call it before anybody can fetch that version: an engine may have
     loaded it when the learner is killed, although neither a checkpoint nor the broker has heard of it.
 
-    Raises CheckpointError when it cannot be written.
+    Raises CheckpointError when it cannot be written, and when it is taken: a learner that was cut off trains on beside the
+    one that has taken over, and one version must not be two learners' weights.
     """
+    taken = reserved_version(root)
+    if taken >= policy_version:
+        raise CheckpointError(
+            f"{root / _LAST_VERSION}: version {policy_version} is taken, {taken} is the newest: another learner uses this "
+            "run.directory; stop one of the two. Started again, this one goes on behind it when it has the run"
+        )
     try:
         root.mkdir(parents=True, exist_ok=True)
         replace_file(root / _LAST_VERSION, f"{policy_version}\n")

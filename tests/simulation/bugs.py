@@ -201,7 +201,7 @@ BUGS = (
         module="services.learner.service",
         old="torch.tensor([max(own_version, broker_version)], dtype=torch.int64)",
         new="torch.tensor([broker_version], dtype=torch.int64)",
-        invariants=("versions grow",),
+        invariants=("versions grow", "no process ends by itself"),
         weather=_learner_dies_while_it_publishes(),
     ),
     Bug(
@@ -291,6 +291,14 @@ BUGS = (
         new="            pass",
         invariants=("one learner",),
         weather=(Event(at=6.0, kind="second_learner", target=(STANDBY,)),),
+    ),
+    Bug(
+        name="two learners of which one was cut off give one version to two weights",
+        module="services.learner.checkpoint",
+        old="    if taken >= policy_version:\n",
+        new="    if False:\n",
+        invariants=("versions grow",),
+        seed=117,
     ),
     Bug(
         name="processes of one name share a connection",

@@ -233,7 +233,8 @@ class World(Storm):
             }
             return len(rivals) > 1
         self.happened[f"{kind} gave up"] += 1
-        return isinstance(error, ServiceError) and (kind == "rollout" or host.stop.is_set())
+        one_of_two = STANDBY in self.hosts and "another learner uses this run.directory" in str(error)
+        return isinstance(error, ServiceError) and (kind == "rollout" or host.stop.is_set() or one_of_two)
 
     def kill(self, host: Host) -> None:
         process, task = host.process, host.task

@@ -160,6 +160,10 @@ def test_the_version_reserved_last_is_remembered_beside_the_checkpoints(tmp_path
     reserve_version(root, 12)
     save_checkpoint(BigramEngine(), root, state(12), keep=1)
     assert reserved_version(root) == 12
+    for taken in (11, 12):
+        with pytest.raises(CheckpointError, match=f"version {taken} is taken, 12 is the newest: another learner"):
+            reserve_version(root, taken)
+    assert reserved_version(root) == 12
     (root / "last-version").write_text("twelve")
     with pytest.raises(CheckpointError, match="'twelve', not a version"):
         reserved_version(root)
