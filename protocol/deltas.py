@@ -10,9 +10,9 @@ of tensors, so that small tensors share one. A bucket is written as byte streams
     absolute   the values that are further away, rotated left by one bit, which puts the exponent of a bfloat16 or float32
                into a stream of its own: 2 or 4 byte planes, low byte first; none where there is no such value
 
-Applying a delta twice is harmless: an element that has its new value already is itself the nearest of its residue. Against
-absolute values alone, residues save half of a delta's bytes at small learning rates (docs/weights.md). Streams differ in
-entropy, so each is compressed by itself (services.runtime.compression), in this order.
+Applying a delta twice is harmless: an element that has its new value already is itself the nearest of its residue. At small
+learning rates nearly all changes are residues, which compress to fewer bits than values do. Streams differ in entropy, so
+each is compressed by itself (services.runtime.compression), in this order.
 """
 
 from collections.abc import Iterator, Sequence
