@@ -290,7 +290,6 @@ class LearnerEngine:
         Every rank writes its part of the parameters. Raises OSError on ranks that could not, after the last collective.
         """
         canary = self._canary()
-        directory.mkdir(exist_ok=True)
         self._state.save(directory)
         if self.rank == 0:
             write_canary(directory, canary)

@@ -65,12 +65,16 @@ class OptimizerState:
         }
 
     def save(self, directory: Path) -> None:
-        """Write everything into `directory`, which exists. Collective, and finishes on all ranks.
+        """Write everything into `directory`, which is made. Collective, and finishes on all ranks.
 
         Raises OSError on ranks that could not write.
         """
         self._make_state()
         failure: OSError | None = None
+        try:
+            directory.mkdir(exist_ok=True)
+        except OSError as error:
+            failure = error
         for index, (name, parameter) in enumerate(self._parameters()):
             share = self._share(parameter)
             members = torch.distributed.get_process_group_ranks(share.replicas)

@@ -38,6 +38,7 @@ def two(work: Path) -> Results:
             gradient_job("gradient", zero_stage=3, expert_parallel=2),
             job("untrained", zero_stage=3, expert_parallel=2, steps=0, export=True),
             job("run", zero_stage=3, expert_parallel=2, steps=2 + RESUMED_STEPS, save_after=2, export=True),
+            job("unwritable", zero_stage=3, expert_parallel=2, save_after=1, unwritable_on=1),
             job("other-size", zero_stage=1, expert_parallel=1, resume="run", steps=RESUMED_STEPS, export=True),
         ],
     )
@@ -91,6 +92,16 @@ def test_a_run_of_two_ranks_with_shared_experts_goes_on_on_one(work: Path, one: 
 def test_it_goes_on_in_another_stage_with_experts_on_every_rank(work: Path, two: Results) -> None:
     require_same_future(two[0]["other-size"], two[0]["run"], RESUMED_STEPS)
     require_weights(work, "other-size", "run")
+
+
+def test_a_rank_that_cannot_write_ends_the_saving_on_all_ranks_and_leaves_nothing(work: Path, two: Results) -> None:
+    first, second = (rank["unwritable"] for rank in two)
+    assert "cannot be written: another rank could not write its part" in first["error"]
+    assert "safetensors" in second["error"]
+    assert "File too large" in second["error"]
+    # They are together still: the digest is a collective.
+    assert first["digest"] == second["digest"]
+    assert list((work / "unwritable").iterdir()) == []
 
 
 def test_the_learning_rate_of_the_configuration_wins_over_the_checkpoints(one: Results, two: Results) -> None:

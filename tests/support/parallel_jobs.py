@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 RESUMED_STEPS = 5
+JOB_FIELDS = ("resume", "steps", "save_after", "export", "unwritable_on")
 Results = list[dict[str, dict[str, Any]]]
 
 
@@ -40,7 +41,7 @@ def run_jobs(work: Path, num_ranks: int, jobs: Sequence[dict[str, Any]]) -> Resu
 
 
 def job(name: str, **content: Any) -> dict[str, Any]:
-    settings = {key: content.pop(key) for key in list(content) if key not in ("resume", "steps", "save_after", "export")}
+    settings = {key: content.pop(key) for key in list(content) if key not in JOB_FIELDS}
     return {"name": name, "settings": settings, **content}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +41,8 @@ class Job:
     steps: int = 1
     save_after: int = 0
     """Save a checkpoint below NAME after so many steps; 0: never."""
+    unwritable_on: int = -1
+    """This rank can write no file of more than 4 KiB."""
     export: bool = False
     """Write the weights as engines load them to NAME.safetensors, and an export to NAME-export."""
 
@@ -47,7 +50,10 @@ class Job:
 def run(job: Job, work: Path) -> dict[str, Any]:
     groups = load_groups(work / "groups.npz")
     engine = LearnerEngine.create(work / "model", LearnerEngineSettings(**(SETTINGS | SLOW | job.settings)))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
+        if engine.rank == job.unwritable_on:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
         first = 0
         if job.resume:
             latest = find_latest(work / job.resume)
@@ -85,7 +91,9 @@ def run(job: Job, work: Path) -> dict[str, Any]:
             "layout": engine.layout(),
         }
     except CheckpointError as error:
-        return {"error": str(error)}
+        return {"error": str(error), "digest": engine.weights_digest()}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def main() -> None:
