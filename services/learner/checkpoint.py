@@ -124,7 +124,11 @@ def save_checkpoint(engine: CheckpointEngine, root: Path, state: CheckpointState
     destination = root / f"{_PREFIX}{state.policy_version:010d}-batch-{state.batch_position:010d}"
     # Rank 0 alone looks, so that all ranks go the same way.
     exists = engine.rank == 0 and (destination / _METADATA).is_file()
-    if bool(engine.sum_over_ranks(torch.tensor([float(exists)])).item()):
+    # What another learner has published since is not to be followed by this one's past.
+    superseded = engine.rank == 0 and reserved_version(root) > state.policy_version
+    if bool(engine.sum_over_ranks(torch.tensor([float(exists or superseded)])).item()):
+        if superseded:
+            raise CheckpointError(_taken(root, state.policy_version))
         return destination
     # torch's writer says RuntimeError where a disk is full.
     try:
@@ -168,6 +172,13 @@ def _write(engine: CheckpointEngine, root: Path, destination: Path, state: Check
     engine.barrier()
 
 
+def _taken(root: Path, policy_version: int) -> str:
+    return (
+        f"{root / _LAST_VERSION}: version {policy_version} is taken, {reserved_version(root)} is the newest: another "
+        "learner uses this run.directory; stop one of the two. Started again, this one goes on behind it when it has the run"
+    )
+
+
 def _unwritten(path: Path, error: Exception) -> str:
     free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
     return (
@@ -205,10 +216,7 @@ def reserve_version(root: Path, policy_version: int) -> None:
     """
     taken = reserved_version(root)
     if taken >= policy_version:
-        raise CheckpointError(
-            f"{root / _LAST_VERSION}: version {policy_version} is taken, {taken} is the newest: another learner uses this "
-            "run.directory; stop one of the two. Started again, this one goes on behind it when it has the run"
-        )
+        raise CheckpointError(_taken(root, policy_version))
     try:
         root.mkdir(parents=True, exist_ok=True)
         replace_file(root / _LAST_VERSION, f"{policy_version}\n")

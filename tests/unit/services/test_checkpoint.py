@@ -163,6 +163,11 @@ def test_the_version_reserved_last_is_remembered_beside_the_checkpoints(tmp_path
     for taken in (11, 12):
         with pytest.raises(CheckpointError, match=f"version {taken} is taken, 12 is the newest: another learner"):
             reserve_version(root, taken)
+    with pytest.raises(CheckpointError, match="version 11 is taken, 12 is the newest: another learner"):
+        save_checkpoint(BigramEngine(), root, state(11), keep=1)
+    latest = find_latest(root)
+    assert latest is not None
+    assert "version-0000000012" in latest.name
     assert reserved_version(root) == 12
     (root / "last-version").write_text("twelve")
     with pytest.raises(CheckpointError, match="'twelve', not a version"):
