@@ -210,6 +210,8 @@ def test_a_second_learner_changes_nothing_for_the_first_one_which_lives_while_it
         assert "session first (learner) has this run and was heard 0.0 s ago" in refused.reason
     status = world.ledger.status(world.now)
     assert (status["learner_session"], status["learner_silent_s"], status["learner_waiting"]) == ("first", 0.0, "second")
+    later = world.ledger.status(world.now + LEARNER_LEASE_S)
+    assert (later["learner_silent_s"], later["learner_waiting"]) == (LEARNER_LEASE_S, None), "it has asked no more"
     assert replies(world.trained(0, 1), Refused) == []
     assert replies(world.publish(2, 1), Refused) == []
     world.restart()
@@ -473,6 +475,21 @@ def test_status_says_how_the_run_stands() -> None:
     assert status["waiting_for"].startswith("2 more complete groups")
     assert (status["finished"], status["error"], status["learner"]) == (False, "", "learner")
     assert status["quiet_s"] == 1.5
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_what_a_learner_that_is_gone_asked_for_is_given_to_nobody(in_order: bool) -> None:
+    world = harness()
+    world.request_batch(0, 1)
+    if in_order:
+        world.send(LEARNER, Goodbye())
+    else:
+        world.tick(LEARNER_LEASE_S)
+        world.hello(Who("learner", "next"), "learner")
+    generate(world, 4, 1)
+    world.tick()
+    status = world.ledger.status(world.now)
+    assert (status["batches_assembled"], status["waiting_for"]) == (0, "the learner to ask for the next batch")
 
 
 def test_another_protocol_version_is_refused_and_both_are_named() -> None:
