@@ -617,6 +617,18 @@ async def test_the_engine_is_given_what_changed_since_the_version_that_it_serves
         assert (follow.fetches("snapshot"), follow.fetches("delta")) == (1, 2)
 
 
+async def test_nothing_is_generated_while_weights_are_loaded(tmp_path: Path) -> None:
+    async with following(tmp_path) as follow:
+        seen: list[bool] = []
+        follow.publish(1)
+        await follow.changed()
+        follow.engine.damage = lambda _: seen.append(follow.sync.may_generate.is_set())
+        follow.step(2, "model.norm.weight")
+        await follow.changed()
+        assert seen == [False]
+        assert follow.sync.may_generate.is_set()
+
+
 async def test_versions_that_were_skipped_are_loaded_together(tmp_path: Path) -> None:
     async with following(tmp_path) as follow:
         follow.publish(1)

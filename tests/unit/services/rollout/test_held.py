@@ -1,6 +1,7 @@
 """A rollout's copy: the learner's version bit for bit, or nothing."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -199,3 +200,24 @@ def test_a_manifest_that_contradicts_its_payload_is_refused(change: Callable[[Ma
     with pytest.raises(DamagedWeightsError, match=words):
         held.apply(change(delta.manifest), delta.data.tobytes())
     assert held.manifest is None
+
+
+async def test_others_get_the_version_that_is_held_and_the_last_deltas_and_nothing_else() -> None:
+    bits = first_bits()
+    versions = [snapshot_of(version, with_steps(bits, b=version)) for version in range(1, 5)]
+    held = HeldWeights(keep_deltas=2)
+    await held.take(versions[0].manifest, bytearray(versions[0].data.tobytes()))
+    deltas = [a_delta(base, snapshot) for base, snapshot in pairwise(versions)]
+    for delta in deltas:
+        await held.take(delta.manifest, bytearray(delta.data.tobytes()))
+    newest = held.parts(4, 0)
+    assert newest is not None
+    assert newest.data.tobytes() == versions[3].data.tobytes()
+    assert held.parts(3, 0) is None
+    kept = [held.parts(base + 1, base) for base in (1, 2, 3)]
+    assert kept[0] is None
+    assert [parts and parts.data.tobytes() for parts in kept[1:]] == [delta.data.tobytes() for delta in deltas[1:]]
+    assert held.parts(4, 2) is None
+    held.forget()
+    assert held.parts(4, 0) is None
+    assert held.parts(4, 3) is None
