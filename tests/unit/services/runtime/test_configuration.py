@@ -93,6 +93,14 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
             "[learner]\nweights_endpoint = 'tcp://0.0.0.0:7003'\n",
             ["learner.weights_endpoint is 'tcp://0.0.0.0:7003'", "learner.advertised_weights_endpoint"],
         ),
+        (
+            "[rollout]\npeer_weights_endpoint = 'tcp://0.0.0.0:7004'\n",
+            ["rollout.peer_weights_endpoint is 'tcp://0.0.0.0:7004'", "this host's own"],
+        ),
+        (
+            "[rollout]\npeer_weights_endpoint = 'tcp://10.0.3.7:7004'\n",
+            ["rollout.peer_weights_endpoint is 'tcp://10.0.3.7:7004'", "security.keys"],
+        ),
     ],
 )
 def test_a_refusal_names_the_file_the_key_the_value_and_the_way_out(text: str, parts: list[str], tmp_path: Path) -> None:
