@@ -9,6 +9,7 @@ import zmq
 from services.runtime.configuration import ConfigurationError, load_settings
 from services.runtime.gate import Penalties
 from services.runtime.security import (
+    PLAINTEXT,
     AllowList,
     KeyFileError,
     OwnKey,
@@ -194,3 +195,16 @@ def test_who_sends_too_much_that_is_no_message_is_ignored_for_a_while() -> None:
 def test_a_bad_message_now_and_then_is_forgiven() -> None:
     penalties = Penalties()
     assert not any(penalties.offend(("work", b"clumsy"), float(second)) for second in range(500))
+
+
+def test_a_named_binding_end_is_connected_to_only_under_a_key_of_its_role(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+    security = security_of(keys, "rollout")
+    public = {role: (keys / f"{role}.public").read_text().strip() for role in ("rollout", "operator")}
+    assert security.with_server("rollout", public["rollout"]).server_key("rollout") == public["rollout"].encode()
+    for stranger in (public["operator"], "k" * 40, ""):
+        with pytest.raises(KeyFileError, match="is not that of a rollout"):
+            security.with_server("rollout", stranger)
+    assert PLAINTEXT.with_server("rollout", "") is PLAINTEXT
+    with pytest.raises(KeyFileError, match="this process has none"):
+        PLAINTEXT.with_server("rollout", public["rollout"])
