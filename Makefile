@@ -24,7 +24,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
 	bench-slow-learner bench-resume bench-autoscaling test lint types contracts unit test-demo test-wheel \
-	test-parity test-deploy test-pods test-faults test-monitoring test-soak kills fuzz monitor images clean
+	test-parity test-deploy test-pods test-faults test-ranks test-monitoring test-soak kills fuzz monitor images clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -92,7 +92,7 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 unit: setup
-	$(BIN)/python -m pytest -m "not demo and not packaging and not parity and not deploy and not monitoring and not pods and not faults"
+	$(BIN)/python -m pytest -m "not demo and not packaging and not parity and not deploy and not monitoring and not pods and not faults and not ranks"
 
 test-demo: setup models/tiny/config.json ## whole demo runs: three seeds, kills of each process
 	$(BIN)/python -m pytest -m demo
@@ -117,6 +117,9 @@ test-deploy: setup ## every Kubernetes overlay against schemas and against the c
 
 test-faults: setup models/tiny/config.json ## whole runs of real processes with hung servers, broken links, kills and full disks
 	$(BIN)/python -m pytest -m faults tests/faults
+
+test-ranks: setup ## the learner on four ranks: gradients, clipping, resume on other ranks
+	$(BIN)/python -m pytest -m ranks tests/ranks
 
 test-pods: setup models/tiny/config.json ## the demo and its scaling as Kubernetes would run them, pods being network namespaces; needs root, kubectl, nft
 	@command -v nft >/dev/null || { echo "nft not found: install nftables (Debian: apt-get install nftables)"; exit 1; }
