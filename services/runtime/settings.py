@@ -233,8 +233,8 @@ class Learner(Section):
     zero_stage: int = Field(1, ge=0, le=3)
     """DeepSpeed ZeRO stage."""
     expert_parallel: int = Field(1, ge=1)
-    """Ranks that share a mixture's experts between them (DeepSpeed's AutoEP); it divides num_ranks and the number of experts.
-    1: every rank has all experts, partitioned by ZeRO alone. See docs/learner.md."""
+    """Ranks that share a mixture's experts between them (DeepSpeed's AutoEP); it divides num_ranks and the number of
+    experts. 1: every rank has all experts, partitioned by ZeRO alone. See docs/learner.md."""
     collective_timeout_s: float = Field(1800.0, ge=1)
     """The ranks wait for a missing one so long, then end with an error. One that dies is noticed at once, on CPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
