@@ -36,8 +36,8 @@ BUGS: Final = (
     _bug(
         "weights",
         "a tensor's digest is not looked at",
-        "services.rollout.weights",
-        "if digest != tensor.digest:",
+        "services.rollout.held",
+        "if digest != expected:",
         "if False:",
     ),
     _bug(
