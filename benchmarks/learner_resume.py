@@ -31,7 +31,7 @@ MODELS: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "moe_intermediate_size": 64},
     "larger": {"hidden_size": 256, "num_hidden_layers": 8, "moe_intermediate_size": 400},
 }
-STEPS = ("imports", "link", "model", "deepspeed", "checkpoint", "welcome", "publication", "batch")
+STEPS = ("imports", "link", "model", "deepspeed", "welcome", "checkpoint", "publication", "batch")
 READ_BYTES = 1 << 20
 
 
@@ -105,11 +105,14 @@ def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
         """Notes when the service turns to it."""
 
         def wait_welcome(self, timeout_s: float) -> Welcome | None:
-            marks.append(now())
             welcome = super().wait_welcome(timeout_s)
             assert welcome is not None, "the broker is there and must answer at once"
             marks.append(now())
             return welcome
+
+        def resume(self, next_batch: int) -> None:
+            marks.append(now())
+            super().resume(next_batch)
 
         def request(self, index: int, policy_version: int) -> None:
             marks.append(now())
