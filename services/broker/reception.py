@@ -120,6 +120,7 @@ class Reception:
         kind = message_type(received.message)
         sender = self._sessions.get(_key(arrival))
         if sender is None:
+            self._ledger.peers.hear_stranger(arrival.incoming.peer)
             return [self._refuse(arrival, kind, "unknown_session", UNKNOWN_SESSION)]
         if not self._channels[arrival.spec].admits(arrival.incoming):
             return [self._refuse(arrival, kind, "fatal", "its key is not in the allow-list any more")]

@@ -131,3 +131,13 @@ def test_the_number_of_peers_is_bounded() -> None:
         peers.hello(Who(f"r{number}", "1"), "rollout", 0, 0.0)
     with pytest.raises(SessionRefused, match="4096 allowed"):
         peers.hello(Who("one more", "1"), "rollout", 0, 0.0)
+
+
+def test_a_learner_that_speaks_before_its_hello_to_a_broker_that_was_restarted_lives() -> None:
+    peers = Peers(0.0, A)
+    pass_time(peers, 0.0, 4.0)
+    peers.hear_stranger(b"learner/a")
+    peers.hear_stranger(b"somebody/else")
+    pass_time(peers, 4.0, 5.5)
+    with pytest.raises(PlaceTaken, match="was heard 1.5 s ago"):
+        peers.hello(B, "learner", 0, 5.5)
