@@ -118,8 +118,8 @@ class Peers:
             self._learner_heard_s = self._listened_s
 
     def hear_stranger(self, identity: bytes) -> None:
-        """Somebody without a session spoke. After a restart of the broker that may be the learner that has the run: it lives,
-        and will say Hello when it has been told to.
+        """Somebody without a session spoke. After a restart of the broker that may be the learner that has the run: it
+        lives, and will say Hello when it has been told to.
         """
         if self.learner is not None and identity == f"{self.learner.peer}/{self.learner.session}".encode():
             self._learner_heard_s = self._listened_s

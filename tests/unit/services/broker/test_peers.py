@@ -139,5 +139,5 @@ def test_a_learner_that_speaks_before_its_hello_to_a_broker_that_was_restarted_l
     peers.hear_stranger(b"learner/a")
     peers.hear_stranger(b"somebody/else")
     pass_time(peers, 4.0, 5.5)
-    with pytest.raises(PlaceTaken, match="was heard 1.5 s ago"):
+    with pytest.raises(PlaceTaken, match=r"was heard 1\.5 s ago"):
         peers.hello(B, "learner", 0, 5.5)
