@@ -18,7 +18,8 @@ _ALIGNMENT: Final = 8
 def write_safetensors(path: Path, tensors: Sequence[tuple[TensorInfo, bytes | bytearray | memoryview]]) -> None:
     """Write tensors (their bytes little-endian, row-major) to `path`, in the order given.
 
-    Raises: ValueError for a name that occurs twice, or bytes that are not as long as the tensor says.
+    Raises: ValueError for a name that occurs twice or is no text (half a surrogate pair), or bytes that are not as long as the
+    tensor says.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -33,7 +34,8 @@ def write_safetensors(path: Path, tensors: Sequence[tuple[TensorInfo, bytes | by
             "data_offsets": [offset, offset + len(data)],
         }
         offset += len(data)
-    text = json.dumps(header).encode()
+    # Not escaped: readers refuse half a surrogate pair, and so does encode().
+    text = json.dumps(header, ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little"))
