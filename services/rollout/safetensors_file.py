@@ -18,8 +18,8 @@ _ALIGNMENT: Final = 8
 def write_safetensors(path: Path, tensors: Sequence[tuple[TensorInfo, bytes | bytearray | memoryview]]) -> None:
     """Write tensors (their bytes little-endian, row-major) to `path`, in the order given.
 
-    Raises: ValueError for a name that occurs twice or is no text (half a surrogate pair), or bytes that are not as long as the
-    tensor says.
+    Raises: ValueError for a name that occurs twice or is no text (half a surrogate pair), or bytes that are not as long as
+    the tensor says.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
