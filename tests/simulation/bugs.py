@@ -287,8 +287,8 @@ BUGS = (
     Bug(
         name="a learner's word does not count as a sign of life",
         module="services.broker.peers",
-        old="            self._learner_heard_s = self._listened_s",
-        new="            pass",
+        old="        if peer.who == self.learner:\n            self._learner_heard_s = self._listened_s",
+        new="        if peer.who == self.learner:\n            pass",
         invariants=("one learner",),
         weather=(Event(at=6.0, kind="second_learner", target=(STANDBY,)),),
     ),
