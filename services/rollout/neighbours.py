@@ -5,8 +5,7 @@ and where it was damaged, slow or not to be had the learner serves it instead.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 import structlog
@@ -163,9 +162,8 @@ class Neighbours:
                     waited_s += 0 if is_coming else POLL_S
                     await asyncio.sleep(POLL_S)
 
-    @asynccontextmanager
-    async def _connected(self, source: Source) -> AsyncIterator[PeerClient]:
-        client = PeerClient(
+    def _connected(self, source: Source) -> AbstractAsyncContextManager[PeerClient]:
+        return PeerClient(
             self._context,
             PEER_WEIGHTS,
             source.endpoint,
@@ -174,13 +172,4 @@ class Neighbours:
             session=self._session,
             clock=self._clock,
             security=self._security.with_server("rollout", source.key),
-        )
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                running = tasks.create_task(client.run(), name="peer-weights-client")
-                try:
-                    yield client
-                finally:
-                    running.cancel()
-        finally:
-            client.close()
+        ).running("peer-weights-client")

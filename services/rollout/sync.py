@@ -9,8 +9,8 @@ is given the tensors that changed since the version that it serves, and everythi
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final, Literal
 
@@ -160,9 +160,8 @@ class WeightSync:
             await self._wake.wait()
         return not waited or self._announced == (version, endpoint)
 
-    @asynccontextmanager
-    async def _connected(self, endpoint: str) -> AsyncIterator[PeerClient]:
-        client = PeerClient(
+    def _connected(self, endpoint: str) -> AbstractAsyncContextManager[PeerClient]:
+        return PeerClient(
             self._context,
             WEIGHTS,
             endpoint,
@@ -171,16 +170,7 @@ class WeightSync:
             session=self._session,
             clock=self._clock,
             security=self._security,
-        )
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                running = tasks.create_task(client.run(), name="weights-client")
-                try:
-                    yield client
-                finally:
-                    running.cancel()
-        finally:
-            client.close()
+        ).running("weights-client")
 
     async def _load(self, client: PeerClient, weights: HeldWeights) -> None:
         version, digest = weights.policy_version, weights.digest

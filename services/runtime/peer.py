@@ -5,8 +5,8 @@ welcomed, keeps every sequenced message until its acknowledgement, and sends all
 """
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -133,6 +133,19 @@ class PeerClient:
             raise
         finally:
             self._channel.close()
+
+    @asynccontextmanager
+    async def running(self, name: str) -> AsyncIterator["PeerClient"]:
+        """Itself, in conversation as a task ``name`` while inside, and closed afterwards."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                conversation = tasks.create_task(self.run(), name=name)
+                try:
+                    yield self
+                finally:
+                    conversation.cancel()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """For a client whose ``run`` may never have begun: a task that is cancelled before its first step never gets to its
