@@ -26,7 +26,7 @@ from services.learner.engine import LearnerEngine
 from services.learner.export import export_model
 from services.learner.metrics import LearnerMetrics
 from services.learner.share import share, stop_anywhere
-from services.learner.snapshot import Snapshot, build_snapshot
+from services.learner.snapshot import WeightCopy, copy_weights
 from services.learner.trainer import AdvantageSettings, BatchReport, train_batch
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError
@@ -70,11 +70,14 @@ class BatchLink(Protocol):
     def waiting_for(self) -> str: ...
     @property
     def refused(self) -> str: ...
+    @property
+    def encoding(self) -> bool: ...
     def wait_welcome(self, timeout_s: float) -> Welcome | None: ...
     def resume(self, next_batch: int) -> None: ...
     def request(self, index: int, policy_version: int) -> None: ...
     def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None: ...
-    def publish(self, snapshot: Snapshot, trained_batches: int) -> None: ...
+    def wait_announced(self) -> None: ...
+    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None: ...
     def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None: ...
     def checkpointed(self, next_batch: int, policy_version: int) -> None: ...
     def flush(self, timeout_s: float) -> bool: ...
@@ -235,19 +238,24 @@ class LearnerService:
         log.info("batch_trained", batch=index, policy_version=self._policy_version, train_s=round(metrics["train_s"], 3))
 
     def _publish(self) -> None:
-        """Export the weights as the next policy version. Collective."""
+        """Copy the weights, to be the next policy version: training goes on while it is made and announced. Collective.
+
+        The version is reserved before it is handed over, and so before a batch can be asked for that is assembled for it.
+        """
         dtype = DTYPES[self._settings.model.dtype]
         self._policy_version += 1
+        if self._link is not None:
+            # Before the copy is made: there is never more than one beside what is served.
+            self._link.wait_announced()
         weights = self._engine.serving_weights(dtype)
         if self._link is None:
             for _ in weights:
                 pass
             return
-        snapshot = build_snapshot(self._policy_version, weights)
+        copied = copy_weights(weights)
         reserve_version(self._root, self._policy_version)
-        self._link.publish(snapshot, self._next_batch)
+        self._link.publish(self._policy_version, copied, self._next_batch)
         self._health.progress()
-        log.info("published", policy_version=self._policy_version, num_bytes=snapshot.manifest.num_bytes)
 
     def _checkpoint(self) -> None:
         """Save, then tell the broker that these batches need not be delivered again. Collective."""
@@ -283,7 +291,8 @@ class LearnerService:
         last_log = self._clock.now()
         while True:
             answer = ACKNOWLEDGED if self._link is None or self._link.flush(POLL_S) else NOT_YET
-            if stop_anywhere(self._engine, self._stop.is_set()) and answer == NOT_YET:
+            encoding = self._link is not None and self._link.encoding
+            if stop_anywhere(self._engine, self._stop.is_set()) and answer == NOT_YET and not encoding:
                 patience_s -= POLL_S
                 answer = STOPPED if patience_s <= 0 else NOT_YET
             answer = int(self._engine.broadcast(torch.tensor([answer], dtype=torch.int64))[0])

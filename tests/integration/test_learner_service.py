@@ -33,7 +33,7 @@ from services.learner.link import Link
 from services.learner.metrics import LearnerMetrics
 from services.learner.service import ACKNOWLEDGED, FLUSH_S, NOT_YET, POLL_S, STOPPED, LearnerService
 from services.learner.share import MAX_SHARED_FRAMES, NO_FRAME, STOP
-from services.learner.snapshot import Snapshot
+from services.learner.snapshot import WeightCopy
 from services.runtime.clock import MonotonicClock
 from services.runtime.lifecycle import ServiceError
 from services.runtime.settings import BatchSection, Broker, Learner, ObjectiveSection, Run, Settings
@@ -92,6 +92,7 @@ class Training:
         self.end = end
         self._link = Link(settings, session="s", clock=clock, health=self.health, metrics=metrics)
         self._parts = (settings, clock, metrics)
+        self._asked: BatchRequest | None = None
 
     def run(self) -> None:
         settings, clock, metrics = self._parts
@@ -107,14 +108,18 @@ class Training:
             ).run()
 
     async def take(self, kind: type[Message]) -> Message:
-        """The next report, which must be of this kind; acknowledged. Repeated requests are passed over."""
+        """The next report, which must be of this kind; acknowledged. Requests, which are repeated and may come while a
+        version is still being announced, are kept until they are asked for."""
+        if kind is BatchRequest and self._asked is not None:
+            asked, self._asked = self._asked, None
+            return asked
         while True:
             received = await self.end.receive()
             if received.seq is not None:
                 await self.end.acknowledge(received)
-            if isinstance(received.message, REPORTS) and not (
-                isinstance(received.message, BatchRequest) and kind is not BatchRequest
-            ):
+            if isinstance(received.message, BatchRequest) and kind is not BatchRequest:
+                self._asked = received.message
+            elif isinstance(received.message, REPORTS):
                 assert isinstance(received.message, kind), received.message
                 return received.message
 
@@ -126,7 +131,8 @@ class Training:
 
     async def train(self, index: int, policy_version: int) -> None:
         """Answer the request for a batch."""
-        assert await self.take(BatchRequest) == BatchRequest(index=index, policy_version=policy_version)
+        while await self.take(BatchRequest) != BatchRequest(index=index, policy_version=policy_version):
+            pass
         await self.end.reply(*a_batch(index, policy_version))
 
 
@@ -359,6 +365,7 @@ class DeafLink:
     """One batch, and a broker that acknowledges at the third look. Remembers what was said and what was on disk then."""
 
     waiting_for = ""
+    encoding = False
 
     def __init__(self, root: Path, stop: threading.Event, *, deaf: int) -> None:
         self.said: list[str] = []
@@ -386,7 +393,10 @@ class DeafLink:
             self._stop.set()
         return taken
 
-    def publish(self, snapshot: Snapshot, trained_batches: int) -> None:
+    def wait_announced(self) -> None:
+        self._say("nothing is being announced")
+
+    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
         self._say(f"published {trained_batches}")
 
     def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:

@@ -16,7 +16,7 @@ from protocol.messages import EndOfRun, Welcome
 from services.learner.conversation import BatchArrived, Conversation
 from services.learner.engine import LearnerEngine
 from services.learner.link import CALL_TIMEOUT_S
-from services.learner.snapshot import Snapshot
+from services.learner.snapshot import WeightCopy
 from services.learner.trainer import BatchReport
 from services.runtime.lifecycle import ServiceError
 from tests.simulation.audit import Audit
@@ -112,6 +112,10 @@ class SimLink:
     def refused(self) -> str:
         return self._conversation.refused
 
+    @property
+    def encoding(self) -> bool:
+        return self._conversation.encoding
+
     def wait_welcome(self, timeout_s: float) -> Welcome | None:
         try:
             return self._call(self._conversation.welcome(), timeout_s)
@@ -132,12 +136,22 @@ class SimLink:
         self.taken = taken if isinstance(taken, BatchArrived) else None
         return taken
 
-    def publish(self, snapshot: Snapshot, trained_batches: int) -> None:
-        self._audit.publishes(snapshot.policy_version, snapshot.data.view("<f4").tolist())
-        self._deliver(self._conversation.publish(snapshot, trained_batches))
+    def wait_announced(self) -> None:
+        self._deliver(self._conversation.announced())
+
+    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
+        (copied,) = weights.tensors
+        self._audit.publishes(policy_version, copied.data.view("<f4").tolist())
+        self._deliver(self._conversation.publish(policy_version, weights, trained_batches))
 
     def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
         self._deliver(self._conversation.trained(index, policy_version, metrics))
+
+    def mark(self) -> int:
+        return self._call(self._conversation.mark(), CALL_TIMEOUT_S)
+
+    def acknowledged(self, mark: int) -> bool:
+        return self._call(self._conversation.acknowledged(mark), CALL_TIMEOUT_S)
 
     def checkpointed(self, next_batch: int, policy_version: int) -> None:
         self._deliver(self._conversation.checkpointed(next_batch, policy_version))
