@@ -77,7 +77,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         root = settings.run.directory / "checkpoints"
         version = max(welcome.policy_version, reserved_version(root)) + 1
         weights = serving_weights(model, gathered=nullcontext, dtype=DTYPES[settings.model.dtype])
-        # An engine may have fetched it before the broker has committed it: whoever comes next must not give its number again.
+        # An engine may have fetched it before the broker has committed it: its number must not be given again.
         reserve_version(root, version)
         link.publish(version, copy_weights(weights), 0)
         # Not `stop.wait`: its lock and that of `set`, called by the signal's handler in this very thread, are one.

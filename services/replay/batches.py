@@ -136,6 +136,12 @@ class RecordedLink:
             file.write(json.dumps(line) + "\n")
         self._report(line)
 
+    def mark(self) -> int:
+        return 0
+
+    def acknowledged(self, mark: int) -> bool:
+        return True
+
     def checkpointed(self, next_batch: int, policy_version: int) -> None:
         """There is nobody to tell."""
 
