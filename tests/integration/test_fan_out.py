@@ -240,7 +240,7 @@ async def test_a_neighbour_that_is_far_slower_than_usual_is_left() -> None:
         try:
             async with in_background(answer()):
                 for _ in range(MIN_RATES):
-                    assert await neighbours.fetch(manifest) == snapshot.data.tobytes()
+                    assert bytes(await neighbours.fetch(manifest) or b"") == snapshot.data.tobytes()
             async with in_background(repeat()), asyncio.timeout(PATIENCE_S):
                 assert await neighbours.fetch(manifest) is None
         finally:
