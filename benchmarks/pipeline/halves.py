@@ -152,14 +152,15 @@ class Replayed:
     """Bit for bit those that the run published, after every batch."""
 
 
-async def replay(run: Path, out: Path, tokens: dict[int, int], cores: frozenset[int]) -> Replayed:
-    """`gspo replay`: the learner's own service on the batches of ``run``, read from its ledger, which makes the directory
-    ``out``. ``tokens``: action tokens by batch.
+async def replay(run: Path, out: Path, tokens: dict[int, int], num_batches: int, cores: frozenset[int]) -> Replayed:
+    """`gspo replay`: the learner's own service on the first batches of ``run``, read from its ledger, which makes the
+    directory ``out``. ``tokens``: action tokens by batch.
 
     Raises: RuntimeError with the end of its output.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", PINNED, cores_word(cores), "services.replay", str(run), "--out", str(out),
+        "--batches", str(num_batches),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
     )  # fmt: skip
@@ -195,19 +196,25 @@ class Halves:
 
 
 async def measure_halves(
-    settings: Settings, tokens: dict[int, int], questions: Sequence[Question], cores: Cores, directory: Path
+    settings: Settings,
+    tokens: dict[int, int],
+    questions: Sequence[Question],
+    num_batches: int,
+    cores: Cores,
+    directory: Path,
 ) -> Halves:
-    """One after the other, then both. ``settings``: the run's, whose directory is read; ``directory``: for what is written.
+    """One after the other, then both. ``settings``: the run's, whose directory is read; ``num_batches``: of it are trained
+    again; ``directory``: for what is written.
 
     Raises: ServerError, EngineError; RuntimeError when the replay fails.
     """
     run = settings.run.directory
     async with sglang_server(settings, cores.rollout, directory / "sglang.log") as url:
         sglang = await ask(url, settings, questions, cores.rollout)
-        learner = await replay(run, directory / "replay", tokens, cores.learner)
+        learner = await replay(run, directory / "replay", tokens, num_batches, cores.learner)
         ended = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(ask(url, settings, questions, cores.rollout, ended), name="ask")
-            learner_at_once = await replay(run, directory / "replay-at-once", tokens, cores.learner)
+            learner_at_once = await replay(run, directory / "replay-at-once", tokens, num_batches, cores.learner)
             ended.set()
         return Halves(sglang=sglang, learner=learner, sglang_at_once=asking.result(), learner_at_once=learner_at_once)

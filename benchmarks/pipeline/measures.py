@@ -94,6 +94,15 @@ def cpu_shares(samples: Sequence[CpuSample], begin: float, end: float) -> dict[s
     return {role: (after.seconds.get(role, 0.0) - before.seconds.get(role, 0.0)) / passed for role in roles}
 
 
+def even_prompt(*, rollout_s: float, learner_s: float, action_tokens: float, target: float) -> float:
+    """Prompt tokens with which training an episode of ``action_tokens`` takes ``target`` times as long as generating it.
+
+    ``rollout_s``: processor seconds for an action token; ``learner_s``: for any token, of prompts too. What a longer prompt
+    costs in generation is left out: it is computed once for a whole group.
+    """
+    return max(0.0, action_tokens * (target * rollout_s / learner_s - 1))
+
+
 def _sample_at(samples: Sequence[CpuSample], time: float) -> CpuSample:
     """The last one that is not later than ``time``, or the first one."""
     return samples[max(0, bisect_right(samples, time, key=lambda sample: sample.time) - 1)]

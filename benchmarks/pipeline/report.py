@@ -6,6 +6,7 @@ from typing import Any, Final
 from benchmarks.pipeline.halves import Generated, Halves, Replayed
 from benchmarks.pipeline.measures import (
     Spread,
+    TrainedBatch,
     cpu_shares,
     overall_rate,
     rates,
@@ -19,13 +20,12 @@ from benchmarks.pipeline.measures import (
 from benchmarks.pipeline.processes import SCHEDULER
 from benchmarks.pipeline.run import RunRecord
 from benchmarks.pipeline.timeline import Span, learner_spans, rollout_spans, share
+from benchmarks.pipeline.workload import Workload
 
 GOAL_OF_HALVES: Final = 0.85
 GOAL_OF_SYNCHRONOUS: Final = 1.5
-LEFT_OUT_FIRST: Final = 3
-"""Batches at the beginning of a run, while queues fill."""
 LEFT_OUT_ALONE: Final = 2
-"""Batches at the beginning of the learner alone."""
+"""Batches at the beginning of the learner alone, and of any run; with lag there are queues to be filled, too."""
 SLICES: Final = 8
 """SGLang alone is measured in so many spans, of which the median is taken."""
 
@@ -70,9 +70,9 @@ class Lanes:
     end: float
 
 
-def lanes_of(record: RunRecord, left_out_last: int) -> Lanes:
+def lanes_of(record: RunRecord, max_lag: int) -> Lanes:
     """Raises: ValueError for a run that is too short."""
-    kept = steady(trained_batches(record.rows), first=LEFT_OUT_FIRST, last=left_out_last)
+    kept = steady_batches(record, max_lag)
     return Lanes(
         rollout=rollout_spans(record.watch.samples, record.events("rollout-0", "weights_loaded"), SCHEDULER),
         learner=learner_spans(record.events("learner", "batch_trained"), record.rows),
@@ -81,10 +81,18 @@ def lanes_of(record: RunRecord, left_out_last: int) -> Lanes:
     )
 
 
-def run_figures(record: RunRecord, left_out_last: int) -> RunFigures:
+def steady_batches(record: RunRecord, max_lag: int) -> list[TrainedBatch]:
+    """Without those that queues are filled for, at the beginning, and those that nothing is generated beside, at the end.
+
+    Raises: ValueError for a run that is too short.
+    """
+    return steady(trained_batches(record.rows), first=LEFT_OUT_ALONE + max_lag, last=max_lag)
+
+
+def run_figures(record: RunRecord, max_lag: int) -> RunFigures:
     """Raises: ValueError for a run that is too short."""
-    kept = steady(trained_batches(record.rows), first=LEFT_OUT_FIRST, last=left_out_last)
-    lanes = lanes_of(record, left_out_last)
+    kept = steady_batches(record, max_lag)
+    lanes = lanes_of(record, max_lag)
     indices = {batch.index for batch in kept[1:]}
     rows = [row for row in record.rows if row["batch"] in indices]
     pauses = [span.end - span.begin for span in lanes.rollout if span.kind == "weights" and span.begin >= lanes.begin]
@@ -146,6 +154,7 @@ class Comparison:
     learner_at_once: HalfFigures
     whole: RunFigures
     synchronous: RunFigures
+    workload: Workload
     max_lag: int
     same_weights: bool
     """The learner alone made the run's weights, bit for bit: it did the same work."""

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.pipeline.__main__ import parser, workload_of
+from benchmarks.pipeline.balance import letters_for
 from benchmarks.pipeline.environment import Letters, LettersOptions, letter_share
 from benchmarks.pipeline.halves import Generated, Halves, Replayed
 from benchmarks.pipeline.measures import (
@@ -17,6 +18,7 @@ from benchmarks.pipeline.measures import (
     Spread,
     TrainedBatch,
     cpu_shares,
+    even_prompt,
     overall_rate,
     rates,
     seconds_per_batch,
@@ -69,6 +71,7 @@ def a_comparison(*, sglang: float, learner: float, whole: float, synchronous: fl
         learner_at_once=a_half(learner / 2),
         whole=a_run(whole),
         synchronous=a_run(synchronous),
+        workload=Workload(),
         max_lag=2,
         same_weights=True,
     )
@@ -203,13 +206,14 @@ def test_requests_that_never_fill_sglang_are_no_measurement() -> None:
 
 
 def test_a_run_has_the_workload_s_sizes_and_its_halves_their_cores(tmp_path: Path) -> None:
-    workload = Workload(turn_tokens=40, groups_per_batch=4, mini_batches=2, max_running=24)
+    workload = Workload(prompt_letters=100, turn_tokens=40, groups_per_batch=4, mini_batches=2, max_running=24)
     write_config(tmp_path / "config.toml", workload, tmp_path / "model")
     files = run_files(tmp_path / "config.toml", tmp_path / "run", num_batches=5, max_lag=1)
     settings = files.settings
     assert (settings.sampling.max_turn_tokens, settings.batch.groups_per_batch, settings.batch.mini_batches) == (40, 4, 2)
     assert (settings.rollout.max_running, settings.batch.max_lag, settings.run.num_batches) == (24, 1, 5)
-    assert workload.episodes == settings.batch.groups_per_batch * settings.batch.group_size
+    assert settings.environment.options == {"shortest": 75, "longest": 125}
+    assert settings.sampling.max_tokens > 40 + 125 + 3
     cores = Cores(rollout=frozenset({3}), learner=frozenset({0, 2}))
     modules = {spec.name: (spec.module, spec.arguments[:2]) for spec in pinned_specs(process_specs(settings, ["c"]), cores)}
     assert modules["learner"] == ("benchmarks.pipeline.pinned", ("0,2", "services.learner"))
@@ -221,6 +225,22 @@ def test_every_size_can_be_given_on_the_command_line() -> None:
     assert workload_of(parser().parse_args([])) == Workload()
     given_sizes = parser().parse_args(["--hidden-size", "64", "--turn-tokens", "12"])
     assert workload_of(given_sizes) == Workload(hidden_size=64, turn_tokens=12)
+
+
+def test_prompts_are_made_as_long_as_makes_training_as_slow_as_generation() -> None:
+    # 50 action tokens cost 100 ms to generate; at 0.5 ms a token the learner has 100 ms for 200 tokens, 150 of the prompt.
+    assert even_prompt(rollout_s=0.002, learner_s=0.0005, action_tokens=50, target=1.0) == pytest.approx(150)
+    assert even_prompt(rollout_s=0.002, learner_s=0.0005, action_tokens=50, target=1.5) == pytest.approx(250)
+    assert even_prompt(rollout_s=0.001, learner_s=0.01, action_tokens=50, target=1.0) == 0.0
+
+
+def test_the_balance_counts_all_of_sglang_and_its_agent_by_processor_time() -> None:
+    total = {"num_tokens": 80_000, "num_action_tokens": 50_000, "num_trajectories": 1000}
+    used = {"scheduler": 0.3, "server": 0.05, "agent": 0.05, "learner": 0.4, "broker": 0.9}
+    # 20 s: 160 us an action token, 100 us a learner's token; 1.05 * 160 / 100 - 1 of 50 tokens; 3 of them are markers.
+    assert letters_for(used, 20.0, total) == round(0.68 * 50) - 3
+    assert letters_for(used | {"scheduler": 900.0}, 20.0, total) == 400
+    assert letters_for(used | {"learner": 900.0}, 20.0, total) == 8
 
 
 def test_cores_that_are_not_there_or_shared_are_refused() -> None:
