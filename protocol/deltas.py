@@ -103,18 +103,38 @@ def stream_lengths(bucket: DeltaBucket) -> list[int]:
     return [bucket.num_gap_bytes, bucket.num_changed, *planes]
 
 
+def check_bucket(bucket: DeltaBucket, num_bytes: int) -> None:
+    """Before a stream is decompressed: no stream is longer than changes of this part of a version of ``num_bytes`` bytes can
+    make it, so that a few bytes of delta cannot take more memory than a small multiple of the version that they change.
+
+    Raises: ValueError when the bucket is outside of the version, or names more changes than it has elements.
+    """
+    where = f"bucket at {bucket.offset}"
+    if bucket.offset + bucket.num_elements * bucket.item_bytes > num_bytes:
+        raise ValueError(
+            f"{where}: {bucket.num_elements} elements of {bucket.item_bytes} bytes do not fit into a version of {num_bytes}"
+        )
+    if not bucket.num_absolute <= bucket.num_changed <= bucket.num_elements:
+        raise ValueError(
+            f"{where}: of {bucket.num_elements} elements {bucket.num_changed} are said to change, "
+            f"{bucket.num_absolute} of them to absolute values"
+        )
+    longest = bucket.num_changed + bucket.num_elements // _MORE
+    if bucket.num_gap_bytes > longest:
+        raise ValueError(
+            f"{where}: {bucket.num_gap_bytes} bytes of gaps; {bucket.num_changed} changes of {bucket.num_elements} elements "
+            f"take {longest} at most"
+        )
+
+
 def apply_streams(target: Bytes, bucket: DeltaBucket, streams: Sequence[bytes]) -> None:
     """Write a bucket's values into ``target``, uint8 [num_bytes of the version], writable.
 
-    Raises: ValueError when the bucket is outside of the version, its streams are not as long or as many as it says, or a
-    position is outside of it; then nothing was written.
+    Raises: ValueError for what ``check_bucket`` says, when its streams are not as long or as many as it says, or a position
+    is outside of it; then nothing was written.
     """
+    check_bucket(bucket, target.nbytes)
     where = f"bucket at {bucket.offset}"
-    if bucket.offset + bucket.num_elements * bucket.item_bytes > target.nbytes:
-        raise ValueError(
-            f"{where}: {bucket.num_elements} elements of {bucket.item_bytes} bytes do not fit into a version of "
-            f"{target.nbytes}"
-        )
     lengths = [len(stream) for stream in streams]
     if lengths != stream_lengths(bucket):
         raise ValueError(f"{where}: its streams have {lengths} bytes, {stream_lengths(bucket)} expected")

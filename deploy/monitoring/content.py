@@ -13,6 +13,7 @@ from deploy.monitoring.panels import (
     mean,
     quantile,
     rate,
+    share,
     total,
 )
 
@@ -156,9 +157,17 @@ FLEET = Dashboard(
             Panel("Time of an update", "s", "Mean time to fetch a version, and that generation stands still for it.",
                   (Query(mean("gspo_rollout_weight_fetch_seconds"), "fetch"),
                    Query(mean("gspo_rollout_generation_pause_seconds"), "pause"))),
-            Panel("Bytes of weights", "bytes", "A second, as the learner sends and the rollouts get them.",
-                  (Query(rate("gspo_learner_weight_bytes_sent_total"), "sent"),
+            Panel("Bytes of weights", "bytes", "A second: what the learner sends, rollouts pass on, and rollouts get.",
+                  (Query(rate("gspo_learner_weight_bytes_sent_total"), "learner sends"),
+                   Query(rate("gspo_rollout_weight_bytes_served_total"), "rollouts send"),
                    Query(rate("gspo_rollout_weight_bytes_total"), "fetched"))),
+            Panel("Deltas", "percentunit", "Of what is fetched; the others are snapshots. 0 for a float32 model.",
+                  (Query(share("gspo_rollout_weight_fetches_total", 'kind="delta"'), "deltas"),), top=1.0),
+            Panel("Weights from other rollouts", "/s", "By outcome; failed and damaged come from the learner after all.",
+                  (Query(rate("gspo_rollout_weight_sources_total", by="outcome"), "{{outcome}}"),
+                   Query(rate("gspo_learner_weight_sources_failed_total"), "back at the learner"))),
+            Panel("Damaged weights", "short", "Versions that were not what they should be, since the rollout began.",
+                  (Query(latest("gspo_rollout_weights_damaged_total", by="pod"), "{{pod}}"),)),
         )),
         Row("SGLang", (
             Panel("Requests", "short", "In the running batch, and waiting for room in it.",

@@ -69,6 +69,11 @@ def rate(metric: str, labels: str = "", by: str = "") -> str:
     return f"sum{_by(by)} (rate({_selected(metric, labels)}[{WINDOW}]))"
 
 
+def share(metric: str, labels: str) -> str:
+    """Of a counter's increase within the window, that of the samples with ``labels``; nothing where nothing was counted."""
+    return f"{rate(metric, labels)} / ({rate(metric)} > 0)"
+
+
 def quantile(q: float, metric: str, labels: str = "", by: str = "") -> str:
     """Of a histogram's observations within the window."""
     by_bucket = ", ".join(part for part in ("le", by) if part)

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from msgspec import structs
 
-from protocol.deltas import DIGEST_BYTES, Bytes, apply_streams, decode_digests, stream_lengths
+from protocol.deltas import DIGEST_BYTES, Bytes, apply_streams, check_bucket, decode_digests, stream_lengths
 from protocol.digests import tensor_digest, version_digest
 from protocol.messages import DeltaBucket, Manifest, TensorInfo
 from services.runtime.compression import decompress
@@ -239,6 +239,7 @@ def _check_buckets(delta: Manifest, tensors: list[TensorInfo], changed: Iterable
 
 
 def _apply_bucket(target: Bytes, bucket: DeltaBucket, part: memoryview) -> None:
+    check_bucket(bucket, target.nbytes)
     lengths = stream_lengths(bucket)
     if len(lengths) != len(bucket.stream_bytes):
         raise ValueError(f"bucket at {bucket.offset}: {len(bucket.stream_bytes)} streams, {len(lengths)} expected")

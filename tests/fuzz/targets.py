@@ -2,9 +2,8 @@
 
 from typing import Final
 
-from tests.fuzz import configuration, disk, engine, pages, wire
+from tests.fuzz import configuration, deltas, disk, engine, pages, wire
 from tests.fuzz.target import Target
 
-TARGETS: Final[dict[str, Target]] = {
-    target.name: target for target in (*wire.TARGETS, *configuration.TARGETS, *engine.TARGETS, *pages.TARGETS, *disk.TARGETS)
-}
+_MODULES: Final = (wire, deltas, configuration, engine, pages, disk)
+TARGETS: Final[dict[str, Target]] = {target.name: target for module in _MODULES for target in module.TARGETS}

@@ -27,7 +27,7 @@ MESSAGE_MARK: Final = FRAME_MARK * 2
 """Between the messages of a conversation."""
 
 
-def _joined(message: Message, arrays: dict[str, np.ndarray[Any, Any]], seq: int | None = 1) -> bytes:
+def joined(message: Message, arrays: dict[str, np.ndarray[Any, Any]], seq: int | None = 1) -> bytes:
     return FRAME_MARK.join(bytes(frame) for frame in encode(message, arrays, seq))
 
 
@@ -67,11 +67,11 @@ def _same(left: Received, right: Received) -> bool:
 @cache
 def message_seeds() -> list[bytes]:
     """Every type, and the golden frames."""
-    seeds = [_joined(each, arrays) for each, arrays in one_of_each()]
+    seeds = [joined(each, arrays) for each, arrays in one_of_each()]
     golden = json.loads(GOLDEN.read_text())["frames"]
     seeds += [FRAME_MARK.join(bytes.fromhex(frame) for frame in frames) for frames in golden.values()]
-    seeds.append(_joined(a_chunk(state={"deep": [[[{"a": [1.5]}]]], "none": None}, turn_rewards=[]), token_arrays(5)))
-    seeds.append(_joined(a_lease(num_tokens=0, segments=[], version_runs=[], state=None), token_arrays(0), None))
+    seeds.append(joined(a_chunk(state={"deep": [[[{"a": [1.5]}]]], "none": None}, turn_rewards=[]), token_arrays(5)))
+    seeds.append(joined(a_lease(num_tokens=0, segments=[], version_runs=[], state=None), token_arrays(0), None))
     return seeds
 
 
@@ -114,7 +114,7 @@ def stored_seeds() -> list[bytes]:
     return [FRAME_MARK.join((chunk.header, chunk.token_ids, chunk.logprobs)) for chunk in chunks]
 
 
-class _Server:
+class ScriptedServer:
     """Stands for the connection to a weight server that says what it likes."""
 
     def __init__(self, said: list[Received]) -> None:
@@ -139,7 +139,7 @@ def weights(data: bytes) -> None:
     said += [Received(WeightGone(policy_version=each.policy_version, newest_version=0), {}, None) for each in manifests]
     said.append(Received(WeightGone(policy_version=0, newest_version=0), {}, None))
     try:
-        fetched = _loop().run_until_complete(fetch_newest(cast(PeerClient, _Server(said)), 3, stall_s=0.05))
+        fetched = event_loop().run_until_complete(fetch_newest(cast(PeerClient, ScriptedServer(said)), 3, stall_s=0.05))
     except FetchError:
         return
     if fetched is not None:
@@ -155,7 +155,7 @@ def _require_whole(fetched: HeldWeights) -> None:
 
 
 @cache
-def _loop() -> asyncio.AbstractEventLoop:
+def event_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
@@ -171,9 +171,9 @@ def weights_seeds() -> list[bytes]:
         a_manifest(), num_bytes=20, chunk_bytes=8, tensors=tensors, digest=version_digest(tensors)
     )
     body = np.frombuffer(b"".join(data), dtype=np.uint8)
-    chunks = [_joined(WeightChunk(policy_version=5, chunk=at), {"data": body[8 * at : 8 * at + 8]}, None) for at in range(3)]
-    start = _joined(manifest, {}, None)
-    gone = _joined(WeightGone(policy_version=5, newest_version=6), {}, None)
+    chunks = [joined(WeightChunk(policy_version=5, chunk=at), {"data": body[8 * at : 8 * at + 8]}, None) for at in range(3)]
+    start = joined(manifest, {}, None)
+    gone = joined(WeightGone(policy_version=5, newest_version=6), {}, None)
     orders = ([start, *chunks], [start, *chunks[::-1], chunks[0]], [start, chunks[0], gone], [gone])
     return [MESSAGE_MARK.join(each) for each in orders]
 
@@ -214,7 +214,7 @@ def _new_layout(part: bytes, rng: Random) -> bytes:
         manifest, tensors=tensors, num_bytes=min(offset, 2**53), digest=version_digest(tensors),
         chunk_bytes=rng.choice((1, 8, 2**20)),
     )  # fmt: skip
-    return _joined(changed, {}, None)
+    return joined(changed, {}, None)
 
 
 TARGETS = (

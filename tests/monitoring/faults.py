@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tests.monitoring.series import BROKER, LEARNER, OTHER, Series, gone_after, rising, series, steady, then
+from tests.monitoring.series import BROKER, LEARNER, OTHER, ROLLOUT, Series, gone_after, rising, series, steady, then
 
 RUN = {"namespace": "run"}
 TARGET = {**RUN, "component": "rollout", "pod": "rollout-1", "instance": "rollout-1:1", "job": "gspo"}
@@ -160,6 +160,28 @@ FAULTS: dict[str, Fault] = {
         summary="Rollout rollout-1 cannot fetch weights",
         description="20 attempts in 5 minutes got no weights from the learner.",
         labels=POD,
+    ),
+    "GspoWeightsDamaged": Fault(
+        # Each of two rollouts once.
+        {
+            series("gspo_rollout_weights_damaged_total", "", ROLLOUT): then("2", 20, 3),
+            series("gspo_rollout_weights_damaged_total", "", OTHER): then("0", 30, 1),
+        },
+        minutes=31,
+        quiet_minutes=29,
+        summary="Weights arrive damaged",
+        description="2 times in an hour a version came that was not what the learner published; it was fetched again.",
+    ),
+    "GspoPeerWeightsFail": Fault(
+        {
+            series("gspo_rollout_weight_sources_total", f'outcome="{outcome}"', of): rising(a_sample)
+            for outcome, a_sample in (("fetched", 0.05), ("failed", 0.1), ("damaged", 0.05))
+            for of in (ROLLOUT, OTHER)
+        },
+        minutes=30,
+        quiet_minutes=9,
+        summary="Rollouts get no weights from each other",
+        description="75% of the fetches from other rollouts fail: the learner sends those bytes.",
     ),
     "GspoRolloutBehind": Fault(
         {series("gspo_rollout_policy_version", "", OTHER): then("29", 20, 25)},

@@ -81,6 +81,9 @@ def healthy() -> Series:
         made[series("gspo_rollout_policy_version", "", of)] = steady(29)
         made[series("gspo_rollout_tokens_total", 'kind="action"', of)] = rising(3000)
         made[series("gspo_rollout_weight_updates_total", 'outcome="not_fetched"', of)] = steady(1)
+        made[series("gspo_rollout_weights_damaged_total", "", of)] = then("0", 8, 1) if of == OTHER else steady(2)
+        for outcome, a_sample in (("fetched", 0.25), ("failed", 0.05), ("damaged", 0.0)):
+            made[series("gspo_rollout_weight_sources_total", f'outcome="{outcome}"', of)] = rising(a_sample)
         for outcome, a_sample in (("done", 40.0), ("failed", 1.0), ("engine_error", 0.0)):
             made[series("gspo_rollout_episodes_total", f'outcome="{outcome}"', of)] = rising(a_sample)
     return made

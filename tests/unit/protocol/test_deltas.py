@@ -11,6 +11,7 @@ from protocol.deltas import (
     Changes,
     Region,
     apply_streams,
+    check_bucket,
     count_changed,
     decode_digests,
     encode_digests,
@@ -142,6 +143,32 @@ def test_a_bucket_that_contradicts_its_streams_is_refused_and_writes_nothing(cha
     with pytest.raises(ValueError, match=words):
         apply(target, changes, **change)
     assert target.tobytes() == before
+
+
+def test_a_bucket_takes_no_more_than_its_place_in_the_version_can() -> None:
+    """Before anything is decompressed."""
+    bucket = DeltaBucket(100, 1000, 2, 1000, 1000, 1003, [1, 1, 1, 1])
+    check_bucket(bucket, 2100)
+    for change, words in (
+        ({"offset": 102}, "bucket at 102: 1000 elements of 2 bytes do not fit into a version of 2100"),
+        ({"num_changed": 1001}, "of 1000 elements 1001 are said to change, 1000 of them to absolute values"),
+        ({"num_changed": 999}, "of 1000 elements 999 are said to change, 1000 of them"),
+        ({"num_gap_bytes": 1004}, "1004 bytes of gaps; 1000 changes of 1000 elements take 1003 at most"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_bucket(structs.replace(bucket, **change), 2100)
+
+
+def test_the_longest_gaps_that_there_are_fit() -> None:
+    """One change, as far from the beginning as it can be: bytes of 255 alone before it."""
+    for size in (255, 256, 510, 511, 766):
+        old = np.zeros(size, dtype="<u2")
+        new = old.copy()
+        new[-1] = 1
+        changes = encode_region(old.view(np.uint8), new.view(np.uint8), Region(offset=0, num_elements=size, item_bytes=2))
+        assert changes is not None
+        assert changes.streams[0].nbytes == 1 + (size - 1) // 255
+        check_bucket(bucket_of(changes), 2 * size)
 
 
 def test_streams_that_contradict_each_other_are_refused_and_write_nothing() -> None:

@@ -1,5 +1,6 @@
 """A rollout's copy: the learner's version bit for bit, or nothing."""
 
+import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -10,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
 from protocol.messages import DeltaBucket, Manifest
 from services.learner.delta import encode_delta
 from services.learner.snapshot import Delta, Snapshot, build_snapshot
 from services.rollout.held import DamagedWeightsError, HeldWeights
+from services.runtime.compression import compress
 
 SIZES = {"a": 5, "b": 300, "tiny": 1, "c": 7, "d": 64}
 DTYPES = {"a": torch.bfloat16, "b": torch.bfloat16, "tiny": torch.float32, "c": torch.float32, "d": torch.float16}
@@ -200,6 +203,32 @@ def test_a_manifest_that_contradicts_its_payload_is_refused(change: Callable[[Ma
     with pytest.raises(DamagedWeightsError, match=words):
         held.apply(change(delta.manifest), delta.data.tobytes())
     assert held.manifest is None
+
+
+def test_a_few_bytes_of_delta_do_not_take_the_memory_that_they_name() -> None:
+    """Millions of zeros compress to nothing, and no version of a thousand bytes has as many places."""
+    bits = first_bits()
+    base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1))
+    delta = a_delta(base, snapshot)
+    (bucket,) = delta.manifest.buckets
+    number = MAX_DELTA_BUCKET_ELEMENTS
+    frames = [compress(bytes(2 * number)), compress(bytes(number))]
+    head = delta.data.tobytes()[: delta.manifest.num_bytes - sum(bucket.stream_bytes)]
+    bomb = structs.replace(
+        bucket, num_changed=number, num_gap_bytes=2 * number, stream_bytes=[len(frame) for frame in frames]
+    )
+    payload = b"".join([head, *frames])
+    manifest = structs.replace(delta.manifest, num_bytes=len(payload), buckets=[bomb])
+    held = holding(base)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamagedWeightsError, match="300 elements 4194304 are said to change"):
+            held.apply(manifest, payload)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(payload) < 2000
+    assert peak < 1024 * 1024
 
 
 async def test_others_get_the_version_that_is_held_and_the_last_deltas_and_nothing_else() -> None:

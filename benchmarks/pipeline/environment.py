@@ -1,0 +1,53 @@
+"""The task of the measured runs: go on after a line of letters; any answer has a reward, and they differ."""
+
+from __future__ import annotations
+
+import random
+from typing import Annotated
+
+import msgspec
+
+from services.environments.base import Environment, Split, Start, State, Step, Task, TaskSource
+from services.environments.generated import GeneratedTasks
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class LettersOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long prompts are."""
+
+    shortest: Annotated[int, msgspec.Meta(ge=8, le=1024)] = 16
+    """Letters of the shortest prompt."""
+    longest: Annotated[int, msgspec.Meta(ge=8, le=1024)] = 48
+    """Letters of the longest one."""
+
+
+class Letters(Environment):
+    """One turn. The reward is the share of ASCII letters in the answer: hardly ever equal, so that every group trains."""
+
+    options_type = LettersOptions
+
+    def __init__(self, options: LettersOptions) -> None:
+        if options.shortest > options.longest:
+            raise ValueError(f"shortest is {options.shortest} and longest is {options.longest}: it must not be larger")
+        self._options = options
+
+    def tasks(self, split: Split) -> TaskSource:
+        """Lines of random letters without end."""
+        return GeneratedTasks(self._draw, split, None)
+
+    def start(self, task: Task, seed: int) -> Start:
+        """Show the line."""
+        return Start(state={}, messages=[{"role": "user", "content": str(task["problem"])}])
+
+    def step(self, state: State, action: str) -> Step:
+        """Grade the answer; the episode is over."""
+        return Step(state=state, messages=[], reward=letter_share(action), done=True)
+
+    def _draw(self, rng: random.Random) -> str:
+        return "".join(rng.choices(LETTERS, k=rng.randint(self._options.shortest, self._options.longest)))
+
+
+def letter_share(text: str) -> float:
+    """ASCII letters among the characters of ``text``; 0 for an empty one."""
+    return sum(character.lower() in LETTERS for character in text) / len(text) if text else 0.0

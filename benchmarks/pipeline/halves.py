@@ -1,0 +1,220 @@
+"""The two halves without each other, each on the cores that it has in the run: SGLang, and the learner."""
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Final
+
+from benchmarks.pipeline.measures import TrainedBatch
+from benchmarks.pipeline.processes import now
+from benchmarks.pipeline.run import PINNED, cores_word
+from benchmarks.pipeline.workload import Cores
+from services.broker.reader import LEDGER_FILE, Reader, reading
+from services.rollout.engine import Engine
+from services.rollout.generation import GenerateRequest, Sampling
+from services.rollout.server import EngineServer, ServerOptions
+from services.rollout.tokens import ChatTokenizer
+from services.runtime.settings import Settings
+
+BATCH_LINE: Final = re.compile(r"batch (\d+) ")
+SAME_WEIGHTS: Final = "bit for bit the same"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A prompt that the run had, and the seed that its answer is drawn with."""
+
+    token_ids: list[int]
+    seed: int
+
+
+@dataclass(kw_only=True)
+class Generated:
+    """What a client of SGLang received, and when."""
+
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    """Moment and number of completion tokens of each piece, in order."""
+    begin: float = 0.0
+    """When as many requests as may be under way had been answered: from then on SGLang is as in the middle of a run."""
+    end: float = 0.0
+    """When the last request was sent."""
+
+
+def recorded_questions(directory: Path, batches: range) -> list[Question]:
+    """The prompts of some of a run's batches, in their order. Raises: NoLedger, StoreCorrupt."""
+    questions = []
+    with reading(directory) as connection:
+        reader = Reader(directory / LEDGER_FILE, connection)
+        for index in batches:
+            for trajectory, payload in reader.batch(index)[1]:
+                prompt = payload.token_ids[: payload.segments[0].num_tokens]
+                questions.append(Question(token_ids=prompt.tolist(), seed=trajectory.trajectory_id))
+    return questions
+
+
+@contextmanager
+def on_cores(cores: frozenset[int]) -> Iterator[None]:
+    """This thread, and what it starts meanwhile, on these cores."""
+    former = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, former)
+
+
+@asynccontextmanager
+async def sglang_server(settings: Settings, cores: frozenset[int], log_path: Path) -> AsyncIterator[str]:
+    """The server that the run's rollout starts, without a rollout; its URL. Raises: ServerError."""
+    rollout = settings.rollout
+    server = EngineServer(
+        ServerOptions(
+            model_path=settings.model.path,
+            log_path=log_path,
+            dtype=settings.model.dtype,
+            max_total_tokens=rollout.max_total_tokens,
+            extra_args=tuple(rollout.server_args),
+        )
+    )
+    with on_cores(cores):
+        await server.start()
+    try:
+        yield server.url
+    finally:
+        await server.stop()
+
+
+async def ask(
+    url: str, settings: Settings, questions: Sequence[Question], cores: frozenset[int], until: asyncio.Event | None = None
+) -> Generated:
+    """All questions once, or in turns until ``until`` is set, as many at a time as the run has episodes under way.
+
+    Through the client that the rollout uses, on SGLang's own cores, as the run's agent is. Raises: EngineError.
+    """
+    rollout, generated, num_answered = settings.rollout, Generated(), 0
+    tokenizer = ChatTokenizer(settings.model.path)
+    sampling = Sampling(
+        max_new_tokens=settings.sampling.max_turn_tokens,
+        temperature=settings.sampling.temperature,
+        stop_token_ids=tuple(sorted(tokenizer.stop_ids)),
+    )
+    waiting = enumerate(questions if until is None else cycle(questions))
+
+    async def work(engine: Engine) -> None:
+        nonlocal num_answered
+        for number, question in waiting:
+            if until is not None and until.is_set():
+                return
+            generated.end = now()
+            seeded = Sampling(
+                max_new_tokens=sampling.max_new_tokens,
+                temperature=sampling.temperature,
+                stop_token_ids=sampling.stop_token_ids,
+                seed=question.seed + number,
+            )
+            request = GenerateRequest(rid=f"alone-{number}", input_ids=question.token_ids, sampling=seeded)
+            async with aclosing(engine.generate(request)) as pieces:
+                async for piece in pieces:
+                    generated.arrivals.append((now(), len(piece.token_ids)))
+            num_answered += 1
+            if num_answered == rollout.max_running:
+                generated.begin = now()
+
+    engine = Engine(
+        url,
+        vocab_size=tokenizer.vocab_size,
+        chunk_tokens=rollout.chunk_tokens,
+        max_concurrency=rollout.max_running,
+        stall_timeout_s=rollout.engine_timeout_s,
+    )
+    with on_cores(cores):
+        async with engine:
+            # What was asked before must not be in the prefix cache.
+            await engine.flush_cache()
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(rollout.max_running):
+                    tasks.create_task(work(engine), name=f"client-{number}")
+    return generated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """The learner alone."""
+
+    batches: list[TrainedBatch]
+    same_weights: bool
+    """Bit for bit those that the run published, after every batch."""
+
+
+async def replay(run: Path, out: Path, tokens: dict[int, int], num_batches: int, cores: frozenset[int]) -> Replayed:
+    """`gspo replay`: the learner's own service on the first batches of ``run``, read from its ledger, which makes the
+    directory ``out``. ``tokens``: action tokens by batch.
+
+    Raises: RuntimeError with the end of its output.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", PINNED, cores_word(cores), "services.replay", str(run), "--out", str(out),
+        "--batches", str(num_batches),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+    )  # fmt: skip
+    assert process.stdout is not None
+    batches, lines = [], []
+    try:
+        async for line in process.stdout:
+            text = line.decode(errors="replace").rstrip()
+            lines.append(text)
+            if matched := BATCH_LINE.match(text):
+                index = int(matched.group(1))
+                batches.append(TrainedBatch(index=index, time=now(), action_tokens=tokens[index]))
+        status = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
+    if status not in (0, 1):
+        raise RuntimeError(f"gspo replay {run} ended with status {status}:\n" + "\n".join(lines[-15:]))
+    return Replayed(batches=batches, same_weights=any(line.startswith(SAME_WEIGHTS) for line in lines))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halves:
+    """Each half with the other's cores idle, and both at the same time, which share the machine's caches and memory and
+    nothing else.
+    """
+
+    sglang: Generated
+    learner: Replayed
+    sglang_at_once: Generated
+    learner_at_once: Replayed
+
+
+async def measure_halves(
+    settings: Settings,
+    tokens: dict[int, int],
+    questions: Sequence[Question],
+    num_batches: int,
+    cores: Cores,
+    directory: Path,
+) -> Halves:
+    """One after the other, then both. ``settings``: the run's, whose directory is read; ``num_batches``: of it are trained
+    again; ``directory``: for what is written.
+
+    Raises: ServerError, EngineError; RuntimeError when the replay fails.
+    """
+    run = settings.run.directory
+    async with sglang_server(settings, cores.rollout, directory / "sglang.log") as url:
+        sglang = await ask(url, settings, questions, cores.rollout)
+        learner = await replay(run, directory / "replay", tokens, num_batches, cores.learner)
+        ended = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(ask(url, settings, questions, cores.rollout, ended), name="ask")
+            learner_at_once = await replay(run, directory / "replay-at-once", tokens, num_batches, cores.learner)
+            ended.set()
+        return Halves(sglang=sglang, learner=learner, sglang_at_once=asking.result(), learner_at_once=learner_at_once)

@@ -1,0 +1,247 @@
+"""What is said of the measurements: figures, goals, and who waited for whom."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from benchmarks.pipeline.halves import Generated, Halves, Replayed
+from benchmarks.pipeline.measures import (
+    Spread,
+    TrainedBatch,
+    cpu_shares,
+    overall_rate,
+    rates,
+    seconds_per_batch,
+    slices,
+    spread,
+    steady,
+    token_rate,
+    trained_batches,
+)
+from benchmarks.pipeline.processes import SCHEDULER
+from benchmarks.pipeline.run import RunRecord
+from benchmarks.pipeline.timeline import Span, learner_spans, rollout_spans, share
+from benchmarks.pipeline.workload import Workload
+
+GOAL_OF_HALVES: Final = 0.85
+GOAL_OF_SYNCHRONOUS: Final = 1.5
+LEFT_OUT_ALONE: Final = 2
+"""Batches at the beginning of the learner alone, and of any run; with lag there are queues to be filled, too."""
+SLICES: Final = 8
+"""SGLang alone is measured in so many spans, of which the median is taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFigures:
+    """A run in its steady part."""
+
+    tokens_per_s: Spread
+    overall_tokens_per_s: float
+    seconds_per_batch: Spread
+    learner_trains: float
+    """Shares of the time; the rest of the learner's is its checkpoints and the way between batches."""
+    learner_publishes: float
+    learner_waits: float
+    rollout_paused: float
+    """Share of the time in which the weights were replaced."""
+    pause_s: Spread
+    cpu: dict[str, float]
+    """Cores used, by role."""
+    mean_lag: float
+    max_lag: float
+    strays: dict[str, str]
+    num_threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfFigures:
+    """One half alone."""
+
+    tokens_per_s: Spread
+    overall_tokens_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lanes:
+    """A run's spans, and the steady part of them."""
+
+    rollout: list[Span]
+    learner: list[Span]
+    begin: float
+    end: float
+
+
+def lanes_of(record: RunRecord, max_lag: int) -> Lanes:
+    """Raises: ValueError for a run that is too short."""
+    kept = steady_batches(record, max_lag)
+    return Lanes(
+        rollout=rollout_spans(record.watch.samples, record.events("rollout-0", "weights_loaded"), SCHEDULER),
+        learner=learner_spans(record.events("learner", "batch_trained"), record.rows),
+        begin=kept[0].time,
+        end=kept[-1].time,
+    )
+
+
+def steady_batches(record: RunRecord, max_lag: int) -> list[TrainedBatch]:
+    """Without those that queues are filled for, at the beginning, and those that nothing is generated beside, at the end.
+
+    Raises: ValueError for a run that is too short.
+    """
+    return steady(trained_batches(record.rows), first=LEFT_OUT_ALONE + max_lag, last=max_lag)
+
+
+def run_figures(record: RunRecord, max_lag: int) -> RunFigures:
+    """Raises: ValueError for a run that is too short."""
+    kept = steady_batches(record, max_lag)
+    lanes = lanes_of(record, max_lag)
+    indices = {batch.index for batch in kept[1:]}
+    rows = [row for row in record.rows if row["batch"] in indices]
+    pauses = [span.end - span.begin for span in lanes.rollout if span.kind == "weights" and span.begin >= lanes.begin]
+    return RunFigures(
+        tokens_per_s=spread(rates(kept)),
+        overall_tokens_per_s=overall_rate(kept),
+        seconds_per_batch=spread(seconds_per_batch(kept)),
+        learner_trains=share(lanes.learner, "training", lanes.begin, lanes.end),
+        learner_publishes=share(lanes.learner, "publication", lanes.begin, lanes.end),
+        learner_waits=share(lanes.learner, "waiting", lanes.begin, lanes.end),
+        rollout_paused=share(lanes.rollout, "weights", lanes.begin, lanes.end),
+        pause_s=spread(pauses),
+        cpu=cpu_shares(record.watch.samples, lanes.begin, lanes.end),
+        mean_lag=sum(row["lag/mean"] for row in rows) / len(rows),
+        max_lag=max(row["lag/max"] for row in rows),
+        strays=record.watch.strays,
+        num_threads=record.watch.num_threads,
+    )
+
+
+def half_figures(halves: Halves) -> dict[str, HalfFigures]:
+    """Of SGLang and the learner, each alone and both at once. Raises: ValueError for too few requests or batches."""
+    at_once = steady(halves.learner_at_once.batches, first=LEFT_OUT_ALONE, last=0)
+    return {
+        "sglang": sglang_figures(halves.sglang, halves.sglang.begin, halves.sglang.end),
+        "learner": learner_figures(halves.learner),
+        "sglang_at_once": sglang_figures(
+            halves.sglang_at_once, max(halves.sglang_at_once.begin, at_once[0].time), at_once[-1].time
+        ),
+        "learner_at_once": learner_figures(halves.learner_at_once),
+    }
+
+
+def sglang_figures(generated: Generated, begin: float, end: float) -> HalfFigures:
+    """Of what arrived while as many requests as allowed were under way. Raises: ValueError for too few requests."""
+    if not 0 < begin < end:
+        raise ValueError("no request was sent after the first ones were answered: ask more of them than may be under way")
+    spans = slices(begin, end, SLICES)
+    return HalfFigures(
+        tokens_per_s=spread([token_rate(generated.arrivals, left, right) for left, right in spans]),
+        overall_tokens_per_s=token_rate(generated.arrivals, begin, end),
+    )
+
+
+def learner_figures(replayed: Replayed) -> HalfFigures:
+    """Without the first batches. Raises: ValueError for too few of them."""
+    kept = steady(replayed.batches, first=LEFT_OUT_ALONE, last=0)
+    return HalfFigures(tokens_per_s=spread(rates(kept)), overall_tokens_per_s=overall_rate(kept))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Everything, and what follows from it. Ratios are of medians."""
+
+    sglang: HalfFigures
+    learner: HalfFigures
+    sglang_at_once: HalfFigures
+    """While the learner alone trains on the other cores."""
+    learner_at_once: HalfFigures
+    whole: RunFigures
+    synchronous: RunFigures
+    workload: Workload
+    max_lag: int
+    same_weights: bool
+    """The learner alone made the run's weights, bit for bit: it did the same work."""
+
+    @property
+    def of_slower_half(self) -> float:
+        return self.whole.tokens_per_s.median / min(self.sglang.tokens_per_s.median, self.learner.tokens_per_s.median)
+
+    @property
+    def of_slower_half_at_once(self) -> float:
+        slower = min(self.sglang_at_once.tokens_per_s.median, self.learner_at_once.tokens_per_s.median)
+        return self.whole.tokens_per_s.median / slower
+
+    @property
+    def of_synchronous(self) -> float:
+        return self.whole.tokens_per_s.median / self.synchronous.tokens_per_s.median
+
+    @property
+    def balance(self) -> float:
+        """Seconds of generation for each second of training, of the same batch: 1 is even."""
+        return self.learner.tokens_per_s.median / self.sglang.tokens_per_s.median
+
+    @property
+    def most_gain(self) -> float:
+        """What asynchrony could bring with this balance, were there nothing but generation and training: at most 2."""
+        return (1 + self.balance) / max(1, self.balance)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, also what is derived."""
+        derived = {
+            "of_slower_half": self.of_slower_half,
+            "of_slower_half_at_once": self.of_slower_half_at_once,
+            "of_synchronous": self.of_synchronous,
+            "balance": self.balance,
+            "most_gain": self.most_gain,
+        }
+        return asdict(self) | derived
+
+
+def tables(found: Comparison) -> str:
+    """Two Markdown tables: what it comes to, and where the time goes."""
+    measured: list[tuple[str, HalfFigures | RunFigures]] = [
+        ("1. SGLang alone", found.sglang),
+        ("2. learner alone, with publication", found.learner),
+        ("1 while 2 is at work", found.sglang_at_once),
+        ("2 while 1 is at work", found.learner_at_once),
+        (f"3. the whole, max_lag {found.max_lag}", found.whole),
+        ("4. the whole, max_lag 0", found.synchronous),
+    ]
+    ratios = [
+        ("**3 of the slower of 1 and 2**", found.of_slower_half, goal_word(found.of_slower_half, GOAL_OF_HALVES)),
+        ("3 of the slower of 1 and 2, both at work", found.of_slower_half_at_once, ""),
+        ("**3 of 4**", found.of_synchronous, goal_word(found.of_synchronous, GOAL_OF_SYNCHRONOUS)),
+        ("seconds of generation to one of training", found.balance, ""),
+        ("so 3 of 4 can be at most", found.most_gain, ""),
+    ]
+    lines = ["| action tokens per second | median (quartiles) | all together |", "|---|---|---|"]
+    lines += [f"| {name} | {_spread(of.tokens_per_s)} | {of.overall_tokens_per_s:,.0f} |" for name, of in measured]
+    lines += ["", "| ratio of medians | | goal |", "|---|---|---|"]
+    lines += [f"| {name} | {value:.2f} | {goal} |" for name, value, goal in ratios]
+    return "\n".join([*lines, "", *_where(found)])
+
+
+def goal_word(value: float, goal: float) -> str:
+    """Whether a goal is met, in words."""
+    return f"at least {goal}: {'met' if value >= goal else 'missed'}"
+
+
+def _where(found: Comparison) -> list[str]:
+    runs = (found.whole, found.synchronous)
+    roles = sorted({role for run in runs for role in run.cpu})
+    cells: list[tuple[str, list[str]]] = [
+        ("learner trains", [f"{run.learner_trains:.0%}" for run in runs]),
+        ("learner publishes", [f"{run.learner_publishes:.0%}" for run in runs]),
+        ("learner waits for a batch, or saves a checkpoint", [f"{run.learner_waits:.0%}" for run in runs]),
+        ("generation is paused for weights", [f"{run.rollout_paused:.0%}" for run in runs]),
+        ("a pause (s)", [f"{run.pause_s.median:.2f}" for run in runs]),
+        ("a batch (s)", [f"{run.seconds_per_batch.median:.1f}" for run in runs]),
+        ("lag: mean, most", [f"{run.mean_lag:.2f}, {run.max_lag:.0f}" for run in runs]),
+        *((f"cores used: {role}", [f"{run.cpu.get(role, 0.0):.2f}" for run in runs]) for role in roles),
+    ]
+    return [
+        f"| share of the time | max_lag {found.max_lag} | max_lag 0 |",
+        "|---|---|---|",
+        *(f"| {name} | {' | '.join(values)} |" for name, values in cells),
+    ]
+
+
+def _spread(value: Spread) -> str:
+    return f"{value.median:,.0f} ({value.low:,.0f} to {value.high:,.0f})"

@@ -1,0 +1,78 @@
+"""One whole run, its halves on their cores: everything that `gspo run` starts, and a record of who did what when."""
+
+import asyncio
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from benchmarks.pipeline.processes import ProcessWatch
+from benchmarks.pipeline.workload import Cores, RunFiles
+from services.cli.processes import process_specs
+from services.cli.record import batch_rows
+from services.cli.run import forwarded_arguments, run_processes
+from services.cli.supervisor import ProcessSpec
+
+PINNED: Final = "benchmarks.pipeline.pinned"
+METRICS_FILE: Final = "metrics.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What a run left: the lines of its record, its logs, and the processor's time by role."""
+
+    directory: Path
+    rows: list[dict[str, Any]]
+    """One per batch, of metrics.jsonl."""
+    watch: ProcessWatch
+
+    def events(self, process: str, event: str) -> list[dict[str, Any]]:
+        """Lines of one process's log."""
+        return log_events(self.directory / "logs" / f"{process}.log", event)
+
+
+async def run_pinned(files: RunFiles, cores: Cores, stop: asyncio.Event, limit_s: float) -> RunRecord:
+    """Run to the end. The broker, and this process, stay on any core.
+
+    Raises: what `gspo run` ends with, in a group; TimeoutError after ``limit_s``.
+    """
+    directory = files.settings.run.directory
+    directory.mkdir(parents=True, exist_ok=True)
+    specs = pinned_specs(process_specs(files.settings, forwarded_arguments(files.config, files.overrides)), cores)
+    watch = ProcessWatch()
+    places = {"learner": cores.learner, "agent": cores.rollout, "scheduler": cores.rollout, "server": cores.rollout}
+    with (directory / "run.log").open("w", encoding="utf-8") as output:
+        async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(watch.run(places), name="watch")
+            await run_processes(files.settings, specs, Console(file=output, width=160), stop, plain=True)
+            watching.cancel()
+    return RunRecord(directory=directory, rows=batch_rows(directory / METRICS_FILE), watch=watch)
+
+
+def pinned_specs(specs: list[ProcessSpec], cores: Cores) -> list[ProcessSpec]:
+    """The same processes; rollouts and learner begin on their cores, which all that they start inherits."""
+    places = {"services.learner": cores.learner, "services.rollout": cores.rollout}
+    return [pinned(spec, places[spec.module]) if spec.module in places else spec for spec in specs]
+
+
+def pinned(spec: ProcessSpec, cores: frozenset[int]) -> ProcessSpec:
+    """The same process, on these cores alone."""
+    return dataclasses.replace(spec, module=PINNED, arguments=(cores_word(cores), spec.module, *spec.arguments))
+
+
+def cores_word(cores: frozenset[int]) -> str:
+    return ",".join(str(core) for core in sorted(cores))
+
+
+def log_events(path: Path, event: str) -> list[dict[str, Any]]:
+    """Events of one kind in a log; other lines are left out."""
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("{") and line.endswith("}"):
+            row = json.loads(line)
+            if row.get("event") == event:
+                found.append(row)
+    return found

@@ -1,0 +1,283 @@
+"""The arithmetic of the whole pipeline's benchmark: rates, spans, ratios, and that a process stays on its cores."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.pipeline.__main__ import parser, workload_of
+from benchmarks.pipeline.balance import letters_for
+from benchmarks.pipeline.environment import Letters, LettersOptions, letter_share
+from benchmarks.pipeline.halves import Generated, Halves, Replayed
+from benchmarks.pipeline.measures import (
+    CpuSample,
+    Spread,
+    TrainedBatch,
+    cpu_shares,
+    even_prompt,
+    overall_rate,
+    rates,
+    seconds_per_batch,
+    slices,
+    spread,
+    steady,
+    token_rate,
+    trained_batches,
+)
+from benchmarks.pipeline.pinned import parse_cores
+from benchmarks.pipeline.processes import role_of
+from benchmarks.pipeline.report import Comparison, HalfFigures, RunFigures, goal_word, half_figures, tables
+from benchmarks.pipeline.run import pinned_specs
+from benchmarks.pipeline.timeline import Span, draw, learner_spans, rollout_spans, share
+from benchmarks.pipeline.workload import Cores, Workload, choose_cores, run_files, write_config
+from services.cli.processes import process_specs
+
+BATCHES = [TrainedBatch(index=index, time=time, action_tokens=tokens) for index, time, tokens in
+           ((0, 10.0, 100), (1, 12.0, 100), (2, 13.0, 200), (3, 15.0, 100))]  # fmt: skip
+
+
+def a_run(median: float, **changes: Any) -> RunFigures:
+    values: dict[str, Any] = {
+        "tokens_per_s": Spread(median=median, low=median - 1, high=median + 1, count=9),
+        "overall_tokens_per_s": median,
+        "seconds_per_batch": Spread(median=5.0, low=5.0, high=5.0, count=9),
+        "learner_trains": 0.9,
+        "learner_publishes": 0.05,
+        "learner_waits": 0.05,
+        "rollout_paused": 0.1,
+        "pause_s": Spread(median=0.5, low=0.5, high=0.5, count=9),
+        "cpu": {"learner": 1.0, "scheduler": 0.8},
+        "mean_lag": 1.0,
+        "max_lag": 2.0,
+        "strays": {},
+        "num_threads": 80,
+    }
+    return RunFigures(**values | changes)
+
+
+def a_half(median: float) -> HalfFigures:
+    return HalfFigures(tokens_per_s=Spread(median=median, low=0.0, high=0.0, count=9), overall_tokens_per_s=median)
+
+
+def a_comparison(*, sglang: float, learner: float, whole: float, synchronous: float) -> Comparison:
+    return Comparison(
+        sglang=a_half(sglang),
+        learner=a_half(learner),
+        sglang_at_once=a_half(sglang / 2),
+        learner_at_once=a_half(learner / 2),
+        whole=a_run(whole),
+        synchronous=a_run(synchronous),
+        workload=Workload(),
+        max_lag=2,
+        same_weights=True,
+    )
+
+
+def test_a_batch_s_rate_counts_from_the_end_of_the_batch_before() -> None:
+    assert rates(BATCHES) == [50.0, 200.0, 50.0]
+    assert seconds_per_batch(BATCHES) == [2.0, 1.0, 2.0]
+    assert overall_rate(BATCHES) == 400 / 5
+
+
+def test_what_is_left_out_at_the_beginning_still_gives_the_starting_line() -> None:
+    assert [batch.index for batch in steady(BATCHES, first=2, last=1)] == [1, 2]
+    assert [batch.index for batch in steady(BATCHES, first=0, last=0)] == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="4 batches, of which 3 and 1 are left out"):
+        steady(BATCHES, first=3, last=1)
+
+
+def test_a_run_s_record_gives_its_batches_with_the_policy_s_own_tokens() -> None:
+    row = {"batch": 3, "time": 1e9, "num_action_tokens": 70, "num_tokens": 100}
+    assert trained_batches([row]) == [TrainedBatch(index=3, time=1e9, action_tokens=70)]
+
+
+def test_the_spread_is_of_quartiles_and_of_extremes_where_there_are_few() -> None:
+    assert spread([5.0, 1.0, 3.0, 2.0, 4.0]) == Spread(median=3.0, low=2.0, high=4.0, count=5)
+    assert spread([5.0, 1.0, 4.0]) == Spread(median=4.0, low=1.0, high=5.0, count=3)
+    with pytest.raises(ValueError, match="nothing was measured"):
+        spread([])
+
+
+def test_cores_used_are_processor_seconds_between_two_samples() -> None:
+    samples = [
+        CpuSample(time=0.0, seconds={"learner": 3.0}),
+        CpuSample(time=1.0, seconds={"learner": 4.0}),
+        CpuSample(time=3.0, seconds={"learner": 5.0, "scheduler": 0.5}),
+    ]
+    assert cpu_shares(samples, 1.2, 3.5) == {"learner": 0.5, "scheduler": 0.25}
+    assert cpu_shares(samples, 0.0, 0.5) == {}
+    with pytest.raises(ValueError, match="must come before"):
+        cpu_shares(samples, 2.0, 2.0)
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 100), st.integers(0, 50)), max_size=40), st.integers(1, 9))
+def test_slices_of_a_span_count_every_token_once(arrivals: list[tuple[float, int]], count: int) -> None:
+    parts = slices(0.0, 100.0, count)
+    assert parts[0][0] == 0.0
+    assert parts[-1][1] == pytest.approx(100.0)
+    # The last bound may fall short of 100 by rounding.
+    whole = sum(number for time, number in arrivals if time <= parts[-1][1])
+    assert sum(token_rate(arrivals, *part) * (part[1] - part[0]) for part in parts) == pytest.approx(whole)
+
+
+def test_learner_spans_are_training_then_publication_with_waiting_between_batches() -> None:
+    trained = [{"batch": 0, "timestamp": "1970-01-01T00:00:10Z"}, {"batch": 1, "timestamp": "1970-01-01T00:00:20+00:00"}]
+    rows = [{"batch": 0, "train_s": 4.0, "publish_s": 1.0}, {"batch": 1, "train_s": 6.0, "publish_s": 0.5}, {"batch": 2}]
+    spans = learner_spans(trained, rows)
+    assert [(span.kind, span.begin, span.end) for span in spans] == [
+        ("training", 5.0, 9.0),
+        ("publication", 9.0, 10.0),
+        ("waiting", 10.0, 13.5),
+        ("training", 13.5, 19.5),
+        ("publication", 19.5, 20.0),
+    ]
+    assert share(spans, "waiting", 5.0, 20.0) == pytest.approx(3.5 / 15)
+    assert share(spans, "training", 8.0, 14.0) == pytest.approx(1.5 / 6)
+
+
+def test_rollout_spans_follow_the_scheduler_s_processor_time_and_pauses_lie_over_them() -> None:
+    used = [0.0, 0.9, 1.8, 1.9, 1.95, 2.9]
+    samples = [CpuSample(time=float(time), seconds={"scheduler": value}) for time, value in enumerate(used)]
+    loaded = [{"policy_version": 7, "pause_s": 0.5, "timestamp": "1970-01-01T00:00:02.5Z"}]
+    spans = rollout_spans(samples, loaded, "scheduler")
+    assert [(span.kind, span.begin, span.end, span.label) for span in spans] == [
+        ("generation", 0.0, 2.0, ""),
+        ("waiting", 2.0, 4.0, ""),
+        ("generation", 4.0, 5.0, ""),
+        ("weights", 2.0, 2.5, "v7"),
+    ]
+
+
+def test_the_picture_is_written(tmp_path: Path) -> None:
+    spans = [Span(kind="training", begin=100.0, end=104.0, label="3"), Span(kind="waiting", begin=90.0, end=100.0)]
+    lanes = {"synchronous": {"learner": spans}, "asynchronous": {"learner": spans}}
+    draw(lanes, {"synchronous": 99.0, "asynchronous": 98.0}, 10.0, tmp_path / "deep" / "lanes.png")
+    assert (tmp_path / "deep" / "lanes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ratios_are_over_the_slower_half_and_over_taking_turns() -> None:
+    found = a_comparison(sglang=1000.0, learner=800.0, whole=720.0, synchronous=400.0)
+    assert found.of_slower_half == pytest.approx(0.9)
+    assert found.of_slower_half_at_once == pytest.approx(1.8)
+    assert found.of_synchronous == pytest.approx(1.8)
+    assert found.balance == pytest.approx(0.8)
+    assert found.as_json()["of_synchronous"] == pytest.approx(1.8)
+
+
+@pytest.mark.parametrize(("sglang", "learner", "most"), [(1000.0, 1000.0, 2.0), (1000.0, 500.0, 1.5), (500.0, 1000.0, 1.5)])
+def test_asynchrony_can_at_most_hide_the_faster_half(sglang: float, learner: float, most: float) -> None:
+    # A token takes 1/sglang + 1/learner seconds in turns, and the larger of the two at the same time.
+    in_turns, at_once = 1 / sglang + 1 / learner, max(1 / sglang, 1 / learner)
+    found = a_comparison(sglang=sglang, learner=learner, whole=1.0, synchronous=1.0)
+    assert found.most_gain == pytest.approx(in_turns / at_once) == pytest.approx(most)
+
+
+def test_the_tables_say_figures_ratios_and_whether_a_goal_is_met() -> None:
+    lines = tables(a_comparison(sglang=1000.0, learner=800.0, whole=720.0, synchronous=600.0)).splitlines()
+    assert "| 3. the whole, max_lag 2 | 720 (719 to 721) | 720 |" in lines
+    assert "| **3 of the slower of 1 and 2** | 0.90 | at least 0.85: met |" in lines
+    assert "| **3 of 4** | 1.20 | at least 1.5: missed |" in lines
+    assert "| cores used: scheduler | 0.80 | 0.80 |" in lines
+    assert goal_word(1.5, 1.5) == "at least 1.5: met"
+
+
+def test_sglang_beside_the_learner_counts_only_while_the_learner_trains() -> None:
+    # Ten tokens a second until the learner's last batch, then a hundred.
+    arrivals = [(float(time), 10 if time <= 18 else 100) for time in range(1, 40)]
+    learner = Replayed(
+        batches=[TrainedBatch(index=i, time=6.0 + 4 * i, action_tokens=8) for i in range(4)], same_weights=True
+    )
+    generated = Generated(arrivals=arrivals, begin=2.0, end=34.0)
+    figures = half_figures(Halves(sglang=generated, learner=learner, sglang_at_once=generated, learner_at_once=learner))
+    assert figures["sglang_at_once"].overall_tokens_per_s == pytest.approx(10.0)
+    assert figures["sglang"].overall_tokens_per_s == pytest.approx((16 * 10 + 16 * 100) / 32)
+    assert figures["learner"].overall_tokens_per_s == pytest.approx(2.0)
+
+
+def test_requests_that_never_fill_sglang_are_no_measurement() -> None:
+    learner = Replayed(batches=BATCHES, same_weights=True)
+    idle = Generated(arrivals=[(1.0, 5)], begin=0.0, end=1.0)
+    with pytest.raises(ValueError, match="ask more of them"):
+        half_figures(Halves(sglang=idle, learner=learner, sglang_at_once=idle, learner_at_once=learner))
+
+
+def test_a_run_has_the_workload_s_sizes_and_its_halves_their_cores(tmp_path: Path) -> None:
+    workload = Workload(prompt_letters=100, turn_tokens=40, groups_per_batch=4, mini_batches=2, max_running=24)
+    write_config(tmp_path / "config.toml", workload, tmp_path / "model")
+    files = run_files(tmp_path / "config.toml", tmp_path / "run", num_batches=5, max_lag=1)
+    settings = files.settings
+    assert (settings.sampling.max_turn_tokens, settings.batch.groups_per_batch, settings.batch.mini_batches) == (40, 4, 2)
+    assert (settings.rollout.max_running, settings.batch.max_lag, settings.run.num_batches) == (24, 1, 5)
+    assert settings.environment.options == {"shortest": 75, "longest": 125}
+    assert settings.sampling.max_tokens > 40 + 125 + 3
+    cores = Cores(rollout=frozenset({3}), learner=frozenset({0, 2}))
+    modules = {spec.name: (spec.module, spec.arguments[:2]) for spec in pinned_specs(process_specs(settings, ["c"]), cores)}
+    assert modules["learner"] == ("benchmarks.pipeline.pinned", ("0,2", "services.learner"))
+    assert modules["rollout-0"] == ("benchmarks.pipeline.pinned", ("3", "services.rollout"))
+    assert modules["broker"] == ("services.broker", ("c",))
+
+
+def test_every_size_can_be_given_on_the_command_line() -> None:
+    assert workload_of(parser().parse_args([])) == Workload()
+    given_sizes = parser().parse_args(["--hidden-size", "64", "--turn-tokens", "12"])
+    assert workload_of(given_sizes) == Workload(hidden_size=64, turn_tokens=12)
+
+
+def test_prompts_are_made_as_long_as_makes_training_as_slow_as_generation() -> None:
+    # 50 action tokens cost 100 ms to generate; at 0.5 ms a token the learner has 100 ms for 200 tokens, 150 of the prompt.
+    assert even_prompt(rollout_s=0.002, learner_s=0.0005, action_tokens=50, target=1.0) == pytest.approx(150)
+    assert even_prompt(rollout_s=0.002, learner_s=0.0005, action_tokens=50, target=1.5) == pytest.approx(250)
+    assert even_prompt(rollout_s=0.001, learner_s=0.01, action_tokens=50, target=1.0) == 0.0
+
+
+def test_the_balance_counts_all_of_sglang_and_its_agent_by_processor_time() -> None:
+    total = {"num_tokens": 80_000, "num_action_tokens": 50_000, "num_trajectories": 1000}
+    used = {"scheduler": 0.3, "server": 0.05, "agent": 0.05, "learner": 0.4, "broker": 0.9}
+    # 20 s: 160 us an action token, 100 us a learner's token; 1.05 * 160 / 100 - 1 of 50 tokens; 3 of them are markers.
+    assert letters_for(used, 20.0, total) == round(0.68 * 50) - 3
+    assert letters_for(used | {"scheduler": 900.0}, 20.0, total) == 400
+    assert letters_for(used | {"learner": 900.0}, 20.0, total) == 8
+
+
+def test_cores_that_are_not_there_or_shared_are_refused() -> None:
+    with pytest.raises(ValueError, match="cores \\[4096\\] are not there"):
+        choose_cores("4096", "0")
+    with pytest.raises(ValueError, match="given to both halves"):
+        choose_cores("0", "0")
+    with pytest.raises(ValueError, match="numbers separated by commas"):
+        parse_cores("0-3")
+    assert parse_cores("0,2") == {0, 2}
+
+
+def test_a_pinned_module_and_what_it_starts_stay_on_their_core() -> None:
+    ask = "import os; print(sorted(os.sched_getaffinity(0)))"
+    statement = f"import subprocess, sys; {ask}; sys.stdout.flush(); subprocess.run([sys.executable, '-c', {ask!r}])"
+    command = [sys.executable, "-m", "benchmarks.pipeline.pinned", "0", "timeit", "-n", "1", "-r", "1", statement]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert output.splitlines()[:2] == ["[0]", "[0]"]
+
+
+def test_roles_are_told_by_command_lines() -> None:
+    agent = ["python", "-m", "benchmarks.pipeline.pinned", "0", "services.rollout", "config.toml"]
+    assert role_of(agent, "") == "agent"
+    assert role_of(["python", "-c", "from multiprocessing..."], "agent") == "agent"
+    assert role_of(["sglang::scheduler"], "server") == "scheduler"
+    assert role_of(["python", "-m", "services.sglang_cpu.launch"], "agent") == "server"
+    assert role_of(["bash"], "") == ""
+
+
+def test_every_answer_has_a_reward_and_letters_pay() -> None:
+    assert letter_share("ab1Z") == 0.75
+    assert letter_share("") == 0.0
+    assert letter_share("éß") == 0.0
+    environment = Letters(LettersOptions(shortest=20, longest=20))
+    task = environment.tasks("train").task(0)
+    assert len(str(task["problem"])) == 20
+    assert environment.step({}, "ab..").reward == 0.5
+    assert environment.step({}, "ab..").done
+    with pytest.raises(ValueError, match="must not be larger"):
+        Letters(LettersOptions(shortest=40, longest=20))
