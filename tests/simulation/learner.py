@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from gspo.packing import TrainGroup
@@ -140,8 +141,8 @@ class SimLink:
         self._deliver(self._conversation.announced())
 
     def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
-        (copied,) = weights.tensors
-        self._audit.publishes(policy_version, copied.data.view("<f4").tolist())
+        content = b"".join(tensor.data.tobytes() for tensor in weights.tensors)
+        self._audit.publishes(policy_version, np.frombuffer(content, "<f4").tolist())
         self._deliver(self._conversation.publish(policy_version, weights, trained_batches))
 
     def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
