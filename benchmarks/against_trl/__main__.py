@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("examples/arithmetic.toml"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--batches", type=int, default=40, help="of each run (default: %(default)s)")
+    parser.add_argument("--batches", type=int, default=30, help="of each run (default: %(default)s)")
     parser.add_argument(
         "--every", type=int, default=2, help="batches from one evaluation to the next (default: %(default)s)"
     )
