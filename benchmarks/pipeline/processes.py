@@ -61,9 +61,12 @@ class ProcessWatch:
                     self._roles[child] = role
 
     def _sample(self) -> None:
+        running = set()
         for process in list(self._roles):
             try:
                 times = process.cpu_times()
+                if process.status() == psutil.STATUS_RUNNING:
+                    running.add(self._roles[process])
             except psutil.Error:
                 self._past[self._roles[process]] = self._past.get(self._roles[process], 0.0) + self._last.pop(process, 0.0)
                 del self._roles[process]
@@ -72,7 +75,7 @@ class ProcessWatch:
         seconds = dict(self._past)
         for process, used in self._last.items():
             seconds[self._roles[process]] = seconds.get(self._roles[process], 0.0) + used
-        self.samples.append(CpuSample(time=now(), seconds=seconds))
+        self.samples.append(CpuSample(time=now(), seconds=seconds, running=frozenset(running)))
 
     def _check(self, cores: Mapping[str, frozenset[int]]) -> None:
         num_threads = 0
