@@ -21,7 +21,7 @@ from services.learner.snapshot import WeightCopy
 from services.learner.trainer import BatchReport
 from services.runtime.lifecycle import ServiceError
 from tests.simulation.audit import Audit
-from tests.simulation.episodes import weights_after
+from tests.simulation.episodes import tables_after, weights_after
 from tests.simulation.loop import Process
 
 T = TypeVar("T")
@@ -141,8 +141,7 @@ class SimLink:
         self._deliver(self._conversation.announced())
 
     def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
-        content = b"".join(tensor.data.tobytes() for tensor in weights.tensors)
-        self._audit.publishes(policy_version, np.frombuffer(content, "<f4").tolist())
+        self._audit.publishes(policy_version, b"".join(tensor.data.tobytes() for tensor in weights.tensors))
         self._deliver(self._conversation.publish(policy_version, weights, trained_batches))
 
     def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
@@ -260,7 +259,8 @@ class SimTrainer:
     world_size = 1
     model = _Model()
 
-    def __init__(self, process: Process, rng: random.Random, audit: Audit, *, batch_s: float) -> None:
+    def __init__(self, process: Process, rng: random.Random, audit: Audit, *, batch_s: float, has_tables: bool) -> None:
+        self._has_tables = has_tables
         self._process = process
         self._rng = rng
         self._audit = audit
@@ -310,6 +310,9 @@ class SimTrainer:
         return tensor.clone()
 
     def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        # In the order of their names, in which the audit knows them.
+        for name, table in tables_after(self.history) if self._has_tables else ():
+            yield name, torch.from_numpy(table.view(np.int16)).view(torch.bfloat16)
         yield "weights", torch.tensor(weights_after(self.history), dtype=torch.float32)
 
     def _take_time(self, seconds: float) -> None:

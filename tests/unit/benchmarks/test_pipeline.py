@@ -1,5 +1,6 @@
 """The arithmetic of the whole pipeline's benchmark: rates, spans, ratios, and that a process stays on its cores."""
 
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -30,7 +31,7 @@ from benchmarks.pipeline.measures import (
     waves,
 )
 from benchmarks.pipeline.pinned import parse_cores
-from benchmarks.pipeline.processes import role_of
+from benchmarks.pipeline.processes import Use, process_use, role_of
 from benchmarks.pipeline.report import Comparison, HalfFigures, RunFigures, goal_word, half_figures, tables
 from benchmarks.pipeline.run import pinned_specs
 from benchmarks.pipeline.timeline import Span, draw, learner_spans, rollout_spans, share
@@ -132,7 +133,8 @@ def test_from_wave_to_wave_every_token_counts_once(tokens: list[int], size: int)
 
 def test_learner_spans_are_training_then_publication_with_waiting_between_batches() -> None:
     trained = [{"batch": 0, "timestamp": "1970-01-01T00:00:10Z"}, {"batch": 1, "timestamp": "1970-01-01T00:00:20+00:00"}]
-    rows = [{"batch": 0, "train_s": 4.0, "publish_s": 1.0}, {"batch": 1, "train_s": 6.0, "publish_s": 0.5}, {"batch": 2}]
+    first, second = {"batch": 0, "train_s": 4.0, "publish_s": 1.0}, {"batch": 1, "train_s": 6.0, "publish_s": 0.5}
+    rows: list[dict[str, Any]] = [first, {"batch": 2}, second]
     spans = learner_spans(trained, rows)
     assert [(span.kind, span.begin, span.end) for span in spans] == [
         ("training", 5.0, 9.0),
@@ -278,6 +280,14 @@ def test_roles_are_told_by_command_lines() -> None:
     assert role_of(["sglang::scheduler"], "server") == "scheduler"
     assert role_of(["python", "-m", "services.sglang_cpu.launch"], "agent") == "server"
     assert role_of(["bash"], "") == ""
+
+
+def test_the_kernel_s_line_of_a_process_gives_its_state_and_time_whatever_its_name() -> None:
+    stat = "7 (a) R b) R 1 7 7 0 -1 4194304 100 0 0 0 150 50 900 900 20 0 1 0 5 0 0"
+    assert process_use(stat) == Use(runs=True, cpu_s=200 / os.sysconf("SC_CLK_TCK"))
+    assert not process_use(stat.replace(") R 1", ") S 1")).runs
+    begin = process_use(Path("/proc/self/stat").read_text()).cpu_s
+    assert begin == pytest.approx(sum(os.times()[:2]), abs=0.2)
 
 
 def test_every_answer_has_a_reward_and_letters_pay() -> None:
