@@ -36,6 +36,7 @@ def two(work: Path) -> Results:
         2,
         [
             gradient_job("gradient", zero_stage=3, expert_parallel=2),
+            gradient_job("offloaded", zero_stage=3, expert_parallel=2, offload="optimizer_and_parameters"),
             job("untrained", zero_stage=3, expert_parallel=2, steps=0, export=True),
             job("run", zero_stage=3, expert_parallel=2, steps=2 + RESUMED_STEPS, save_after=2, export=True),
             job("unwritable", zero_stage=3, expert_parallel=2, save_after=1, unwritable_on=1),
@@ -53,6 +54,8 @@ def one(work: Path, two: Results) -> Results:
         [
             gradient_job("single", zero_stage=0),
             job("resumed", zero_stage=3, resume="run", steps=RESUMED_STEPS, export=True),
+            job("in-host-memory", zero_stage=2, offload="optimizer", resume="run", steps=RESUMED_STEPS, export=True),
+            job("back", zero_stage=3, resume="offloaded", steps=0),
             job("faster", zero_stage=1, resume="run", learning_rate=0.5, warmup_steps=0, weight_decay=0.0),
             job("lower", zero_stage=1, resume="run", dtype="bfloat16"),
             job("half-1", zero_stage=1, dtype="bfloat16", save_after=1),
@@ -87,6 +90,20 @@ def test_an_export_of_shared_experts_is_bit_for_bit_what_save_pretrained_writes(
 def test_a_run_of_two_ranks_with_shared_experts_goes_on_on_one(work: Path, one: Results, two: Results) -> None:
     require_same_future(one[0]["resumed"], two[0]["run"], RESUMED_STEPS)
     require_weights(work, "resumed", "run")
+
+
+def test_what_is_kept_in_host_memory_changes_no_gradient(work: Path, one: Results, two: Results) -> None:
+    assert two[1]["offloaded"]["offloaded"] == [True, True]
+    assert two[1]["gradient"]["offloaded"] == [False, False]
+    assert two[0]["offloaded"]["norms"] == pytest.approx(one[0]["single"]["norms"], rel=1e-5)
+    require_gradients(work, "offloaded", "single")
+
+
+def test_a_run_goes_on_with_its_optimizer_in_host_memory_and_back(work: Path, one: Results, two: Results) -> None:
+    assert one[0]["in-host-memory"]["offloaded"] == [True, False]
+    require_same_future(one[0]["in-host-memory"], two[0]["run"], RESUMED_STEPS)
+    require_weights(work, "in-host-memory", "run")
+    assert one[0]["back"]["digest"] == two[0]["offloaded"]["digest"]
 
 
 def test_it_goes_on_in_another_stage_with_experts_on_every_rank(work: Path, two: Results) -> None:

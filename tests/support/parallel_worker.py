@@ -89,11 +89,18 @@ def run(job: Job, work: Path) -> dict[str, Any]:
             "experts": experts,
             "digest": engine.weights_digest(),
             "layout": engine.layout(),
+            "offloaded": _offloaded(engine),
         }
     except CheckpointError as error:
         return {"error": str(error), "digest": engine.weights_digest()}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def _offloaded(engine: LearnerEngine) -> list[bool]:
+    """Whether DeepSpeed keeps the optimizer, and the parameters, in the host's memory."""
+    found = vars(engine._engine.optimizer)
+    return [bool(found.get("offload_optimizer") or found.get("cpu_offload")), bool(found.get("offload_param"))]
 
 
 def main() -> None:
