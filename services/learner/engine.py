@@ -66,7 +66,9 @@ def init_distributed(device: Device, timeout_s: float = 1800.0) -> None:
     if "RANK" not in os.environ:
         os.environ["LOCAL_RANK"] = "0"  # DeepSpeed reads it, whoever made the group.
         store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, missing from __all__
-        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+        # A barrier of nccl must know its device before there has been any other collective.
+        bound = torch.device("cuda", 0) if device == "cuda" else None
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1, device_id=bound)
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=timedelta(seconds=timeout_s))
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 from safetensors.torch import load_file
 
+from services.rollout.engine import Engine
+from tests.integration.conftest import SglangServer
+from tests.integration.test_logprob_agreement import TOLERANCE as SERVED_TOLERANCE
+from tests.integration.test_logprob_agreement import load
 from tests.support.parallel_jobs import (
     RESUMED_STEPS,
     Results,
@@ -18,6 +25,7 @@ from tests.support.parallel_jobs import (
     require_weights,
     run_jobs,
 )
+from tests.support.tiny_model import TINY_VOCAB_SIZE
 from tests.support.training_groups import write_model_and_groups
 
 
@@ -85,6 +93,30 @@ def test_an_export_of_shared_experts_is_bit_for_bit_what_save_pretrained_writes(
     assert set(again) == set(trained)
     assert all(torch.equal(again[name], trained[name]) for name in trained)
     assert all(not torch.equal(trained[name], original[name]) for name in trained)
+
+
+@pytest_asyncio.fixture
+async def sglang(sglang_server: SglangServer) -> AsyncIterator[Engine]:
+    """A client of a server of a model of these shapes; afterwards it holds its base checkpoint as version 0 again."""
+    async with Engine(sglang_server.url, vocab_size=TINY_VOCAB_SIZE, chunk_tokens=16) as client:
+        yield client
+        await load(client, sglang_server.base, 0)
+
+
+async def test_sglang_serves_what_learners_that_share_the_experts_have_learnt(
+    work: Path, two: Results, sglang: Engine
+) -> None:
+    await load(sglang, work / "run-export", 1)
+    largest, moved = 0.0, 0.0
+    assert two[0]["run"]["scored"] == two[1]["run"]["scored"]
+    for (token_ids, logprobs), (_, before) in zip(two[0]["run"]["scored"], two[0]["untrained"]["scored"], strict=True):
+        # SGLang misreports the last id of a vocabulary in a prompt.
+        if TINY_VOCAB_SIZE - 1 not in token_ids:
+            served = await sglang.prompt_logprobs(token_ids)
+            largest = max(largest, float(np.abs(served - logprobs).max()))
+            moved = max(moved, float(np.abs(served - before).max()))
+    assert largest <= SERVED_TOLERANCE
+    assert moved > 1000 * SERVED_TOLERANCE, "the untrained weights would have passed"
 
 
 def test_a_run_of_two_ranks_with_shared_experts_goes_on_on_one(work: Path, one: Results, two: Results) -> None:
