@@ -72,14 +72,14 @@ def require_supported(plan: Parallelism) -> None:
     """Raises ValueError, naming the value and the way out, for what would fail later, or train wrongly."""
     if plan.dtype == "bfloat16" and plan.zero_stage == 0:
         raise ValueError("zero_stage 0 with bfloat16 gets Adam's first step wrong; use zero_stage 1 or higher")
-    if plan.offload != "none" and plan.zero_stage == 0:
-        raise ValueError(
-            f"offload is {plan.offload} and zero_stage is 0, which has nothing to keep elsewhere; use zero_stage 1 or higher"
-        )
     if plan.offload == "optimizer_and_parameters" and plan.zero_stage < 3:
         raise ValueError(
             f"offload is optimizer_and_parameters and zero_stage is {plan.zero_stage}, which keeps parameters whole; use "
             "zero_stage 3, or offload = optimizer"
+        )
+    if plan.offload == "optimizer" and plan.zero_stage == 0:
+        raise ValueError(
+            "offload is optimizer and zero_stage is 0, which has nothing to keep elsewhere; use zero_stage 1 or higher"
         )
     if plan.routing_replay and plan.num_experts == 0:
         raise ValueError(

@@ -25,14 +25,19 @@ from tests.support.parallel_jobs import (
     require_weights,
     run_jobs,
 )
-from tests.support.tiny_model import TINY_VOCAB_SIZE
+from tests.support.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
 from tests.support.training_groups import write_model_and_groups
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import Qwen3MoeForCausalLM
+
     directory = tmp_path_factory.mktemp("layouts")
     write_model_and_groups(directory)
+    narrower = tiny_qwen3_moe().config
+    narrower.moe_intermediate_size //= 2
+    Qwen3MoeForCausalLM(narrower).save_pretrained(directory / "narrower")
     return directory
 
 
@@ -66,6 +71,7 @@ def one(work: Path, two: Results) -> Results:
             job("back", zero_stage=3, resume="offloaded", steps=0),
             job("faster", zero_stage=1, resume="run", learning_rate=0.5, warmup_steps=0, weight_decay=0.0),
             job("lower", zero_stage=1, resume="run", dtype="bfloat16"),
+            job("other-model", zero_stage=3, model="narrower", resume="run"),
             job("half-1", zero_stage=1, dtype="bfloat16", save_after=1),
             job("half-3", zero_stage=3, dtype="bfloat16", resume="half-1"),
             job("half-3-first", zero_stage=3, dtype="bfloat16"),
@@ -162,6 +168,13 @@ def test_in_bfloat16_zero_3_computes_what_zero_1_does(one: Results) -> None:
     # Rotary frequencies that ZeRO-3 had rounded moved this loss by a seventh.
     assert one[0]["half-3-first"]["losses"] == one[0]["half-1"]["losses"]
     assert "losses" in one[0]["half-3"]
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_what_both_are(one: Results, two: Results) -> None:
+    saved = two[0]["run"]["layout"]["parameters"]
+    error = one[0]["other-model"]["error"]
+    assert f"was saved with parameters = {saved}, this learner has " in error
+    assert error.endswith("; use the same")
 
 
 def test_a_checkpoint_of_another_type_is_refused_with_both(one: Results) -> None:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 RESUMED_STEPS = 5
-JOB_FIELDS = ("resume", "steps", "save_after", "export", "unwritable_on", "replay")
+JOB_FIELDS = ("resume", "steps", "save_after", "export", "unwritable_on", "replay", "model")
 Results = list[dict[str, dict[str, Any]]]
 
 
@@ -35,7 +35,7 @@ def run_jobs(work: Path, num_ranks: int, jobs: Sequence[dict[str, Any]], *, acce
     if num_ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
     command = [*launcher, "-m", "tests.support.parallel_worker", str(plan), str(work)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return [json.loads(plan.with_suffix(f".{rank}.out").read_text(encoding="utf-8")) for rank in range(num_ranks)]
 

@@ -42,6 +42,7 @@ class Job:
 
     name: str
     settings: dict[str, Any]
+    model: str = "model"
     resume: str = ""
     """The job whose checkpoint to go on from."""
     steps: int = 1
@@ -57,7 +58,7 @@ class Job:
 
 def run(job: Job, work: Path) -> dict[str, Any]:
     groups = load_groups(work / "groups.npz")
-    engine = LearnerEngine.create(work / "model", LearnerEngineSettings(**(SETTINGS | SLOW | job.settings)))
+    engine = LearnerEngine.create(work / job.model, LearnerEngineSettings(**(SETTINGS | SLOW | job.settings)))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         if engine.rank == job.unwritable_on:

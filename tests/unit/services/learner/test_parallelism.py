@@ -66,6 +66,10 @@ def test_every_stage_goes_with_every_size_that_divides(zero_stage: int, num_rank
             "offload is optimizer and zero_stage is 0, .*; use zero_stage 1 or higher",
         ),
         (
+            {"offload": "optimizer_and_parameters", "zero_stage": 0},
+            "offload is optimizer_and_parameters and zero_stage is 0, .*; use zero_stage 3, or offload = optimizer",
+        ),
+        (
             {"offload": "optimizer_and_parameters", "zero_stage": 2},
             "offload is optimizer_and_parameters and zero_stage is 2, .*; use zero_stage 3, or offload = optimizer",
         ),
@@ -94,7 +98,8 @@ def test_a_models_configuration_says_how_many_experts_it_has(tmp_path: Path) -> 
     }  # fmt: skip
     assert parallelism_of(read_model_config(tmp_path), **rest).num_experts == 8
     assert parallelism_of({"model_type": "qwen3_moe", "num_experts": 4}, **rest).num_experts == 4
-    assert parallelism_of({"model_type": "qwen3"}, **rest).num_experts == 0
+    plan = parallelism_of({"model_type": "qwen3"}, **rest, offload="optimizer")
+    assert (plan.num_experts, plan.hidden_act, plan.offload) == (0, "silu", "optimizer")
 
 
 @pytest.mark.parametrize("content", ["", "[]", None])
