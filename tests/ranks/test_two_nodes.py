@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 from asyncio.subprocess import Process
@@ -12,14 +13,19 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import torch
+import zmq.asyncio
+from safetensors.torch import load_file
 
-from protocol.channels import BATCH
+from protocol.channels import BATCH, WEIGHTS
 from protocol.messages import BatchRequest, Checkpointed, Hello, Message, Resume, Trained
 from services.learner.checkpoint import find_latest, read_metadata
+from services.learner.state_files import TensorDirectory
+from services.rollout.weights import fetch_newest, write_for_engine
 from tests.integration.test_learner_service import a_batch
 from tests.support.run_process import free_ports
 from tests.support.tiny_model import save_tiny_model
-from tests.support.zmq_ends import ANY_PORT, ScriptedEnd, a_welcome, in_background, zmq_context
+from tests.support.zmq_ends import ANY_PORT, ScriptedEnd, a_client, a_welcome, in_background, zmq_context
 
 pytestmark = pytest.mark.ranks
 
@@ -41,7 +47,7 @@ expert_parallel = 2
 collective_timeout_s = 60
 checkpoint_every_batches = 2
 metrics_port = 0
-weights_endpoint = "tcp://127.0.0.1:*"
+weights_endpoint = "{weights}"
 """
 
 
@@ -103,15 +109,44 @@ async def two_nodes(work: Path, name: str) -> AsyncIterator[list[Process]]:
             await agent.wait()
 
 
+async def fetch(context: zmq.asyncio.Context, endpoint: str, directory: Path) -> None:
+    """The newest weights, as a rollout fetches them and writes them for its engine."""
+    client = a_client(context, WEIGHTS, endpoint)
+    async with in_background(client.run()):
+        await client.connected_welcome()
+        fetched = await fetch_newest(client, 0)
+    assert fetched is not None
+    write_for_engine(fetched, directory)
+
+
+def require_served(served: Path, checkpoints: Path) -> None:
+    """What was served is bit for bit what both nodes have then saved."""
+    latest = find_latest(checkpoints)
+    assert latest is not None
+    saved = TensorDirectory(latest / "engine")
+    tensors = load_file(served)
+    assert len(tensors) == 2 * (4 + 2 + 2 + 1 + 4 * 3) + 3
+    for name, tensor in tensors.items():
+        expert = re.fullmatch(r"(.+\.mlp\.experts)\.(\d+)\.(\w+)\.weight", name)
+        if expert is None:
+            assert torch.equal(saved.read(f"{name}/weight", 0, tensor.shape[0], tuple(tensor.shape)), tensor), name
+        else:
+            key = f"{expert[1]}.{expert[3]}/weight"
+            assert torch.equal(saved.read(key, int(expert[2]), 1, (1, *tensor.shape))[0], tensor), name
+
+
 @pytest.mark.timeout(900)
 async def test_a_learner_on_two_nodes_trains_saves_survives_the_loss_of_one_and_stops_when_one_is_asked(
     tmp_path: Path,
 ) -> None:
     save_tiny_model(tmp_path / "model")
     checkpoints = tmp_path / "run" / "checkpoints"
+    weights = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     async with zmq_context() as context:
         end = ScriptedEnd(context, BATCH, ANY_PORT)
-        (tmp_path / "run.toml").write_text(CONFIG.format(directory=tmp_path, broker=end.endpoint), encoding="utf-8")
+        (tmp_path / "run.toml").write_text(
+            CONFIG.format(directory=tmp_path, broker=end.endpoint, weights=weights), encoding="utf-8"
+        )
         broker = Broker(end)
         async with in_background(broker.serve()):
             async with two_nodes(tmp_path, "first") as (first, second):
@@ -134,6 +169,7 @@ async def test_a_learner_on_two_nodes_trains_saves_survives_the_loss_of_one_and_
             broker.told.clear()
             async with two_nodes(tmp_path, "again") as (first, second):
                 await broker.until(lambda told: any(isinstance(message, Trained) for message in told))
+                await fetch(context, weights, tmp_path / "served")
                 second.send_signal(signal.SIGTERM)
                 async with asyncio.timeout(PATIENCE_S):
                     statuses = [await agent.wait() for agent in (first, second)]
@@ -142,3 +178,4 @@ async def test_a_learner_on_two_nodes_trains_saves_survives_the_loss_of_one_and_
     assert Resume(next_batch=2) in broker.told
     assert [message.index for message in broker.told if isinstance(message, Trained)] == [2]
     assert any(isinstance(message, Checkpointed) and message.next_batch == 3 for message in broker.told)
+    require_served(tmp_path / "served" / "model.safetensors", checkpoints)
