@@ -114,7 +114,11 @@ def run(job: Job, work: Path) -> dict[str, Any]:
 
 def score(engine: LearnerEngine, groups: list[TrainGroup]) -> list[tuple[list[int], list[float]]]:
     """Token ids of every sequence, and this learner's log-probs at temperature 1 of all but the first."""
-    members = [sequence.with_advantages(np.zeros(sequence.num_tokens)) for group in groups for sequence in group.sequences]
+    members = [
+        sequence.with_advantages(np.zeros(sequence.num_tokens, dtype=np.float32))
+        for group in groups
+        for sequence in group.sequences
+    ]
     assert {member.temperature for member in members} == {1.0}
     packed = pack(members, policy_version=1)
     logprobs = engine.logprobs(packed).logprobs_T.tolist()
