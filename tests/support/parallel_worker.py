@@ -81,7 +81,8 @@ def run(job: Job, work: Path) -> dict[str, Any]:
         losses, norms, rates, metrics, scored = [], [], [], {}, []
         if job.replay:
             losses.append(replay_step(engine, groups))
-            save_checkpoint(engine, work / job.name, CheckpointState(policy_version=1, batch_position=1, mismatch={}))
+            state = CheckpointState(policy_version=1, batch_position=1, mismatch={})
+            _save(engine, work / job.name, state, job.in_background)
         for step in range(first, first + (0 if job.replay else job.steps)):
             metrics = train_batch(
                 engine,
