@@ -57,8 +57,8 @@ def _learner_dies_behind_a_checkpoint() -> tuple[Event, ...]:
     """Which the broker, away at the time, has not heard of."""
     events: list[Event] = []
     for at in (1.0, 4.0, 8.0):
-        events.append(Event(at=at, kind="kill_when", target=("broker",), seconds=3.0, point="publishing"))
-        events.append(Event(at=at, kind="kill_when", target=("learner",), seconds=1.0, amount=0.5, point="saving"))
+        events.append(Event(at=at, kind="kill_when", target=("broker",), seconds=4.0, point="publishing"))
+        events.append(Event(at=at, kind="kill_when", target=("learner",), seconds=1.0, amount=1.6, point="saving"))
     return tuple(events)
 
 
