@@ -2,8 +2,9 @@
 
     python -m benchmarks.pipeline --plot docs/images/pipeline.png --json pipeline.json
 
-One run of everything that `gspo run` starts, with real SGLang, broker and DeepSpeed learner, SGLang and its agent on half of
-the cores and the learner on the other half. Then, each on the same cores as before, SGLang alone with the run's own prompts,
+First a short run, after which prompts are made so long that generating a batch takes about as long as training it. Then one
+run of everything that `gspo run` starts, with real SGLang, broker and DeepSpeed learner, SGLang and its agent on half of the
+cores and the learner on the other half. Then, each on the same cores as before, SGLang alone with the run's own prompts,
 sampling and concurrency, the learner alone on the run's own batches (`gspo replay`), and these two at the same time. Last
 the run once more with max_lag 0, where generation and training take turns. All in tokens of the policy per second.
 """
@@ -15,16 +16,17 @@ import platform
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict, fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from benchmarks.pipeline.balance import balanced
 from benchmarks.pipeline.halves import measure_halves, recorded_questions
 from benchmarks.pipeline.measures import trained_batches
-from benchmarks.pipeline.report import LEFT_OUT_FIRST, Comparison, Lanes, half_figures, lanes_of, run_figures, tables
+from benchmarks.pipeline.report import Comparison, Lanes, half_figures, lanes_of, run_figures, tables
 from benchmarks.pipeline.run import run_pinned
 from benchmarks.pipeline.timeline import draw
 from benchmarks.pipeline.workload import Workload, choose_cores, run_files, write_config
@@ -46,19 +48,24 @@ async def compare(arguments: argparse.Namespace, directory: Path, stop: asyncio.
     cores = choose_cores(arguments.rollout_cores, arguments.learner_cores)
     model, config = directory / "model", directory / "config.toml"
     await asyncio.to_thread(_make_model, model, workload)
+    if not arguments.prompt_letters:
+        log.info("part", what="the balance")
+        workload = await balanced(workload, model, cores, directory / "pilot", stop, limit_s)
+        _go_on(stop)
     write_config(config, workload, model)
 
     log.info("part", what="the whole", max_lag=max_lag, batches=arguments.batches)
     files = run_files(config, directory / "whole", num_batches=arguments.batches, max_lag=max_lag)
     whole = await run_pinned(files, cores, stop, limit_s)
     _go_on(stop)
-    tokens = {batch.index: batch.action_tokens for batch in trained_batches(whole.rows)}
-    asked = range(LEFT_OUT_FIRST, min(arguments.batches, LEFT_OUT_FIRST + arguments.sglang_batches))
+    trained = trained_batches(whole.rows)
+    tokens = {batch.index: batch.action_tokens for batch in trained}
+    asked = range(max(0, len(trained) - arguments.sglang_batches), len(trained))
     questions = await asyncio.to_thread(recorded_questions, files.settings.run.directory, asked)
 
-    log.info("part", what="the halves", requests=len(questions), batches=arguments.batches)
+    log.info("part", what="the halves", requests=len(questions), batches=arguments.replayed)
     async with asyncio.timeout(limit_s):
-        halves = await measure_halves(files.settings, tokens, questions, cores, directory)
+        halves = await measure_halves(files.settings, tokens, questions, arguments.replayed, cores, directory)
     _go_on(stop)
 
     log.info("part", what="taking turns", max_lag=0, batches=arguments.turns)
@@ -67,12 +74,13 @@ async def compare(arguments: argparse.Namespace, directory: Path, stop: asyncio.
     _go_on(stop)
     comparison = Comparison(
         **half_figures(halves),
-        whole=run_figures(whole, max_lag + 1),
-        synchronous=run_figures(synchronous, 1),
+        whole=run_figures(whole, max_lag),
+        synchronous=run_figures(synchronous, 0),
+        workload=workload,
         max_lag=max_lag,
         same_weights=halves.learner.same_weights and halves.learner_at_once.same_weights,
     )
-    return comparison, [lanes_of(whole, max_lag + 1), lanes_of(synchronous, 1)]
+    return comparison, [lanes_of(whole, max_lag), lanes_of(synchronous, 0)]
 
 
 def _go_on(stop: asyncio.Event) -> None:
@@ -92,9 +100,10 @@ def _make_model(directory: Path, workload: Workload) -> None:
 
 
 def workload_of(arguments: argparse.Namespace) -> Workload:
-    """The sizes that were asked for."""
-    chosen = vars(arguments)
-    return Workload(**{each.name: chosen[each.name] for each in fields(Workload)})
+    """The sizes that were asked for; a length of prompts that is not said is the usual one."""
+    chosen = {each.name: int(vars(arguments)[each.name]) for each in fields(Workload)}
+    usual = Workload()
+    return replace(usual, **{name: value for name, value in chosen.items() if value})
 
 
 def plot(lanes: list[Lanes], max_lag: int, path: Path) -> None:
@@ -114,18 +123,21 @@ def plot(lanes: list[Lanes], max_lag: int, path: Path) -> None:
 def parser() -> argparse.ArgumentParser:
     """The command line: a run's sizes and lengths."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--batches", type=int, default=16, help="of the asynchronous run, and of the learner alone")
-    made.add_argument("--turns", type=int, default=10, help="batches of the synchronous run")
-    made.add_argument("--sglang-batches", type=int, default=4, help="SGLang alone generates so many of the run's batches")
+    made.add_argument("--batches", type=int, default=14, help="of the asynchronous run")
+    made.add_argument("--turns", type=int, default=7, help="batches of the synchronous run")
+    made.add_argument("--replayed", type=int, default=9, help="batches that the learner alone trains, twice")
+    made.add_argument("--sglang-batches", type=int, default=3, help="SGLang alone generates so many of the run's batches")
     made.add_argument("--max-lag", type=int, default=2, help="of the asynchronous run")
     made.add_argument("--rollout-cores", default="", help="for SGLang and its agent, such as 0 (default: the first half)")
     made.add_argument("--learner-cores", default="", help="for the learner, such as 1 (default: the other half)")
-    made.add_argument("--limit-s", type=float, default=1200.0, help="each of the three parts may take so long")
+    made.add_argument("--limit-s", type=float, default=1200.0, help="each of the parts may take so long")
     made.add_argument("--plot", type=Path, help="write the timeline here (PNG)")
     made.add_argument("--json", type=Path, help="write all figures here")
     made.add_argument("--keep", type=Path, help="leave the runs here (default: a temporary directory)")
     for each in fields(Workload):
-        made.add_argument(f"--{each.name.replace('_', '-')}", type=int, default=each.default)
+        # The balance is found by default: the others are as they are.
+        by_default = 0 if each.name == "prompt_letters" else each.default
+        made.add_argument(f"--{each.name.replace('_', '-')}", type=int, default=by_default)
     return made
 
 
@@ -147,14 +159,15 @@ def main() -> int:
         comparison, lanes = found[0]
         if arguments.json:
             made = {"machine": platform.platform(), "made": datetime.now(tz=UTC).isoformat(timespec="seconds")}
-            content = made | {"workload": asdict(workload_of(arguments))} | comparison.as_json()
+            content = made | comparison.as_json()
             arguments.json.parent.mkdir(parents=True, exist_ok=True)
             arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         if arguments.plot:
             plot(lanes, arguments.max_lag, arguments.plot)
         print(tables(comparison))
+        print(f"\n{comparison.workload}")
         strays = comparison.whole.strays | comparison.synchronous.strays
-        print(f"\nthreads on their cores: {comparison.whole.num_threads - len(strays)} of {comparison.whole.num_threads}")
+        print(f"threads on their cores: {comparison.whole.num_threads - len(strays)} of {comparison.whole.num_threads}")
         print(f"the learner alone made the run's weights bit for bit: {comparison.same_weights}")
         for name, where in strays.items():
             print(f"  {name} may run on {where}")

@@ -40,10 +40,12 @@ class Generated:
 
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     """Moment and number of completion tokens of each piece, in order."""
-    begin: float = 0.0
-    """When as many requests as may be under way had been answered: from then on SGLang is as in the middle of a run."""
+    answered: list[float] = field(default_factory=list)
+    """When each request had its whole answer, in order."""
     end: float = 0.0
-    """When the last request was sent."""
+    """When the last request was sent: until then as many were under way as may be."""
+    at_a_time: int = 1
+    """Requests under way."""
 
 
 def recorded_questions(directory: Path, batches: range) -> list[Question]:
@@ -97,7 +99,7 @@ async def ask(
 
     Through the client that the rollout uses, on SGLang's own cores, as the run's agent is. Raises: EngineError.
     """
-    rollout, generated, num_answered = settings.rollout, Generated(), 0
+    rollout, generated = settings.rollout, Generated(at_a_time=settings.rollout.max_running)
     tokenizer = ChatTokenizer(settings.model.path)
     sampling = Sampling(
         max_new_tokens=settings.sampling.max_turn_tokens,
@@ -107,7 +109,6 @@ async def ask(
     waiting = enumerate(questions if until is None else cycle(questions))
 
     async def work(engine: Engine) -> None:
-        nonlocal num_answered
         for number, question in waiting:
             if until is not None and until.is_set():
                 return
@@ -122,9 +123,7 @@ async def ask(
             async with aclosing(engine.generate(request)) as pieces:
                 async for piece in pieces:
                     generated.arrivals.append((now(), len(piece.token_ids)))
-            num_answered += 1
-            if num_answered == rollout.max_running:
-                generated.begin = now()
+            generated.answered.append(now())
 
     engine = Engine(
         url,
@@ -152,14 +151,15 @@ class Replayed:
     """Bit for bit those that the run published, after every batch."""
 
 
-async def replay(run: Path, out: Path, tokens: dict[int, int], cores: frozenset[int]) -> Replayed:
-    """`gspo replay`: the learner's own service on the batches of ``run``, read from its ledger, which makes the directory
-    ``out``. ``tokens``: action tokens by batch.
+async def replay(run: Path, out: Path, tokens: dict[int, int], num_batches: int, cores: frozenset[int]) -> Replayed:
+    """`gspo replay`: the learner's own service on the first batches of ``run``, read from its ledger, which makes the
+    directory ``out``. ``tokens``: action tokens by batch.
 
     Raises: RuntimeError with the end of its output.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", PINNED, cores_word(cores), "services.replay", str(run), "--out", str(out),
+        "--batches", str(num_batches),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
     )  # fmt: skip
@@ -195,19 +195,25 @@ class Halves:
 
 
 async def measure_halves(
-    settings: Settings, tokens: dict[int, int], questions: Sequence[Question], cores: Cores, directory: Path
+    settings: Settings,
+    tokens: dict[int, int],
+    questions: Sequence[Question],
+    num_batches: int,
+    cores: Cores,
+    directory: Path,
 ) -> Halves:
-    """One after the other, then both. ``settings``: the run's, whose directory is read; ``directory``: for what is written.
+    """One after the other, then both. ``settings``: the run's, whose directory is read; ``num_batches``: of it are trained
+    again; ``directory``: for what is written.
 
     Raises: ServerError, EngineError; RuntimeError when the replay fails.
     """
     run = settings.run.directory
     async with sglang_server(settings, cores.rollout, directory / "sglang.log") as url:
         sglang = await ask(url, settings, questions, cores.rollout)
-        learner = await replay(run, directory / "replay", tokens, cores.learner)
+        learner = await replay(run, directory / "replay", tokens, num_batches, cores.learner)
         ended = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(ask(url, settings, questions, cores.rollout, ended), name="ask")
-            learner_at_once = await replay(run, directory / "replay-at-once", tokens, cores.learner)
+            learner_at_once = await replay(run, directory / "replay-at-once", tokens, num_batches, cores.learner)
             ended.set()
         return Halves(sglang=sglang, learner=learner, sglang_at_once=asking.result(), learner_at_once=learner_at_once)

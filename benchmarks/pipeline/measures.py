@@ -32,10 +32,11 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuSample:
-    """Processor seconds that each role has used so far, at a moment."""
+    """Processor seconds that each role has used so far, at a moment, and the roles that run or wait for a core."""
 
     time: float
     seconds: Mapping[str, float]
+    running: frozenset[str] = frozenset()
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -94,6 +95,15 @@ def cpu_shares(samples: Sequence[CpuSample], begin: float, end: float) -> dict[s
     return {role: (after.seconds.get(role, 0.0) - before.seconds.get(role, 0.0)) / passed for role in roles}
 
 
+def even_prompt(*, rollout_s: float, learner_s: float, action_tokens: float, target: float) -> float:
+    """Prompt tokens with which training an episode of ``action_tokens`` takes ``target`` times as long as generating it.
+
+    ``rollout_s``: processor seconds for an action token; ``learner_s``: for any token, of prompts too. What a longer prompt
+    costs in generation is left out: it is computed once for a whole group.
+    """
+    return max(0.0, action_tokens * (target * rollout_s / learner_s - 1))
+
+
 def _sample_at(samples: Sequence[CpuSample], time: float) -> CpuSample:
     """The last one that is not later than ``time``, or the first one."""
     return samples[max(0, bisect_right(samples, time, key=lambda sample: sample.time) - 1)]
@@ -106,7 +116,9 @@ def token_rate(arrivals: Sequence[tuple[float, int]], begin: float, end: float) 
     return sum(number for time, number in arrivals if begin < time <= end) / (end - begin)
 
 
-def slices(begin: float, end: float, count: int) -> list[tuple[float, float]]:
-    """``count`` spans of one length, end to end."""
-    length = (end - begin) / count
-    return [(begin + index * length, begin + (index + 1) * length) for index in range(count)]
+def waves(answered: Sequence[float], size: int, begin: float, end: float) -> list[float]:
+    """Every ``size``-th of the moments at which something was answered, between two moments.
+
+    Requests that began together end together: only from one such moment to the next there is as much to do as in any other.
+    """
+    return [time for time in answered[size - 1 :: size] if begin <= time <= end]

@@ -1,33 +1,32 @@
 """What is said of the measurements: figures, goals, and who waited for whom."""
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from benchmarks.pipeline.halves import Generated, Halves, Replayed
 from benchmarks.pipeline.measures import (
     Spread,
+    TrainedBatch,
     cpu_shares,
     overall_rate,
     rates,
     seconds_per_batch,
-    slices,
     spread,
     steady,
     token_rate,
     trained_batches,
+    waves,
 )
 from benchmarks.pipeline.processes import SCHEDULER
 from benchmarks.pipeline.run import RunRecord
 from benchmarks.pipeline.timeline import Span, learner_spans, rollout_spans, share
+from benchmarks.pipeline.workload import Workload
 
 GOAL_OF_HALVES: Final = 0.85
 GOAL_OF_SYNCHRONOUS: Final = 1.5
-LEFT_OUT_FIRST: Final = 3
-"""Batches at the beginning of a run, while queues fill."""
 LEFT_OUT_ALONE: Final = 2
-"""Batches at the beginning of the learner alone."""
-SLICES: Final = 8
-"""SGLang alone is measured in so many spans, of which the median is taken."""
+"""Batches at the beginning of the learner alone, and of any run; with lag there are queues to be filled, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +69,9 @@ class Lanes:
     end: float
 
 
-def lanes_of(record: RunRecord, left_out_last: int) -> Lanes:
+def lanes_of(record: RunRecord, max_lag: int) -> Lanes:
     """Raises: ValueError for a run that is too short."""
-    kept = steady(trained_batches(record.rows), first=LEFT_OUT_FIRST, last=left_out_last)
+    kept = steady_batches(record, max_lag)
     return Lanes(
         rollout=rollout_spans(record.watch.samples, record.events("rollout-0", "weights_loaded"), SCHEDULER),
         learner=learner_spans(record.events("learner", "batch_trained"), record.rows),
@@ -81,10 +80,18 @@ def lanes_of(record: RunRecord, left_out_last: int) -> Lanes:
     )
 
 
-def run_figures(record: RunRecord, left_out_last: int) -> RunFigures:
+def steady_batches(record: RunRecord, max_lag: int) -> list[TrainedBatch]:
+    """Without those that queues are filled for, at the beginning, and those that nothing is generated beside, at the end.
+
+    Raises: ValueError for a run that is too short.
+    """
+    return steady(trained_batches(record.rows), first=LEFT_OUT_ALONE + max_lag, last=max_lag)
+
+
+def run_figures(record: RunRecord, max_lag: int) -> RunFigures:
     """Raises: ValueError for a run that is too short."""
-    kept = steady(trained_batches(record.rows), first=LEFT_OUT_FIRST, last=left_out_last)
-    lanes = lanes_of(record, left_out_last)
+    kept = steady_batches(record, max_lag)
+    lanes = lanes_of(record, max_lag)
     indices = {batch.index for batch in kept[1:]}
     rows = [row for row in record.rows if row["batch"] in indices]
     pauses = [span.end - span.begin for span in lanes.rollout if span.kind == "weights" and span.begin >= lanes.begin]
@@ -109,23 +116,24 @@ def half_figures(halves: Halves) -> dict[str, HalfFigures]:
     """Of SGLang and the learner, each alone and both at once. Raises: ValueError for too few requests or batches."""
     at_once = steady(halves.learner_at_once.batches, first=LEFT_OUT_ALONE, last=0)
     return {
-        "sglang": sglang_figures(halves.sglang, halves.sglang.begin, halves.sglang.end),
+        "sglang": sglang_figures(halves.sglang, 0.0, halves.sglang.end),
         "learner": learner_figures(halves.learner),
-        "sglang_at_once": sglang_figures(
-            halves.sglang_at_once, max(halves.sglang_at_once.begin, at_once[0].time), at_once[-1].time
-        ),
+        "sglang_at_once": sglang_figures(halves.sglang_at_once, at_once[0].time, at_once[-1].time),
         "learner_at_once": learner_figures(halves.learner_at_once),
     }
 
 
 def sglang_figures(generated: Generated, begin: float, end: float) -> HalfFigures:
-    """Of what arrived while as many requests as allowed were under way. Raises: ValueError for too few requests."""
-    if not 0 < begin < end:
-        raise ValueError("no request was sent after the first ones were answered: ask more of them than may be under way")
-    spans = slices(begin, end, SLICES)
+    """Of what arrived between two moments, by waves. Raises: ValueError for too few requests."""
+    marks = waves(generated.answered, generated.at_a_time, begin, end)
+    if len(marks) < 2:
+        raise ValueError(
+            f"{len(generated.answered)} requests were answered, {generated.at_a_time} at a time: there must be three times "
+            "as many at least; generate for more batches"
+        )
     return HalfFigures(
-        tokens_per_s=spread([token_rate(generated.arrivals, left, right) for left, right in spans]),
-        overall_tokens_per_s=token_rate(generated.arrivals, begin, end),
+        tokens_per_s=spread([token_rate(generated.arrivals, left, right) for left, right in pairwise(marks)]),
+        overall_tokens_per_s=token_rate(generated.arrivals, marks[0], marks[-1]),
     )
 
 
@@ -146,6 +154,7 @@ class Comparison:
     learner_at_once: HalfFigures
     whole: RunFigures
     synchronous: RunFigures
+    workload: Workload
     max_lag: int
     same_weights: bool
     """The learner alone made the run's weights, bit for bit: it did the same work."""

@@ -14,6 +14,7 @@ ENVIRONMENT: Final = "benchmarks.pipeline.environment:Letters"
 CONFIG: Final = """\
 [environment]
 name = "{environment}"
+options = {{ shortest = {shortest}, longest = {longest} }}
 
 [model]
 path = "{model}"
@@ -40,27 +41,34 @@ max_total_tokens = 65536
 learning_rate = 1e-6
 token_budget = 4096
 """
-PROMPT_ROOM: Final = 128
-"""More than the tokens of the longest prompt."""
+MARKERS: Final = 4
+"""Tokens that the chat template puts around a prompt, and one to spare."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Sizes, chosen so that generating a batch on one core takes about as long as training it on another."""
+    """Sizes. With them generating takes longer than training where prompts are short; ``prompt_letters``, which the learner
+    reads once for each episode and SGLang once for each group, evens that out.
+    """
 
-    hidden_size: int = 128
-    layers: int = 4
-    turn_tokens: int = 96
+    hidden_size: int = 256
+    layers: int = 2
+    prompt_letters: int = 32
+    """On average; a prompt has up to a quarter more or fewer."""
+    turn_tokens: int = 64
     group_size: int = 8
-    groups_per_batch: int = 16
+    groups_per_batch: int = 32
     mini_batches: int = 4
     max_running: int = 64
     """Episodes under way."""
 
     @property
-    def episodes(self) -> int:
-        """Of a batch."""
-        return self.group_size * self.groups_per_batch
+    def shortest_prompt(self) -> int:
+        return max(8, self.prompt_letters - self.prompt_letters // 4)
+
+    @property
+    def longest_prompt(self) -> int:
+        return self.prompt_letters + self.prompt_letters // 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,17 +112,20 @@ def choose_cores(rollout: str, learner: str) -> Cores:
 
 
 def write_config(path: Path, workload: Workload, model: Path) -> None:
-    """The TOML that all runs share."""
+    """The TOML that all runs share; its directory is made."""
     text = CONFIG.format(
         environment=ENVIRONMENT,
         model=model,
         turn_tokens=workload.turn_tokens,
-        max_tokens=workload.turn_tokens + PROMPT_ROOM,
+        shortest=workload.shortest_prompt,
+        longest=workload.longest_prompt,
+        max_tokens=workload.turn_tokens + workload.longest_prompt + MARKERS,
         group_size=workload.group_size,
         groups_per_batch=workload.groups_per_batch,
         mini_batches=workload.mini_batches,
         max_running=workload.max_running,
     )
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 

@@ -2,7 +2,8 @@
 
 Whoever asks first is served by the learner. Everybody later is sent to the first of those who asked before him, and serve
 others, that has not yet as many as it can take: a tree in the order in which they asked. A rollout passes a version on when
-it has checked it, so a version reaches n rollouts in log n steps. A rollout whose source fails comes back to the learner.
+it has checked it, so a version reaches n rollouts in log n steps. Each gets a second source, too, for when the first one
+fails; whom both fail comes back to the learner.
 """
 
 from collections import OrderedDict
@@ -25,8 +26,11 @@ Item = tuple[int, int]
 @dataclass(kw_only=True)
 class _Node:
     source: Source | None
-    parent: bytes | None
+    parents: list[bytes]
+    """Where it was sent to: the first choice, and another one. Empty: the learner serves it."""
     num_children: int = 0
+    num_second: int = 0
+    """How often it is somebody's other choice."""
     usable: bool = True
 
 
@@ -47,7 +51,8 @@ class FanOut:
         """How often somebody came back from his source."""
 
     def join(self, item: Item, peer: bytes, source: Source | None, *, direct: bool = False) -> list[Source]:
-        """``peer`` wants ``item`` and will serve it as ``source`` (None: it will not). Returns where it is; empty: here.
+        """``peer`` wants ``item`` and will serve it as ``source`` (None: it will not). Returns where it is, the best place
+        first; empty: here.
 
         ``direct``: it wants nobody else's, because what came from its source was damaged. Whoever asks for an item a second
         time is served here, too: his source may be the reason.
@@ -63,30 +68,33 @@ class FanOut:
         if known is not None:
             self.came_back(item, peer)
             return []
-        parent = None if direct or tree.num_direct < self._direct else self._parent(tree)
-        tree.nodes[peer] = _Node(source=source, parent=parent)
-        if parent is None:
+        parents = [] if direct or tree.num_direct < self._direct else self._parents(tree)
+        tree.nodes[peer] = _Node(source=source, parents=parents)
+        if not parents:
             tree.num_direct += 1
-            return []
-        node = tree.nodes[parent]
-        node.num_children += 1
-        assert node.source is not None
-        return [node.source]
+        return [found for parent in parents if (found := tree.nodes[parent].source) is not None]
 
     def came_back(self, item: Item, peer: bytes) -> None:
-        """``peer`` asks the learner for bytes of ``item``: where it was sent to somebody, nobody else is sent there."""
+        """``peer`` asks the learner for bytes of ``item``: nobody else is sent where it was sent to."""
         tree = self._trees.get(item)
         node = None if tree is None else tree.nodes.get(peer)
-        if tree is None or node is None or node.parent is None:
+        if tree is None or node is None or not node.parents:
             return
-        parent = tree.nodes.get(node.parent)
-        if parent is not None and parent.usable:
-            parent.usable = False
-        node.parent = None
+        for parent in node.parents:
+            if parent in tree.nodes:
+                tree.nodes[parent].usable = False
+        node.parents = []
         self.num_failed += 1
 
-    def _parent(self, tree: _Tree) -> bytes | None:
-        for peer, node in tree.nodes.items():
-            if node.source is not None and node.usable and node.num_children < self._children:
-                return peer
-        return None
+    def _parents(self, tree: _Tree) -> list[bytes]:
+        """The first that has not as many as it can take, and beside it whoever is the fewest's other choice."""
+        usable = {peer: node for peer, node in tree.nodes.items() if node.source is not None and node.usable}
+        first = next((peer for peer, node in usable.items() if node.num_children < self._children), None)
+        if first is None:
+            return []
+        usable.pop(first).num_children += 1
+        if not usable:
+            return [first]
+        second = min(usable, key=lambda peer: usable[peer].num_second)
+        usable[second].num_second += 1
+        return [first, second]

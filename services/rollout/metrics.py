@@ -12,7 +12,7 @@ from services.runtime.process_metrics import register_process
 STATUSES: Final = get_args(RolloutStatus)
 OUTCOMES: Final = ("done", "length", "failed", "engine_error", "lease_ended", "handed_back")
 UPDATES: Final = ("loaded", "failed", "not_fetched")
-SOURCES: Final = ("fetched", "failed", "damaged")
+SOURCES: Final = ("fetched", "failed", "slow", "damaged")
 FETCHES: Final = ("snapshot", "delta")
 KINDS: Final = ("action", "observation")
 

@@ -5,6 +5,8 @@ and where it was damaged, slow or not to be had the learner serves it instead.
 """
 
 import asyncio
+import statistics
+from collections import deque
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
@@ -33,6 +35,16 @@ STALL_S: Final = 3.0
 PATIENCE_S: Final = 3.0
 """How long a rollout that does not even fetch a version yet may take to begin. One that does is waited for."""
 POLL_S: Final = 0.05
+PATIENCE_GROWTH: Final = 4.0
+"""So much longer a second source may take than the first: where everybody is slow, the learner would have to serve all."""
+SLOW_SHARE: Final = 1 / 8
+"""A source that delivers less than this share of the usual rate is left."""
+NUM_RATES: Final = 9
+MIN_RATES: Final = 3
+
+
+class SlowError(FetchError):
+    """A source delivers, but so slowly that another one is quicker."""
 
 
 class NeighbourServer(ChunkServer):
@@ -79,9 +91,10 @@ class Neighbours:
         security: Security,
         connect_s: float = CONNECT_S,
         patience_s: float = PATIENCE_S,
+        stall_s: float = STALL_S,
     ) -> None:
         """Bind ``endpoint``, which is also what others are told. ``connect_s``: how long a source may take to welcome us;
-        ``patience_s``: see PATIENCE_S. Raises: EndpointError; KeyFileError.
+        ``stall_s``: how long it may be silent; ``patience_s``: see PATIENCE_S. Raises: EndpointError; KeyFileError.
         """
         self.held = HeldWeights(keep_deltas=KEEP_DELTAS)
         self._context = context
@@ -92,9 +105,12 @@ class Neighbours:
         self._security = security
         self._connect_s = connect_s
         self._patience_s = patience_s
+        self._stall_s = stall_s
         self._gate = Gate(context, security, clock, metrics.gate_counters)
         self._server = NeighbourServer(RouterChannel(context, PEER_WEIGHTS, endpoint, self._gate), self.held, metrics)
         self._distrusts = False
+        # In bytes/s, of the last fetches from other rollouts.
+        self._rates: deque[float] = deque(maxlen=NUM_RATES)
 
     @property
     def endpoint(self) -> str:
@@ -128,32 +144,37 @@ class Neighbours:
 
     async def fetch(self, manifest: Manifest) -> bytearray | None:
         """The bytes of ``manifest`` from the first of its sources that has them; None: from none."""
+        patience = 1.0
         for source in manifest.sources:
-            data = None if source.endpoint == self.endpoint else await self._try(source, manifest)
+            data = None if source.endpoint == self.endpoint else await self._try(source, manifest, patience)
             if data is not None:
                 return data
+            patience *= PATIENCE_GROWTH
         return None
 
-    async def _try(self, source: Source, manifest: Manifest) -> bytearray | None:
+    async def _try(self, source: Source, manifest: Manifest, patience: float) -> bytearray | None:
         data, outcome = None, "fetched"
+        reasons: list[str] = []
         try:
-            data = await self._fetch_from(source, manifest)
+            data = await self._fetch_from(source, manifest, patience)
+        except* SlowError as group:
+            outcome, reasons = "slow", [str(error) for error in flatten(group)]
         except* (FetchError, EndpointError, KeyFileError, ServiceError, TimeoutError) as group:
-            outcome = "failed"
-            reasons = [str(error) or "no handshake" for error in flatten(group)]
+            outcome, reasons = "failed", [str(error) or "no handshake" for error in flatten(group)]
+        if data is None:
             log.warning("source_failed", source=source.endpoint, policy_version=manifest.policy_version, error=reasons)
         self._metrics.weight_sources.labels(outcome=outcome).inc()
         return data
 
-    async def _fetch_from(self, source: Source, manifest: Manifest) -> bytearray:
+    async def _fetch_from(self, source: Source, manifest: Manifest, patience: float) -> bytearray:
         """Raises: FetchError, EndpointError, KeyFileError, ServiceError, TimeoutError, alone or in a group."""
         async with self._connected(source) as client:
-            async with asyncio.timeout(self._connect_s):
+            async with asyncio.timeout(self._connect_s * patience):
                 await client.connected_welcome()
             waited_s = 0.0
             while True:
                 try:
-                    return await fetch_chunks(client, manifest, STALL_S, max_stalls=1)
+                    return await self._fetch_in_time(client, manifest, patience)
                 except GoneError as gone:
                     # It says what it is fetching now: that it will have soon.
                     is_coming = gone.newest_version == manifest.policy_version
@@ -161,6 +182,24 @@ class Neighbours:
                         raise
                     waited_s += 0 if is_coming else POLL_S
                     await asyncio.sleep(POLL_S)
+
+    async def _fetch_in_time(self, client: PeerClient, manifest: Manifest, patience: float) -> bytearray:
+        """Raises: FetchError; SlowError, which is one."""
+        limit_s = None
+        if len(self._rates) >= MIN_RATES:
+            usual = statistics.median(self._rates)
+            limit_s = patience * max(self._stall_s, manifest.num_bytes / (SLOW_SHARE * usual))
+        begin = self._clock.now()
+        try:
+            async with asyncio.timeout(limit_s):
+                data = await fetch_chunks(client, manifest, self._stall_s * patience, max_stalls=1)
+        except TimeoutError as error:
+            raise SlowError(
+                f"version {manifest.policy_version}: {manifest.num_bytes} bytes did not come within {limit_s:.1f} s, "
+                f"{1 / SLOW_SHARE:g} times as long as they usually take"
+            ) from error
+        self._rates.append(manifest.num_bytes / max(self._clock.now() - begin, 1e-6))
+        return data
 
     def _connected(self, source: Source) -> AbstractAsyncContextManager[PeerClient]:
         return PeerClient(

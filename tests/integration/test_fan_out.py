@@ -8,22 +8,24 @@ from pathlib import Path
 
 import torch
 import zmq.asyncio
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
-from protocol.channels import WEIGHTS
+from protocol.channels import PEER_WEIGHTS, WEIGHTS
+from protocol.messages import Source, WeightChunk, WeightRequest
 from services.learner.delta import encode_delta
 from services.learner.metrics import LearnerMetrics
 from services.learner.snapshot import Snapshot, SnapshotStore, build_snapshot
 from services.learner.weight_server import WeightServer
-from services.rollout.metrics import RolloutMetrics
-from services.rollout.neighbours import Neighbours
+from services.rollout.metrics import SOURCES, RolloutMetrics
+from services.rollout.neighbours import MIN_RATES, Neighbours
 from services.rollout.weights import DamagedError, fetch_newest
 from services.runtime.channel import RouterChannel
 from services.runtime.clock import MonotonicClock
 from services.runtime.gate import Gate
 from services.runtime.security import PLAINTEXT, Security
 from tests.support.keys import make_keys, security_of
-from tests.support.zmq_ends import ANY_PORT, PATIENCE_S, a_client, in_background, zmq_context
+from tests.support.zmq_ends import ANY_PORT, PATIENCE_S, ScriptedEnd, a_client, in_background, zmq_context
 
 SOON_S = 0.1
 CONNECT_S = 0.5
@@ -188,11 +190,63 @@ async def test_a_neighbour_that_is_gone_or_has_nothing_is_passed_over() -> None:
         for rollout in rollouts[2:]:
             await rollout.fetch()
         assert [rollout.held == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 3
-        assert [rollout.sources("failed") for rollout in rollouts[2:]] == [1, 1, 0]
-        # Nobody is sent where two have come back from: the fifth gets it from the third.
-        assert learner.count("weight_sources_failed") == 2
-        assert rollouts[2].served == first.manifest.num_bytes
-        assert learner.count("weight_bytes_sent") == 4 * first.manifest.num_bytes
+        assert [rollout.sources("failed") for rollout in rollouts[2:]] == [2, 0, 0]
+        # Nobody else is sent where the third has come back from: the others get it from the third.
+        assert learner.count("weight_sources_failed") == 1
+        assert rollouts[2].served == 2 * first.manifest.num_bytes
+        assert learner.count("weight_bytes_sent") == 3 * first.manifest.num_bytes
+
+
+async def test_where_one_neighbour_fails_another_one_is_asked_before_the_learner() -> None:
+    async with a_fleet(4) as (learner, rollouts):
+        first = learner.publish()
+        await together(rollouts[:2])
+        rollouts[0].neighbours._server.close()
+        await together(rollouts[2:])
+        assert [rollout.held == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 2
+        assert [rollout.sources("failed") for rollout in rollouts[2:]] == [1, 1]
+        assert [rollout.sources("fetched") for rollout in rollouts[2:]] == [1, 1]
+        assert learner.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
+        assert learner.count("weight_sources_failed") == 0
+
+
+async def test_a_neighbour_that_is_far_slower_than_usual_is_left() -> None:
+    """It is never silent: it sends the first chunk over and over."""
+    snapshot = build_snapshot(1, [("w", torch.ones(5000))])
+    async with zmq_context() as context, zmq_context() as outside:
+        registry = CollectorRegistry()
+        end = ScriptedEnd(outside, PEER_WEIGHTS)
+        neighbours = Neighbours(
+            context, ANY_PORT, peer="r", session="s", clock=MonotonicClock(), metrics=RolloutMetrics(registry),
+            security=PLAINTEXT, stall_s=SOON_S,
+        )  # fmt: skip
+        manifest = structs.replace(snapshot.manifest, chunk_bytes=4096, sources=[Source(end.endpoint)])
+        chunks = [snapshot.data[begin : begin + 4096] for begin in range(0, len(snapshot.data), 4096)]
+
+        async def answer() -> None:
+            while True:
+                await end.welcome()
+                request = await end.expect(WeightRequest)
+                for index in range(request.num_chunks):
+                    await end.reply(WeightChunk(policy_version=1, chunk=index), {"data": chunks[index]})
+
+        async def repeat() -> None:
+            await end.welcome()
+            await end.expect(WeightRequest)
+            while True:
+                await end.reply(WeightChunk(policy_version=1, chunk=0), {"data": chunks[0]})
+                await asyncio.sleep(SOON_S / 10)
+
+        try:
+            async with in_background(answer()):
+                for _ in range(MIN_RATES):
+                    assert bytes(await neighbours.fetch(manifest) or b"") == snapshot.data.tobytes()
+            async with in_background(repeat()), asyncio.timeout(PATIENCE_S):
+                assert await neighbours.fetch(manifest) is None
+        finally:
+            neighbours.close()
+        counts = [registry.get_sample_value("gspo_rollout_weight_sources_total", {"outcome": o}) for o in SOURCES]
+        assert dict(zip(SOURCES, counts, strict=True)) == {"fetched": MIN_RATES, "failed": 0, "slow": 1, "damaged": 0}
 
 
 async def test_with_keys_rollouts_admit_each_other_and_no_stranger(tmp_path: Path) -> None:
@@ -232,5 +286,5 @@ async def test_a_source_whose_key_is_not_known_here_is_not_connected_to(tmp_path
         rollouts[2].neighbours._security = security_of(apart, "rollout", "rollout-2")
         await rollouts[2].fetch()
         assert rollouts[2].held == first.data.tobytes()
-        assert rollouts[2].sources("failed") == 1
+        assert rollouts[2].sources("failed") == 2
         assert learner.count("weight_bytes_sent") == 3 * first.manifest.num_bytes

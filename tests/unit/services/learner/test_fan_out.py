@@ -14,14 +14,32 @@ def a_source(name: str) -> Source:
 
 
 def join(fan_out: FanOut, *names: str) -> list[str]:
-    """Where each is sent to; empty: served by the learner."""
+    """Where each is sent to at first; empty: served by the learner."""
+    return [each[0] if each else "" for each in choices(fan_out, *names)]
+
+
+def choices(fan_out: FanOut, *names: str) -> list[list[str]]:
+    """Where each is sent to, the first choice first."""
     sources = [fan_out.join(ITEM, name.encode(), a_source(name)) for name in names]
-    return [each[0].endpoint.removeprefix("tcp://").removesuffix(":7004") if each else "" for each in sources]
+    return [[source.endpoint.removeprefix("tcp://").removesuffix(":7004") for source in each] for each in sources]
 
 
 def test_the_first_are_served_and_the_others_sent_to_those_before_them() -> None:
     fan_out = FanOut(direct=2, children=2)
     assert join(fan_out, *"abcdefgh") == ["", "", "a", "a", "b", "b", "c", "c"]
+
+
+def test_each_has_another_choice_where_there_is_one_and_these_are_spread_evenly() -> None:
+    fan_out = FanOut(direct=1, children=2)
+    assert choices(fan_out, *"abcdef") == [[], ["a"], ["a", "b"], ["b", "a"], ["b", "c"], ["c", "d"]]
+
+
+def test_both_choices_of_who_comes_back_are_left() -> None:
+    fan_out = FanOut(direct=1, children=2)
+    assert choices(fan_out, *"abcd")[3] == ["b", "a"]
+    fan_out.came_back(ITEM, b"d")
+    assert fan_out.num_failed == 1
+    assert choices(fan_out, *"efg") == [["c", "d"], ["c", "e"], ["d", "c"]]
 
 
 def test_who_serves_nobody_is_sent_nobody() -> None:
@@ -65,8 +83,11 @@ def test_versions_do_not_mix_and_old_ones_are_forgotten() -> None:
 def test_the_learner_serves_a_constant_number_and_nobody_waits_in_a_circle(num: int, direct: int, children: int) -> None:
     fan_out = FanOut(direct=direct, children=children)
     names = [f"r{index}" for index in range(num)]
-    parents = join(fan_out, *names)
+    chosen = choices(fan_out, *names)
+    parents = [each[0] if each else "" for each in chosen]
     assert parents.count("") == min(num, direct)
+    assert all(names.index(source) < index for index, each in enumerate(chosen) for source in each)
+    assert all(len(set(each)) == min(2, index) for index, each in enumerate(chosen) if each)
     for index, parent in enumerate(parents):
         assert not parent or names.index(parent) < index
         assert not parent or parents.count(parent) <= children

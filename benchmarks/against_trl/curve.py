@@ -1,0 +1,125 @@
+"""What a run measured, and what follows from it: plain values and arithmetic, without torch or TRL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Final, Literal
+
+System = Literal["gspo", "trl"]
+
+TARGET: Final = 0.85
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One evaluation on held-out tasks."""
+
+    seconds: float
+    """Since the first sample could be drawn, until the evaluation's result was there."""
+    samples: int
+    """That the evaluated weights were trained on."""
+    evaluation_s: float
+    """Of `seconds`: spent on evaluations, where nothing else went on meanwhile; else 0."""
+    reward: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of one system from one start model."""
+
+    system: System
+    setting: str
+    """What was tried on top of the common configuration."""
+    seed: int
+    points: tuple[Point, ...]
+    """In order of time."""
+    start_s: float
+    """From the command until the first sample could be drawn."""
+    batch_ends_s: tuple[float, ...]
+    """When each batch was trained, on the clock of `points`."""
+    seconds: float
+    """Of all the batches, evaluations included."""
+    batch_parts: dict[str, float]
+    """Seconds of a batch, by what is done; for a system that does these at the same time they add up to more."""
+    cpu_s: dict[str, float]
+    """CPU seconds of a batch, by process."""
+    rates: dict[str, float]
+    """Tokens per second, by what is done."""
+
+    @property
+    def batches(self) -> int:
+        return len(self.batch_ends_s)
+
+    def seconds_of_a_later_batch(self, first: int) -> float:
+        """Median over the batches from number `first` (counted from 1) to the last but one, end to end.
+
+        Raises ValueError when there is none.
+        """
+        ends = self.batch_ends_s[first - 1 :]
+        if len(ends) < 2:
+            raise ValueError(f"first is {first}, the run has {self.batches} batches: run at least {first + 1}")
+        return median(after - before for before, after in pairwise(ends))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """When a run's held-out reward was first at the target."""
+
+    seconds: float
+    seconds_without_evaluation: float
+    samples: int
+
+
+def arrival(points: Sequence[Point], target: float = TARGET) -> Arrival | None:
+    """The first evaluation at or above `target`; None when there is none."""
+    for point in points:
+        if point.reward >= target:
+            return Arrival(
+                seconds=point.seconds,
+                seconds_without_evaluation=point.seconds - point.evaluation_s,
+                samples=point.samples,
+            )
+    return None
+
+
+def mean_reward(points: Sequence[Point], samples: int) -> float:
+    """Mean held-out reward over the first `samples` samples: the area under the curve, by trapezoids, over its width.
+
+    Raises ValueError for fewer than two evaluations there, or when the last lies before `samples`.
+    """
+    inside = [point for point in points if point.samples <= samples]
+    if len(inside) < 2 or inside[-1].samples != samples:
+        ends = [point.samples for point in points]
+        raise ValueError(f"samples is {samples}, evaluations are at {ends}: choose one of the later ones")
+    area = sum((after.samples - before.samples) * (after.reward + before.reward) / 2 for before, after in pairwise(inside))
+    return area / (samples - inside[0].samples)
+
+
+def common_samples(runs: Sequence[Run]) -> int:
+    """The largest number of samples at which every one of `runs` was evaluated; 0 when there is none but the start."""
+    shared = set.intersection(*({point.samples for point in run.points} for run in runs))
+    return max(shared, default=0)
+
+
+def mean_arrival_s(runs: Sequence[Run], target: float = TARGET) -> float:
+    """Mean seconds to the target over seeds; infinite when a seed never came there."""
+    arrivals = [arrival(run.points, target) for run in runs]
+    return fmean(math.inf if each is None else each.seconds for each in arrivals)
+
+
+def best_setting(runs: Sequence[Run], target: float = TARGET) -> str:
+    """The setting of least mean seconds to the target over its seeds; of those that never came there, per batch."""
+    if not runs:
+        raise ValueError("no runs: there is no best setting")
+    settings = {run.setting: [each for each in runs if each.setting == run.setting] for run in runs}
+    return min(
+        settings,
+        key=lambda name: (
+            mean_arrival_s(settings[name], target),
+            median(run.seconds / run.batches for run in settings[name]),
+        ),
+    )

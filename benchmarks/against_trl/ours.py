@@ -1,0 +1,114 @@
+"""One run of this project on a configuration: `gspo run` as a user starts it, and what it wrote."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.against_trl.curve import Point, Run
+from benchmarks.random_kills.memory import role
+from tests.support.run_process import RunProcess
+
+SAMPLE_S: Final = 1.0
+
+
+@dataclass
+class CpuSeconds:
+    """What the processes below the run have used, by role, whenever it was looked at."""
+
+    looks: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    """Batches trained and CPU seconds so far; of a process that ended, what it had when it was last seen."""
+    _known: dict[psutil.Process, tuple[str, float]] = field(default_factory=dict)
+
+    def look(self, root: psutil.Process, batches: int) -> None:
+        for process in [root, *root.children(recursive=True)]:
+            try:
+                name, times = role(process), process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            # A process that has just ended has no command line any more: what it was last seen with stays.
+            if name:
+                self._known[process] = (name, times.user + times.system)
+        used: dict[str, float] = {}
+        for name, seconds in self._known.values():
+            used[name] = used.get(name, 0.0) + seconds
+        self.looks.append((batches, used))
+
+    def of_a_batch(self) -> dict[str, float]:
+        """Between the first batch's end and the last one's, by batch; empty when no two looks saw different batches."""
+        trained = [look for look in self.looks if look[0] >= 1]
+        if not trained or trained[-1][0] == trained[0][0]:
+            return {}
+        first, before = trained[0]
+        # Not the last look: by then processes write reports and end.
+        last, after = next(look for look in trained if look[0] == trained[-1][0])
+        return {name: (after[name] - before.get(name, 0.0)) / (last - first) for name in sorted(after)}
+
+
+def run_ours(config: Path, directory: Path, overrides: Sequence[str], *, setting: str, seed: int, timeout_s: float) -> Run:
+    """Run to the end of `run.num_batches`. Raises: AssertionError, with the end of its output, when the run fails."""
+    cpu = CpuSeconds()
+    command_at = datetime.now().timestamp()
+    with RunProcess(config, directory, *overrides) as run:
+        root = psutil.Process(run.process.pid)
+        deadline = time.monotonic() + timeout_s
+        while run.process.poll() is None:
+            assert time.monotonic() < deadline, f"the run did not end within {timeout_s:.0f} s:\n{run.tail()}"
+            cpu.look(root, len(run.rows("batch")))
+            time.sleep(SAMPLE_S)
+        assert run.process.returncode == 0, f"the run ended with status {run.process.returncode}:\n{run.tail()}"
+    return read_ours(directory, cpu.of_a_batch(), setting=setting, seed=seed, command_at=command_at)
+
+
+def read_ours(directory: Path, cpu_s: dict[str, float], *, setting: str, seed: int, command_at: float) -> Run:
+    """What a finished run recorded; `command_at` is the wall time of its start."""
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    batches = [row for row in rows if row["event"] == "batch"]
+    begin = first_sample_at(directory)
+    samples = [0]
+    for row in batches:
+        samples.append(samples[-1] + row["num_trajectories"])
+    seconds = batches[-1]["time"] - begin
+    train_s = sum(row["train_s"] for row in batches)
+    return Run(
+        system="gspo",
+        setting=setting,
+        seed=seed,
+        points=tuple(
+            Point(seconds=row["time"] - begin, samples=samples[row["batch"]], evaluation_s=0.0, reward=row["eval/reward"])
+            for row in rows
+            if row["event"] == "eval"
+        ),
+        start_s=begin - command_at,
+        batch_ends_s=tuple(row["time"] - begin for row in batches),
+        seconds=seconds,
+        batch_parts={
+            "training": train_s / len(batches),
+            "publication": sum(row["publish_s"] for row in batches) / len(batches),
+            "waiting for samples": max(0.0, seconds - train_s - sum(row["publish_s"] for row in batches)) / len(batches),
+        },
+        cpu_s=cpu_s,
+        rates={
+            "generated, overall": sum(row["num_action_tokens"] for row in batches) / seconds,
+            "trained, while training": sum(row["num_tokens"] for row in batches) / train_s,
+        },
+    )
+
+
+def first_sample_at(directory: Path) -> float:
+    """Wall time at which the first rollout served verified weights: from then on samples could be drawn."""
+    first = []
+    for path in sorted((directory / "logs").glob("rollout-?.log")):
+        lines: list[dict[str, Any]] = [
+            json.loads(line) for line in path.read_text(errors="replace").splitlines() if line.startswith("{")
+        ]
+        loaded = next(line for line in lines if line.get("event") == "weights_loaded")
+        first.append(datetime.fromisoformat(loaded["timestamp"]).timestamp())
+    return min(first)

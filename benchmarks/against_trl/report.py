@@ -1,0 +1,191 @@
+"""The comparison as a table, as plain data for JSON, and as a plot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from benchmarks.against_trl.curve import (
+    TARGET,
+    Run,
+    System,
+    arrival,
+    best_setting,
+    common_samples,
+    mean_arrival_s,
+    mean_reward,
+)
+
+GOAL: Final = 0.7
+"""Wanted: ours is at the target in at most this share of TRL's seconds."""
+NAMES: Final[dict[System, str]] = {"gspo": "this project", "trl": "TRL"}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of each system's best setting, over the same seeds, and all the others."""
+
+    ours: tuple[Run, ...]
+    theirs: tuple[Run, ...]
+    others: tuple[Run, ...]
+    mini_batches: int
+    samples_per_batch: int
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], *, mini_batches: int, samples_per_batch: int) -> Comparison:
+        """Choose each system's best setting by the seeds at which all its settings ran; see `curve.best_setting`."""
+        best = {system: chosen_setting([run for run in runs if run.system == system]) for system in NAMES}
+        kept = [run for run in runs if run.setting == best[run.system]]
+        return cls(
+            ours=tuple(run for run in kept if run.system == "gspo"),
+            theirs=tuple(run for run in kept if run.system == "trl"),
+            others=tuple(run for run in runs if run.setting != best[run.system]),
+            mini_batches=mini_batches,
+            samples_per_batch=samples_per_batch,
+        )
+
+    @property
+    def ratio(self) -> float:
+        """Our mean seconds to the target over TRL's; NaN where either never came there."""
+        ours, theirs = mean_arrival_s(self.ours), mean_arrival_s(self.theirs)
+        return ours / theirs if math.isfinite(ours) and math.isfinite(theirs) else math.nan
+
+    @property
+    def equal_samples(self) -> int:
+        """The samples over which the rewards of both are compared."""
+        return common_samples([*self.ours, *self.theirs])
+
+
+def chosen_setting(runs: Sequence[Run]) -> str:
+    """The best setting of one system, by the seeds that every setting was run with."""
+    seeds = set.intersection(*({each.seed for each in runs if each.setting == run.setting} for run in runs))
+    return best_setting([run for run in runs if run.seed in seeds])
+
+
+def table(comparison: Comparison) -> str:
+    """Markdown."""
+    ours, theirs = comparison.ours, comparison.theirs
+    common = comparison.equal_samples
+
+    def to_target(runs: Sequence[Run], value: Callable[[Run], float | None]) -> float:
+        values = [value(run) for run in runs]
+        return fmean(math.inf if each is None else each for each in values)
+
+    def seconds(run: Run) -> float | None:
+        reached = arrival(run.points)
+        return None if reached is None else reached.seconds
+
+    def samples(run: Run) -> float | None:
+        reached = arrival(run.points)
+        return None if reached is None else float(reached.samples)
+
+    def evaluations(run: Run) -> float | None:
+        reached = arrival(run.points)
+        return None if reached is None else reached.seconds - reached.seconds_without_evaluation
+
+    steps = comparison.mini_batches / comparison.samples_per_batch
+    rows = [
+        (f"seconds to {TARGET}", to_target(ours, seconds), to_target(theirs, seconds), 1),
+        ("of them in evaluations alone", to_target(ours, evaluations), to_target(theirs, evaluations), 1),
+        (f"samples to {TARGET}", to_target(ours, samples), to_target(theirs, samples), 0),
+        (f"optimizer steps to {TARGET}", to_target(ours, samples) * steps, to_target(theirs, samples) * steps, 0),
+        *(
+            [(f"mean reward over the first {common} samples", *(_mean_rewards(runs, common) for runs in (ours, theirs)), 3)]
+            if common
+            else []
+        ),
+        ("seconds a batch", *(fmean(run.seconds / run.batches for run in runs) for runs in (ours, theirs)), 2),
+        ("CPU seconds a batch", *(fmean(sum(run.cpu_s.values()) for run in runs) for runs in (ours, theirs)), 2),
+        ("seconds until the first sample (not counted above)", *(fmean(r.start_s for r in x) for x in (ours, theirs)), 0),
+    ]
+    seeds = ", ".join(str(run.seed) for run in ours)
+    lines = [
+        f"| seeds {seeds} | {NAMES['gspo']}, {ours[0].setting} | {NAMES['trl']}, {theirs[0].setting} | ratio |",
+        "|---|---|---|---|",
+    ]
+    for name, mine, its, digits in rows:
+        lines.append(f"| {name} | {_number(mine, digits)} | {_number(its, digits)} | {_number(_ratio(mine, its), 2)} |")
+    return "\n".join(lines)
+
+
+def parts_table(comparison: Comparison) -> str:
+    """Markdown: where the time of a batch goes, and tokens per second, for every system and setting."""
+    lines = ["| run | seconds of a batch | CPU seconds of a batch | tokens/s |", "|---|---|---|---|"]
+    every = [*comparison.ours, *comparison.theirs, *comparison.others]
+    for system, setting in dict.fromkeys((run.system, run.setting) for run in every):
+        runs = [run for run in every if (run.system, run.setting) == (system, setting)]
+        cells = [_means([run.batch_parts for run in runs], 2), _means([run.cpu_s for run in runs], 2)]
+        cells.append(_means([run.rates for run in runs], 0))
+        reached = _number(mean_arrival_s(runs), 1)
+        lines.append(f"| {NAMES[system]}, {setting} ({reached} s to {TARGET}) | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def verdict(comparison: Comparison) -> str:
+    """One sentence."""
+    if math.isnan(comparison.ratio):
+        return f"No ratio: a run did not come to {TARGET}; run more batches."
+    met = "met" if comparison.ratio <= GOAL else "missed"
+    return f"Seconds to {TARGET}: {comparison.ratio:.2f} of TRL's; the goal of {GOAL} is {met}."
+
+
+def as_data(comparison: Comparison) -> dict[str, Any]:
+    """For JSON: every run with its curve. Ratios that do not exist are null."""
+    return {
+        "target": TARGET,
+        "goal": GOAL,
+        "ratio": None if math.isnan(comparison.ratio) else comparison.ratio,
+        "equal_samples": comparison.equal_samples,
+        "ours": [asdict(run) for run in comparison.ours],
+        "trl": [asdict(run) for run in comparison.theirs],
+        "others": [asdict(run) for run in comparison.others],
+    }
+
+
+def plot(comparison: Comparison, path: Path) -> None:
+    """Held-out reward over seconds and over samples: a thin line a seed, a thick one their mean over samples."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (over_time, over_samples) = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+    for runs, colour in ((comparison.ours, "tab:blue"), (comparison.theirs, "tab:orange")):
+        label = f"{NAMES[runs[0].system]}, {runs[0].setting}"
+        for index, run in enumerate(runs):
+            rewards = [point.reward for point in run.points]
+            name = label if index == 0 else None
+            over_time.plot([point.seconds for point in run.points], rewards, ".-", color=colour, linewidth=1, label=name)
+            over_samples.plot([point.samples for point in run.points], rewards, ".-", color=colour, linewidth=1, label=name)
+    for axes, label in ((over_time, "seconds since the first sample"), (over_samples, "samples trained on")):
+        axes.axhline(TARGET, color="grey", linewidth=1, linestyle="--")
+        axes.set(xlabel=label, ylim=(0, 1.02))
+        axes.set_xlim(left=0)
+    over_time.set_ylabel("held-out reward")
+    over_time.legend(loc="lower right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _mean_rewards(runs: Sequence[Run], samples: int) -> float:
+    return fmean(mean_reward(run.points, samples) for run in runs)
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    return ours / theirs if theirs and math.isfinite(ours) and math.isfinite(theirs) else math.nan
+
+
+def _number(value: float, digits: int) -> str:
+    if math.isnan(value):
+        return "-"
+    return "never" if math.isinf(value) else f"{value:.{digits}f}"
+
+
+def _means(rows: Sequence[dict[str, float]], digits: int) -> str:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return ", ".join(f"{name} {fmean(row.get(name, 0.0) for row in rows):.{digits}f}" for name in names)

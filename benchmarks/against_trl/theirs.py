@@ -1,0 +1,98 @@
+"""One run of TRL on a configuration, as a child process, and what it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.against_trl.curve import Point, Run
+from services.runtime.lifecycle import die_with_parent
+
+
+def run_theirs(
+    config: Path,
+    directory: Path,
+    overrides: Sequence[str],
+    *,
+    setting: str,
+    threads: int,
+    seed: int,
+    samples_per_batch: int,
+    timeout_s: float,
+) -> Run:
+    """Run to the end of `run.num_batches`. Raises: RuntimeError, with the end of its output, when the run fails."""
+    directory.mkdir(parents=True)
+    record, output = directory / "record.jsonl", directory / "output.log"
+    command = [sys.executable, "-m", "benchmarks.against_trl.trl_run", str(config), "--threads", str(threads)]
+    command += ["--record", str(record), "--scratch", str(directory / "scratch")]
+    for override in overrides:
+        command += ["--set", override]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    with output.open("wb") as log:
+        finished = subprocess.run(
+            command,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            timeout=timeout_s,
+            check=False,
+            preexec_fn=partial(die_with_parent, parent_pid=os.getpid()),
+        )
+    if finished.returncode != 0:
+        end = "\n".join(output.read_text(errors="replace").splitlines()[-25:])
+        raise RuntimeError(f"TRL ended with status {finished.returncode}:\n{end}")
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    return read_theirs(rows, setting=setting, seed=seed, samples_per_batch=samples_per_batch)
+
+
+def read_theirs(rows: Sequence[dict[str, Any]], *, setting: str, seed: int, samples_per_batch: int) -> Run:
+    """What `trl_run` recorded. Raises: ValueError when the record has no batch or no end."""
+    batches = [row for row in rows if row["event"] == "batch"]
+    if not batches or rows[-1]["event"] != "end":
+        raise ValueError(
+            f"the record has {len(batches)} batches and ends with {rows[-1]['event']!r}: the run did not finish"
+        )
+    start, end = rows[0], rows[-1]
+    training_s = end["seconds"] - end["generation_s"] - end["evaluation_s"]
+    count = len(batches)
+    return Run(
+        system="trl",
+        setting=setting,
+        seed=seed,
+        points=tuple(
+            Point(
+                seconds=row["seconds"],
+                samples=row["batch"] * samples_per_batch,
+                evaluation_s=row["evaluation_s"],
+                reward=row["reward"],
+            )
+            for row in rows
+            if row["event"] == "eval"
+        ),
+        start_s=start["start_s"],
+        batch_ends_s=tuple(row["seconds"] for row in batches),
+        seconds=end["seconds"],
+        batch_parts={
+            "generation": end["generation_s"] / count,
+            "training": training_s / count,
+            "evaluation": end["evaluation_s"] / count,
+        },
+        cpu_s={"trl": (end["cpu_s"] - start["cpu_s"]) / count},
+        rates={
+            "generated, overall": end["generated_tokens"] / end["seconds"],
+            "generated, while generating": end["generated_tokens"] / end["generation_s"],
+            "trained, while training": end["packed_tokens"] / training_s,
+        },
+    )

@@ -1,0 +1,258 @@
+"""One run of TRL's GRPOTrainer on a configuration of this project: `python -m benchmarks.against_trl.trl_run`.
+
+As a user of TRL would set it up on a machine without a GPU: one process that generates with transformers' `generate` (vLLM
+needs a GPU, and transformers' continuous batching takes a hundred times as long here), scores, and trains, in turns. Model,
+tasks and their order, prompt ids, reward, samples of a batch, optimizer steps, optimizer, learning rate, clip and evaluation
+are those of the configuration. What TRL does not have: mini-batches of whole groups (it shuffles the samples of a batch).
+Everything measured goes to a JSONL file, one event a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+# Loaded by transformers' tokenizers where it is installed, not needed here, and sentencepiece 0.2.1 ends an interpreter
+# that exits in good order with a segmentation fault (the destructor of its type capsule).
+sys.modules["sentencepiece"] = None  # type: ignore[assignment]
+
+import psutil  # noqa: E402
+import torch  # noqa: E402
+from datasets import Dataset  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+from services.environments.base import Environment, RewardJob, Split  # noqa: E402
+from services.environments.registry import create_environment  # noqa: E402
+from services.runtime.configuration import load_settings  # noqa: E402
+from services.runtime.settings import Settings  # noqa: E402
+
+
+@dataclass
+class Phases:
+    """Seconds and tokens of the run so far, by what was done."""
+
+    generation_s: float = 0.0
+    evaluation_s: float = 0.0
+    generated_tokens: int = 0
+    packed_tokens: int = 0
+    """Prompt and answer, of the samples generated."""
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        begin = time.monotonic()
+        yield
+        self.evaluation_s += time.monotonic() - begin
+
+
+@dataclass
+class Record:
+    """The JSONL file; seconds count from the moment at which training begins."""
+
+    path: Path
+    phases: Phases = field(default_factory=Phases)
+    begin: float = 0.0
+
+    def write(self, event: str, **values: float | str) -> None:
+        line = {
+            "event": event,
+            "seconds": time.monotonic() - self.begin,
+            "generation_s": self.phases.generation_s,
+            "evaluation_s": self.phases.evaluation_s,
+            "generated_tokens": self.phases.generated_tokens,
+            "packed_tokens": self.phases.packed_tokens,
+            "cpu_s": time.process_time(),
+            **values,
+        }
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
+    """TRL's own, with a clock around its generation."""
+
+    record: Record
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+        begin = time.monotonic()
+        answers = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        phases = self.record.phases
+        phases.generation_s += time.monotonic() - begin
+        generated = sum(len(ids) for ids in answers[0])
+        phases.generated_tokens += generated
+        phases.packed_tokens += generated + sum(len(ids) for ids in prompt_ids)
+        return answers
+
+
+@dataclass
+class Evaluation(TrainerCallback):  # type: ignore[misc]
+    """Held-out tasks, sampled as in training, after every so many batches and at the start."""
+
+    settings: Settings
+    environment: Environment
+    tokenizer: PreTrainedTokenizerBase
+    record: Record
+    batch: int = 0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.record.begin = time.monotonic()
+        self.record.write("begin", start_s=datetime.now().timestamp() - psutil.Process().create_time())
+        if self.settings.evaluation.every_batches:
+            self._evaluate(kwargs["model"])
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.batch, rest = divmod(state.global_step, self.settings.batch.mini_batches)
+        if rest == 0:
+            self.record.write("batch", batch=self.batch)
+            every = self.settings.evaluation.every_batches
+            if every and self.batch % every == 0:
+                self._evaluate(kwargs["model"])
+
+    def _evaluate(self, model: Any) -> None:
+        with self.record.phases.evaluating():
+            reward = held_out_reward(model, self.tokenizer, self.environment, self.settings)
+        self.record.write("eval", batch=self.batch, reward=reward)
+
+
+@torch.no_grad()
+def held_out_reward(model: Any, tokenizer: PreTrainedTokenizerBase, environment: Environment, settings: Settings) -> float:
+    """Mean reward of the first `evaluation.num_tasks` held-out tasks, one sample of each in one call of `generate`."""
+    rows = task_rows(environment, "eval", settings.evaluation.num_tasks)
+    texts = [tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True) for row in rows]
+    inputs = tokenizer(texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
+    sampling = GenerationConfig(
+        max_new_tokens=settings.sampling.max_turn_tokens,
+        do_sample=True,
+        temperature=settings.sampling.temperature,
+        top_k=0,
+        top_p=1.0,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    was_training = model.training
+    model.eval()
+    output = model.generate(
+        input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], generation_config=sampling
+    )
+    model.train(was_training)
+    answers = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    rewards = [reward_of(environment, json.loads(row["state"]), text) for row, text in zip(rows, answers, strict=True)]
+    return sum(rewards) / len(rewards)
+
+
+def task_rows(environment: Environment, split: Split, num_tasks: int) -> list[dict[str, Any]]:
+    """The first tasks of the split as rows of TRL's data set: the messages that an episode begins with, and its state."""
+    source = environment.tasks(split)
+    starts = [environment.start(source.task(index), seed=0) for index in range(num_tasks)]
+    return [{"prompt": list(start.messages), "state": json.dumps(start.state)} for start in starts]
+
+
+def reward_of(environment: Environment, state: Any, answer: str) -> float:
+    """The environment's reward of one turn. Raises ValueError for an environment that needs a process for it."""
+    reward = environment.step(state, answer).reward
+    if isinstance(reward, RewardJob):
+        raise ValueError(f"the environment answers with a reward job ({reward.function}): compare one that rewards at once")
+    return reward
+
+
+def grpo_config(settings: Settings, directory: Path) -> GRPOConfig:
+    """The configuration's batch, sampling, objective and optimizer in TRL's words."""
+    batch, objective, learner = settings.batch, settings.objective, settings.learner
+    samples = batch.groups_per_batch * batch.group_size
+    return GRPOConfig(
+        output_dir=str(directory),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        dataloader_num_workers=0,
+        gradient_checkpointing=False,
+        seed=settings.run.seed,
+        max_steps=settings.run.num_batches * batch.mini_batches,
+        # One micro-batch an optimizer step: no padding twice, no forward pass smaller than it need be.
+        per_device_train_batch_size=samples // batch.mini_batches,
+        gradient_accumulation_steps=1,
+        steps_per_generation=batch.mini_batches,
+        num_iterations=1,
+        num_generations=batch.group_size,
+        shuffle_dataset=False,
+        max_completion_length=settings.sampling.max_turn_tokens,
+        temperature=settings.sampling.temperature,
+        top_p=1.0,
+        top_k=0,
+        importance_sampling_level=objective.ratio_unit,
+        loss_type="grpo",
+        scale_rewards="group" if objective.normalise_by_std else "none",
+        epsilon=objective.eps_low,
+        epsilon_high=objective.eps_high,
+        beta=0.0,
+        router_aux_loss_coef=0.0,
+        learning_rate=learner.learning_rate,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=learner.warmup_steps,
+        adam_beta1=learner.betas[0],
+        adam_beta2=learner.betas[1],
+        weight_decay=learner.weight_decay,
+        max_grad_norm=learner.max_grad_norm,
+    )
+
+
+def train(settings: Settings, record: Record, scratch: Path) -> None:
+    """The whole run. Raises ValueError for an environment of several turns or with slow rewards."""
+    environment = create_environment(settings.environment.name, settings.environment.options)
+    tokenizer = AutoTokenizer.from_pretrained(settings.model.path)
+    model = AutoModelForCausalLM.from_pretrained(settings.model.path, dtype=torch.float32)
+    rows = task_rows(environment, "train", settings.run.num_batches * settings.batch.groups_per_batch)
+
+    def reward(completions: Sequence[Any], state: Sequence[str], **_: Any) -> list[float]:
+        answers = [completion[0]["content"] for completion in completions]
+        return [reward_of(environment, json.loads(each), text) for each, text in zip(state, answers, strict=True)]
+
+    trainer = TimedTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=grpo_config(settings, scratch),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        callbacks=[Evaluation(settings, environment, tokenizer, record)],
+    )
+    trainer.record = record
+    trainer.train()
+    record.write("end")
+
+
+def main() -> None:
+    """Parse, train."""
+    parser = argparse.ArgumentParser(prog="benchmarks.against_trl.trl_run", description=__doc__)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--record", type=Path, required=True, help="the JSONL file to write")
+    parser.add_argument("--scratch", type=Path, required=True, help="TRL's output directory")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    settings = load_settings(arguments.config, arguments.overrides)
+    train(settings, Record(arguments.record), arguments.scratch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What a weight update costs: bytes of deltas, rates of the codec, the learner's egress to a fleet, the pause of generation.
+
+    python -m benchmarks.weight_updates                                   all parts: some 6 minutes on an idle machine
+    python -m benchmarks.weight_updates --parts sizes rates --json out.json
+
+sizes   a small Qwen3-MoE in bfloat16 with float32 master weights under AdamW: bytes of each step's delta
+rates   encoding and applying a delta, against memcpy, BLAKE2b and zstd of the same bytes, on one core
+fleet   a snapshot and a delta to 1..32 receivers over loopback, with and without neighbours: bytes that the learner sent
+pause   a real SGLang server: how long generation stands still, against SGLang's own time to load the same file
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+from benchmarks.weight_updates.fleet import fleet
+from benchmarks.weight_updates.pause import pause
+from benchmarks.weight_updates.rates import rates
+from benchmarks.weight_updates.sizes import sizes
+
+FLEETS: Final = (1, 2, 4, 8, 16, 32)
+PAUSES: Final = 10
+
+PARTS: Final[dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]]] = {
+    "sizes": lambda _: sizes(),
+    "rates": lambda _: rates(),
+    "fleet": lambda arguments: fleet(arguments.fleets),
+    "pause": lambda arguments: pause(arguments.updates),
+}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown."""
+    heads = list(rows[0])
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines += ["| " + " | ".join(str(row[head]) for head in heads) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--fleets", nargs="+", type=int, default=list(FLEETS), help="numbers of receivers")
+    parser.add_argument("--updates", type=int, default=PAUSES, help="how many of each kind the pause is measured over")
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    figures: dict[str, list[dict[str, Any]]] = {}
+    for part in arguments.parts:
+        figures[part] = PARTS[part](arguments)
+        print(f"\n{part}\n\n{table(figures[part])}", flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

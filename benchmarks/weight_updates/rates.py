@@ -1,0 +1,58 @@
+"""Encoding and applying a delta, against memcpy, BLAKE2b and zstd of the same bytes, on one core."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from benchmarks.weight_updates.versions import must, random_versions
+from protocol.digests import tensor_digest
+from services.learner.delta import encode_delta
+from services.rollout.held import HeldWeights
+from services.runtime.compression import compress
+
+NUM_BYTES = 128 * 1024 * 1024
+
+
+def rates() -> list[dict[str, Any]]:
+    """One row for each operation, the best of a few runs."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        return _measure()
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _measure() -> list[dict[str, Any]]:
+    before, after = random_versions(NUM_BYTES, 2, 0.01)
+    delta = must(encode_delta(before, after))
+    payload = delta.data.tobytes()
+
+    def applied() -> float:
+        held = HeldWeights()
+        held.replace(before.manifest, bytearray(before.data.tobytes()))
+        return _best_of(1, lambda: held.apply(delta.manifest, payload))
+
+    buffer = np.empty_like(after.data)
+    times = {
+        "memcpy": _best_of(3, lambda: np.copyto(buffer, after.data)),
+        "compare with the base": _best_of(3, lambda: np.count_nonzero(before.data.view("<u2") != after.data.view("<u2"))),
+        "encode the delta": _best_of(3, lambda: encode_delta(before, after)),
+        "apply it, all digests checked": min(applied() for _ in range(3)),
+        "BLAKE2b of the version": _best_of(2, lambda: tensor_digest(after.data.data)),
+        "zstd of the version": _best_of(1, lambda: compress(after.data.data)),
+    }
+    mebibytes = NUM_BYTES / 2**20
+    return [{"what": what, "MiB/s of the version": round(mebibytes / seconds)} for what, seconds in times.items()]
+
+
+def _best_of(runs: int, function: Callable[[], object]) -> float:
+    times = []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - begin)
+    return min(times)

@@ -1,0 +1,67 @@
+"""Receivers of weights in one process: `python -m benchmarks.weight_updates.receivers ENDPOINT [--neighbours] NAME ...`.
+
+Each fetches as a rollout does, with sockets of its own, and says on standard output which version it holds.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import zmq.asyncio
+from prometheus_client import CollectorRegistry
+
+from protocol.channels import WEIGHTS
+from services.rollout.held import HeldWeights
+from services.rollout.metrics import RolloutMetrics
+from services.rollout.neighbours import Neighbours
+from services.rollout.weights import fetch_newest
+from services.runtime.clock import MonotonicClock
+from services.runtime.peer import PeerClient
+from services.runtime.security import PLAINTEXT
+
+ANY_PORT: Final = "tcp://127.0.0.1:*"
+ASK_S: Final = 0.05
+STALL_S: Final = 60.0
+
+
+async def receive(endpoint: str, name: str, neighbours: bool) -> None:
+    """Follow ``endpoint`` until cancelled; ``neighbours``: fetch from other receivers where the server names some."""
+    context = zmq.asyncio.Context()
+    clock = MonotonicClock()
+    shared = None
+    if neighbours:
+        metrics = RolloutMetrics(CollectorRegistry())
+        shared = Neighbours(context, ANY_PORT, peer=name, session=name, clock=clock, metrics=metrics, security=PLAINTEXT)
+    held = HeldWeights() if shared is None else shared.held
+    client = PeerClient(context, WEIGHTS, endpoint, role="rollout", peer=name, session=name, clock=clock)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(client.run(), name=f"{name}-client")
+        if shared is not None:
+            tasks.create_task(shared.run(), name=f"{name}-neighbours")
+        await client.connected_welcome()
+        while True:
+            weights = await fetch_newest(client, held.policy_version, held, sources=shared, stall_s=STALL_S)
+            if weights is not None:
+                print(name, weights.policy_version, weights.digest, flush=True)
+            await asyncio.sleep(ASK_S)
+
+
+async def receive_all(endpoint: str, names: Sequence[str], neighbours: bool) -> None:
+    """All of them, until the process is ended."""
+    async with asyncio.TaskGroup() as tasks:
+        for name in names:
+            tasks.create_task(receive(endpoint, name, neighbours), name=name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("endpoint")
+    parser.add_argument("--neighbours", action="store_true")
+    parser.add_argument("names", nargs="+")
+    arguments = parser.parse_args()
+    asyncio.run(receive_all(arguments.endpoint, arguments.names, arguments.neighbours))
+
+
+if __name__ == "__main__":
+    main()

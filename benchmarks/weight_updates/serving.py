@@ -1,0 +1,58 @@
+"""The learner's end of the weight channel, without a learner."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import zmq.asyncio
+from prometheus_client import CollectorRegistry
+
+from protocol.channels import WEIGHTS
+from services.learner.metrics import LearnerMetrics
+from services.learner.snapshot import SnapshotStore
+from services.learner.weight_server import WeightServer
+from services.runtime.channel import RouterChannel
+from services.runtime.clock import MonotonicClock
+from services.runtime.gate import Gate
+from services.runtime.security import PLAINTEXT
+
+ANY_PORT: Final = "tcp://127.0.0.1:*"
+
+
+class Serving:
+    """What is served, where, and what it cost."""
+
+    def __init__(self, store: SnapshotStore, endpoint: str, registry: CollectorRegistry) -> None:
+        self.store = store
+        self.endpoint = endpoint
+        self._registry = registry
+
+    @property
+    def sent_bytes(self) -> float:
+        """Of weights, to everybody."""
+        return self._registry.get_sample_value("gspo_learner_weight_bytes_sent_total") or 0.0
+
+    @property
+    def num_sources_left(self) -> int:
+        """How often a receiver came back from the neighbour that it was sent to."""
+        return int(self._registry.get_sample_value("gspo_learner_weight_sources_failed_total") or 0)
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Serving]:
+    """A weight server that runs inside."""
+    context = zmq.asyncio.Context()
+    try:
+        store, registry = SnapshotStore(), CollectorRegistry()
+        metrics = LearnerMetrics(registry)
+        gate = Gate(context, PLAINTEXT, MonotonicClock(), metrics.gate_counters)
+        channel = RouterChannel(context, WEIGHTS, ANY_PORT, gate)
+        server = WeightServer(channel, store, metrics)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(gate.run(), name="gate"), tasks.create_task(server.run(), name="weights")]
+            yield Serving(store, channel.endpoint, registry)
+            for task in running:
+                task.cancel()
+    finally:
+        context.destroy(linger=0)

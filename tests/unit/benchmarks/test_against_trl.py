@@ -1,0 +1,264 @@
+"""What the comparison with TRL makes of what both record: arrivals, ratios, settings, tables."""
+
+import json
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.against_trl.curve import (
+    Arrival,
+    Point,
+    Run,
+    System,
+    arrival,
+    best_setting,
+    common_samples,
+    mean_arrival_s,
+    mean_reward,
+)
+from benchmarks.against_trl.ours import CpuSeconds, read_ours
+from benchmarks.against_trl.report import Comparison, as_data, chosen_setting, parts_table, plot, table, verdict
+from benchmarks.against_trl.sizes import Row, Shape
+from benchmarks.against_trl.sizes import table as sizes_table
+from benchmarks.against_trl.theirs import read_theirs
+
+BEGIN = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC).timestamp()
+
+
+def point(seconds: float, samples: int, reward: float, evaluation_s: float = 0.0) -> Point:
+    return Point(seconds=seconds, samples=samples, evaluation_s=evaluation_s, reward=reward)
+
+
+def a_run(
+    system: System = "gspo", setting: str = "plain", seed: int = 0, *, s_per_batch: float = 2.0, reached: bool = True
+) -> Run:
+    """Four batches of 256, evaluated at every second; at the target with the last one, or not."""
+    rewards = (0.2, 0.5, 0.9 if reached else 0.8)
+    return Run(
+        system=system,
+        setting=setting,
+        seed=seed,
+        points=tuple(point(2 * index * s_per_batch, 512 * index, reward) for index, reward in enumerate(rewards)),
+        start_s=30.0,
+        batch_ends_s=tuple(index * s_per_batch for index in (1, 2, 3, 4)),
+        seconds=4 * s_per_batch,
+        batch_parts={"training": s_per_batch / 2},
+        cpu_s={"learner": 1.0, "broker": 0.5},
+        rates={"generated, overall": 700.0},
+    )
+
+
+def compared(*runs: Run) -> Comparison:
+    return Comparison.of(runs, mini_batches=4, samples_per_batch=256)
+
+
+def test_a_run_arrives_with_its_first_evaluation_at_the_target_also_when_it_falls_below_again() -> None:
+    points = [point(1, 0, 0.2), point(10, 512, 0.85, 3.0), point(20, 1024, 0.6, 4.0), point(30, 1536, 0.9, 5.0)]
+    assert arrival(points) == Arrival(seconds=10, seconds_without_evaluation=7, samples=512)
+    assert arrival(points, 0.86) == Arrival(seconds=30, seconds_without_evaluation=25, samples=1536)
+    assert arrival(points, 0.91) is None
+
+
+def test_the_mean_reward_is_the_area_under_the_curve_over_its_width() -> None:
+    points = [point(0, 0, 0.2), point(1, 512, 0.6), point(2, 2048, 0.8), point(3, 4096, 1.0)]
+    assert mean_reward(points, 2048) == pytest.approx((512 * 0.4 + 1536 * 0.7) / 2048)
+
+
+@given(st.lists(st.integers(1, 999), min_size=1, max_size=9, unique=True), st.floats(0, 1))
+def test_the_mean_of_a_reward_that_never_changes_is_that_reward(widths: list[int], reward: float) -> None:
+    samples = [0, *sorted(widths)]
+    assert mean_reward([point(1, each, reward) for each in samples], samples[-1]) == pytest.approx(reward)
+
+
+def test_a_mean_reward_up_to_where_nothing_was_evaluated_is_refused() -> None:
+    points = [point(0, 0, 0.2), point(1, 512, 0.6)]
+    with pytest.raises(ValueError, match=r"samples is 600, evaluations are at \[0, 512\]"):
+        mean_reward(points, 600)
+    with pytest.raises(ValueError, match="samples is 0"):
+        mean_reward(points, 0)
+
+
+def test_seconds_of_a_later_batch_leave_out_the_first_ones() -> None:
+    run = replace(a_run(), batch_ends_s=(9.0, 13.0, 14.0, 16.0, 19.0))
+    assert run.seconds_of_a_later_batch(2) == pytest.approx(1.5 + 0.5)
+    assert run.seconds_of_a_later_batch(3) == pytest.approx(2.5)
+    with pytest.raises(ValueError, match="first is 5, the run has 5 batches: run at least 6"):
+        run.seconds_of_a_later_batch(5)
+
+
+def test_rewards_are_compared_up_to_the_last_samples_at_which_both_were_evaluated() -> None:
+    one = replace(a_run(), points=(point(0, 0, 0.1), point(1, 512, 0.1), point(2, 1024, 0.1)))
+    other = replace(a_run(), points=(point(0, 0, 0.1), point(1, 512, 0.1), point(2, 1280, 0.1)))
+    assert common_samples([one, other]) == 512
+    assert common_samples([one]) == 1024
+
+
+def test_a_seed_that_never_arrives_makes_the_mean_infinite() -> None:
+    assert mean_arrival_s([a_run(), a_run(s_per_batch=4.0)]) == pytest.approx((8 + 16) / 2)
+    assert math.isinf(mean_arrival_s([a_run(), a_run(reached=False)]))
+
+
+def test_the_best_setting_arrives_first_and_where_none_arrives_has_the_shortest_batches() -> None:
+    slow, fast = a_run(setting="slow", s_per_batch=3.0), a_run(setting="fast", s_per_batch=1.0)
+    assert best_setting([slow, fast]) == "fast"
+    assert best_setting([slow, replace(a_run(setting="quick but wrong", s_per_batch=0.1, reached=False))]) == "slow"
+    lost = [a_run(setting="a", s_per_batch=2.0, reached=False), a_run(setting="b", s_per_batch=1.0, reached=False)]
+    assert best_setting(lost) == "b"
+    with pytest.raises(ValueError, match="no runs"):
+        best_setting([])
+
+
+def test_settings_are_compared_on_the_seeds_that_all_of_them_ran() -> None:
+    tried = [a_run(setting="a", s_per_batch=2.0), a_run(setting="b", s_per_batch=3.0)]
+    unlucky = a_run(setting="a", seed=1, s_per_batch=50.0)
+    assert chosen_setting([*tried, unlucky]) == "a"
+
+
+@pytest.mark.parametrize(("ours", "expected", "words"), [(1.4, 0.7, "is met"), (1.5, 0.75, "is missed")])
+def test_the_goal_is_met_at_seven_tenths_of_the_seconds_of_trl(ours: float, expected: float, words: str) -> None:
+    comparison = compared(a_run(s_per_batch=ours), a_run("trl", s_per_batch=2.0))
+    assert comparison.ratio == pytest.approx(expected)
+    assert f"{expected:.2f} of TRL's; the goal of 0.7 {words}" in verdict(comparison)
+
+
+def test_the_best_settings_are_compared_over_all_seeds_and_the_others_kept() -> None:
+    runs = [
+        a_run(setting="one", s_per_batch=9.0),
+        a_run(setting="two", s_per_batch=1.0),
+        a_run("trl", "one", s_per_batch=2.0),
+        a_run("trl", "two", s_per_batch=5.0),
+        a_run(setting="two", seed=1, s_per_batch=3.0),
+        a_run("trl", "one", seed=1, s_per_batch=2.0),
+    ]
+    comparison = compared(*runs)
+    assert [(run.setting, run.seed) for run in comparison.ours] == [("two", 0), ("two", 1)]
+    assert [(run.setting, run.seed) for run in comparison.theirs] == [("one", 0), ("one", 1)]
+    assert [(run.system, run.setting) for run in comparison.others] == [("gspo", "one"), ("trl", "two")]
+    assert comparison.ratio == pytest.approx(((4 + 12) / 2) / ((8 + 8) / 2))
+
+
+def test_no_ratio_is_told_of_a_run_that_never_arrived() -> None:
+    comparison = compared(a_run(), a_run("trl", reached=False))
+    assert math.isnan(comparison.ratio)
+    assert "run more batches" in verdict(comparison)
+    assert "| seconds to 0.85 | 8.0 | never | - |" in table(comparison)
+    assert as_data(comparison)["ratio"] is None
+    assert json.loads(json.dumps(as_data(comparison)))["trl"][0]["points"][2]["reward"] == 0.8
+
+
+def test_the_table_has_steps_samples_and_ratios() -> None:
+    rows = table(compared(a_run(s_per_batch=3.0), a_run("trl", "1 thread"))).splitlines()
+    assert rows[0] == "| seeds 0 | this project, plain | TRL, 1 thread | ratio |"
+    assert "| seconds to 0.85 | 12.0 | 8.0 | 1.50 |" in rows
+    assert "| samples to 0.85 | 1024 | 1024 | 1.00 |" in rows
+    assert "| optimizer steps to 0.85 | 16 | 16 | 1.00 |" in rows
+    assert "| mean reward over the first 1024 samples | 0.525 | 0.525 | 1.00 |" in rows
+    assert "| CPU seconds a batch | 1.50 | 1.50 | 1.00 |" in rows
+
+
+def test_the_parts_of_a_batch_are_means_over_seeds_of_one_setting() -> None:
+    runs = [a_run(s_per_batch=2.0), a_run(seed=1, s_per_batch=4.0), a_run("trl", "1 thread")]
+    assert (
+        "| this project, plain (12.0 s to 0.85) | training 1.50 | learner 1.00, broker 0.50 | generated, overall 700 |"
+        in (parts_table(compared(*runs)).splitlines())
+    )
+
+
+def test_the_plot_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "images" / "curve.png"
+    plot(compared(a_run(), a_run("trl")), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def trl_row(event: str, seconds: float, **values: float) -> dict[str, Any]:
+    phases = {"generation_s": 0.0, "evaluation_s": 0.0, "generated_tokens": 0, "packed_tokens": 0, "cpu_s": 5.0}
+    return {"event": event, "seconds": seconds, **phases, **values}
+
+
+def test_what_trl_recorded_is_read_with_generation_training_and_evaluation_apart() -> None:
+    rows = [
+        trl_row("begin", 0.0, start_s=20.0),
+        trl_row("eval", 0.5, batch=0, reward=0.25, evaluation_s=0.5),
+        trl_row("batch", 3.0, batch=1),
+        trl_row("batch", 6.0, batch=2),
+        trl_row("eval", 6.5, batch=2, reward=0.5, evaluation_s=1.0),
+        trl_row("end", 7.0, generation_s=2.0, evaluation_s=1.0, generated_tokens=1400, packed_tokens=6000, cpu_s=11.0),
+    ]
+    run = read_theirs(rows, setting="1 thread", seed=3, samples_per_batch=256)
+    assert run.points == (point(0.5, 0, 0.25, 0.5), point(6.5, 512, 0.5, 1.0))
+    assert run.batch_parts == {"generation": 1.0, "training": 2.0, "evaluation": 0.5}
+    assert (run.start_s, run.seconds, run.batches, run.seed) == (20.0, 7.0, 2, 3)
+    assert run.batch_ends_s == (3.0, 6.0)
+    assert run.cpu_s == {"trl": 3.0}
+    assert run.rates == {
+        "generated, overall": 200.0,
+        "generated, while generating": 700.0,
+        "trained, while training": 1500.0,
+    }
+
+
+def test_a_record_of_trl_without_an_end_is_refused() -> None:
+    rows = [trl_row("begin", 0.0, start_s=20.0), trl_row("batch", 3.0, batch=1)]
+    with pytest.raises(ValueError, match="1 batches and ends with 'batch'"):
+        read_theirs(rows, setting="1 thread", seed=0, samples_per_batch=256)
+
+
+def test_seconds_of_a_run_count_from_the_first_rollout_that_served(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for name, second in (("rollout-0", 8), ("rollout-1", 5)):
+        lines = [{"event": "ready"}, {"event": "weights_loaded", "timestamp": f"2026-11-21T12:00:{second:02}Z"}]
+        lines.append({"event": "weights_loaded", "timestamp": "2026-11-21T12:00:30Z"})
+        (logs / f"{name}.log").write_text("noise\n" + "".join(json.dumps(line) + "\n" for line in lines))
+    batch = {"event": "batch", "num_trajectories": 256, "train_s": 1.5, "publish_s": 0.5}
+    rows = [
+        {"event": "eval", "eval/reward": 0.25, "batch": 0, "time": BEGIN + 7},
+        {**batch, "batch": 0, "num_tokens": 3000, "num_action_tokens": 700, "time": BEGIN + 10},
+        {**batch, "batch": 1, "num_tokens": 6000, "num_action_tokens": 1300, "time": BEGIN + 15},
+        {"event": "eval", "eval/reward": 0.75, "batch": 2, "time": BEGIN + 16},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = read_ours(tmp_path, {"learner": 1.0}, setting="2 servers", seed=1, command_at=BEGIN - 40)
+    assert run.points == (point(2, 0, 0.25), point(11, 512, 0.75))
+    assert (run.start_s, run.seconds, run.batch_ends_s, run.cpu_s) == (45, 10, (5, 10), {"learner": 1.0})
+    assert run.batch_parts == {"training": 1.5, "publication": 0.5, "waiting for samples": 3.0}
+    assert run.rates == {"generated, overall": 200.0, "trained, while training": 3000.0}
+
+
+def test_cpu_seconds_of_a_batch_leave_out_the_start_and_the_end() -> None:
+    looks = [
+        (0, {"learner": 9.0}),
+        (1, {"learner": 10.0}),
+        (1, {"learner": 10.5, "agent": 3.0}),
+        (3, {"learner": 13.0, "agent": 5.0}),
+        (3, {"learner": 99.0, "agent": 99.0}),
+    ]
+    assert CpuSeconds(looks=looks).of_a_batch() == {"agent": 2.5, "learner": 1.5}
+    assert CpuSeconds(looks=looks[:3]).of_a_batch() == {}
+    assert CpuSeconds().of_a_batch() == {}
+
+
+def test_a_shape_is_a_width_of_whole_pairs_of_heads_and_a_number_of_layers() -> None:
+    assert Shape.parse("256x4") == Shape(hidden_size=256, num_layers=4)
+    for text, reason in (
+        ("256", "is no shape"),
+        ("256x0", "is no shape"),
+        ("x4", "is no shape"),
+        ("40x2", "multiple of 32"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            Shape.parse(text)
+
+
+def test_sizes_are_compared_by_the_median_of_the_later_batches() -> None:
+    ours = replace(a_run(), batch_ends_s=(20.0, 22.0, 24.0, 27.0, 31.0))
+    theirs = replace(a_run("trl"), batch_ends_s=(9.0, 10.0, 12.0, 16.0, 20.0), cpu_s={"trl": 7.0})
+    row = Row(shape=Shape(hidden_size=256, num_layers=4), parameters=7_000_000, ours=ours, theirs=theirs)
+    assert row.ratio == pytest.approx(3.5 / 4.0)
+    assert sizes_table([row]).splitlines()[2] == "| 256 x 4 | 7,000,000 | 3.50 | 4.00 | 0.88 | 1.50 | 7.00 |"
