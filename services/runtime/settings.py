@@ -204,6 +204,10 @@ class Rollout(Section):
     so that each token's log-prob is that of one policy. in_place: faster, later tokens see the old cache."""
     weights_directory: Path = Path("/dev/shm")
     """Fetched weights are written below this directory (a memory file system) for SGLang to load."""
+    weights_path: Literal["chunks", "group"] = "chunks"
+    """How weights reach the engine. chunks: fetched, checked, and loaded from rollout.weights_directory. group: the learner
+    sends every version whole into a process group with the engine (learner.weights_group_backend must be set); chunks where
+    that fails. See docs/weights.md."""
     peer_weights_endpoint: str = ""
     """Fetch weights from other rollouts, too, and serve them here, so that the learner sends each version to a few rollouts
     however many there are. An address of this host that the others reach, such as "tcp://10.0.3.7:7004"; port * is any free
@@ -261,6 +265,10 @@ class Learner(Section):
     """Older checkpoints are removed."""
     weights_endpoint: str = "tcp://127.0.0.1:7003"
     """Rollouts fetch weights here; the learner binds it."""
+    weights_group_backend: Literal["", "gloo", "nccl"] = ""
+    """Also send weights into process groups of the learner and one engine, for rollouts whose rollout.weights_path is
+    "group": nccl where the engines' GPUs reach the learner's, gloo between CPUs. Neither encrypted nor authenticated, on
+    ports of torch's own choice. Empty: chunks only. See docs/weights.md."""
     advertised_weights_endpoint: str = ""
     """What rollouts connect to when it differs from weights_endpoint (a service name); empty: the same."""
     metrics_port: Port = 9102
