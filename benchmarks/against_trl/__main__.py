@@ -23,21 +23,13 @@ import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from benchmarks.against_trl.curve import Run, System
 from benchmarks.against_trl.ours import run_ours
 from benchmarks.against_trl.report import Comparison, as_data, chosen_setting, parts_table, plot, table, verdict
+from benchmarks.against_trl.settings import OURS, THEIRS, TIMEOUT_S, say
 from benchmarks.against_trl.theirs import run_theirs
 from services.runtime.configuration import load_settings
-
-OURS: Final[dict[str, list[str]]] = {
-    "2 servers": [],
-    "1 server": ["rollout.num_servers=1", "rollout.max_running=256"],
-}
-THEIRS: Final[dict[str, int]] = {"1 thread": 1, "2 threads": 2}
-TIMEOUT_S: Final = 1800.0
-"""Of one run."""
 
 
 def main() -> None:
@@ -45,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("examples/arithmetic.toml"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--batches", type=int, default=40, help="of each run (default: %(default)s)")
+    parser.add_argument("--batches", type=int, default=30, help="of each run (default: %(default)s)")
     parser.add_argument(
         "--every", type=int, default=2, help="batches from one evaluation to the next (default: %(default)s)"
     )
@@ -136,11 +128,6 @@ def start_model(directory: Path, seed: int) -> Path:
     command = [sys.executable, "-m", "services.cli.main", "model", "tiny", str(path), "--seed", str(seed)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return path
-
-
-def say(text: str) -> None:
-    """Progress, on the terminal."""
-    print(f"{datetime.now():%H:%M:%S} {text}", flush=True)
 
 
 if __name__ == "__main__":

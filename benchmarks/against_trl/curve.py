@@ -39,7 +39,8 @@ class Run:
     """In order of time."""
     start_s: float
     """From the command until the first sample could be drawn."""
-    batches: int
+    batch_ends_s: tuple[float, ...]
+    """When each batch was trained, on the clock of `points`."""
     seconds: float
     """Of all the batches, evaluations included."""
     batch_parts: dict[str, float]
@@ -48,6 +49,20 @@ class Run:
     """CPU seconds of a batch, by process."""
     rates: dict[str, float]
     """Tokens per second, by what is done."""
+
+    @property
+    def batches(self) -> int:
+        return len(self.batch_ends_s)
+
+    def seconds_of_a_later_batch(self, first: int) -> float:
+        """Median over the batches from number `first` (counted from 1) to the last but one, end to end.
+
+        Raises ValueError when there is none.
+        """
+        ends = self.batch_ends_s[first - 1 :]
+        if len(ends) < 2:
+            raise ValueError(f"first is {first}, the run has {self.batches} batches: run at least {first + 1}")
+        return median(after - before for before, after in pairwise(ends))
 
 
 @dataclass(frozen=True, kw_only=True)

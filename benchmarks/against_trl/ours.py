@@ -87,7 +87,7 @@ def read_ours(directory: Path, cpu_s: dict[str, float], *, setting: str, seed: i
             if row["event"] == "eval"
         ),
         start_s=begin - command_at,
-        batches=len(batches),
+        batch_ends_s=tuple(row["time"] - begin for row in batches),
         seconds=seconds,
         batch_parts={
             "training": train_s / len(batches),

@@ -82,7 +82,7 @@ def read_theirs(rows: Sequence[dict[str, Any]], *, setting: str, seed: int, samp
             if row["event"] == "eval"
         ),
         start_s=start["start_s"],
-        batches=count,
+        batch_ends_s=tuple(row["seconds"] for row in batches),
         seconds=end["seconds"],
         batch_parts={
             "generation": end["generation_s"] / count,

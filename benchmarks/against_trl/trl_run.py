@@ -114,13 +114,15 @@ class Evaluation(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.record.begin = time.monotonic()
         self.record.write("begin", start_s=datetime.now().timestamp() - psutil.Process().create_time())
-        self._evaluate(kwargs["model"])
+        if self.settings.evaluation.every_batches:
+            self._evaluate(kwargs["model"])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.batch, rest = divmod(state.global_step, self.settings.batch.mini_batches)
         if rest == 0:
             self.record.write("batch", batch=self.batch)
-            if self.batch % self.settings.evaluation.every_batches == 0:
+            every = self.settings.evaluation.every_batches
+            if every and self.batch % every == 0:
                 self._evaluate(kwargs["model"])
 
     def _evaluate(self, model: Any) -> None:

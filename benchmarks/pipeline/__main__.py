@@ -16,7 +16,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -101,8 +101,9 @@ def _make_model(directory: Path, workload: Workload) -> None:
 
 def workload_of(arguments: argparse.Namespace) -> Workload:
     """The sizes that were asked for; a length of prompts that is not said is the usual one."""
-    chosen = {each.name: vars(arguments)[each.name] or each.default for each in fields(Workload)}
-    return Workload(**chosen)
+    chosen = {each.name: int(vars(arguments)[each.name]) for each in fields(Workload)}
+    usual = Workload()
+    return replace(usual, **{name: value for name, value in chosen.items() if value})
 
 
 def plot(lanes: list[Lanes], max_lag: int, path: Path) -> None:

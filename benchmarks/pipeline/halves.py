@@ -40,10 +40,12 @@ class Generated:
 
     arrivals: list[tuple[float, int]] = field(default_factory=list)
     """Moment and number of completion tokens of each piece, in order."""
-    begin: float = 0.0
-    """When as many requests as may be under way had been answered: from then on SGLang is as in the middle of a run."""
+    answered: list[float] = field(default_factory=list)
+    """When each request had its whole answer, in order."""
     end: float = 0.0
-    """When the last request was sent."""
+    """When the last request was sent: until then as many were under way as may be."""
+    at_a_time: int = 1
+    """Requests under way."""
 
 
 def recorded_questions(directory: Path, batches: range) -> list[Question]:
@@ -97,7 +99,7 @@ async def ask(
 
     Through the client that the rollout uses, on SGLang's own cores, as the run's agent is. Raises: EngineError.
     """
-    rollout, generated, num_answered = settings.rollout, Generated(), 0
+    rollout, generated = settings.rollout, Generated(at_a_time=settings.rollout.max_running)
     tokenizer = ChatTokenizer(settings.model.path)
     sampling = Sampling(
         max_new_tokens=settings.sampling.max_turn_tokens,
@@ -107,7 +109,6 @@ async def ask(
     waiting = enumerate(questions if until is None else cycle(questions))
 
     async def work(engine: Engine) -> None:
-        nonlocal num_answered
         for number, question in waiting:
             if until is not None and until.is_set():
                 return
@@ -122,9 +123,7 @@ async def ask(
             async with aclosing(engine.generate(request)) as pieces:
                 async for piece in pieces:
                     generated.arrivals.append((now(), len(piece.token_ids)))
-            num_answered += 1
-            if num_answered == rollout.max_running:
-                generated.begin = now()
+            generated.answered.append(now())
 
     engine = Engine(
         url,

@@ -32,10 +32,11 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuSample:
-    """Processor seconds that each role has used so far, at a moment."""
+    """Processor seconds that each role has used so far, at a moment, and the roles that run or wait for a core."""
 
     time: float
     seconds: Mapping[str, float]
+    running: frozenset[str] = frozenset()
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -115,7 +116,9 @@ def token_rate(arrivals: Sequence[tuple[float, int]], begin: float, end: float) 
     return sum(number for time, number in arrivals if begin < time <= end) / (end - begin)
 
 
-def slices(begin: float, end: float, count: int) -> list[tuple[float, float]]:
-    """``count`` spans of one length, end to end."""
-    length = (end - begin) / count
-    return [(begin + index * length, begin + (index + 1) * length) for index in range(count)]
+def waves(answered: Sequence[float], size: int, begin: float, end: float) -> list[float]:
+    """Every ``size``-th of the moments at which something was answered, between two moments.
+
+    Requests that began together end together: only from one such moment to the next there is as much to do as in any other.
+    """
+    return [time for time in answered[size - 1 :: size] if begin <= time <= end]

@@ -1,6 +1,7 @@
 """What is said of the measurements: figures, goals, and who waited for whom."""
 
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from benchmarks.pipeline.halves import Generated, Halves, Replayed
@@ -11,11 +12,11 @@ from benchmarks.pipeline.measures import (
     overall_rate,
     rates,
     seconds_per_batch,
-    slices,
     spread,
     steady,
     token_rate,
     trained_batches,
+    waves,
 )
 from benchmarks.pipeline.processes import SCHEDULER
 from benchmarks.pipeline.run import RunRecord
@@ -26,8 +27,6 @@ GOAL_OF_HALVES: Final = 0.85
 GOAL_OF_SYNCHRONOUS: Final = 1.5
 LEFT_OUT_ALONE: Final = 2
 """Batches at the beginning of the learner alone, and of any run; with lag there are queues to be filled, too."""
-SLICES: Final = 8
-"""SGLang alone is measured in so many spans, of which the median is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,23 +116,24 @@ def half_figures(halves: Halves) -> dict[str, HalfFigures]:
     """Of SGLang and the learner, each alone and both at once. Raises: ValueError for too few requests or batches."""
     at_once = steady(halves.learner_at_once.batches, first=LEFT_OUT_ALONE, last=0)
     return {
-        "sglang": sglang_figures(halves.sglang, halves.sglang.begin, halves.sglang.end),
+        "sglang": sglang_figures(halves.sglang, 0.0, halves.sglang.end),
         "learner": learner_figures(halves.learner),
-        "sglang_at_once": sglang_figures(
-            halves.sglang_at_once, max(halves.sglang_at_once.begin, at_once[0].time), at_once[-1].time
-        ),
+        "sglang_at_once": sglang_figures(halves.sglang_at_once, at_once[0].time, at_once[-1].time),
         "learner_at_once": learner_figures(halves.learner_at_once),
     }
 
 
 def sglang_figures(generated: Generated, begin: float, end: float) -> HalfFigures:
-    """Of what arrived while as many requests as allowed were under way. Raises: ValueError for too few requests."""
-    if not 0 < begin < end:
-        raise ValueError("no request was sent after the first ones were answered: ask more of them than may be under way")
-    spans = slices(begin, end, SLICES)
+    """Of what arrived between two moments, by waves. Raises: ValueError for too few requests."""
+    marks = waves(generated.answered, generated.at_a_time, begin, end)
+    if len(marks) < 2:
+        raise ValueError(
+            f"{len(generated.answered)} requests were answered, {generated.at_a_time} at a time: there must be three times "
+            "as many at least; generate for more batches"
+        )
     return HalfFigures(
-        tokens_per_s=spread([token_rate(generated.arrivals, left, right) for left, right in spans]),
-        overall_tokens_per_s=token_rate(generated.arrivals, begin, end),
+        tokens_per_s=spread([token_rate(generated.arrivals, left, right) for left, right in pairwise(marks)]),
+        overall_tokens_per_s=token_rate(generated.arrivals, marks[0], marks[-1]),
     )
 
 

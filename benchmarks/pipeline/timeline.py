@@ -1,5 +1,6 @@
-"""A run as a picture: what SGLang and the learner did when, from logs, records and the processor's time."""
+"""A run as a picture: what SGLang and the learner did when, from logs, records and samples of the processes."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,8 +25,8 @@ MEANINGS: Final[dict[Kind, str]] = {
     "publication": "publishes",
     "waiting": "waits",
 }
-BUSY_SHARE: Final = 0.3
-"""SGLang generates while its scheduler uses more of a core than this; one that has nothing to do sleeps."""
+SHORTEST_WAIT_S: Final = 0.35
+"""A process that is at work sleeps now and then for a moment: what is shorter is no waiting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +65,15 @@ def learner_spans(trained: Iterable[Mapping[str, Any]], rows: Sequence[Mapping[s
 
 
 def rollout_spans(samples: Sequence[CpuSample], loaded: Iterable[Mapping[str, Any]], role: str) -> list[Span]:
-    """Generation and waiting by the processor time of ``role``, and over them the pauses of the log's ``loaded`` events."""
+    """Generation while ``role`` runs, or waits for a core; over it the pauses of the log's ``loaded`` events."""
     spans: list[Span] = []
     for before, after in pairwise(samples):
-        used = after.seconds.get(role, 0.0) - before.seconds.get(role, 0.0)
-        busy = used > BUSY_SHARE * (after.time - before.time)
-        kind: Kind = "generation" if busy else "waiting"
+        kind: Kind = "generation" if role in after.running else "waiting"
         if spans and spans[-1].kind == kind:
-            spans[-1] = Span(kind=kind, begin=spans[-1].begin, end=after.time)
+            spans[-1] = dataclasses.replace(spans[-1], end=after.time)
+        elif len(spans) > 1 and spans[-1].end - spans[-1].begin < SHORTEST_WAIT_S and spans[-1].kind == "waiting":
+            spans.pop()
+            spans[-1] = dataclasses.replace(spans[-1], end=after.time)
         else:
             spans.append(Span(kind=kind, begin=before.time, end=after.time))
     for event in loaded:

@@ -211,9 +211,10 @@ BROKER = Dashboard(
                   (Query(rate("gspo_broker_tokens_total"), "stored"),)),
             Panel("Refused messages", "/s", "By reason.",
                   (Query(rate("gspo_broker_refused_total", by="reason"), "{{reason}}"),)),
-            Panel("Refused connections", "/s", "By reason, at the broker and at the learner's weight server.",
+            Panel("Refused connections", "/s", "By reason: at the broker, and where the learner and rollouts serve weights.",
                   (Query(rate("gspo_broker_refused_connections_total", by="reason"), "broker: {{reason}}"),
-                   Query(rate("gspo_learner_refused_connections_total", by="reason"), "learner: {{reason}}"))),
+                   Query(rate("gspo_learner_refused_connections_total", by="reason"), "learner: {{reason}}"),
+                   Query(rate("gspo_rollout_refused_connections_total", by="reason"), "rollouts: {{reason}}"))),
         )),
         Row("Ledger and processes", (
             Panel("Time of a commit", "s", "Every acknowledgement waits for one.",

@@ -41,7 +41,8 @@ def audit_run(directory: Path) -> Audit:
             notes += audit_checkpoints(findings, order, checkpoints)
             notes += audit_record(connection, findings, directory)
             counts = TokenAudit(findings, rules, order.batch_versions, order.versions).run(connection)
-        except sqlite3.DatabaseError as error:
+        # UnicodeDecodeError: SQLite's own message quotes what is broken in the file.
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             findings.add("database damaged", f"it cannot be read to its end: {error}")
     return Audit(
         directory=directory,

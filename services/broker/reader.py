@@ -30,6 +30,7 @@ from services.runtime.lifecycle import ServiceError
 LEDGER_FILE: Final = "ledger.sqlite3"
 WAL_SUFFIX: Final = "-wal"
 BUSY_S: Final = 5.0
+_NO_TEXT: Final = "Could not decode to UTF-8"
 RowType = TypeVar("RowType", bound=Row)
 
 
@@ -39,6 +40,21 @@ class StoreMismatch(RuntimeError):
 
 class StoreCorrupt(ServiceError):
     """What is on disk contradicts itself: `gspo audit` says how much of it."""
+
+
+@contextmanager
+def refusing_damage(path: Path) -> Iterator[None]:
+    """What SQLite finds to be damaged in ``path`` inside of the block. Raises: StoreCorrupt with the way out."""
+    try:
+        yield
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        # Of its subclasses (busy, full, a constraint) one alone speaks of damage: of text that is none.
+        if isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError) and _NO_TEXT not in str(error):
+            raise
+        raise StoreCorrupt(
+            f"{path} is damaged: {error}. Copy the file away before anything else; `gspo audit {path.parent}` says what "
+            "cannot be read. Checkpoints and exports do not depend on it: a new run can begin with an export as model.path"
+        ) from error
 
 
 class NoLedger(ValueError):
@@ -116,9 +132,7 @@ class Reader:
         last = int(self._one("SELECT max(batch) FROM batches", default=0))
         versions = self.rows(VersionRow, f"ORDER BY policy_version DESC LIMIT {REMEMBERED}")
         trained = self.rows(TrainedRow, f"ORDER BY policy_version DESC, batch DESC LIMIT {REMEMBERED}")
-        dropped = self._connection.execute(
-            "SELECT drop_reason, count(*) FROM groups WHERE status = 'dropped' GROUP BY drop_reason"
-        )
+        dropped = self._select("SELECT drop_reason, count(*) FROM groups WHERE status = 'dropped' GROUP BY drop_reason")
         return Snapshot(
             groups=tuple(groups),
             trajectories=tuple(trajectories),
@@ -132,19 +146,19 @@ class Reader:
             next_trajectory_id=int(self._one("SELECT max(trajectory_id) + 1 FROM trajectories", default=0)),
             next_prompt=int(self._one("SELECT max(prompt) + 1 FROM groups WHERE split = 'train'", default=0)),
             num_batched_groups=int(self._one("SELECT count(*) FROM groups WHERE status = 'batched'", default=0)),
-            num_dropped=dict(dropped.fetchall()),
+            num_dropped=dict(dropped),
         )
 
     def _run(self) -> RunRow:
-        found = self._connection.execute("SELECT value FROM meta WHERE key = ?", (RUN_KEY,)).fetchone()
+        found = self._select("SELECT value FROM meta WHERE key = ?", (RUN_KEY,))
         try:
-            return RunRow() if found is None else msgspec.json.decode(found[0], type=RunRow)
+            return msgspec.json.decode(found[0][0], type=RunRow) if found else RunRow()
         except msgspec.MsgspecError as error:
             raise StoreCorrupt(f"{self.path}: what is known of the run cannot be read: {error}") from error
 
     def payload(self, trajectory_id: int) -> Payload:
         """All acknowledged tokens of a trajectory. Raises: StoreCorrupt when they are not what was acknowledged."""
-        rows = self._connection.execute(
+        rows = self._select(
             "SELECT trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum FROM chunks "
             "WHERE trajectory_id = ? ORDER BY start",
             (trajectory_id,),
@@ -181,15 +195,15 @@ class Reader:
 
     def records_after(self, number: int) -> list[dict[str, Any]]:
         """Lines of the run's record after line ``number``, in order, each with its own number as "record"."""
-        cursor = self._connection.execute("SELECT record, line FROM records WHERE record > ? ORDER BY record", (number,))
-        return [{"record": found, **self._line(line)} for found, line in cursor]
+        rows = self._select("SELECT record, line FROM records WHERE record > ? ORDER BY record", (number,))
+        return [{"record": found, **self._line(line)} for found, line in rows]
 
     def elapsed_s(self) -> float:
         """``time_s`` of the last line of the record; 0 without any."""
-        found = self._connection.execute("SELECT line FROM records ORDER BY record DESC LIMIT 1").fetchone()
-        if found is None:
+        found = self._select("SELECT line FROM records ORDER BY record DESC LIMIT 1")
+        if not found:
             return 0.0
-        time_s = self._line(found[0]).get("time_s")
+        time_s = self._line(found[0][0]).get("time_s")
         if not isinstance(time_s, int | float):
             raise StoreCorrupt(f"{self.path}: the last line of the record has time_s {time_s!r:.100}")
         return float(time_s)
@@ -197,16 +211,18 @@ class Reader:
     @property
     def num_bytes(self) -> int:
         """Size of the database, without its write-ahead log."""
-        (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
-        (page_bytes,) = self._connection.execute("PRAGMA page_size").fetchone()
+        ((pages,),) = self._select("PRAGMA page_count")
+        ((page_bytes,),) = self._select("PRAGMA page_size")
         return int(pages) * int(page_bytes)
 
     def rows(self, row_type: type[RowType], rest: str, parameters: Sequence[Any] = ()) -> list[RowType]:
         """Rows of one table, with what follows its name in a SELECT."""
         table = TABLES[row_type]
-        cursor = self._connection.execute(f"SELECT {', '.join(table.columns)} FROM {table.name} {rest}", parameters)
         try:
-            rows = [table.row(values) for values in cursor]
+            rows = [
+                table.row(values)
+                for values in self._select(f"SELECT {', '.join(table.columns)} FROM {table.name} {rest}", parameters)
+            ]
         except (ValueError, TypeError, RecursionError) as error:
             raise StoreCorrupt(f"{self.path}: a row of {table.name} cannot be read: {error}") from error
         return [row for row in rows if isinstance(row, row_type)]
@@ -220,8 +236,12 @@ class Reader:
             raise StoreCorrupt(f"{self.path}: a line of the record is {line!r:.100}, expected an object")
         return line
 
+    def _select(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        with refusing_damage(self.path):
+            return self._connection.execute(query, parameters).fetchall()
+
     def _one(self, query: str, default: int) -> int:
-        (value,) = self._connection.execute(query).fetchone()
+        ((value,),) = self._select(query)
         if value is not None and not isinstance(value, int):
             raise StoreCorrupt(f"{self.path}: {value!r:.100} where a number should be ({query})")
         return default if value is None else value

@@ -73,6 +73,7 @@ def _require_model(settings: Settings) -> None:
             zero_stage=learner.zero_stage,
             dtype=learner.dtype,
             routing_replay=settings.objective.routing_replay,
+            offload=learner.offload,
         )
         require_supported(plan)
     except ValueError as error:

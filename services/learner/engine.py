@@ -41,7 +41,7 @@ from services.learner.gradients import (
     NonFiniteLossError,
 )
 from services.learner.optimizer_state import OPTIMIZER, OptimizerState
-from services.learner.parallelism import autoep_config, parallelism_of, read_model_config, require_supported
+from services.learner.parallelism import autoep_config, offload_config, parallelism_of, read_model_config, require_supported
 from services.learner.step import LossFn, ReplayFn, StepResult
 
 _DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -66,7 +66,9 @@ def init_distributed(device: Device, timeout_s: float = 1800.0) -> None:
     if "RANK" not in os.environ:
         os.environ["LOCAL_RANK"] = "0"  # DeepSpeed reads it, whoever made the group.
         store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, missing from __all__
-        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+        # A barrier of nccl must know its device before there has been any other collective.
+        bound = torch.device("cuda", 0) if device == "cuda" else None
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1, device_id=bound)
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=timedelta(seconds=timeout_s))
 
 
@@ -349,6 +351,7 @@ def _require_supported(model_config: Mapping[str, Any], settings: LearnerEngineS
             zero_stage=settings.zero_stage,
             dtype=settings.dtype,
             routing_replay=settings.routing_replay,
+            offload=settings.offload,
         )
     )
 
@@ -371,6 +374,7 @@ def _deepspeed_config(settings: LearnerEngineSettings, model_config: Mapping[str
             "stage": settings.zero_stage,
             "reduce_bucket_size": 50_000_000,
             "stage3_param_persistence_threshold": settings.zero3_persistence_elements,
+            **offload_config(settings.offload, pin_memory=settings.device == "cuda"),
         },
         **({} if size == 1 else {"expert_parallel": autoep_config(size, model_config)}),
         "optimizer": {
@@ -382,6 +386,8 @@ def _deepspeed_config(settings: LearnerEngineSettings, model_config: Mapping[str
                 "weight_decay": settings.weight_decay,
                 # PyTorch's own: DeepSpeed's would be compiled at the first start.
                 "torch_adam": True,
+                # One vectorised pass over the host's memory on OMP_NUM_THREADS threads, as DeepSpeed's own, but built in.
+                **({} if settings.offload == "none" else {"fused": True}),
             },
         },
     }

@@ -10,6 +10,7 @@ from services.runtime.settings import Settings
 
 Device = Literal["cpu", "cuda"]
 DType = Literal["float32", "bfloat16"]
+Offload = Literal["none", "optimizer", "optimizer_and_parameters"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class LearnerEngineSettings:
     """0 replicates everything; 1 partitions optimizer states, 2 gradients too, 3 parameters too."""
     expert_parallel: int = 1
     """Ranks that share a layer's experts (DeepSpeed's AutoEP); 1: every rank has them all. See `parallelism`."""
+    offload: Offload = "none"
+    """What is kept in the host's memory: nothing; master weights, Adam's moments and its step; the parameters too."""
     learning_rate: float = 1e-6
     warmup_steps: int = 0
     """Optimizer steps over which the learning rate rises from learning_rate / warmup_steps; constant afterwards."""
@@ -53,6 +56,8 @@ class LearnerEngineSettings:
             raise ValueError(f"dtype is {self.dtype!r}; it must be one of {list(get_args(DType))}")
         if self.dtype == "bfloat16" and self.zero_stage == 0:
             raise ValueError("zero_stage 0 with bfloat16 gets Adam's first step wrong; use zero_stage 1 or higher")
+        if self.offload not in get_args(Offload):
+            raise ValueError(f"offload is {self.offload!r}; it must be one of {list(get_args(Offload))}")
         for name, number in (
             ("token_budget", self.token_budget),
             ("logprob_chunk_tokens", self.logprob_chunk_tokens),
@@ -79,6 +84,7 @@ def engine_settings_of(settings: Settings, device: Device) -> LearnerEngineSetti
         dtype=learner.dtype,
         zero_stage=learner.zero_stage,
         expert_parallel=learner.expert_parallel,
+        offload=learner.offload,
         learning_rate=learner.learning_rate,
         warmup_steps=learner.warmup_steps,
         betas=learner.betas,

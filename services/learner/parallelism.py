@@ -29,6 +29,7 @@ class Parallelism:
     num_experts: int
     """Of a layer; 0 for a dense model."""
     hidden_act: str = "silu"
+    offload: str = "none"
 
 
 def parallelism_of(
@@ -39,6 +40,7 @@ def parallelism_of(
     zero_stage: int,
     dtype: str,
     routing_replay: bool,
+    offload: str = "none",
 ) -> Parallelism:
     """From the model's config.json, or `config.to_dict()`."""
     return Parallelism(
@@ -50,6 +52,7 @@ def parallelism_of(
         model_type=str(model_config.get("model_type", "")),
         num_experts=int(model_config.get("num_experts") or model_config.get("num_local_experts") or 0),
         hidden_act=str(model_config.get("hidden_act", "silu")),
+        offload=offload,
     )
 
 
@@ -69,6 +72,15 @@ def require_supported(plan: Parallelism) -> None:
     """Raises ValueError, naming the value and the way out, for what would fail later, or train wrongly."""
     if plan.dtype == "bfloat16" and plan.zero_stage == 0:
         raise ValueError("zero_stage 0 with bfloat16 gets Adam's first step wrong; use zero_stage 1 or higher")
+    if plan.offload == "optimizer_and_parameters" and plan.zero_stage < 3:
+        raise ValueError(
+            f"offload is optimizer_and_parameters and zero_stage is {plan.zero_stage}, which keeps parameters whole; use "
+            "zero_stage 3, or offload = optimizer"
+        )
+    if plan.offload == "optimizer" and plan.zero_stage == 0:
+        raise ValueError(
+            "offload is optimizer and zero_stage is 0, which has nothing to keep elsewhere; use zero_stage 1 or higher"
+        )
     if plan.routing_replay and plan.num_experts == 0:
         raise ValueError(
             f"routing_replay is on and a {plan.model_type} model has no routers: routing replay needs a mixture of experts; "
@@ -106,3 +118,13 @@ def autoep_config(size: int, model_config: Mapping[str, Any]) -> dict[str, Any]:
         # The preset would normalise always.
         "route_norm": bool(model_config["norm_topk_prob"]),
     }
+
+
+def offload_config(offload: str, *, pin_memory: bool) -> dict[str, Any]:
+    """DeepSpeed's entries of "zero_optimization" for `Parallelism.offload`; none for "none"."""
+    sections = {
+        "none": (),
+        "optimizer": ("offload_optimizer",),
+        "optimizer_and_parameters": ("offload_optimizer", "offload_param"),
+    }
+    return {section: {"device": "cpu", "pin_memory": pin_memory} for section in sections[offload]}

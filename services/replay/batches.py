@@ -10,7 +10,7 @@ from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import EndOfRun, Welcome
 from services.broker.batches import batch_stats
 from services.broker.delivery import batch_message
-from services.broker.reader import LEDGER_FILE, Reader, reading
+from services.broker.reader import LEDGER_FILE, Reader, reading, refusing_damage
 from services.broker.records import BatchRow, TrajectoryRow
 from services.learner.conversation import BatchArrived
 from services.learner.snapshot import Snapshot
@@ -30,7 +30,7 @@ class RecordedRun:
         self._temperature = settings.sampling.temperature
         size = settings.batch.groups_per_batch
         self.digests: dict[int, set[str]] = {}
-        with reading(directory) as connection:
+        with refusing_damage(directory / LEDGER_FILE), reading(directory) as connection:
             for trained_batches, digest in connection.execute("SELECT trained_batches, digest FROM versions"):
                 self.digests.setdefault(trained_batches, set()).add(digest)
             self.num_assembled = int(connection.execute("SELECT count(*) FROM batches").fetchone()[0])
@@ -50,7 +50,7 @@ class RecordedRun:
 
     def batch(self, index: int) -> BatchArrived:
         """As the learner was given it. Raises: StoreCorrupt when its tokens are not what was recorded."""
-        with reading(self._directory) as connection:
+        with refusing_damage(self._directory / LEDGER_FILE), reading(self._directory) as connection:
             reader = Reader(self._directory / LEDGER_FILE, connection)
             if self.num_assembled:
                 row, items = reader.batch(index)

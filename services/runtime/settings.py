@@ -239,6 +239,10 @@ class Learner(Section):
     expert_parallel: int = Field(1, ge=1)
     """Ranks that share a mixture's experts between them (DeepSpeed's AutoEP); it divides num_ranks and the number of
     experts. 1: every rank has all experts, partitioned by ZeRO alone. See docs/learner.md."""
+    offload: Literal["none", "optimizer", "optimizer_and_parameters"] = "none"
+    """What the learner keeps in the host's memory and not the GPU's. "optimizer": master weights and Adam's moments, where
+    Adam steps too; needs zero_stage 1 or higher. "optimizer_and_parameters": the weights too, each layer being fetched when
+    it is used; needs zero_stage 3. Slower; for models that do not fit otherwise."""
     collective_timeout_s: float = Field(1800.0, ge=1)
     """The ranks wait for a missing one so long, then end with an error. One that dies is noticed at once, on CPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -194,13 +194,19 @@ def test_routing_replay_keeps_the_experts_of_two_ranks_and_trains_the_routers(
     first, second = replay
     assert first == second
     assert first["free"]["metrics"]["experts_changed/all"] > 0
-    for name in ("replayed-1", "replayed-3", "unchanged"):
+    for name in ("replayed-1", "replayed-3", "replayed-shared", "unchanged"):
         assert first[name]["metrics"]["experts_changed/all"] == 0
     assert first["replayed-1"]["metrics"]["ratio_max/all"] > 1
     assert first["unchanged"]["metrics"]["ratio_max/all"] == first["unchanged"]["metrics"]["ratio_min/all"] == 1
-    before, free, replayed, partitioned = (
+    before, free, replayed, partitioned, shared = (
         load_file(work / path)
-        for path in ("model/model.safetensors", "free.safetensors", "replayed-1.safetensors", "replayed-3.safetensors")
+        for path in (
+            "model/model.safetensors",
+            "free.safetensors",
+            "replayed-1.safetensors",
+            "replayed-3.safetensors",
+            "replayed-shared.safetensors",
+        )
     )
     for name, tensor in before.items():
         change = (replayed[name] - tensor).norm()
@@ -208,6 +214,7 @@ def test_routing_replay_keeps_the_experts_of_two_ranks_and_trains_the_routers(
         # Some micro-batch of the second step had other experts without replay.
         assert not torch.equal(replayed[name], free[name]), name
         assert (partitioned[name] - replayed[name]).norm() <= 2e-3 * change, name
+        assert (shared[name] - replayed[name]).norm() <= 2e-3 * change, name
     assert "a qwen3 model has no routers" in first["dense"]
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from deploy.monitoring.generate import RULES, rule_groups
 from tests.monitoring.faults import EXCUSED, FAULTS, OVER, Fault
-from tests.monitoring.series import BROKER, Series, as_test, healthy, rising, series
+from tests.monitoring.series import BROKER, OTHER, Series, as_test, healthy, rising, series, then
 from tests.monitoring.vocabulary import rules
 
 ALERTS = {rule["alert"]: rule for rule in rules() if "alert" in rule}
@@ -94,6 +94,20 @@ def test_handshakes_that_are_broken_off_are_reported_when_they_are_more_than_tho
     )
     promtool(tmp_path, [as_test(changed({knocking: rising(1)}), [at(name, 30, [expected(name, fault)])])])
     promtool(tmp_path, [as_test(changed({knocking: rising(0.4)}), [at(name, 30, [])])])
+
+
+@needs_promtool
+def test_a_stranger_at_a_rollout_that_shares_weights_is_reported_too(tmp_path: Path) -> None:
+    name = "GspoConnectionsRefused"
+    fault = Fault(
+        {},
+        minutes=22,
+        summary="The rollout refuses connections: unknown_key",
+        description="3 connections in 10 minutes, reason: unknown_key.",
+        labels={"namespace": "run", "component": "rollout", "reason": "unknown_key"},
+    )
+    stranger = {series("gspo_rollout_refused_connections_total", 'reason="unknown_key"', OTHER): then("1", 20, 4)}
+    promtool(tmp_path, [as_test(healthy() | stranger, [at(name, 19, []), at(name, 22, [expected(name, fault)])])])
 
 
 @needs_promtool

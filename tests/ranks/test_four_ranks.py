@@ -20,6 +20,8 @@ from tests.support.training_groups import write_model_and_groups
 
 pytestmark = pytest.mark.ranks
 
+REPLAY = {"routing_replay": True, "max_grad_norm": 0.0}
+
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -30,7 +32,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one(work: Path) -> Results:
-    return run_jobs(work, 1, [gradient_job("single", zero_stage=0)])
+    return run_jobs(work, 1, [gradient_job("single", zero_stage=0), job("replayed", zero_stage=0, replay=True, **REPLAY)])
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,11 @@ def four(work: Path) -> Results:
                 gradient_job(f"clipped-{stage}", zero_stage=stage, expert_parallel=2, max_grad_norm=0.01)
                 for stage in (0, 1, 2, 3)
             ),
+            *(
+                job(f"replayed-{stage}-{size}", zero_stage=stage, expert_parallel=size, replay=True, **REPLAY)
+                for stage, size in ((3, 2), (1, 4))
+            ),
+            job("replayed-again", zero_stage=3, expert_parallel=2, activation_checkpointing=True, replay=True, **REPLAY),
             gradient_job("recomputed", zero_stage=3, expert_parallel=2, activation_checkpointing=True),
             job("four", zero_stage=3, expert_parallel=2, steps=2 + RESUMED_STEPS, save_after=2, export=True),
             job("half", zero_stage=2, expert_parallel=2, dtype="bfloat16", steps=3, save_after=2, export=True),
@@ -60,6 +67,12 @@ def test_four_ranks_have_the_gradients_of_one_in_every_stage(work: Path, one: Re
         assert four[0][name]["losses"] == pytest.approx(single["losses"], rel=1e-5), name
         assert four[0][name]["norms"] == pytest.approx(single["norms"], rel=1e-5), name
         require_gradients(work, name, "single")
+
+
+def test_experts_that_are_given_are_those_of_all_ranks(work: Path, one: Results, four: Results) -> None:
+    for name in ("replayed-3-2", "replayed-1-4", "replayed-again"):
+        assert four[0][name]["losses"] == pytest.approx(one[0]["replayed"]["losses"], rel=1e-5), name
+        require_gradients(work, name, "replayed")
 
 
 def test_the_norm_that_clips_is_that_of_all_experts_on_all_ranks(work: Path, one: Results, four: Results) -> None:

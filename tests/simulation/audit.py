@@ -4,6 +4,7 @@ The audit believes nobody. It keeps its own copy of what was committed, of what 
 weights, and of what was trained, and compares.
 """
 
+from protocol.digests import tensor_digest
 from services.rollout.generation import Piece
 from tests.simulation.audit_disk import DiskAudit
 from tests.simulation.audit_messages import MessageAudit
@@ -14,13 +15,21 @@ from tests.simulation.loop import Process
 class Audit(DiskAudit, MessageAudit, TrainingAudit):
     """All of it, and what engines really do."""
 
-    def version_of(self, version: int, content: list[float]) -> int | None:
+    def version_of(self, version: int, content: bytes) -> int | None:
         """The published version that ``content`` is; None when nobody published that."""
         return version if self.published.get(version) == content else None
 
     def loaded(self, session: str, version: int | None) -> None:
         if version is not None:
             self.served[session].add(version)
+
+    def holds(self, session: str, version: int, content: bytes) -> None:
+        """A rollout holds verified weights under a number, for its engine and for others."""
+        self.require(
+            self.published.get(version) == content,
+            "G5 what is held is what was published",
+            lambda: f"{session} holds {tensor_digest(content)[:12]} as version {version}, which is other weights",
+        )
 
     def generated(self, process: Process, trajectory_id: int, epoch: int, position: int, piece: Piece) -> None:
         made = self.made[trajectory_id, epoch]

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from protocol.codec import Array
+from protocol.digests import tensor_digest
 from protocol.messages import Batch, Segment, VersionRun
 from services.broker.records import TrajectoryRow
 from services.broker.tasks import trajectory_seed
@@ -17,12 +18,15 @@ class TrainingAudit(Books):
 
     # --- the learner ---------------------------------------------------------------------------------------------------
 
-    def publishes(self, version: int, content: list[float]) -> None:
+    def publishes(self, version: int, content: bytes) -> None:
         """A learner is about to serve a version."""
         self.require(
             version not in self.published,
             "versions grow",
-            lambda: f"version {version} is given to weights {content}, and was given to {self.published[version]}",
+            lambda: (
+                f"version {version} is given to weights {tensor_digest(content)[:12]}, and was given to "
+                f"{tensor_digest(self.published[version])[:12]}"
+            ),
         )
         self.published[version] = content
         self.passes("publishing")

@@ -71,8 +71,8 @@ class Books:
         self.report = report
         self.happened = happened
         self.durable = Durable()
-        self.published: dict[int, list[float]] = {}
-        """Content of every version that a learner was about to publish."""
+        self.published: dict[int, bytes] = {}
+        """All bytes of every version that a learner was about to publish."""
         self.served: defaultdict[str, set[int]] = defaultdict(set)
         """By session: versions that its engine has really held."""
         self.made: defaultdict[tuple[int, int], defaultdict[int, set[tuple[int, float]]]] = defaultdict(

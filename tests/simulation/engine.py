@@ -140,7 +140,7 @@ class SimEngine:
             self._audit.happened["weights damaged"] += 1
             info, data = self._loaded[0]
             self._loaded[0] = (info, bytes([data[0] ^ 1]) + data[1:])
-        content = np.frombuffer(self._loaded[0][1], dtype="<f4").tolist()
+        content = b"".join(data for _, data in sorted(self._loaded, key=lambda each: each[0].name))
         self._true_version = self._audit.version_of(version, content)
         self._audit.loaded(self._process.session, self._true_version)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from services.environments.base import Environment, RewardJob, Split, Start, State, Step, Task
 from services.rollout.tokens import Messages
@@ -111,6 +112,21 @@ def weights_after(history: Sequence[tuple[int, ...]]) -> tuple[float, float]:
     """The whole model: two numbers that say what it was trained on, in order."""
     digest = hashlib.blake2b(repr(list(history)).encode(), digest_size=6).digest()
     return float(int.from_bytes(digest[:3], "big")), float(int.from_bytes(digest[3:], "big"))
+
+
+TABLES = 3
+ROWS = 300
+"""Elements of each further tensor, in plans whose versions travel as deltas."""
+
+
+def tables_after(history: Sequence[tuple[int, ...]]) -> list[tuple[str, np.ndarray[Any, np.dtype[np.uint16]]]]:
+    """The rest of a larger model: uint16 [ROWS] each, the bits of bfloat16. A step changes some elements of one or two."""
+    tables = [np.arange(ROWS, dtype=np.uint16) + 1000 * number for number in range(TABLES)]
+    for step, trained in enumerate(history):
+        digest = hashlib.blake2b(repr((step, trained)).encode(), digest_size=8).digest()
+        for table, row, value in (digest[:3], digest[3:6]):
+            tables[table % TABLES][row] = 256 * table + value
+    return [(f"table.{number}", table) for number, table in enumerate(tables)]
 
 
 Turn = tuple[list[int], list[int]]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from gspo.packing import TrainGroup
@@ -20,7 +21,7 @@ from services.learner.snapshot import Snapshot
 from services.learner.trainer import BatchReport
 from services.runtime.lifecycle import ServiceError
 from tests.simulation.audit import Audit
-from tests.simulation.episodes import weights_after
+from tests.simulation.episodes import tables_after, weights_after
 from tests.simulation.loop import Process
 
 T = TypeVar("T")
@@ -133,7 +134,7 @@ class SimLink:
         return taken
 
     def publish(self, snapshot: Snapshot, trained_batches: int) -> None:
-        self._audit.publishes(snapshot.policy_version, snapshot.data.view("<f4").tolist())
+        self._audit.publishes(snapshot.policy_version, snapshot.data.tobytes())
         self._deliver(self._conversation.publish(snapshot, trained_batches))
 
     def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
@@ -188,7 +189,8 @@ class SimTrainer:
     world_size = 1
     model = _Model()
 
-    def __init__(self, process: Process, rng: random.Random, audit: Audit, *, batch_s: float) -> None:
+    def __init__(self, process: Process, rng: random.Random, audit: Audit, *, batch_s: float, has_tables: bool) -> None:
+        self._has_tables = has_tables
         self._process = process
         self._rng = rng
         self._audit = audit
@@ -236,6 +238,9 @@ class SimTrainer:
         return tensor.clone()
 
     def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        # In the order of their names, in which the audit knows them.
+        for name, table in tables_after(self.history) if self._has_tables else ():
+            yield name, torch.from_numpy(table.view(np.int16)).view(torch.bfloat16)
         yield "weights", torch.tensor(weights_after(self.history), dtype=torch.float32)
 
     def _take_time(self, seconds: float) -> None:

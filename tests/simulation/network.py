@@ -6,6 +6,7 @@ than anything that ZeroMQ does.
 """
 
 import asyncio
+import hashlib
 import random
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -37,10 +38,19 @@ class Network:
         self.slow_s: dict[str, float] = {}
         self.loss = 0.0
         self.duplication = 0.0
+        self.corruption: dict[str, float] = {}
+        """By process: the probability that a chunk of weights that it sends has one bit wrong."""
 
     def cut(self, one: Process, other: Process) -> bool:
         """Whether nothing passes between the two."""
         return one.suspended or other.suspended or bool(self.partitions[frozenset((one.name, other.name))])
+
+    def free_endpoint(self, name: str) -> str:
+        """Where a rollout serves others: the same in every life, but for a second one of its name."""
+        port = 1000 + int.from_bytes(hashlib.blake2b(name.encode(), digest_size=2).digest(), "big") // 2
+        while (endpoint := f"tcp://127.0.0.1:{port}") in self.routers:
+            port += 1
+        return endpoint
 
     def refresh(self) -> None:
         """Partitions or suspended processes have changed."""
@@ -92,10 +102,22 @@ class Direction:
         if network.loss and network.rng.random() < network.loss:
             network.happened["message lost"] += 1
             return
+        frames = self._corrupted(frames)
         self._put(frames)
         if network.duplication and network.rng.random() < network.duplication:
             network.happened["message duplicated"] += 1
             self._put(frames)
+
+    def _corrupted(self, frames: Frames) -> Frames:
+        """Weights that are wrong before they are sent: ZeroMQ, TCP and CURVE deliver them as they are."""
+        network = self.connection.network
+        probability = network.corruption.get(self._source.process.name, 0.0)
+        if not probability or b"weight_chunk" not in frames[0] or network.rng.random() >= probability:
+            return frames
+        network.happened["chunk of weights damaged"] += 1
+        data = bytearray(frames[-1])
+        data[network.rng.randrange(len(data))] ^= 1 << network.rng.randrange(8)
+        return [*frames[:-1], bytes(data)]
 
     def _put(self, frames: Frames) -> None:
         network = self.connection.network

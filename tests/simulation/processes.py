@@ -26,13 +26,14 @@ from services.learner.metrics import LearnerMetrics
 from services.learner.service import LearnerService
 from services.rollout.agent import Agent
 from services.rollout.metrics import RolloutMetrics
+from services.rollout.neighbours import Neighbours
 from services.rollout.service import RolloutService
 from services.rollout.sync import WeightSync
 from services.runtime.channel import Incoming, RouterChannel
 from services.runtime.fingerprint import run_fingerprint
 from services.runtime.gate import Gate
 from services.runtime.peer import PeerClient
-from services.runtime.security import Security
+from services.runtime.security import PLAINTEXT, Security
 from services.runtime.settings import Settings
 from services.runtime.telemetry import Health
 from tests.simulation.audit import Audit
@@ -45,6 +46,8 @@ from tests.simulation.network import Network, SimContext
 SMALL_WORK = replace(WORK, window=6, high_water_mark=24)
 """Of a rollout's end, so that its bounds are reached."""
 MAX_QUIET_S = 120.0
+FETCHED = "gspo_rollout_weight_fetches_total"
+SOURCES = "gspo_rollout_weight_sources_total"
 
 
 class LoopClock:
@@ -178,7 +181,11 @@ class BrokerProcess:
 class RolloutProcess:
     """`gspo rollout`, with its engine."""
 
-    def __init__(self, machinery: Machinery, process: Process, rng: random.Random, *, token_s: float) -> None:
+    def __init__(
+        self, machinery: Machinery, process: Process, rng: random.Random, *, token_s: float, shares_weights: bool
+    ) -> None:
+        self._shares_weights = shares_weights
+        self._neighbours: Neighbours | None = None
         self._machinery = machinery
         self._process = process
         self.engine = SimEngine(process, rng, machinery.audit, token_s=token_s, mean_tokens=8)
@@ -190,7 +197,8 @@ class RolloutProcess:
     async def run(self, stop: asyncio.Event) -> None:
         machinery, settings, process = self._machinery, self._machinery.settings, self._process
         context: Any = SimContext(machinery.network, process)
-        metrics: Any = RolloutMetrics(CollectorRegistry())
+        registry = CollectorRegistry()
+        metrics: Any = RolloutMetrics(registry)
         self._broker = broker = PeerClient(
             context,
             SMALL_WORK,
@@ -202,6 +210,16 @@ class RolloutProcess:
             fingerprint=run_fingerprint(settings),
         )
         engine: Any = self.engine
+        if self._shares_weights:
+            self._neighbours = Neighbours(
+                context,
+                machinery.network.free_endpoint(process.name),
+                peer=process.name,
+                session=process.session,
+                clock=machinery.clock,
+                metrics=metrics,
+                security=PLAINTEXT,
+            )
         self._sync = sync = WeightSync(
             context=context,
             engine=engine,
@@ -211,6 +229,7 @@ class RolloutProcess:
             session=process.session,
             clock=machinery.clock,
             metrics=metrics,
+            neighbours=self._neighbours,
         )
         tokenizer: Any = SimTokenizer()
         rewards: Any = self.rewards
@@ -237,7 +256,19 @@ class RolloutProcess:
         try:
             await self._service.run(stop)
         finally:
+            if self._neighbours is not None:
+                self._neighbours.close()
             context.destroy()
+            self._count(registry)
+
+    def _count(self, registry: CollectorRegistry) -> None:
+        """What came of its fetches."""
+        happened = self._machinery.audit.happened
+        for kind in ("snapshot", "delta"):
+            happened[f"{kind} fetched"] += int(registry.get_sample_value(FETCHED, {"kind": kind}) or 0)
+        for outcome in ("fetched", "failed", "damaged"):
+            happened[f"neighbour: {outcome}"] += int(registry.get_sample_value(SOURCES, {"outcome": outcome}) or 0)
+        happened["damaged weights found"] += int(registry.get_sample_value("gspo_rollout_weights_damaged_total") or 0)
 
     def check_bounds(self) -> None:
         """G6."""
@@ -250,6 +281,9 @@ class RolloutProcess:
         running = len(self._service._running)
         most = self._machinery.settings.rollout.max_running
         require(running <= most, "G6 bounded", lambda: f"{name} runs {running} episodes, {most} are allowed")
+        held = self._sync._held if self._sync is not None else None
+        if held is not None and held.manifest is not None:
+            self._machinery.audit.holds(name, held.policy_version, bytes(held.data))
         if unacknowledged == SMALL_WORK.window:
             self._machinery.audit.happened["window full"] += 1
 
@@ -258,13 +292,20 @@ class LearnerProcess:
     """`gspo learner`, one rank."""
 
     def __init__(
-        self, machinery: Machinery, process: Process, rng: random.Random, *, batch_s: float, weights_endpoint: str
+        self,
+        machinery: Machinery,
+        process: Process,
+        rng: random.Random,
+        *,
+        batch_s: float,
+        weights_endpoint: str,
+        has_tables: bool,
     ) -> None:
         self._machinery = machinery
         self._process = process
         self._weights_endpoint = weights_endpoint
         self._arrived: asyncio.Queue[BatchArrived | EndOfRun] = asyncio.Queue(maxsize=4)
-        self.trainer = SimTrainer(process, rng, machinery.audit, batch_s=batch_s)
+        self.trainer = SimTrainer(process, rng, machinery.audit, batch_s=batch_s, has_tables=has_tables)
 
     async def run(self, stop: asyncio.Event) -> None:
         machinery = self._machinery

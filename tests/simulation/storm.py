@@ -205,6 +205,17 @@ class Storm(ABC):
         self._later(event.seconds, end, "no more duplication")
         return True
 
+    def _on_corrupt(self, event: Event) -> bool:
+        """What it sends of weights is not what it holds."""
+        self.network.corruption |= dict.fromkeys(event.target, event.amount)
+
+        def end() -> None:
+            for name in event.target:
+                self.network.corruption.pop(name, None)
+
+        self._later(event.seconds, end, f"{' and '.join(event.target)} send what they hold")
+        return True
+
     def _on_slow(self, event: Event) -> bool:
         (name,) = event.target
         self.network.slow_s[name] = event.amount

@@ -20,7 +20,7 @@ KINDS = (
     "kill broker", "kill learner", "kill rollout", "terminate broker", "terminate learner", "terminate rollout",
     "suspend broker", "suspend learner", "suspend rollout", "standstill", "partition", "loss", "duplication", "slow",
     "disk_full", "engine_fails", "engine_fails_update", "engine_damages", "engine_dies", "rewards_fail", "leave", "join",
-    "second_learner", "takeover", "second_rollout",
+    "second_learner", "takeover", "second_rollout", "corrupt",
 )  # fmt: skip
 CONSEQUENCES = (
     "message lost", "message duplicated", "connection timed out", "reconnected", "window full", "commit refused by the disk",
@@ -29,6 +29,8 @@ CONSEQUENCES = (
     "weights changed within a piece", "weights damaged", "engine failed", "engine failed in an update", "reward failed",
     "log: lease_expired", "log: lease_of_former_session_ended", "log: session_replaced", "log: handshake_again",
     "log: resumed", "second learner turned away", "learner took over", "rollout was replaced",
+    "snapshot fetched", "delta fetched", "chunk of weights damaged", "damaged weights found", "neighbour: fetched",
+    "neighbour: failed", "neighbour: damaged",
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ Kind = Literal[
     "second_learner",
     "takeover",
     "second_rollout",
+    "corrupt",
 ]
 Point = Literal["chunk received", "committed", "lease sent", "batch sent", "acknowledged", "publishing", "saving", "loading"]
 POINTS: dict[Point, tuple[str, ...]] = {
@@ -92,6 +93,10 @@ class Plan:
     pause_mode: Literal["retract", "in_place"]
     token_s: float
     batch_s: float
+    has_tables: bool = False
+    """The model is large enough that its versions travel as deltas."""
+    shares_weights: bool = False
+    """Rollouts fetch weights from each other."""
     events: tuple[Event, ...] = field(default=())
 
     def with_events(self, events: tuple[Event, ...]) -> "Plan":
@@ -130,7 +135,30 @@ def plan_of(seed: int) -> Plan:
     storm_s = min(LONGEST_STORM_S, 2.0 + plan.num_batches * (plan.batch_s + 10 * plan.token_s + 0.5))
     events = [_event(rng, rollouts, storm_s) for _ in range(rng.randint(2, 12))]
     events += _second_ones(random.Random(f"second ones {seed}"), rollouts, storm_s)
-    return plan.with_events(tuple(sorted(events, key=lambda event: event.at)))
+    plan, more = _weights(random.Random(f"weights {seed}"), plan, storm_s)
+    return plan.with_events(tuple(sorted((*events, *more), key=lambda event: event.at)))
+
+
+def _weights(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list[Event]]:
+    """Half of the runs have a model whose versions travel as deltas, and half of those rollouts that share them."""
+    if rng.random() < 0.5:
+        return plan, []
+    shares = rng.random() < 0.5
+    # The learner itself serves two: others are sent to them only when there are others.
+    plan = replace(plan, has_tables=True, shares_weights=shares, num_rollouts=4 if shares else plan.num_rollouts)
+    rollouts = tuple(f"rollout-{index}" for index in range(plan.num_rollouts))
+    liars = [("learner",), rollouts] if shares else [("learner",)]
+    events = [
+        Event(
+            at=rng.uniform(0.0, 0.6 * storm_s),
+            kind="corrupt",
+            target=rng.choice(liars),
+            seconds=rng.uniform(3.0, 15.0),
+            amount=rng.choice([0.2, 0.5, 0.9]),
+        )
+        for _ in range(rng.randint(0, 3))
+    ]
+    return plan, events
 
 
 def _second_ones(rng: random.Random, rollouts: list[str], storm_s: float) -> list[Event]:

@@ -201,8 +201,17 @@ class World(Storm):
             return BrokerProcess(self.machinery, process, rng)
         if name in WEIGHTS_ENDPOINTS:
             endpoint = WEIGHTS_ENDPOINTS[name]
-            return LearnerProcess(self.machinery, process, rng, batch_s=self.plan.batch_s, weights_endpoint=endpoint)
-        part = RolloutProcess(self.machinery, process, rng, token_s=self.plan.token_s)
+            return LearnerProcess(
+                self.machinery,
+                process,
+                rng,
+                batch_s=self.plan.batch_s,
+                weights_endpoint=endpoint,
+                has_tables=self.plan.has_tables,
+            )
+        part = RolloutProcess(
+            self.machinery, process, rng, token_s=self.plan.token_s, shares_weights=self.plan.shares_weights
+        )
         part.rewards.failing = self.failing_rewards
         return part
 

@@ -128,6 +128,7 @@ def replay(work: Path) -> dict[str, Any]:
         ("free", 1, {"routing_replay": False}),
         ("replayed-1", 1, {}),
         ("replayed-3", 3, {}),
+        ("replayed-shared", 3, {"expert_parallel": 2}),
         ("unchanged", 1, {"learning_rate": 0.0}),
     ):
         # A first step that is large enough to change experts, and a clip that leaves their tokens a gradient.

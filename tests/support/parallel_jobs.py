@@ -22,20 +22,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 RESUMED_STEPS = 5
-JOB_FIELDS = ("resume", "steps", "save_after", "export", "unwritable_on")
+JOB_FIELDS = ("resume", "steps", "save_after", "export", "unwritable_on", "replay", "model")
 Results = list[dict[str, dict[str, Any]]]
 
 
-def run_jobs(work: Path, num_ranks: int, jobs: Sequence[dict[str, Any]]) -> Results:
+def run_jobs(work: Path, num_ranks: int, jobs: Sequence[dict[str, Any]], *, accelerator: str = "cpu") -> Results:
     """Run the jobs on `num_ranks` processes; by rank, the results by the jobs' names."""
     plan = work / f"plan-{num_ranks}-{jobs[0]['name']}.json"
     plan.write_text(json.dumps(jobs), encoding="utf-8")
-    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"DS_ACCELERATOR": accelerator, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     launcher = [sys.executable]
     if num_ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
     command = [*launcher, "-m", "tests.support.parallel_worker", str(plan), str(work)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return [json.loads(plan.with_suffix(f".{rank}.out").read_text(encoding="utf-8")) for rank in range(num_ranks)]
 
@@ -66,7 +66,7 @@ def state(work: Path, name: str) -> dict[str, Tensor]:
     }
 
 
-def require_gradients(work: Path, name: str, reference: str, scale: float = 1.0) -> None:
+def require_gradients(work: Path, name: str, reference: str, scale: float = 1.0, *, tolerance: float = 1e-5) -> None:
     """Every parameter's gradient, none of which is 0, is that of `reference` times `scale`."""
     found, expected = state(work, name), state(work, reference)
     assert set(found) == set(expected)
@@ -76,7 +76,7 @@ def require_gradients(work: Path, name: str, reference: str, scale: float = 1.0)
     for key in gradients:
         norm = expected[key].norm() * scale
         assert norm > 0, key
-        assert (found[key] - expected[key] * scale).norm() <= 1e-5 * norm, (name, key)
+        assert (found[key] - expected[key] * scale).norm() <= tolerance * norm, (name, key)
 
 
 def require_same_future(ours: dict[str, Any], uninterrupted: dict[str, Any], steps: int) -> None:

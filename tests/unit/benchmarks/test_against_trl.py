@@ -24,6 +24,8 @@ from benchmarks.against_trl.curve import (
 )
 from benchmarks.against_trl.ours import CpuSeconds, read_ours
 from benchmarks.against_trl.report import Comparison, as_data, chosen_setting, parts_table, plot, table, verdict
+from benchmarks.against_trl.sizes import Row, Shape
+from benchmarks.against_trl.sizes import table as sizes_table
 from benchmarks.against_trl.theirs import read_theirs
 
 BEGIN = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC).timestamp()
@@ -44,7 +46,7 @@ def a_run(
         seed=seed,
         points=tuple(point(2 * index * s_per_batch, 512 * index, reward) for index, reward in enumerate(rewards)),
         start_s=30.0,
-        batches=4,
+        batch_ends_s=tuple(index * s_per_batch for index in (1, 2, 3, 4)),
         seconds=4 * s_per_batch,
         batch_parts={"training": s_per_batch / 2},
         cpu_s={"learner": 1.0, "broker": 0.5},
@@ -80,6 +82,14 @@ def test_a_mean_reward_up_to_where_nothing_was_evaluated_is_refused() -> None:
         mean_reward(points, 600)
     with pytest.raises(ValueError, match="samples is 0"):
         mean_reward(points, 0)
+
+
+def test_seconds_of_a_later_batch_leave_out_the_first_ones() -> None:
+    run = replace(a_run(), batch_ends_s=(9.0, 13.0, 14.0, 16.0, 19.0))
+    assert run.seconds_of_a_later_batch(2) == pytest.approx(1.5 + 0.5)
+    assert run.seconds_of_a_later_batch(3) == pytest.approx(2.5)
+    with pytest.raises(ValueError, match="first is 5, the run has 5 batches: run at least 6"):
+        run.seconds_of_a_later_batch(5)
 
 
 def test_rewards_are_compared_up_to_the_last_samples_at_which_both_were_evaluated() -> None:
@@ -184,6 +194,7 @@ def test_what_trl_recorded_is_read_with_generation_training_and_evaluation_apart
     assert run.points == (point(0.5, 0, 0.25, 0.5), point(6.5, 512, 0.5, 1.0))
     assert run.batch_parts == {"generation": 1.0, "training": 2.0, "evaluation": 0.5}
     assert (run.start_s, run.seconds, run.batches, run.seed) == (20.0, 7.0, 2, 3)
+    assert run.batch_ends_s == (3.0, 6.0)
     assert run.cpu_s == {"trl": 3.0}
     assert run.rates == {
         "generated, overall": 200.0,
@@ -215,7 +226,7 @@ def test_seconds_of_a_run_count_from_the_first_rollout_that_served(tmp_path: Pat
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = read_ours(tmp_path, {"learner": 1.0}, setting="2 servers", seed=1, command_at=BEGIN - 40)
     assert run.points == (point(2, 0, 0.25), point(11, 512, 0.75))
-    assert (run.start_s, run.seconds, run.batches, run.cpu_s) == (45, 10, 2, {"learner": 1.0})
+    assert (run.start_s, run.seconds, run.batch_ends_s, run.cpu_s) == (45, 10, (5, 10), {"learner": 1.0})
     assert run.batch_parts == {"training": 1.5, "publication": 0.5, "waiting for samples": 3.0}
     assert run.rates == {"generated, overall": 200.0, "trained, while training": 3000.0}
 
@@ -231,3 +242,23 @@ def test_cpu_seconds_of_a_batch_leave_out_the_start_and_the_end() -> None:
     assert CpuSeconds(looks=looks).of_a_batch() == {"agent": 2.5, "learner": 1.5}
     assert CpuSeconds(looks=looks[:3]).of_a_batch() == {}
     assert CpuSeconds().of_a_batch() == {}
+
+
+def test_a_shape_is_a_width_of_whole_pairs_of_heads_and_a_number_of_layers() -> None:
+    assert Shape.parse("256x4") == Shape(hidden_size=256, num_layers=4)
+    for text, reason in (
+        ("256", "is no shape"),
+        ("256x0", "is no shape"),
+        ("x4", "is no shape"),
+        ("40x2", "multiple of 32"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            Shape.parse(text)
+
+
+def test_sizes_are_compared_by_the_median_of_the_later_batches() -> None:
+    ours = replace(a_run(), batch_ends_s=(20.0, 22.0, 24.0, 27.0, 31.0))
+    theirs = replace(a_run("trl"), batch_ends_s=(9.0, 10.0, 12.0, 16.0, 20.0), cpu_s={"trl": 7.0})
+    row = Row(shape=Shape(hidden_size=256, num_layers=4), parameters=7_000_000, ours=ours, theirs=theirs)
+    assert row.ratio == pytest.approx(3.5 / 4.0)
+    assert sizes_table([row]).splitlines()[2] == "| 256 x 4 | 7,000,000 | 3.50 | 4.00 | 0.88 | 1.50 | 7.00 |"

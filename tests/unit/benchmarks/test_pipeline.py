@@ -1,7 +1,9 @@
 """The arithmetic of the whole pipeline's benchmark: rates, spans, ratios, and that a process stays on its cores."""
 
+import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,14 @@ from benchmarks.pipeline.measures import (
     overall_rate,
     rates,
     seconds_per_batch,
-    slices,
     spread,
     steady,
     token_rate,
     trained_batches,
+    waves,
 )
 from benchmarks.pipeline.pinned import parse_cores
-from benchmarks.pipeline.processes import role_of
+from benchmarks.pipeline.processes import Use, process_use, role_of
 from benchmarks.pipeline.report import Comparison, HalfFigures, RunFigures, goal_word, half_figures, tables
 from benchmarks.pipeline.run import pinned_specs
 from benchmarks.pipeline.timeline import Span, draw, learner_spans, rollout_spans, share
@@ -114,19 +116,25 @@ def test_cores_used_are_processor_seconds_between_two_samples() -> None:
         cpu_shares(samples, 2.0, 2.0)
 
 
-@given(st.lists(st.tuples(st.floats(0.001, 100), st.integers(0, 50)), max_size=40), st.integers(1, 9))
-def test_slices_of_a_span_count_every_token_once(arrivals: list[tuple[float, int]], count: int) -> None:
-    parts = slices(0.0, 100.0, count)
-    assert parts[0][0] == 0.0
-    assert parts[-1][1] == pytest.approx(100.0)
-    # The last bound may fall short of 100 by rounding.
-    whole = sum(number for time, number in arrivals if time <= parts[-1][1])
-    assert sum(token_rate(arrivals, *part) * (part[1] - part[0]) for part in parts) == pytest.approx(whole)
+def test_sglang_is_measured_from_wave_to_wave() -> None:
+    answered = [1.0, 1.1, 1.2, 2.0, 2.1, 2.2, 3.0, 3.1, 3.2, 4.0]
+    assert waves(answered, 3, 0.0, 9.0) == [1.2, 2.2, 3.2]
+    assert waves(answered, 3, 1.3, 3.0) == [2.2]
+    assert waves(answered[:2], 3, 0.0, 9.0) == []
+
+
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=40), st.integers(1, 5))
+def test_from_wave_to_wave_every_token_counts_once(tokens: list[int], size: int) -> None:
+    arrivals = [(float(time), number) for time, number in enumerate(tokens)]
+    marks = waves([time for time, _ in arrivals], size, 0.0, 100.0)
+    parts = [token_rate(arrivals, left, right) * (right - left) for left, right in pairwise(marks)]
+    assert sum(parts) == pytest.approx(sum(number for time, number in arrivals if marks and marks[0] < time <= marks[-1]))
 
 
 def test_learner_spans_are_training_then_publication_with_waiting_between_batches() -> None:
     trained = [{"batch": 0, "timestamp": "1970-01-01T00:00:10Z"}, {"batch": 1, "timestamp": "1970-01-01T00:00:20+00:00"}]
-    rows = [{"batch": 0, "train_s": 4.0, "publish_s": 1.0}, {"batch": 1, "train_s": 6.0, "publish_s": 0.5}, {"batch": 2}]
+    first, second = {"batch": 0, "train_s": 4.0, "publish_s": 1.0}, {"batch": 1, "train_s": 6.0, "publish_s": 0.5}
+    rows: list[dict[str, Any]] = [first, {"batch": 2}, second]
     spans = learner_spans(trained, rows)
     assert [(span.kind, span.begin, span.end) for span in spans] == [
         ("training", 5.0, 9.0),
@@ -139,15 +147,19 @@ def test_learner_spans_are_training_then_publication_with_waiting_between_batche
     assert share(spans, "training", 8.0, 14.0) == pytest.approx(1.5 / 6)
 
 
-def test_rollout_spans_follow_the_scheduler_s_processor_time_and_pauses_lie_over_them() -> None:
-    used = [0.0, 0.9, 1.8, 1.9, 1.95, 2.9]
-    samples = [CpuSample(time=float(time), seconds={"scheduler": value}) for time, value in enumerate(used)]
+def test_rollout_spans_follow_the_scheduler_and_pauses_lie_over_them() -> None:
+    at_work = [True, True, True, False, False, True, False, True]
+    times = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 5.3, 6.0]
+    samples = [
+        CpuSample(time=time, seconds={}, running=frozenset({"scheduler", "agent"} if busy else {"agent"}))
+        for time, busy in zip(times, at_work, strict=True)
+    ]
     loaded = [{"policy_version": 7, "pause_s": 0.5, "timestamp": "1970-01-01T00:00:02.5Z"}]
     spans = rollout_spans(samples, loaded, "scheduler")
     assert [(span.kind, span.begin, span.end, span.label) for span in spans] == [
         ("generation", 0.0, 2.0, ""),
         ("waiting", 2.0, 4.0, ""),
-        ("generation", 4.0, 5.0, ""),
+        ("generation", 4.0, 6.0, ""),
         ("weights", 2.0, 2.5, "v7"),
     ]
 
@@ -188,20 +200,20 @@ def test_the_tables_say_figures_ratios_and_whether_a_goal_is_met() -> None:
 def test_sglang_beside_the_learner_counts_only_while_the_learner_trains() -> None:
     # Ten tokens a second until the learner's last batch, then a hundred.
     arrivals = [(float(time), 10 if time <= 18 else 100) for time in range(1, 40)]
-    learner = Replayed(
-        batches=[TrainedBatch(index=i, time=6.0 + 4 * i, action_tokens=8) for i in range(4)], same_weights=True
-    )
-    generated = Generated(arrivals=arrivals, begin=2.0, end=34.0)
+    trained = [TrainedBatch(index=index, time=6.0 + 4 * index, action_tokens=8) for index in range(4)]
+    learner = Replayed(batches=trained, same_weights=True)
+    generated = Generated(arrivals=arrivals, answered=[time for time, _ in arrivals], end=34.0, at_a_time=2)
     figures = half_figures(Halves(sglang=generated, learner=learner, sglang_at_once=generated, learner_at_once=learner))
     assert figures["sglang_at_once"].overall_tokens_per_s == pytest.approx(10.0)
+    # From the second answer to the last one that came while others were still sent.
     assert figures["sglang"].overall_tokens_per_s == pytest.approx((16 * 10 + 16 * 100) / 32)
     assert figures["learner"].overall_tokens_per_s == pytest.approx(2.0)
 
 
 def test_requests_that_never_fill_sglang_are_no_measurement() -> None:
     learner = Replayed(batches=BATCHES, same_weights=True)
-    idle = Generated(arrivals=[(1.0, 5)], begin=0.0, end=1.0)
-    with pytest.raises(ValueError, match="ask more of them"):
+    idle = Generated(arrivals=[(1.0, 5)], answered=[1.0, 2.0, 3.0], end=2.5, at_a_time=2)
+    with pytest.raises(ValueError, match="3 requests were answered, 2 at a time"):
         half_figures(Halves(sglang=idle, learner=learner, sglang_at_once=idle, learner_at_once=learner))
 
 
@@ -268,6 +280,14 @@ def test_roles_are_told_by_command_lines() -> None:
     assert role_of(["sglang::scheduler"], "server") == "scheduler"
     assert role_of(["python", "-m", "services.sglang_cpu.launch"], "agent") == "server"
     assert role_of(["bash"], "") == ""
+
+
+def test_the_kernel_s_line_of_a_process_gives_its_state_and_time_whatever_its_name() -> None:
+    stat = "7 (a) R b) R 1 7 7 0 -1 4194304 100 0 0 0 150 50 900 900 20 0 1 0 5 0 0"
+    assert process_use(stat) == Use(runs=True, cpu_s=200 / os.sysconf("SC_CLK_TCK"))
+    assert not process_use(stat.replace(") R 1", ") S 1")).runs
+    begin = process_use(Path("/proc/self/stat").read_text()).cpu_s
+    assert begin == pytest.approx(sum(os.times()[:2]), abs=0.2)
 
 
 def test_every_answer_has_a_reward_and_letters_pay() -> None:

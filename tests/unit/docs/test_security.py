@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from protocol import limits
-from protocol.channels import BATCH, WEIGHTS, WORK
+from protocol.channels import BATCH, PEER_WEIGHTS, WEIGHTS, WORK
 from services.broker.service import MAX_QUEUED
 from services.environments.isolation import KEPT_VARIABLES
 from services.runtime.gate import HANDSHAKE_LIMIT_MS, REFUSAL_REASONS, RELOAD_S
 from services.runtime.telemetry import MAX_CONNECTIONS, MAX_REQUEST_BYTES, REQUEST_S
+from tests.fuzz.bugs import BUGS
 
 TEXT = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
 MIB = 1024 * 1024
@@ -20,6 +21,7 @@ MIB = 1024 * 1024
     [
         f"| {WORK.max_frame_bytes_in // 10**6} MB, {BATCH.max_frame_bytes_in // MIB} MiB |",
         f"| frame to the learner (weights) | {WEIGHTS.max_frame_bytes_in // MIB} MiB |",
+        f"| frame to a rollout that shares weights (peer-weights) | {PEER_WEIGHTS.max_frame_bytes_in // MIB} MiB |",
         f"| frame to a client | {limits.MAX_FRAME_BYTES // MIB} MiB |",
         f"| {limits.MAX_HEADER_BYTES // MIB} MiB; {limits.MAX_LARGE_HEADER_BYTES // MIB} MiB |",
         f"| {limits.MAX_FRAMES}, {limits.MAX_MESSAGE_BYTES // MIB} MiB |",
@@ -37,6 +39,18 @@ MIB = 1024 * 1024
 )
 def test_a_limit_is_told_as_it_is(row: str) -> None:
     assert row in TEXT
+
+
+def test_every_channel_and_who_may_connect_to_it_is_named() -> None:
+    text = " ".join(TEXT.split())
+    assert BATCH.connects == ("learner", "operator")
+    assert WORK.connects == WEIGHTS.connects == PEER_WEIGHTS.connects == ("rollout",)
+    assert "work takes rollouts, batch takes learners and operators, weights and peer-weights take rollouts" in text
+
+
+def test_the_number_of_planted_bugs_is_told() -> None:
+    assert len(BUGS) == 15
+    assert "plant fifteen bugs" in TEXT
 
 
 def test_the_number_of_variables_that_reward_code_sees_is_told() -> None:

@@ -7,7 +7,7 @@ from shutil import copyfile
 import pytest
 
 from services.broker.payload import stored_chunk
-from services.broker.reader import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading
+from services.broker.reader import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading, refusing_damage
 from services.broker.records import GroupRow
 from services.broker.store import Changes, Store
 from tests.unit.services.broker.test_store import arrays, chunk_of, group
@@ -81,6 +81,49 @@ def test_a_directory_without_a_ledger_of_this_release_is_named(tmp_path: Path) -
     connection.close()
     with pytest.raises(NoLedger, match="schema 99, this release reads 2"), reading(tmp_path):
         pass
+
+
+def damaged(directory: Path, statement: str) -> None:
+    """``directory``'s ledger with garbage where the root page of a table was, or with another change."""
+    path = directory / LEDGER_FILE
+    connection = sqlite3.connect(path)
+    if statement.isalpha():
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (statement,)).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.close()
+        data = bytearray(path.read_bytes())
+        data[(root - 1) * size : root * size] = b"\xff" * size
+        path.write_bytes(data)
+        return
+    connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("groups", "malformed"),
+        ("trained", "malformed"),
+        ("UPDATE groups SET drop_reason = CAST(x'ff' AS TEXT), status = 'dropped'", "Could not decode to UTF-8"),
+    ],
+)
+def test_a_damaged_page_is_named_with_the_way_out_and_not_with_sqlites_own_error(
+    damage: str, words: str, tmp_path: Path
+) -> None:
+    with open_store(tmp_path) as store:
+        store.commit(Changes(rows=[group(0)]))
+    damaged(tmp_path, damage)
+    way_out = f"{words}.*gspo audit {tmp_path}.* says what cannot be read"
+    with open_store(tmp_path) as store, pytest.raises(StoreCorrupt, match=way_out) as refusal:
+        store.snapshot()
+    assert str(refusal.value).startswith(f"{tmp_path / LEDGER_FILE} is damaged: ")
+
+
+def test_a_lock_or_a_constraint_is_no_damage() -> None:
+    for error in (sqlite3.OperationalError("database is locked"), sqlite3.IntegrityError("UNIQUE constraint failed")):
+        with pytest.raises(type(error)), refusing_damage(Path(LEDGER_FILE)):
+            raise error
 
 
 @pytest.mark.parametrize("column", ["header", "token_ids", "logprobs"])

@@ -11,6 +11,7 @@ import pytest
 from services.learner.parallelism import (
     Parallelism,
     autoep_config,
+    offload_config,
     parallelism_of,
     read_model_config,
     require_supported,
@@ -61,6 +62,18 @@ def test_every_stage_goes_with_every_size_that_divides(zero_stage: int, num_rank
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; it must be silu, or expert_parallel 1"),
         ({"dtype": "bfloat16", "zero_stage": 0}, "zero_stage 0 with bfloat16 .*; use zero_stage 1 or higher"),
         (
+            {"offload": "optimizer", "zero_stage": 0},
+            "offload is optimizer and zero_stage is 0, .*; use zero_stage 1 or higher",
+        ),
+        (
+            {"offload": "optimizer_and_parameters", "zero_stage": 0},
+            "offload is optimizer_and_parameters and zero_stage is 0, .*; use zero_stage 3, or offload = optimizer",
+        ),
+        (
+            {"offload": "optimizer_and_parameters", "zero_stage": 2},
+            "offload is optimizer_and_parameters and zero_stage is 2, .*; use zero_stage 3, or offload = optimizer",
+        ),
+        (
             {"expert_parallel": 1, "num_experts": 0, "routing_replay": True},
             "routing_replay is on and a qwen3_moe model has no routers",
         ),
@@ -85,7 +98,8 @@ def test_a_models_configuration_says_how_many_experts_it_has(tmp_path: Path) -> 
     }  # fmt: skip
     assert parallelism_of(read_model_config(tmp_path), **rest).num_experts == 8
     assert parallelism_of({"model_type": "qwen3_moe", "num_experts": 4}, **rest).num_experts == 4
-    assert parallelism_of({"model_type": "qwen3"}, **rest).num_experts == 0
+    plan = parallelism_of({"model_type": "qwen3"}, **rest, offload="optimizer")
+    assert (plan.num_experts, plan.hidden_act, plan.offload) == (0, "silu", "optimizer")
 
 
 @pytest.mark.parametrize("content", ["", "[]", None])
@@ -101,6 +115,14 @@ def test_gates_are_normalised_as_the_model_says_and_not_as_the_preset_does() -> 
         config = autoep_config(2, {"model_type": "qwen3_moe", "norm_topk_prob": normalised})
         assert config["route_norm"] is normalised
         assert (config["autoep_size"], config["preset_model"]) == (2, "qwen3_moe")
+
+
+def test_offload_names_what_deepspeed_keeps_in_host_memory() -> None:
+    host = {"device": "cpu", "pin_memory": True}
+    assert offload_config("none", pin_memory=True) == {}
+    assert offload_config("optimizer", pin_memory=True) == {"offload_optimizer": host}
+    both = offload_config("optimizer_and_parameters", pin_memory=True)
+    assert both == {"offload_optimizer": host, "offload_param": host}
 
 
 def test_the_table_in_the_docs_says_what_the_code_says() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from services.learner.checkpoint import CheckpointError
 from services.learner.state_files import TensorDirectory, read_steps, write_steps, write_tensors
@@ -24,6 +25,29 @@ def written(directory: Path, num_files: int) -> TensorDirectory:
 def test_rows_are_read_whatever_files_they_were_written_into(tmp_path: Path, num_files: int, first: int, rows: int) -> None:
     found = written(tmp_path, num_files).read("slab/weight", first, rows, (rows, 4))
     assert torch.equal(found, WHOLE[first : first + rows])
+
+
+def test_twelve_parts_are_in_the_order_of_their_rows_and_not_of_their_names(tmp_path: Path) -> None:
+    rows = torch.arange(12.0)[:, None]
+    for index in range(12):
+        write_tensors(tmp_path, f"slab.{index}-of-12", {"slab/weight": rows[index : index + 1]}, first_row=index)
+    assert torch.equal(TensorDirectory(tmp_path).read("slab/weight", 1, 11, (11, 1)), rows[1:])
+
+
+def test_a_file_that_goes_while_it_is_read_is_named(tmp_path: Path) -> None:
+    files = written(tmp_path, 1)
+    (tmp_path / "slab.0-of-1.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"slab\.0-of-1\.safetensors is damaged: .*No such file"):
+        files.read("slab/weight", 0, 6, (6, 4))
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, {"first_row": ""}, {"first_row": "-1"}, {"first_row": "٣"}, {"first_row": "9" * 10}]
+)
+def test_a_file_that_does_not_say_which_rows_it_holds_is_refused(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+    save_file({"slab/weight": WHOLE}, tmp_path / "slab.safetensors", metadata=metadata)
+    with pytest.raises(CheckpointError, match=r"slab\.safetensors says first_row = "):
+        TensorDirectory(tmp_path)
 
 
 def test_a_missing_file_is_noticed_wherever_its_rows_were(tmp_path: Path) -> None:
@@ -61,7 +85,14 @@ def test_a_file_that_cannot_be_written_is_an_operating_systems_error(tmp_path: P
         write_tensors(tmp_path / "gone", "slab", {"slab/weight": WHOLE})
 
 
+def test_columns_of_a_tensor_are_written_as_they_are(tmp_path: Path) -> None:
+    write_tensors(tmp_path, "columns", {"slab/weight": WHOLE[:, 1:3]})
+    assert torch.equal(TensorDirectory(tmp_path).read("slab/weight", 0, 6, (6, 2)), WHOLE[:, 1:3])
+
+
 def test_the_number_of_steps_comes_back_and_anything_else_is_damage(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"state\.json is damaged: .*No such file"):
+        read_steps(tmp_path)
     write_steps(tmp_path, 41)
     assert read_steps(tmp_path) == 41
     for content in ("", '{"optimizer_steps":-1}', '{"optimizer_steps":1.5}', "[" * 100_000):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from protocol.messages import EndOfRun, VersionRun
-from services.broker.reader import LEDGER_FILE
+from services.broker.reader import LEDGER_FILE, StoreCorrupt
 from services.learner.conversation import BatchArrived
 from services.learner.snapshot import Snapshot, build_snapshot
 from services.replay.__main__ import replay_command
@@ -47,6 +47,31 @@ def recorded(directory: Path) -> RecordedRun:
 
 def snapshot(version: int, value: float) -> Snapshot:
     return build_snapshot(version, [("weight", torch.full((2,), value))])
+
+
+def overwrite_root_page(directory: Path, table: str) -> None:
+    path = directory / LEDGER_FILE
+    connection = sqlite3.connect(path)
+    (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    connection.close()
+    data = bytearray(path.read_bytes())
+    data[(root - 1) * size : root * size] = b"\xff" * size
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("table", ["versions", "batches", "groups"])
+def test_a_damaged_page_is_named_with_its_file_and_the_way_out(table: str, run: Path) -> None:
+    overwrite_root_page(run, table)
+    with pytest.raises(StoreCorrupt, match=f"{run / LEDGER_FILE} is damaged: .*malformed.*gspo audit {run}"):
+        recorded(run)
+
+
+def test_a_damaged_page_of_tokens_is_found_by_the_batch_that_needs_it(run: Path) -> None:
+    source = recorded(run)
+    overwrite_root_page(run, "chunks")
+    with pytest.raises(StoreCorrupt, match="is damaged"):
+        source.batch(0)
 
 
 def test_a_batch_is_what_the_learner_was_given(run: Path) -> None:

@@ -64,7 +64,7 @@ def unloaded(held: HeldWeights) -> list[str]:
     return [info.name for info, _ in held.unloaded_tensors()]
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.integers(-2000, 2000), min_size=1), max_size=6))
 def test_a_chain_of_deltas_leads_to_what_the_snapshot_holds(history: list[dict[str, int]]) -> None:
     bits = first_bits()

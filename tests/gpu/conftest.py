@@ -1,0 +1,14 @@
+"""Tests that need a GPU are here alone; elsewhere they are skipped and say so."""
+
+import pytest
+import torch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: the learner on one GPU (nccl, bfloat16), run by `make test-gpu`")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU and a CUDA build of PyTorch")

@@ -1,0 +1,181 @@
+"""A learner on two machines: two torchrun agents of `services.learner`, as processes of this one, and a scripted broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import torch
+import zmq.asyncio
+from safetensors.torch import load_file
+
+from protocol.channels import BATCH, WEIGHTS
+from protocol.messages import BatchRequest, Checkpointed, Hello, Message, Resume, Trained
+from services.learner.checkpoint import find_latest, read_metadata
+from services.learner.state_files import TensorDirectory
+from services.rollout.weights import fetch_newest, write_for_engine
+from tests.integration.test_learner_service import a_batch
+from tests.support.run_process import free_ports
+from tests.support.tiny_model import save_tiny_model
+from tests.support.zmq_ends import ANY_PORT, ScriptedEnd, a_client, a_welcome, in_background, zmq_context
+
+pytestmark = pytest.mark.ranks
+
+PATIENCE_S = 250.0
+CONFIG = """
+[run]
+directory = "{directory}/run"
+[model]
+path = "{directory}/model"
+[batch]
+group_size = 2
+groups_per_batch = 4
+mini_batches = 2
+[broker]
+batch_endpoint = "{broker}"
+[learner]
+zero_stage = 3
+expert_parallel = 2
+collective_timeout_s = 60
+checkpoint_every_batches = 2
+metrics_port = 0
+weights_endpoint = "{weights}"
+"""
+
+
+class Broker:
+    """Has a batch for every request, up to `last`, and keeps what it is told."""
+
+    def __init__(self, end: ScriptedEnd) -> None:
+        self._end = end
+        self._news = asyncio.Condition()
+        self._given: set[int] = set()
+        self.last = 2
+        self.told: list[Message] = []
+
+    async def serve(self) -> None:
+        while True:
+            incoming = await self._end.channel.receive()
+            assert incoming.received is not None, incoming.error
+            self._end.peer = incoming.peer
+            message = incoming.received.message
+            if isinstance(message, Hello):
+                self._given.clear()
+                await self._end.reply(a_welcome())
+            elif incoming.received.seq is not None:
+                await self._end.acknowledge(incoming.received)
+            elif isinstance(message, BatchRequest) and message.index <= self.last and message.index not in self._given:
+                self._given.add(message.index)
+                await self._end.reply(*a_batch(message.index, message.policy_version))
+            async with self._news:
+                self.told.append(message)
+                self._news.notify_all()
+
+    async def until(self, condition: Callable[[list[Message]], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S), self._news:
+            await self._news.wait_for(lambda: condition(self.told))
+
+
+@contextlib.asynccontextmanager
+async def two_nodes(work: Path, name: str) -> AsyncIterator[list[Process]]:
+    """An agent on each; its output goes to NAME-0.log and NAME-1.log."""
+    (port,) = free_ports(1)
+    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    agents: list[Process] = []
+    try:
+        for node in range(2):
+            meeting = ["--nnodes=2", f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+            launcher = ["-m", "torch.distributed.run", *meeting, "--nproc-per-node=1", "--shutdown-timeout=100"]
+            with (work / f"{name}-{node}.log").open("wb") as output:
+                agents.append(
+                    await asyncio.create_subprocess_exec(
+                        sys.executable, *launcher, "--module", "services.learner", str(work / "run.toml"),
+                        env=environment, stdout=output, stderr=output,
+                    )
+                )  # fmt: skip
+        yield agents
+    finally:
+        for agent in agents:
+            if agent.returncode is None:
+                agent.kill()
+            await agent.wait()
+
+
+async def fetch(context: zmq.asyncio.Context, endpoint: str, directory: Path) -> None:
+    """The newest weights, as a rollout fetches them and writes them for its engine."""
+    client = a_client(context, WEIGHTS, endpoint)
+    async with in_background(client.run()):
+        await client.connected_welcome()
+        fetched = await fetch_newest(client, 0)
+    assert fetched is not None
+    write_for_engine(fetched, directory)
+
+
+def require_served(served: Path, checkpoints: Path) -> None:
+    """What was served is bit for bit what both nodes have then saved."""
+    latest = find_latest(checkpoints)
+    assert latest is not None
+    saved = TensorDirectory(latest / "engine")
+    tensors = load_file(served)
+    assert len(tensors) == 2 * (4 + 2 + 2 + 1 + 4 * 3) + 3
+    for name, tensor in tensors.items():
+        expert = re.fullmatch(r"(.+\.mlp\.experts)\.(\d+)\.(\w+)\.weight", name)
+        if expert is None:
+            assert torch.equal(saved.read(f"{name}/weight", 0, tensor.shape[0], tuple(tensor.shape)), tensor), name
+        else:
+            key = f"{expert[1]}.{expert[3]}/weight"
+            assert torch.equal(saved.read(key, int(expert[2]), 1, (1, *tensor.shape))[0], tensor), name
+
+
+@pytest.mark.timeout(900)
+async def test_a_learner_on_two_nodes_trains_saves_survives_the_loss_of_one_and_stops_when_one_is_asked(
+    tmp_path: Path,
+) -> None:
+    save_tiny_model(tmp_path / "model")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    weights = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, BATCH, ANY_PORT)
+        (tmp_path / "run.toml").write_text(
+            CONFIG.format(directory=tmp_path, broker=end.endpoint, weights=weights), encoding="utf-8"
+        )
+        broker = Broker(end)
+        async with in_background(broker.serve()):
+            async with two_nodes(tmp_path, "first") as (first, second):
+                await broker.until(lambda told: sum(isinstance(message, Trained) for message in told) == 3)
+                second.kill()
+                async with asyncio.timeout(PATIENCE_S):
+                    assert await first.wait() == 1
+            output = (tmp_path / "first-0.log").read_text(encoding="utf-8")
+            assert "rank 0 lost another rank in a collective (" in output
+            assert "start the learner again, it resumes from its last checkpoint" in output
+            latest = find_latest(checkpoints)
+            assert latest is not None
+            metadata = read_metadata(latest)
+            # The third batch was trained after it, and is trained again.
+            assert metadata["state"]["batch_position"] == 2
+            # One file of every slab's half from each node.
+            assert sum(name.endswith("0-of-2.safetensors") for name in metadata["files"]) == 2 * 3
+            assert sum(name.endswith("1-of-2.safetensors") for name in metadata["files"]) == 2 * 3
+
+            broker.told.clear()
+            async with two_nodes(tmp_path, "again") as (first, second):
+                await broker.until(lambda told: any(isinstance(message, Trained) for message in told))
+                await fetch(context, weights, tmp_path / "served")
+                second.send_signal(signal.SIGTERM)
+                async with asyncio.timeout(PATIENCE_S):
+                    statuses = [await agent.wait() for agent in (first, second)]
+            # torchrun ends so when it is asked to stop; the other one's rank has ended by itself.
+            assert statuses == [0, 1]
+    assert Resume(next_batch=2) in broker.told
+    assert [message.index for message in broker.told if isinstance(message, Trained)] == [2]
+    assert any(isinstance(message, Checkpointed) and message.next_batch == 3 for message in broker.told)
+    require_served(tmp_path / "served" / "model.safetensors", checkpoints)
