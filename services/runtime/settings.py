@@ -351,6 +351,16 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _groups_are_plaintext(self) -> "Settings":
+        if self.learner.weights_group_backend and not self.security.allow_plaintext:
+            raise ValueError(
+                f"learner.weights_group_backend is {self.learner.weights_group_backend!r}: process groups are neither "
+                "encrypted nor authenticated, with keys or without; set security.allow_plaintext = true where only the run's own "
+                "machines reach each other, or leave it empty"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _plaintext_stays_on_this_host(self) -> "Settings":
         if self.security.keys or self.security.allow_plaintext:
             return self
