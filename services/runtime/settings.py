@@ -355,8 +355,8 @@ class Settings(BaseModel):
         if self.learner.weights_group_backend and not self.security.allow_plaintext:
             raise ValueError(
                 f"learner.weights_group_backend is {self.learner.weights_group_backend!r}: process groups are neither "
-                "encrypted nor authenticated, with keys or without; set security.allow_plaintext = true where only the run's "
-                "own machines reach each other, or leave it empty"
+                "encrypted nor authenticated, with keys or without; set security.allow_plaintext = true where only the "
+                "run's own machines reach each other, or leave it empty"
             )
         return self
 
