@@ -99,7 +99,7 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
         ),
         (
             "[learner]\nweights_group_backend = 'gloo'\n[security]\nkeys = 'keys'\n",
-            ["learner.weights_group_backend is 'gloo'", "neither encrypted nor authenticated", "security.allow_plaintext = true"],
+            ["learner.weights_group_backend is 'gloo'", "neither encrypted", "security.allow_plaintext = true"],
         ),
         (
             "[rollout]\npeer_weights_endpoint = 'tcp://10.0.3.7:7004'\n",
