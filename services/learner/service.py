@@ -24,6 +24,7 @@ from services.learner.conversation import BatchArrived
 from services.learner.engine import LearnerEngine
 from services.learner.export import export_model
 from services.learner.metrics import LearnerMetrics
+from services.learner.profile import NO_PROFILE, Phases
 from services.learner.saving import Background, CheckpointSaver, Threads
 from services.learner.share import share, stop_anywhere
 from services.learner.snapshot import WeightCopy, copy_weights
@@ -105,9 +106,11 @@ class LearnerService:
         stop: threading.Event,
         train: TrainBatch = train_batch,
         background: Background | None = None,
+        profile: Phases = NO_PROFILE,
     ) -> None:
         """``link`` is rank 0's; None on the others. ``train`` makes a batch's optimizer steps. ``background`` is where
         checkpoints are written, where the settings want that; None: a thread."""
+        self._profile = profile
         self._train_batch = train
         self._settings = settings
         self._engine = engine
@@ -148,7 +151,8 @@ class LearnerService:
         self._resume()
         self._publish()
         while True:
-            directive = self._next()
+            with self._profile.phase("wait"):
+                directive = self._next()
             if directive is None:
                 log.info("stopping", next_batch=self._next_batch)
                 self._checkpoint()
@@ -223,7 +227,8 @@ class LearnerService:
     def _train(self, arrived: BatchArrived) -> None:
         batch = arrived.batch
         begin = self._clock.now()
-        groups = groups_of(batch, arrived.arrays)
+        with self._profile.phase("prepare"):
+            groups = groups_of(batch, arrived.arrays)
         report = self._train_batch(
             self._engine,
             groups,
@@ -240,9 +245,11 @@ class LearnerService:
         self._publish()
         metrics = {**report.metrics, "train_s": trained - begin, "publish_s": self._clock.now() - trained}
         self._report(batch.index, metrics, num_tokens=int(arrived.arrays["token_ids"].shape[0]), items=len(batch.items))
-        self._go_on_saving()
-        if self._next_batch - self._saved_batch >= self._settings.learner.checkpoint_every_batches:
-            self._checkpoint()
+        with self._profile.phase("checkpoint"):
+            self._go_on_saving()
+            if self._next_batch - self._saved_batch >= self._settings.learner.checkpoint_every_batches:
+                self._checkpoint()
+        self._profile.end_batch(batch.index, self._engine.sum_over_ranks)
 
     def _report(self, index: int, metrics: Mapping[str, float], *, num_tokens: int, items: int) -> None:
         if self._link is None:
@@ -267,15 +274,18 @@ class LearnerService:
         self._policy_version += 1
         if self._link is not None:
             # Before the copy is made: there is never more than one beside what is served.
-            self._link.wait_announced()
+            with self._profile.phase("publish"):
+                self._link.wait_announced()
         weights = self._engine.serving_weights(dtype)
-        if self._link is None:
-            for _ in weights:
-                pass
-            return
-        copied = copy_weights(weights)
-        reserve_version(self._root, self._policy_version)
-        self._link.publish(self._policy_version, copied, self._next_batch)
+        with self._profile.phase("export"):
+            if self._link is None:
+                for _ in weights:
+                    pass
+                return
+            copied = copy_weights(weights)
+        with self._profile.phase("publish"):
+            reserve_version(self._root, self._policy_version)
+            self._link.publish(self._policy_version, copied, self._next_batch)
         self._health.progress()
 
     def _checkpoint(self) -> None:

@@ -13,8 +13,8 @@ until an update has succeeded.
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -253,19 +253,28 @@ class Engine:
         entries go on being used.
         Raises: EngineError, after which `generate` refuses until an update succeeds.
         """
-        if version < 0:
-            raise ValueError(f"version is {version}, must not be negative")
         body = {
             "model_path": str(path),
             "load_format": "safetensors",
             "weight_version": str(version),
             "flush_cache": self._paused_mode != "in_place" if flush_cache is None else flush_cache,
         }
+        async with self.updating(version) as http:
+            await http.post("/update_weights_from_disk", body, timeout_s=self._load_timeout_s)
+
+    @asynccontextmanager
+    async def updating(self, version: int) -> AsyncIterator[EngineHttp]:
+        """Inside, the server is given ``version`` by calls of the caller's own; afterwards it must say that it serves it.
+
+        Raises: EngineError, after which `generate` refuses until an update succeeds.
+        """
+        if version < 0:
+            raise ValueError(f"version is {version}, must not be negative")
         self._update_marks += 1
         self._weights_unknown = True
         self._update_ended.clear()
         try:
-            await self._http.post("/update_weights_from_disk", body, timeout_s=self._load_timeout_s)
+            yield self._http
             served = await self.weight_version()
             if served != version:
                 raise EngineError(f"version {version} was loaded, but the server says that it serves {served}")
@@ -273,6 +282,10 @@ class Engine:
         finally:
             self._update_marks += 1
             self._update_ended.set()
+
+    async def control(self, path: str, body: dict[str, Any], *, timeout_s: float) -> None:
+        """One of SGLang's calls that have no method here. Raises: EngineError."""
+        await self._http.post(path, body, timeout_s=timeout_s)
 
     async def weights_checksums(self) -> dict[str, str]:
         """Checksum of each of the server's parameters, by SGLang's own names; works while paused.

@@ -10,10 +10,10 @@ import numpy as np
 from protocol.messages import TensorInfo, VersionRun
 from services.environments.base import RewardJob
 from services.environments.reward_pool import RewardResult
-from services.rollout.checksums import sha256_checksum
 from services.rollout.engine import EngineError
 from services.rollout.engine_answers import ServerInfo
 from services.rollout.generation import FinishReason, GenerateRequest, Piece
+from services.runtime.checksums import sha256_checksum
 from tests.simulation.audit import Audit
 from tests.simulation.episodes import FIRST_WORD, NUM_WORDS, STEPS, STOP, logprob_of, reward_of
 from tests.simulation.loop import Process

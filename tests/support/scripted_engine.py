@@ -9,11 +9,11 @@ import numpy as np
 from safetensors import deserialize
 
 from protocol.messages import TensorInfo, VersionRun
-from services.rollout.checksums import sha256_checksum
 from services.rollout.engine import EngineError
 from services.rollout.engine_answers import ServerInfo
 from services.rollout.generation import FinishReason, GenerateRequest, Piece
-from services.rollout.verify import merge
+from services.runtime.checksums import sha256_checksum
+from services.runtime.engine_parameters import merge
 
 DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
