@@ -260,9 +260,15 @@ class Learner(Section):
     token_budget: int = Field(4096, ge=16)
     """Most tokens of a packed micro-batch."""
     logprob_chunk_tokens: int = Field(512, ge=1)
-    """Logits are held for so many tokens at a time."""
+    """Logits are held for at most so many tokens at a time; of a very large vocabulary, for fewer (256 MiB)."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    profile: bool = False
+    """Where the time of each batch goes is logged and written to profile.jsonl and profile.md in the run's directory (see
+    docs/performance.md); `gspo learner --profile` sets it. On a GPU the learner then waits for the device once a batch."""
+    peak_tflops: float | None = Field(None, gt=0)
+    """What one rank's device can do at most, in TFLOP/s of this dtype: a profile says the share of it that was used (MFU).
+    Not set: known for some GPUs in bfloat16, otherwise not said."""
     checkpoint_every_batches: int = Field(10, ge=1)
     """A crash repeats at most so many batches."""
     keep_checkpoints: int = Field(2, ge=1)
