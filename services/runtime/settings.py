@@ -230,6 +230,12 @@ class Learner(Section):
 
     num_ranks: int = Field(1, ge=1)
     """Processes that `gspo learner` starts on this machine (gloo on CPU, nccl on GPU)."""
+    num_nodes: int = Field(1, ge=1)
+    """Machines that train together; `gspo learner` runs on each, and each has num_ranks processes."""
+    node_rank: int = Field(0, ge=0)
+    """This machine's number among them: `--set learner.node_rank=1`. Number 0 talks to the broker and serves the weights."""
+    meeting_address: str = ""
+    """HOST:PORT of machine 0, where the ranks of several machines find each other; rank 0 opens it."""
     zero_stage: int = Field(1, ge=0, le=3)
     """DeepSpeed ZeRO stage."""
     expert_parallel: int = Field(1, ge=1)
@@ -269,6 +275,18 @@ class Learner(Section):
     """What rollouts connect to when it differs from weights_endpoint (a service name); empty: the same."""
     metrics_port: Port = 9102
     """/metrics, /healthz and /readyz; 0: any free port (logged)."""
+
+    @model_validator(mode="after")
+    def _nodes_meet(self) -> "Learner":
+        if self.node_rank >= self.num_nodes:
+            raise ValueError(f"learner.node_rank is {self.node_rank} of {self.num_nodes} machines: it counts from 0")
+        host, _, port = self.meeting_address.rpartition(":")
+        if self.num_nodes > 1 and not (host and port.isdecimal() and 0 < int(port) < 65536):
+            raise ValueError(
+                f"learner.meeting_address is {self.meeting_address!r} and learner.num_nodes is {self.num_nodes}: it must be "
+                "HOST:PORT of machine 0, such as learner-0:29500"
+            )
+        return self
 
 
 EXPOSED: Final = (
