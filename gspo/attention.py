@@ -22,11 +22,11 @@ SEGMENT_ATTENTION = "gspo_segments"
 
 def register_segment_attention() -> str:
     """Make the implementation known to transformers; returns its name. Calling it again changes nothing."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    # Without a function of this name for masks transformers makes none: segments carry that structure. With one it would
+    # look for packed rows in the position ids first, and the host wait for the device in every forward pass.
     ALL_ATTENTION_FUNCTIONS.register(SEGMENT_ATTENTION, segment_attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(SEGMENT_ATTENTION, _no_mask)
     return SEGMENT_ATTENTION
 
 
@@ -61,16 +61,13 @@ def segment_attention(
         raise ValueError(f"cu_seqlens ends at {cu_seqlens[-1]}, the packed row has {query.shape[2]} tokens")
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _flash(query, key, value, cu_seqlens, scaling), None
+    # Split, not sliced: the backward of each slice would be a tensor of the whole row's size, T x S in all.
+    lengths = [end - start for start, end in pairwise(cu_seqlens)]
     segments = [
         scaled_dot_product_attention(
-            query[:, :, start:end],
-            key[:, :, start:end],
-            value[:, :, start:end],
-            is_causal=True,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
+            query_L, key_L, value_L, is_causal=True, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
         )
-        for start, end in pairwise(cu_seqlens)
+        for query_L, key_L, value_L in zip(*(states.split(lengths, dim=2) for states in (query, key, value)), strict=True)
     ]
     return torch.cat(segments, dim=2).transpose(1, 2).contiguous(), None
 
@@ -94,7 +91,3 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Sequence[int],
     )
     assert isinstance(output, Tensor)
     return output.unsqueeze(0)
-
-
-def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    """Segments carry the structure that a mask would."""

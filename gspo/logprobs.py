@@ -2,19 +2,25 @@
 
 log p_t = z_t[y_t] - logsumexp(z_t),   z_t = h_t W^T / temperature_t
 
-The head is computed in chunks of rows; backward computes each chunk again from the saved hidden states. For
-2,048 tokens and a vocabulary of 152k this takes a tenth of the memory of log_softmax and gather.
+The head is computed in chunks of rows; backward computes each chunk again from the saved hidden states, except where the
+softmax of all of them is small. For 2,048 tokens and a vocabulary of 152k this takes a tenth of the memory of log_softmax
+and gather.
 """
 
 from __future__ import annotations
 
 import types
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from gspo.experts import ExpertPicks
+
+CHUNK_BYTES: Final = 256 * 2**20
+"""Of float32 logits at once: some 440 rows of a vocabulary of 152k."""
+KEPT_BYTES: Final = 64 * 2**20
+"""A softmax of all tokens that is no larger is kept for backward, which would else multiply by the embedding again."""
 
 
 class TokenLogProbs(NamedTuple):
@@ -27,7 +33,7 @@ class TokenLogProbs(NamedTuple):
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """Forward keeps hidden states and logsumexp; backward rebuilds softmax a chunk at a time.
+    """Forward keeps hidden states and logsumexp; backward rebuilds softmax a chunk at a time, unless it is small.
 
     d log p_t / d z_t = onehot(y_t) - softmax(z_t)
     """
@@ -41,29 +47,38 @@ class _ChunkedLogProbs(torch.autograd.Function):
         temperatures_T: Tensor,
         chunk_tokens: int,
         with_entropy: bool,
+        keep_softmax: bool,
     ) -> tuple[Tensor, Tensor | None]:
         num_tokens = hidden_TH.shape[0]
         logprobs_T = hidden_TH.new_empty(num_tokens, dtype=torch.float32)
         normalisers_T = torch.empty_like(logprobs_T)
         entropies_T = torch.empty_like(logprobs_T) if with_entropy else None
+        softmax_TV = logprobs_T.new_empty(num_tokens, weight_VH.shape[0]) if keep_softmax else None
         for start in range(0, num_tokens, chunk_tokens):
             rows = slice(start, start + chunk_tokens)
             logits = (hidden_TH[rows] @ weight_VH.t()).float().div_(temperatures_T[rows, None])
-            normaliser = torch.logsumexp(logits, dim=-1)
+            largest = logits.amax(dim=-1, keepdim=True)
+            # The one pass of exp serves the normaliser, the entropy and the softmax.
+            exponentials = (logits - largest).exp_()
+            sums = exponentials.sum(dim=-1, keepdim=True)
+            normaliser = (largest + sums.log()).squeeze(-1)
             normalisers_T[rows] = normaliser
             logprobs_T[rows] = logits.gather(-1, targets_T[rows, None]).squeeze(-1) - normaliser
             if entropies_T is not None:
-                probabilities = (logits - normaliser[:, None]).exp_()
-                entropies_T[rows] = normaliser - probabilities.mul_(logits).sum(dim=-1)
-        ctx.save_for_backward(hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T)
+                entropies_T[rows] = normaliser - logits.mul_(exponentials).sum(dim=-1) / sums.squeeze(-1)
+            if softmax_TV is not None:
+                torch.div(exponentials, sums, out=softmax_TV[rows])
+            # Not with the next chunk's beside them.
+            del logits, exponentials
+        ctx.save_for_backward(hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV)
         ctx.chunk_tokens = chunk_tokens
         if entropies_T is not None:
             ctx.mark_non_differentiable(entropies_T)
         return logprobs_T, entropies_T
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
-        hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None]:
+        hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV = ctx.saved_tensors
         gradient_T = gradients[0] / temperatures_T
         grad_hidden_TH = torch.empty_like(hidden_TH)
         # float32, because hundreds of chunks are added up.
@@ -71,13 +86,25 @@ class _ChunkedLogProbs(torch.autograd.Function):
         for start in range(0, hidden_TH.shape[0], ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
             hidden, gradient = hidden_TH[rows], gradient_T[rows, None]
-            logits = (hidden @ weight_VH.t()).float().div_(temperatures_T[rows, None])
-            grad_logits = logits.sub_(normalisers_T[rows, None]).exp_().mul_(-gradient)
+            if softmax_TV is None:
+                grad_logits = (hidden @ weight_VH.t()).float().div_(temperatures_T[rows, None])
+                grad_logits.sub_(normalisers_T[rows, None]).exp_().mul_(-gradient)
+            else:
+                grad_logits = softmax_TV[rows] * -gradient
             grad_logits.scatter_add_(-1, targets_T[rows, None], gradient)
             cast = grad_logits.to(hidden.dtype)
             grad_hidden_TH[rows] = cast @ weight_VH
-            grad_weight_VH += (cast.t() @ hidden).float()
-        return grad_hidden_TH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None
+            if hidden.dtype == torch.float32:
+                grad_weight_VH.addmm_(cast.t(), hidden)
+            else:
+                grad_weight_VH += cast.t() @ hidden
+            del grad_logits, cast
+        return grad_hidden_TH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None, None
+
+
+def rows_at_once(vocabulary: int, chunk_tokens: int) -> int:
+    """Rows of float32 logits that are held at a time: `chunk_tokens`, or what fits in CHUNK_BYTES."""
+    return min(chunk_tokens, max(1, CHUNK_BYTES // (4 * vocabulary)))
 
 
 def chunked_logprobs(
@@ -88,6 +115,7 @@ def chunked_logprobs(
     *,
     chunk_tokens: int,
     with_entropy: bool = False,
+    kept_bytes: int = KEPT_BYTES,
 ) -> TokenLogProbs:
     """Log-probability of `targets_T` at `temperatures_T`, differentiable in hidden states and weight.
 
@@ -96,10 +124,15 @@ def chunked_logprobs(
         weight_VH: [V, H] output embedding.
         targets_T: int64 [T].
         temperatures_T: float32 [T]; divides the logits, as the sampler did.
-        chunk_tokens: rows of logits held at once; memory is chunk_tokens x V x 4 bytes, two or three times.
+        chunk_tokens: at most so many rows of logits are held at once, and no more than fit in CHUNK_BYTES; that two or
+            three times, whatever T and V.
+        kept_bytes: a softmax [T, V] of at most this size is kept for backward; 0 computes it again.
     """
+    vocabulary = weight_VH.shape[0]
+    rows = rows_at_once(vocabulary, chunk_tokens)
+    keep_softmax = torch.is_grad_enabled() and 4 * hidden_TH.shape[0] * vocabulary <= kept_bytes
     logprobs_T, entropies_T = _ChunkedLogProbs.apply(
-        hidden_TH, weight_VH, targets_T, temperatures_T, chunk_tokens, with_entropy
+        hidden_TH, weight_VH, targets_T, temperatures_T, rows, with_entropy, keep_softmax
     )
     return TokenLogProbs(logprobs_T, entropies_T)
 

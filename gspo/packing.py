@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,7 +95,12 @@ class TrainSequence:
         return int(self.action_mask.sum())
 
     def with_advantages(self, advantages_L: NDArray[np.float32]) -> TrainSequence:
-        return replace(self, advantages=advantages_L)
+        """The same sequence with these advantages, [L]. Raises ValueError unless they are finite float32, one per token."""
+        self._check_array("advantages", advantages_L, np.dtype(np.float32))
+        other = copy(self)
+        # Not `replace`, which would check all the other arrays again.
+        object.__setattr__(other, "advantages", advantages_L)
+        return other
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -196,18 +202,26 @@ def pack(
         advantages.append(sequence.advantages)
 
     lengths = [sequence.num_tokens for sequence in sequences]
-    mask = [_shifted(sequence.action_mask, False) for sequence in sequences]
-    mask_T = np.concatenate(mask)
+    ends = np.cumsum(lengths)
 
-    def on_actions(arrays: Sequence[NDArray[np.generic]], off: float, dtype: type[np.generic]) -> Tensor:
-        shifted = np.concatenate([_shifted(array, off) for array in arrays])
-        return torch.from_numpy(np.where(mask_T, shifted, off).astype(dtype))
+    def shifted(arrays: Sequence[NDArray[Any]], off: float) -> NDArray[Any]:
+        """What describes the token after each, end to end; `off` where a sequence ends."""
+        row = np.concatenate(arrays)
+        row[:-1] = row[1:]
+        row[ends - 1] = off
+        return row
+
+    mask_T = shifted([sequence.action_mask for sequence in sequences], False)
+    token_ids = [sequence.token_ids for sequence in sequences]
+
+    def on_actions(arrays: Sequence[NDArray[Any]], off: float, dtype: type[np.generic]) -> Tensor:
+        return torch.from_numpy(np.where(mask_T, shifted(arrays, off), off).astype(dtype, copy=False))
 
     return PackedBatch(
-        input_ids=torch.from_numpy(np.concatenate([sequence.token_ids for sequence in sequences]))[None],
-        position_ids=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths]))[None],
-        cu_seqlens=(0, *np.cumsum(lengths).tolist()),
-        targets_T=torch.from_numpy(np.concatenate([_shifted(sequence.token_ids, 0) for sequence in sequences])),
+        input_ids=torch.from_numpy(np.concatenate(token_ids))[None],
+        position_ids=torch.from_numpy(np.arange(ends[-1]) - np.repeat(ends - lengths, lengths))[None],
+        cu_seqlens=(0, *ends.tolist()),
+        targets_T=torch.from_numpy(shifted(token_ids, 0)),
         mask_T=torch.from_numpy(mask_T),
         behaviour_T=on_actions([sequence.behaviour_logprobs for sequence in sequences], 0.0, np.float32),
         advantages_T=on_actions(advantages, 0.0, np.float32),
@@ -219,10 +233,6 @@ def pack(
         versions_T=on_actions([sequence.versions for sequence in sequences], -1, np.int64),
         sequence_indices=indices,
     )
-
-
-def _shifted(array: NDArray[np.generic], last: float) -> NDArray[np.generic]:
-    return np.append(array[1:], np.asarray(last, dtype=array.dtype))
 
 
 def _dummy() -> PackedBatch:

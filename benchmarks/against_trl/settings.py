@@ -5,7 +5,7 @@ from typing import Final
 
 OURS: Final[dict[str, list[str]]] = {
     "2 servers": [],
-    "1 server": ["rollout.num_servers=1", "rollout.max_running=256"],
+    "1 server": ["rollout.num_servers=1", "rollout.max_running=128"],
 }
 """Settings of this project: the example as it is, or one SGLang server for all samples, beside the learner."""
 

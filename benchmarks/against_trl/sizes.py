@@ -91,8 +91,6 @@ def make_model(directory: Path, shape: Shape, like: Path, seed: int) -> int:
     config.num_hidden_layers = shape.num_layers
     config.num_attention_heads = shape.hidden_size // config.head_dim
     config.num_key_value_heads = config.num_attention_heads // 2
-    if config.layer_types is not None:
-        config.layer_types = ["full_attention"] * shape.num_layers
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     directory.mkdir(parents=True)

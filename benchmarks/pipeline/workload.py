@@ -57,7 +57,7 @@ class Workload:
     """On average; a prompt has up to a quarter more or fewer."""
     turn_tokens: int = 64
     group_size: int = 8
-    groups_per_batch: int = 32
+    groups_per_batch: int = 24
     mini_batches: int = 4
     max_running: int = 64
     """Episodes under way."""

@@ -21,7 +21,10 @@ from protocol.messages.batch import (
 from protocol.messages.connection import Ack, Goodbye, Hello, Refused, Welcome
 from protocol.messages.operator import Status, StatusRequest, StopRequest
 from protocol.messages.weights import (
+    BroadcastRequest,
     DeltaBucket,
+    Group,
+    GroupRequest,
     Loaded,
     Manifest,
     ManifestRequest,
@@ -49,6 +52,7 @@ AnyMessage = (
     | LeaseRequest | Lease | NoLease | Chunk | Finish | Release | LeaseEnded | Heartbeat | Pulse
     | BatchRequest | BatchPending | Batch | EndOfRun | Published | Trained | Checkpointed | Resume
     | ManifestRequest | Manifest | WeightRequest | WeightChunk | WeightGone | Loaded
+    | GroupRequest | Group | BroadcastRequest
     | StatusRequest | Status | StopRequest
 )  # fmt: skip
 SEQUENCED = (Chunk, Finish, Release, Published, Trained, Checkpointed)
@@ -70,6 +74,7 @@ __all__ = [
     "BatchItem",
     "BatchPending",
     "BatchRequest",
+    "BroadcastRequest",
     "Checkpointed",
     "Chunk",
     "Count",
@@ -77,6 +82,8 @@ __all__ = [
     "EndOfRun",
     "Finish",
     "Goodbye",
+    "Group",
+    "GroupRequest",
     "Heartbeat",
     "Hello",
     "Lease",

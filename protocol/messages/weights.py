@@ -114,6 +114,42 @@ class WeightGone(Message, frozen=True, tag="weight_gone"):
     newest_version: Version
 
 
+class GroupRequest(Message, frozen=True, tag="group_request"):
+    """Rollout -> learner: be ready to send a version into a process group of you and my engine."""
+
+    policy_version: Version
+    device: Literal["cpu", "cuda"]
+    """The engine's: its checksums depend on it."""
+    group: Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)] = ""
+    """The one that both are in already; empty: a new one is wanted, and an older one of this rollout's is over."""
+
+
+class Group(Message, frozen=True, tag="group"):
+    """Learner -> rollout: it waits for the engine in ``group``, and holds the version until it was sent."""
+
+    LARGE_HEADER: ClassVar[bool] = True
+
+    policy_version: Version
+    group: Name
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    """Of the group's store, on the learner's host."""
+    backend: Literal["gloo", "nccl"]
+    checksums: Annotated[
+        dict[Annotated[str, Meta(min_length=1, max_length=1024)], Annotated[str, Meta(min_length=16, max_length=16)]],
+        Meta(max_length=limits.MAX_TENSORS),
+    ]
+    """What the engine must say of each of its parameters when it holds the version."""
+
+
+class BroadcastRequest(Message, frozen=True, tag="broadcast_request"):
+    """Rollout -> learner: send these tensors of the version into the group now, one behind the other, as bytes."""
+
+    policy_version: Version
+    group: Name
+    first_tensor: Count
+    num_tensors: Annotated[int, Meta(ge=1, le=limits.MAX_TENSORS)]
+
+
 class Loaded(Message, frozen=True, tag="loaded"):
     """Rollout -> weight server: the engine serves ``policy_version``, verified (``error`` empty), or it does not."""
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.broker.reader import NoLedger, reading
+from services.broker.reader import LEDGER_FILE, NoLedger, StoreCorrupt, reading, refusing_damage
 from services.cli.operator import NoAnswer, TurnedAway, operator
 from services.cli.supervisor import FINAL_EVENTS, last_error
 from services.runtime.settings import Settings
@@ -101,7 +101,7 @@ async def observe(settings: Settings, now: datetime) -> Observation:
     ledger, no_ledger = None, ""
     try:
         ledger = read_ledger(directory)
-    except (NoLedger, sqlite3.DatabaseError) as error:
+    except (NoLedger, StoreCorrupt, sqlite3.OperationalError) as error:
         no_ledger = str(error)
     names = process_names(settings, status)
     logs = {name: read_log(directory / "logs" / f"{name}.log", now) for name in names}
@@ -209,8 +209,8 @@ def read_log(path: Path, now: datetime) -> Log | None:
 
 
 def read_ledger(directory: Path) -> LedgerState:
-    """Raises: NoLedger; sqlite3.DatabaseError for a damaged one."""
-    with reading(directory) as connection:
+    """Raises: NoLedger; StoreCorrupt for a damaged one; sqlite3.OperationalError for one that cannot be read now."""
+    with refusing_damage(directory / LEDGER_FILE), reading(directory) as connection:
         newest = connection.execute(
             "SELECT policy_version, trained_batches FROM versions ORDER BY policy_version DESC LIMIT 1"
         ).fetchone()

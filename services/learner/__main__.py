@@ -6,6 +6,7 @@ import sys
 import threading
 import uuid
 from contextlib import nullcontext
+from functools import partial
 from typing import Final
 
 import structlog
@@ -47,7 +48,12 @@ def main() -> int:
     configure_logging("learner")
     try:
         arguments = parse_process_arguments(
-            "gspo learner", "Train: batches in, policy versions out (DeepSpeed).", default_name="learner"
+            "gspo learner",
+            "Train: batches in, policy versions out (DeepSpeed).",
+            default_name="learner",
+            shorthands={
+                "--profile": ("learner.profile=true", "say where the time of each batch goes (docs/performance.md)")
+            },
         )
         _require_model(arguments.settings)
     except ConfigurationError as error:
@@ -120,7 +126,9 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     from services.learner.link import Link
     from services.learner.lost_rank import lost_ranks_named
     from services.learner.metrics import LearnerMetrics
+    from services.learner.profile_report import profiled
     from services.learner.service import LearnerService
+    from services.learner.trainer import train_batch
 
     clock = MonotonicClock()
     rank = int(os.environ.get("RANK", "0"))
@@ -146,7 +154,18 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         except ValueError as error:
             raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error
         try:
-            LearnerService(settings, engine, opened, clock=clock, health=health, metrics=metrics, stop=stop).run()
+            with profiled(settings, engine, clock) as profile:
+                LearnerService(
+                    settings,
+                    engine,
+                    opened,
+                    clock=clock,
+                    health=health,
+                    metrics=metrics,
+                    stop=stop,
+                    train=partial(train_batch, profile=profile),
+                    profile=profile,
+                ).run()
         finally:
             engine.close()
 

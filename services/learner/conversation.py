@@ -26,6 +26,7 @@ from protocol.messages import (
     Welcome,
 )
 from services.learner.delta import encode_delta
+from services.learner.groups import EngineGroups, group_options
 from services.learner.metrics import LearnerMetrics
 from services.learner.snapshot import Snapshot, SnapshotStore
 from services.learner.weight_server import WeightServer
@@ -85,7 +86,9 @@ class Conversation:
         self._gate = Gate(context, security, clock, metrics.gate_counters)
         channel = RouterChannel(context, WEIGHTS, settings.learner.weights_endpoint, self._gate)
         self._weights_endpoint = settings.learner.advertised_weights_endpoint or channel.endpoint
-        self._server = WeightServer(channel, self._store, metrics)
+        options = group_options(settings.learner.weights_group_backend)
+        groups = None if options is None else EngineGroups(options)
+        self._server = WeightServer(channel, self._store, metrics, groups=groups)
         self._client = PeerClient(
             context,
             BATCH,

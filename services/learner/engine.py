@@ -34,6 +34,7 @@ from protocol.digests import tensor_digest
 from services.learner.canary import canary_batch, require_canary, write_canary
 from services.learner.engine_settings import Device, DType, LearnerEngineSettings
 from services.learner.expert_parallel import expert_shares, gathered
+from services.learner.flops import ModelCost, model_cost
 from services.learner.gradients import (
     GradientWatch,
     MissingGradientError,
@@ -42,7 +43,8 @@ from services.learner.gradients import (
 )
 from services.learner.optimizer_state import OPTIMIZER, OptimizerState
 from services.learner.parallelism import autoep_config, offload_config, parallelism_of, read_model_config, require_supported
-from services.learner.step import LossFn, ReplayFn, StepResult
+from services.learner.profile import NO_PROFILE, Phases
+from services.learner.step import LossFn, ReplayFn, StepResult, micro_batch_loss
 
 _DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NEVER = 10**9
@@ -90,6 +92,7 @@ class LearnerEngine:
         self._replay = RoutingReplay(self.model) if settings.routing_replay else None
         self._state = OptimizerState(engine, settings.zero_stage, self._shares)
         self._coverage_known = False
+        self.profile: Phases = NO_PROFILE
 
     @classmethod
     def create(cls, model_dir: Path, settings: LearnerEngineSettings) -> LearnerEngine:
@@ -166,16 +169,20 @@ class LearnerEngine:
             self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
             # Backward is inside, as it computes checkpointed activations again.
             with self._replaying(None if replay is None else replay(packed)):
-                result = self._forward(packed, with_entropy=True)
-                loss = _micro_batch_loss(packed, result, loss_fn)
-                # DeepSpeed averages over ranks; the loss is a sum.
-                self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
+                with self.profile.phase("forward"):
+                    result = self._forward(packed, with_entropy=True)
+                with self.profile.phase("loss"):
+                    loss = micro_batch_loss(packed, result, loss_fn)
+                with self.profile.phase("backward"):
+                    # DeepSpeed averages over ranks; the loss is a sum.
+                    self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
             totals[0] += loss.detach()
             totals[1] += packed.num_tokens
-        loss_sum, num_tokens = self.sum_over_ranks(totals).tolist()
-        self._require_sound_gradients(loss_sum)
-        learning_rate = float(self._engine.get_lr()[0])
-        grad_norm = self._step()
+        with self.profile.phase("optimizer"):
+            loss_sum, num_tokens = self.sum_over_ranks(totals).tolist()
+            self._require_sound_gradients(loss_sum)
+            learning_rate = float(self._engine.get_lr()[0])
+            grad_norm = self._step()
         return StepResult(loss=loss_sum, grad_norm=grad_norm, learning_rate=learning_rate, num_tokens=int(num_tokens))
 
     def _replaying(self, picks: ExpertPicks | None) -> AbstractContextManager[None]:
@@ -274,6 +281,10 @@ class LearnerEngine:
         digest = torch.tensor(list(state.digest()), dtype=torch.uint8)
         return bytes(self.broadcast(digest).tolist()).hex()
 
+    def cost(self) -> ModelCost:
+        """What a token costs, for a profile."""
+        return model_cost(self._state.shapes(), self.model.config.to_dict())
+
     def layout(self) -> dict[str, Any]:
         """What a checkpoint and the engine that loads it must have in common; plain values, as JSON keeps them."""
         shapes = hashlib.blake2b(digest_size=16)
@@ -330,16 +341,6 @@ def _limit_waiting(timeout_s: float) -> None:
     """Give the process groups that DeepSpeed has made the timeout of the first; they were born with half an hour."""
     for group in list(distributed_c10d._world.pg_map):
         distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
-
-
-def _micro_batch_loss(packed: PackedBatch, result: TokenLogProbs, loss_fn: LossFn) -> Tensor:
-    # An empty micro-batch walks through the same collectives and adds gradients of exactly 0.
-    if packed.is_empty:
-        return result.logprobs_T.sum() * 0.0
-    # loss_fn would raise on this rank alone and leave the others waiting; a NaN is found by all of them together.
-    if not bool(torch.isfinite(result.logprobs_T[packed.mask_T]).all()):
-        return result.logprobs_T.sum() * math.nan
-    return loss_fn(packed, result)
 
 
 def _require_supported(model_config: Mapping[str, Any], settings: LearnerEngineSettings) -> None:

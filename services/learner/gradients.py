@@ -6,6 +6,7 @@ that nobody can tell from good ones: both are looked for before the optimizer st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import partial
 
@@ -38,28 +39,30 @@ class GradientWatch:
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         self.names: list[str] = []
         self._received: list[bool] = []
-        self._non_finite: list[Tensor | None] = []
+        self._largest: list[Tensor | None] = []
+        """Magnitudes."""
         for name, parameter in parameters:
             if parameter.requires_grad:
                 parameter.register_hook(partial(self._observe, len(self.names)))
             self.names.append(name)
             self._received.append(False)
-            self._non_finite.append(None)
+            self._largest.append(None)
 
     def _observe(self, index: int, gradient: Tensor) -> None:
         self._received[index] = True
         if gradient.numel() == 0:
             return
-        # aminmax passes NaN on and needs no temporary of the gradient's size; the result stays on the device.
-        flag = ~torch.isfinite(torch.stack(torch.aminmax(gradient))).all()
-        earlier = self._non_finite[index]
-        self._non_finite[index] = flag if earlier is None else earlier | flag
+        # The largest magnitude is NaN where one element is; one kernel, no temporary, and the result stays on the device.
+        largest = torch.linalg.vector_norm(gradient, ord=math.inf)
+        earlier = self._largest[index]
+        self._largest[index] = largest if earlier is None else torch.maximum(earlier, largest)
 
     def take(self, device: torch.device) -> Tensor:
         """Findings since the last call, float32 [2, P]: received a gradient (1 or 0); was not finite (1 or 0)."""
-        clean = torch.zeros((), dtype=torch.bool, device=device)
-        bad = torch.stack([clean if flag is None else flag for flag in self._non_finite]).float()
+        clean = torch.zeros((), device=device)
+        largest = torch.stack([clean if largest is None else largest.float() for largest in self._largest])
+        bad = (~torch.isfinite(largest)).float()
         received = torch.tensor(self._received, dtype=torch.float32, device=device)
         self._received = [False] * len(self.names)
-        self._non_finite = [None] * len(self.names)
+        self._largest = [None] * len(self.names)
         return torch.stack([received, bad])

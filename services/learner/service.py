@@ -25,6 +25,7 @@ from services.learner.conversation import BatchArrived
 from services.learner.engine import LearnerEngine
 from services.learner.export import export_model
 from services.learner.metrics import LearnerMetrics
+from services.learner.profile import NO_PROFILE, Phases
 from services.learner.share import share, stop_anywhere
 from services.learner.snapshot import Snapshot, build_snapshot
 from services.learner.trainer import AdvantageSettings, BatchReport, train_batch
@@ -99,8 +100,10 @@ class LearnerService:
         metrics: LearnerMetrics,
         stop: threading.Event,
         train: TrainBatch = train_batch,
+        profile: Phases = NO_PROFILE,
     ) -> None:
         """``link`` is rank 0's; None on the others. ``train`` makes a batch's optimizer steps."""
+        self._profile = profile
         self._train_batch = train
         self._settings = settings
         self._engine = engine
@@ -127,7 +130,8 @@ class LearnerService:
         self._resume()
         self._publish()
         while True:
-            directive = self._next()
+            with self._profile.phase("wait"):
+                directive = self._next()
             if directive is None:
                 log.info("stopping", next_batch=self._next_batch)
                 self._checkpoint()
@@ -200,7 +204,8 @@ class LearnerService:
     def _train(self, arrived: BatchArrived) -> None:
         batch = arrived.batch
         begin = self._clock.now()
-        groups = groups_of(batch, arrived.arrays)
+        with self._profile.phase("prepare"):
+            groups = groups_of(batch, arrived.arrays)
         report = self._train_batch(
             self._engine,
             groups,
@@ -218,7 +223,9 @@ class LearnerService:
         metrics = {**report.metrics, "train_s": trained - begin, "publish_s": self._clock.now() - trained}
         self._report(batch.index, metrics, num_tokens=int(arrived.arrays["token_ids"].shape[0]), items=len(batch.items))
         if self._next_batch - self._checkpointed_batch >= self._settings.learner.checkpoint_every_batches:
-            self._checkpoint()
+            with self._profile.phase("checkpoint"):
+                self._checkpoint()
+        self._profile.end_batch(batch.index, self._engine.sum_over_ranks)
 
     def _report(self, index: int, metrics: Mapping[str, float], *, num_tokens: int, items: int) -> None:
         if self._link is None:
@@ -239,13 +246,15 @@ class LearnerService:
         dtype = DTYPES[self._settings.model.dtype]
         self._policy_version += 1
         weights = self._engine.serving_weights(dtype)
-        if self._link is None:
-            for _ in weights:
-                pass
-            return
-        snapshot = build_snapshot(self._policy_version, weights)
-        reserve_version(self._root, self._policy_version)
-        self._link.publish(snapshot, self._next_batch)
+        with self._profile.phase("export"):
+            if self._link is None:
+                for _ in weights:
+                    pass
+                return
+            snapshot = build_snapshot(self._policy_version, weights)
+        with self._profile.phase("publish"):
+            reserve_version(self._root, self._policy_version)
+            self._link.publish(snapshot, self._next_batch)
         self._health.progress()
         log.info("published", policy_version=self._policy_version, num_bytes=snapshot.manifest.num_bytes)
 

@@ -90,6 +90,10 @@ class SnapshotStore:
         delta = self._deltas.get(base_version)
         return delta if delta is not None and delta.policy_version == policy_version else None
 
+    def snapshot(self, policy_version: int) -> Snapshot | None:
+        """None: not held (any more)."""
+        return self._snapshots.get(policy_version)
+
     def manifest_for(self, have_version: int) -> Manifest | None:
         """What somebody who holds ``have_version`` should fetch next; None: nothing is held.
 

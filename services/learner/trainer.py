@@ -6,6 +6,7 @@ but gradients and a table of statistics has to cross between ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,7 +25,10 @@ from gspo.logprobs import TokenLogProbs
 from gspo.loss import objective_loss
 from gspo.packing import PackedBatch, TrainGroup, TrainSequence, pack, plan_micro_batches
 from gspo.settings import Objective
-from gspo.staleness import MismatchMoments, MismatchTracker, mismatch_moments, sequence_lag
+from gspo.staleness import MismatchMoments, MismatchTracker, mismatch_sums, sequence_lag
+from gspo.validation import trusted_values
+from services.learner.gradients import NonFiniteLossError
+from services.learner.profile import NO_PROFILE, Phases
 from services.learner.step import LossFn, ReplayFn, StepResult
 
 Credit = Literal["sequence", "return_to_go", "per_turn"]
@@ -90,6 +94,7 @@ def train_batch(
     adaptive_clip: AdaptiveClip | None = None,
     max_lag: int | None = None,
     advantages: AdvantageSettings | None = None,
+    profile: Phases = NO_PROFILE,
 ) -> BatchReport:
     """Make `num_mini_batches` optimizer steps on the groups, in their order. Collective.
 
@@ -103,19 +108,23 @@ def train_batch(
         adaptive_clip: scales the batch's bands, then is updated from its clip fraction; None leaves their width alone.
         max_lag: the oldest token that may be trained on, in versions; None for any.
         advantages: None for the defaults.
+        profile: told what the batch is and where its time goes.
 
     Raises ValueError for a batch that cannot be trained on, GradientError (see the engine) for a step that was not
     made.
     """
     credit = AdvantageSettings() if advantages is None else advantages
-    sequences, group_ids, num_silent_groups = sequences_with_advantages(groups, credit)
-    if max_lag is not None:
-        _require_max_lag(groups, policy_version, max_lag)
-    mini_batches = _plan(engine, groups, sequences, policy_version, num_mini_batches)
+    with profile.phase("prepare"):
+        sequences, group_ids, num_silent_groups = sequences_with_advantages(groups, credit)
+        if max_lag is not None:
+            _require_max_lag(groups, policy_version, max_lag)
+        mini_batches = _plan(engine, groups, sequences, policy_version, num_mini_batches)
     clip_scale = 1.0 if adaptive_clip is None else adaptive_clip.scale
     run = _BatchRun(engine, objective, policy_version, mismatch, clip_scale, group_ids, len(sequences))
+    profile.planned(sequences, [part.micro_batches for part in mini_batches], first_pass=run.needs_first_pass)
     if run.needs_first_pass:
-        run.first_pass(mini_batches)
+        with profile.phase("first_pass"):
+            run.first_pass(mini_batches)
     steps = [run.step(mini_batch, is_first=index == 0) for index, mini_batch in enumerate(mini_batches)]
     rewards = np.concatenate([group.rewards for group in groups])
     metrics = {
@@ -131,10 +140,11 @@ def train_batch(
         "mismatch_sigma": mismatch.sigma,
         "clip_scale": clip_scale,
     }
-    summary = summarise(run.gathered_stats())
-    if adaptive_clip is not None:
-        _follow_clip_fraction(adaptive_clip, summary)
-    return BatchReport(metrics=metrics | summary | run.expert_metrics())
+    with profile.phase("diagnostics"):
+        summary = summarise(run.gathered_stats())
+        if adaptive_clip is not None:
+            _follow_clip_fraction(adaptive_clip, summary)
+        return BatchReport(metrics=metrics | summary | run.expert_metrics())
 
 
 def _follow_clip_fraction(adaptive_clip: AdaptiveClip, summary: dict[str, float]) -> None:
@@ -285,7 +295,7 @@ class _BatchRun:
 
         Raises ValueError where experts are to be replayed and the model's cannot be recorded: on all ranks alike.
         """
-        moments = MismatchMoments(0.0, 0.0, 0.0)
+        sums: list[Tensor] = []
         for index, mini_batch in enumerate(mini_batches):
             for packed in mini_batch.micro_batches:
                 result = self._engine.logprobs(packed)
@@ -299,19 +309,22 @@ class _BatchRun:
                 # The first mini-batch is trained under these weights: nothing can change.
                 if index > 0 and result.experts is not None:
                     self._start_experts[rows] = result.experts
-                moments += self._moments(packed.to(logprobs_T.device), logprobs_T)
-        self._update_mismatch(moments)
+                sums.append(self._mismatch_sums(packed.to(logprobs_T.device), logprobs_T))
+        self._update_mismatch(sums)
 
     def step(self, mini_batch: _MiniBatch, *, is_first: bool) -> StepResult:
         sigma = self._mismatch.sigma
         measures_mismatch = is_first and not self.needs_first_pass
-        moments: list[MismatchMoments] = [MismatchMoments(0.0, 0.0, 0.0)]
+        sums: list[Tensor] = []
 
         def loss_fn(packed: PackedBatch, result: TokenLogProbs) -> Tensor:
             if measures_mismatch:
                 # The weights are still those of the start of the batch, so this costs no forward pass of its own.
-                moments.append(self._moments(packed, result.logprobs_T))
-            return self._loss(mini_batch, packed, result, sigma)
+                sums.append(self._mismatch_sums(packed, result.logprobs_T))
+            # Values were checked when the sequences were made, and log-probs are by the engine: here each check would
+            # make the host wait for the device in every micro-batch, and one rank would raise alone.
+            with trusted_values():
+                return self._loss(mini_batch, packed, result, sigma)
 
         def start_experts(packed: PackedBatch) -> ExpertPicks | None:
             return self._start_experts.get(_rows(mini_batch, packed))
@@ -319,7 +332,7 @@ class _BatchRun:
         replay = start_experts if self._engine.replays_routing else None
         step = self._engine.train_mini_batch(mini_batch.micro_batches, loss_fn, replay=replay)
         if measures_mismatch:
-            self._update_mismatch(sum(moments[1:], start=moments[0]))
+            self._update_mismatch(sums)
         return step
 
     def gathered_stats(self) -> SequenceStats:
@@ -366,13 +379,18 @@ class _BatchRun:
             self._experts.add(result.experts, packed.mask_T, packed.sequence_ids_T, lag_S, reference=reference)
         return output.loss
 
-    def _moments(self, packed: PackedBatch, logprobs_T: Tensor) -> MismatchMoments:
-        return mismatch_moments(
-            logprobs_T.detach(), packed.behaviour_T, packed.mask_T, packed.versions_T, self._policy_version
-        )
+    def _mismatch_sums(self, packed: PackedBatch, logprobs_T: Tensor) -> Tensor:
+        with trusted_values():
+            return mismatch_sums(
+                logprobs_T.detach(), packed.behaviour_T, packed.mask_T, packed.versions_T, self._policy_version
+            )
 
-    def _update_mismatch(self, moments: MismatchMoments) -> None:
-        self._mismatch.update(MismatchMoments.from_tensor(self._engine.sum_over_ranks(moments.as_tensor())))
+    def _update_mismatch(self, sums: Sequence[Tensor]) -> None:
+        own = torch.stack(list(sums)).sum(dim=0) if sums else torch.zeros(3, dtype=torch.float64)
+        moments = MismatchMoments.from_tensor(self._engine.sum_over_ranks(own))
+        if not math.isfinite(moments.total_of_squares):
+            raise NonFiniteLossError("some log-probs of the batch's start are not finite; no step was made")
+        self._mismatch.update(moments)
 
 
 def _rows(mini_batch: _MiniBatch, packed: PackedBatch) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from services.environments.reward_pool import RewardPool, RewardPoolOptions
 from services.rollout.agent import Agent
 from services.rollout.engine import Engine, EngineError
 from services.rollout.engine_metrics import EngineMetrics
+from services.rollout.group import EngineGroup
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.neighbours import Neighbours
 from services.rollout.server import EngineServer, ServerError, ServerOptions
@@ -153,6 +154,7 @@ async def _generate(
                 metrics=metrics,
                 security=security,
                 neighbours=neighbours,
+                group=EngineGroup(engine) if settings.rollout.weights_path == "group" else None,
             )
             agent = Agent(
                 environment=environment,

@@ -13,8 +13,8 @@ until an update has succeeded.
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -244,35 +244,56 @@ class Engine:
         await self._http.post("/continue_generation", {})
         self._paused_mode = None
 
-    async def update_weights_from_disk(self, path: Path, version: int, *, flush_cache: bool | None = None) -> None:
+    async def update_weights_from_disk(
+        self,
+        path: Path,
+        version: int,
+        *,
+        flush_cache: bool | None = None,
+        check: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Load the *.safetensors of `path` (nothing else is needed there) and make `version` the server's version.
 
         A tensor that is not in the directory keeps its value, and a name that the server does not know is **skipped in
         silence**: verify (services.rollout.verify). While paused it happens at once; otherwise after the requests under
         way have ended. `flush_cache` None: flush, except while paused in place, where it is impossible and old cache
-        entries go on being used.
+        entries go on being used. `check` is called when the weights are there, and the update fails with what it raises.
         Raises: EngineError, after which `generate` refuses until an update succeeds.
         """
-        if version < 0:
-            raise ValueError(f"version is {version}, must not be negative")
         body = {
             "model_path": str(path),
             "load_format": "safetensors",
             "weight_version": str(version),
             "flush_cache": self._paused_mode != "in_place" if flush_cache is None else flush_cache,
         }
+        async with self.updating(version, check) as http:
+            await http.post("/update_weights_from_disk", body, timeout_s=self._load_timeout_s)
+
+    @asynccontextmanager
+    async def updating(self, version: int, check: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[EngineHttp]:
+        """Inside, the server is given ``version`` by calls of the caller's own; afterwards it must say that it serves it.
+
+        ``check``: made then, too, at the same time: generation stands still meanwhile.
+        Raises: EngineError, after which `generate` refuses until an update succeeds.
+        """
+        if version < 0:
+            raise ValueError(f"version is {version}, must not be negative")
         self._update_marks += 1
         self._weights_unknown = True
         self._update_ended.clear()
         try:
-            await self._http.post("/update_weights_from_disk", body, timeout_s=self._load_timeout_s)
-            served = await self.weight_version()
+            yield self._http
+            served, _ = await asyncio.gather(self.weight_version(), _nothing() if check is None else check())
             if served != version:
                 raise EngineError(f"version {version} was loaded, but the server says that it serves {served}")
             self._weights_unknown = False
         finally:
             self._update_marks += 1
             self._update_ended.set()
+
+    async def control(self, path: str, body: dict[str, Any], *, timeout_s: float) -> None:
+        """One of SGLang's calls that have no method here. Raises: EngineError."""
+        await self._http.post(path, body, timeout_s=timeout_s)
 
     async def weights_checksums(self) -> dict[str, str]:
         """Checksum of each of the server's parameters, by SGLang's own names; works while paused.
@@ -334,6 +355,10 @@ class Engine:
 
     async def _send_abort(self, server_rid: str) -> None:
         await self._http.post("/abort_request", {"rid": server_rid})
+
+
+async def _nothing() -> None:
+    """No check."""
 
 
 def _generate_body(server_rid: str, input_ids: list[int], sampling: Sampling, stream: bool, chunk_tokens: int) -> bytes:

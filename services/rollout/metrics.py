@@ -11,9 +11,9 @@ from services.runtime.process_metrics import register_process
 
 STATUSES: Final = get_args(RolloutStatus)
 OUTCOMES: Final = ("done", "length", "failed", "engine_error", "lease_ended", "handed_back")
-UPDATES: Final = ("loaded", "failed", "not_fetched")
+UPDATES: Final = ("loaded", "failed", "not_fetched", "no_group")
 SOURCES: Final = ("fetched", "failed", "slow", "damaged")
-FETCHES: Final = ("snapshot", "delta")
+FETCHES: Final = ("snapshot", "delta", "group")
 KINDS: Final = ("action", "observation")
 
 

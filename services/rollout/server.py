@@ -61,7 +61,7 @@ class EngineServer:
         self._options = options
         self._process: asyncio.subprocess.Process | None = None
         self._port = options.port
-        self._metrics_files: tempfile.TemporaryDirectory[str] | None = None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def url(self) -> str:
@@ -95,9 +95,9 @@ class EngineServer:
             log_file = self._options.log_path.open("ab")
         except OSError as error:
             raise ServerError(f"{self._options.log_path}: the server's log cannot be written: {error.strerror}") from error
-        # Its processes share their metrics through files. Killed, it would leave a directory of its own choice behind.
-        self._metrics_files = tempfile.TemporaryDirectory(prefix="gspo-sglang-metrics-", ignore_cleanup_errors=True)
-        environment = server_environment(os.environ, cuda=cuda) | {"PROMETHEUS_MULTIPROC_DIR": self._metrics_files.name}
+        # Its files (metrics, sockets, a lock for each path from which an update failed) would stay otherwise.
+        self._temporary = tempfile.TemporaryDirectory(prefix="gspo-sglang-", ignore_cleanup_errors=True)
+        environment = server_environment(os.environ, cuda=cuda) | temporary_files(Path(self._temporary.name))
         with log_file as output:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *command,
@@ -143,8 +143,8 @@ class EngineServer:
             if member.is_running():
                 _kill(member)
         await process.wait()
-        if self._metrics_files is not None:
-            self._metrics_files.cleanup()
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     def log_tail(self) -> str:
         """The last lines of the server's log, without the noise that every exit adds."""
@@ -233,6 +233,14 @@ def server_environment(environment: Mapping[str, str], *, cuda: bool) -> dict[st
         result.pop("SGLANG_USE_CPU_ENGINE", None)
         result |= {"SGLANG_PLATFORM": "torch_cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return result
+
+
+def temporary_files(directory: Path) -> dict[str, str]:
+    """Variables that keep a server's temporary files below ``directory``, but for compiled code, which the next one uses."""
+    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+    metrics = directory / "metrics"
+    metrics.mkdir()
+    return {"TMPDIR": str(directory), "PROMETHEUS_MULTIPROC_DIR": str(metrics), "TORCHINDUCTOR_CACHE_DIR": compiled}
 
 
 def _claim_port(host: str, port: int) -> int:

@@ -21,11 +21,12 @@ from safetensors import SafetensorError
 from protocol.channels import WEIGHTS
 from protocol.messages import Loaded, Manifest
 from services.rollout.engine import Engine, EngineError
+from services.rollout.group import EngineGroup, GroupError
 from services.rollout.held import HeldWeights
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.neighbours import Neighbours
-from services.rollout.verify import Expected, expect, verify_against
-from services.rollout.weights import DamagedError, FetchError, fetch_newest, write_for_engine
+from services.rollout.verify import Expected, Verification, expect, verify_against
+from services.rollout.weights import DamagedError, FetchError, fetch_newest, newest_snapshot, write_for_engine
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError
 from services.runtime.peer import PeerClient
@@ -64,9 +65,10 @@ class WeightSync:
         retry_s: float = RETRY_S,
         security: Security = PLAINTEXT,
         neighbours: Neighbours | None = None,
+        group: EngineGroup | None = None,
     ) -> None:
         """``retry_s``: pause before a fetch or a load is tried again. ``neighbours``: other rollouts to share weights with;
-        None: the learner serves everything.
+        None: the learner serves everything. ``group``: a place for the learner to send to, and chunks only where that fails.
         """
         self._context = context
         self._engine = engine
@@ -80,6 +82,7 @@ class WeightSync:
         self._security = security
         self._on_change: Callable[[], None] = lambda: None
         self._neighbours = neighbours
+        self._group = group
         self._held = HeldWeights() if neighbours is None else neighbours.held
         self._takes_parts = True
         self._announced = (0, "")
@@ -126,6 +129,8 @@ class WeightSync:
                 try:
                     async with asyncio.timeout(CONNECT_S):
                         await client.connected_welcome()
+                    if await self._follow_in_group(client, endpoint):
+                        continue
                     begin = self._clock.now()
                     weights = await fetch_newest(
                         client, self.policy_version, self._held, fetched=self._count, sources=self._neighbours
@@ -185,8 +190,7 @@ class WeightSync:
             self.may_generate.clear()
             begin = self._clock.now()
             await self._engine.pause(self._pause_mode)
-            await self._engine.update_weights_from_disk(directory, version)
-            await self._verify(expected)
+            await self._engine.update_weights_from_disk(directory, version, check=lambda: self._verify(expected))
             weights.was_loaded()
             self.policy_version, self.quarantined = version, ""
             await self._engine.resume()
@@ -195,11 +199,61 @@ class WeightSync:
         except (EngineError, VerificationError) as error:
             # Some engines rearrange what they load, and cannot take a part of it: from now on they get all of it.
             self._takes_parts = self._takes_parts and weights.loads_all
-            await self._on_failed(client, weights, str(error))
+            await self._on_failed(client, version, digest, str(error))
             return
         finally:
             self.loading = False
             shutil.rmtree(directory, ignore_errors=True)
+        await self._on_loaded(client, version, digest, pause_s)
+
+    async def _follow_in_group(self, client: PeerClient, endpoint: str) -> bool:
+        """Let the learner send its newest version to the engine; False: that cannot be, and it has to be fetched."""
+        group = self._group
+        if group is None or not group.usable:
+            return False
+        manifest = await newest_snapshot(client)
+        if manifest is None or manifest.policy_version <= self.policy_version:
+            return False
+        if not await self._is_announced(manifest.policy_version, endpoint):
+            return True
+        try:
+            await group.join(client, manifest, endpoint)
+        except (GroupError, EngineError) as error:
+            await self._on_no_group(group, str(error))
+            return False
+        return await self._load_in_group(client, manifest, group)
+
+    async def _load_in_group(self, client: PeerClient, manifest: Manifest, group: EngineGroup) -> bool:
+        version, digest = manifest.policy_version, manifest.digest
+        # What was fetched before is not what the engine has, and is no base for what comes.
+        self._held.forget()
+        self.loading = True
+        self.may_generate.clear()
+        begin = self._clock.now()
+        try:
+            await self._engine.pause(self._pause_mode)
+            await group.load(client, manifest, self._pause_mode)
+            self._require(await group.verify())
+            self.policy_version, self.quarantined = version, ""
+            await self._engine.resume()
+            self.may_generate.set()
+            pause_s = self._clock.now() - begin
+        except (EngineError, VerificationError) as error:
+            await self._on_no_group(group, str(error))
+            await self._on_failed(client, version, digest, str(error))
+            return False
+        finally:
+            self.loading = False
+        self._metrics.weight_fetches.labels(kind="group").inc()
+        await self._on_loaded(client, version, digest, pause_s)
+        return True
+
+    async def _on_no_group(self, group: EngineGroup, error: str) -> None:
+        log.warning("weights_group_failed", error=error)
+        self._metrics.weight_updates.labels(outcome="no_group").inc()
+        await group.failed()
+
+    async def _on_loaded(self, client: PeerClient, version: int, digest: str, pause_s: float) -> None:
         self._failed_loads = 0
         self._metrics.policy_version.set(version)
         self._metrics.pause_seconds.observe(pause_s)
@@ -220,7 +274,11 @@ class WeightSync:
 
     async def _verify(self, expected: Expected) -> None:
         """Which version it serves the engine's client has asked already."""
-        verification = await verify_against(self._engine, expected)
+        self._require(await verify_against(self._engine, expected))
+
+    @staticmethod
+    def _require(verification: Verification) -> None:
+        """Raises: VerificationError."""
         if not verification.ok:
             raise VerificationError(
                 f"the engine's weights differ from what was sent: mismatched {verification.mismatched[:5]}, "
@@ -229,11 +287,10 @@ class WeightSync:
         if verification.unverified:
             log.warning("tensors_unverified", number=len(verification.unverified), names=verification.unverified[:5])
 
-    async def _on_failed(self, client: PeerClient, weights: HeldWeights, error: str) -> None:
+    async def _on_failed(self, client: PeerClient, version: int, digest: str, error: str) -> None:
         """The engine stays paused: nothing is generated by weights that are in doubt. What is held is fetched anew, too."""
         self.may_generate.clear()
-        version, digest = weights.policy_version, weights.digest
-        weights.forget()
+        self._held.forget()
         self.policy_version, self.quarantined = 0, error
         self._failed_loads += 1
         self._metrics.policy_version.set(0)

@@ -78,7 +78,7 @@ async def fetch_newest(
     try:
         while True:
             request = ManifestRequest(have_version=0) if sources is None else sources.next_request()
-            manifest = await _newest_manifest(client, structs.replace(request, have_version=held.policy_version), stall_s)
+            manifest = await newest_manifest(client, structs.replace(request, have_version=held.policy_version), stall_s)
             if manifest is None or manifest.policy_version <= have_version:
                 return None
             if held.manifest is not None and manifest.policy_version == held.policy_version:
@@ -122,8 +122,19 @@ def write_for_engine(weights: HeldWeights, directory: Path) -> int:
     return sum(info.num_bytes for info, _ in tensors)
 
 
-async def _newest_manifest(client: PeerClient, request: ManifestRequest, stall_s: float) -> Manifest | None:
-    """The server's newest manifest; None when it holds nothing. Late answers to older requests are passed over."""
+async def newest_snapshot(client: PeerClient, stall_s: float = STALL_S) -> Manifest | None:
+    """The manifest of the newest version's snapshot; None when the server holds nothing. Raises: FetchError."""
+    manifest = await newest_manifest(client, ManifestRequest(have_version=0), stall_s)
+    if manifest is not None:
+        _check_layout(manifest)
+    return manifest
+
+
+async def newest_manifest(client: PeerClient, request: ManifestRequest, stall_s: float) -> Manifest | None:
+    """The server's newest manifest; None when it holds nothing. Late answers to older requests are passed over.
+
+    Raises: FetchError after a silence.
+    """
     await client.send(request)
     try:
         async with asyncio.timeout(stall_s):
@@ -165,6 +176,8 @@ def _check_delta(manifest: Manifest, held: HeldWeights) -> None:
 
 def _check_layout(manifest: Manifest) -> None:
     """Tensors have different names, lie one behind the other, and fill the version exactly; there is at least one."""
+    if manifest.kind != "snapshot":
+        raise FetchError(f"manifest: version {manifest.policy_version} is a {manifest.kind}, a snapshot was asked for")
     if not manifest.tensors:
         raise FetchError(f"manifest: the snapshot of version {manifest.policy_version} has no tensors")
     offset = 0

@@ -1,7 +1,7 @@
 """The command line that every process shares: a configuration file and overrides."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +32,23 @@ def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_process_arguments(
-    prog: str, description: str, default_name: str, argv: Sequence[str] | None = None
+    prog: str,
+    description: str,
+    default_name: str,
+    argv: Sequence[str] | None = None,
+    *,
+    shorthands: Mapping[str, tuple[str, str]] = {},
 ) -> ProcessArguments:
-    """Parse the command line of one process. Raises: ConfigurationError; SystemExit for --help and unknown arguments."""
+    """Parse the command line of one process. Raises: ConfigurationError; SystemExit for --help and unknown arguments.
+
+    ``shorthands``: options that stand for one override each, with their help.
+    """
     parser = argparse.ArgumentParser(prog=prog, description=description)
     add_configuration_arguments(parser)
+    for option, (override, text) in shorthands.items():
+        parser.add_argument(
+            option, dest="overrides", action="append_const", const=override, help=f"{text}; the same as --set {override}"
+        )
     parser.add_argument("--name", default=default_name, help="this process's name among its peers (default: %(default)s)")
     arguments = parser.parse_args(argv)
     forwarded = [str(arguments.config)]

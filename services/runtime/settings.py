@@ -204,6 +204,10 @@ class Rollout(Section):
     so that each token's log-prob is that of one policy. in_place: faster, later tokens see the old cache."""
     weights_directory: Path = Path("/dev/shm")
     """Fetched weights are written below this directory (a memory file system) for SGLang to load."""
+    weights_path: Literal["chunks", "group"] = "chunks"
+    """How weights reach the engine. chunks: fetched, checked, and loaded from rollout.weights_directory. group: the learner
+    sends every version whole into a process group with the engine (learner.weights_group_backend must be set); chunks where
+    that fails. See docs/weights.md."""
     peer_weights_endpoint: str = ""
     """Fetch weights from other rollouts, too, and serve them here, so that the learner sends each version to a few rollouts
     however many there are. An address of this host that the others reach, such as "tcp://10.0.3.7:7004"; port * is any free
@@ -262,15 +266,25 @@ class Learner(Section):
     token_budget: int = Field(4096, ge=16)
     """Most tokens of a packed micro-batch."""
     logprob_chunk_tokens: int = Field(512, ge=1)
-    """Logits are held for so many tokens at a time."""
+    """Logits are held for at most so many tokens at a time; of a very large vocabulary, for fewer (256 MiB)."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    profile: bool = False
+    """Where the time of each batch goes is logged and written to profile.jsonl and profile.md in the run's directory (see
+    docs/performance.md); `gspo learner --profile` sets it. On a GPU the learner then waits for the device once a batch."""
+    peak_tflops: float | None = Field(None, gt=0)
+    """What one rank's device can do at most, in TFLOP/s of this dtype: a profile says the share of it that was used (MFU).
+    Not set: known for some GPUs in bfloat16, otherwise not said."""
     checkpoint_every_batches: int = Field(10, ge=1)
     """A crash repeats at most so many batches."""
     keep_checkpoints: int = Field(2, ge=1)
     """Older checkpoints are removed."""
     weights_endpoint: str = "tcp://127.0.0.1:7003"
     """Rollouts fetch weights here; the learner binds it."""
+    weights_group_backend: Literal["", "gloo", "nccl"] = ""
+    """Also send weights into process groups of the learner and one engine, for rollouts whose rollout.weights_path is
+    "group": nccl where the engines' GPUs reach the learner's, gloo between CPUs. Neither encrypted nor authenticated, on
+    ports of torch's own choice. Empty: chunks only. See docs/weights.md."""
     advertised_weights_endpoint: str = ""
     """What rollouts connect to when it differs from weights_endpoint (a service name); empty: the same."""
     metrics_port: Port = 9102
@@ -357,6 +371,16 @@ class Settings(BaseModel):
             raise ValueError(
                 f"rollout.peer_weights_endpoint is {own!r}, which binds every address but tells other rollouts none; set it "
                 "to this host's own, such as tcp://10.0.3.7:7004"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_are_plaintext(self) -> "Settings":
+        if self.learner.weights_group_backend and not self.security.allow_plaintext:
+            raise ValueError(
+                f"learner.weights_group_backend is {self.learner.weights_group_backend!r}: process groups are neither "
+                "encrypted nor authenticated, with keys or without; set security.allow_plaintext = true where only the "
+                "run's own machines reach each other, or leave it empty"
             )
         return self
 

@@ -107,6 +107,10 @@ class ChunkServer(ABC):
     def on_loaded(self, incoming: Incoming, loaded: Loaded) -> None:
         """The sender's engine serves a version, or does not."""
 
+    def takes(self, incoming: Incoming, message: Message) -> bool:
+        """Whether the subclass deals with a message that is not about chunks; nothing is awaited."""
+        return False
+
     # --- what is said --------------------------------------------------------------------------------------------------
 
     async def _handle(self, incoming: Incoming) -> None:
@@ -131,7 +135,7 @@ class ChunkServer(ABC):
             self._peers.discard((peer, incoming.key))
         elif isinstance(message, Loaded):
             self.on_loaded(incoming, message)
-        else:
+        elif not self.takes(incoming, message):
             reason = f"{message_type(message)} does not belong on the {self._spec.name} channel"
             await self._channel.send(peer, Refused(reason=reason, message_type=message_type(message)))
 

@@ -24,6 +24,8 @@ from tests.fuzz.wire import MESSAGE_MARK, ScriptedServer, event_loop, joined, mu
 
 PEER_MARK: Final = MESSAGE_MARK * 2
 """Between what the learner says and what a neighbour says."""
+SILENCE_S: Final = 0.001
+"""What was said lies there already: nothing is worth waiting for."""
 
 
 def _holding() -> HeldWeights:
@@ -184,7 +186,7 @@ class _Neighbour:
             Received(WeightGone(policy_version=manifest.policy_version, newest_version=0), {}, None)
         )
         try:
-            return await fetch_chunks(cast(PeerClient, self._server), manifest, 0.05, max_stalls=1)
+            return await fetch_chunks(cast(PeerClient, self._server), manifest, SILENCE_S, max_stalls=1)
         except FetchError:
             return None
 
@@ -207,7 +209,7 @@ def chain(data: bytes) -> None:
                 cast(PeerClient, ScriptedServer(said)),
                 BASE_VERSION,
                 held,
-                stall_s=0.05,
+                stall_s=SILENCE_S,
                 fetched=lambda manifest: came.append(manifest.policy_version),
                 sources=neighbour,
             )

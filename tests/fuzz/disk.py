@@ -129,7 +129,7 @@ def _read_all(directory: Path) -> None:
         json.dumps(audit.as_plain())
     except NoLedger:
         audit = None
-    with suppress(NoLedger, sqlite3.DatabaseError):
+    with suppress(NoLedger, StoreCorrupt, sqlite3.OperationalError):
         read_ledger(directory)
     try:
         whole = _read_batches(directory)

@@ -1,12 +1,13 @@
 """One real SGLang server for the whole session: starting it takes half a minute of CPU."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+import zmq.asyncio
 
 from services.rollout.server import EngineServer, ServerOptions
 from tests.support.tiny_model import save_tiny_model
@@ -39,3 +40,10 @@ async def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
         yield SglangServer(
             url=server.url, server=server, base=base, base_model=base_model, other=other, other_model=other_model
         )
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.asyncio.Context]:
+    made = zmq.asyncio.Context()
+    yield made
+    made.destroy(linger=0)

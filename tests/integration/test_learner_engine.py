@@ -180,6 +180,15 @@ def test_bfloat16_training_moves_every_tensor(work: Path) -> None:
     assert all(tensor.dtype == torch.bfloat16 for tensor in after.values())
     moved = [name for name in before if not torch.equal(after[name], before[name].bfloat16())]
     assert len(moved) == len(before)
+    # The host reads values of the device once a step, not once a micro-batch.
+    (many, reads_of_many), (one, reads_of_one) = ((int(key), value) for key, value in result["reads"].items())
+    assert many >= 4 > one == 1
+    assert reads_of_many == reads_of_one > 0
+    profile = result["profiles"][0]
+    seconds = profile["seconds"]
+    assert all(seconds[phase] > 0 for phase in ("prepare", "first_pass", "forward", "loss", "backward", "optimizer"))
+    assert sum(seconds.values()) == pytest.approx(profile["total_s"])
+    assert profile["tokens"] == profile["rank_tokens"][0] == result["metrics"]["packed_tokens"]
 
 
 @pytest.fixture(scope="module")

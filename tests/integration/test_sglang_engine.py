@@ -1,6 +1,7 @@
 """The engine client against a real SGLang server: log-probs, versions, weight updates, verification."""
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -244,11 +245,18 @@ async def test_a_weight_name_that_the_server_skips_in_silence_is_caught(
     assert sorted(truth.mismatched) == [f"model.layers.{i}.mlp.experts.w2_weight" for i in range(2)]
 
 
+def lock_files(path: Path) -> list[Path]:
+    """Those of SGLang for ``path`` among everybody's temporary files."""
+    return list(Path(tempfile.gettempdir()).glob(f"*{str(path).replace('/', '-')}.lock"))
+
+
 async def test_after_a_failed_update_nothing_is_generated_until_one_succeeds(
     engine: Engine, sglang_server: SglangServer, tmp_path: Path
 ) -> None:
     with pytest.raises(EngineError):
         await update(engine, tmp_path / "nothing-here", 1)
+    # SGLang makes a lock file for a path where it finds no weights: not among those of everybody.
+    assert not lock_files(tmp_path / "nothing-here")
     with pytest.raises(EngineError, match="nobody knows"):
         await collect(engine, long_request("x", 4))
     await update(engine, sglang_server.other, 2)

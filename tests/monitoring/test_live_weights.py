@@ -1,4 +1,4 @@
-"""A real Prometheus beside a real broker, weight server and rollout whose engine does not hold what it was sent."""
+"""A real Prometheus beside a real broker, weight server and rollout that does not get, or hold, what it was sent."""
 
 import asyncio
 import contextlib
@@ -25,6 +25,7 @@ from services.runtime.clock import MonotonicClock
 from services.runtime.peer import PeerClient
 from services.runtime.settings import Rollout
 from services.runtime.telemetry import Health, TelemetryServer
+from services.runtime.weight_server import Parts
 from tests.monitoring.server import PrometheusServer
 from tests.support.broker_process import BrokerProcess, broker_process
 from tests.support.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
@@ -41,14 +42,31 @@ def flip_a_bit(loaded: dict[str, tuple[TensorInfo, bytes]]) -> None:
         loaded[name] = (info, bytes([data[0] ^ 1]) + data[1:])
 
 
+class FlippingStore(SnapshotStore):
+    """The next ``num_wrong`` versions that are fetched have a bit wrong."""
+
+    num_wrong = 0
+
+    def get(self, policy_version: int, base_version: int = 0) -> Parts | None:
+        parts = super().get(policy_version, base_version)
+        if parts is None or not self.num_wrong:
+            return parts
+        self.num_wrong -= 1
+        data = parts.data.copy()
+        data[0] ^= 1
+        return Parts(manifest=parts.manifest, data=data)
+
+
 class Fleet:
     """The learner's weight server and one rollout, each with a metrics port of its own."""
 
-    def __init__(self, stack: ExitStack, context: zmq.asyncio.Context, broker: BrokerProcess, directory: Path) -> None:
+    def __init__(
+        self, stack: ExitStack, context: zmq.asyncio.Context, broker: BrokerProcess, directory: Path, retry_s: float
+    ) -> None:
         self.clock = MonotonicClock()
         self.engine = ScriptedEngine()
         learner, rollout = CollectorRegistry(), CollectorRegistry()
-        self.store = SnapshotStore()
+        self.store = FlippingStore()
         channel = RouterChannel(context, WEIGHTS, ANY_PORT)
         self.endpoint = channel.endpoint
         self.server = WeightServer(channel, self.store, LearnerMetrics(learner))
@@ -68,8 +86,7 @@ class Fleet:
             session="r",
             clock=self.clock,
             metrics=metrics,
-            # It stays where it is: after its third failure the process would end, which is another alert.
-            retry_s=3600,
+            retry_s=retry_s,
         )
         model = save_chat_model(directory / "model", chat_tokenizer(TINY_TEMPLATE, "<|end|>"))
         agent = an_agent(
@@ -101,10 +118,10 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def fleet(tmp_path: Path) -> AsyncIterator[tuple[Fleet, PrometheusServer]]:
+async def fleet(tmp_path: Path, retry_s: float) -> AsyncIterator[tuple[Fleet, PrometheusServer]]:
     async with broker_process(tmp_path) as broker, zmq_context() as context:
         with ExitStack() as stack:
-            made = Fleet(stack, context, broker, tmp_path)
+            made = Fleet(stack, context, broker, tmp_path, retry_s)
             targets = {
                 "broker": ("broker", broker.metrics_port),
                 "learner": ("learner", made.ports["learner"]),
@@ -117,7 +134,8 @@ async def fleet(tmp_path: Path) -> AsyncIterator[tuple[Fleet, PrometheusServer]]
 
 
 async def test_an_engine_that_does_not_hold_what_it_was_sent_is_quarantined_and_the_alerts_say_so(tmp_path: Path) -> None:
-    async with fleet(tmp_path) as (run, prometheus):
+    # It stays where it is: after its third failure the process would end, which is another alert.
+    async with fleet(tmp_path, retry_s=3600) as (run, prometheus):
         await run.publish(1)
         serving = 'gspo_broker_rollouts{status="serving"} == 1'
         await asyncio.to_thread(prometheus.wait_until, "serving", lambda: prometheus.value(serving) == 1, 60)
@@ -131,3 +149,20 @@ async def test_an_engine_that_does_not_hold_what_it_was_sent_is_quarantined_and_
         assert quarantined["annotations"]["summary"] == "1 rollouts are quarantined"
         await asyncio.to_thread(prometheus.wait_firing, "GspoNoRollouts")
         assert prometheus.value('gspo_rollout_status{status="quarantined",pod="rollout-0"}') == 1
+
+
+async def test_weights_that_come_damaged_twice_are_reported_and_the_third_time_they_are_served(tmp_path: Path) -> None:
+    async with fleet(tmp_path, retry_s=0.1) as (run, prometheus):
+        await run.publish(1)
+        serving = 'gspo_broker_rollouts{status="serving"} == 1'
+        await asyncio.to_thread(prometheus.wait_until, "serving", lambda: prometheus.value(serving) == 1, 60)
+        assert "GspoWeightsDamaged" not in await asyncio.to_thread(prometheus.firing)
+        assert prometheus.value("gspo_rollout_weights_damaged_total") == 0
+        run.store.num_wrong = 2
+        await run.publish(2)
+        damaged = await asyncio.to_thread(prometheus.wait_firing, "GspoWeightsDamaged")
+        assert "a version came that was not what the learner published" in damaged["annotations"]["description"]
+        second = "gspo_rollout_policy_version == 2"
+        await asyncio.to_thread(prometheus.wait_until, "version 2", lambda: prometheus.value(second) == 2, 60)
+        assert prometheus.value("gspo_rollout_weights_damaged_total") == 2
+        assert prometheus.value('gspo_rollout_weight_fetches_total{kind="snapshot"}') == 2

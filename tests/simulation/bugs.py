@@ -224,8 +224,8 @@ BUGS = (
     Bug(
         name="loaded weights are not verified",
         module="services.rollout.sync",
-        old="            await self._verify(expected)\n",
-        new="",
+        old=", check=lambda: self._verify(expected))",
+        new=")",
         invariants=("G4", "G5"),
         seed=6,
     ),

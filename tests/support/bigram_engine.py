@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gspo.logprobs import TokenLogProbs, chunked_logprobs
 from gspo.packing import PackedBatch
-from services.learner.step import LossFn, ReplayFn, StepResult
+from services.learner.step import LossFn, ReplayFn, StepResult, micro_batch_loss
 
 
 class BigramEngine:
@@ -43,7 +43,7 @@ class BigramEngine:
         total = torch.zeros(())
         for packed in micro_batches:
             if not packed.is_empty:
-                total = total + loss_fn(packed, self._forward(packed, True))
+                total = total + micro_batch_loss(packed, self._forward(packed, True), loss_fn)
         (gradient,) = torch.autograd.grad(total, self.table)
         self.gradients.append(gradient)
         with torch.no_grad():

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gspo.adaptive import AdaptiveClip
@@ -31,7 +32,10 @@ from services.learner.engine import LearnerEngine
 from services.learner.engine_settings import LearnerEngineSettings
 from services.learner.export import export_model
 from services.learner.gradients import GradientError
+from services.learner.profile import BatchProfile, HostTimeline, StepProfile
+from services.learner.profile_report import as_json
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch
+from services.runtime.clock import MonotonicClock
 from tests.support.sequences import load_groups
 
 # A large eps keeps Adam's update proportional to the gradient, where a small one turns float noise into full steps.
@@ -111,13 +115,53 @@ def stages(work: Path) -> dict[str, Any]:
 
 
 def bfloat16(work: Path) -> dict[str, Any]:
-    """One batch in bfloat16 with activation checkpointing."""
+    """One batch in bfloat16 with activation checkpointing; how often the host then reads a value of the device, by token
+    budget, and a profile of the last batch."""
     groups = load_groups(work / "groups.npz")
     engine = LearnerEngine.create(work / "model", settings(1, dtype="bfloat16", activation_checkpointing=True))
     metrics = train(engine, groups, MismatchTracker())
     save_weights(engine, work / "bfloat16.safetensors")
+    reads = {}
+    profiles: list[BatchProfile] = []
+    for token_budget in (60, 2000):
+        engine.token_budget = token_budget
+        profile = StepProfile(
+            HostTimeline(MonotonicClock()),
+            rank=0,
+            world_size=1,
+            token_budget=token_budget,
+            cost=engine.cost(),
+            peak_flops=1e12,
+            report=profiles.append,
+        )
+        engine.profile = profile
+        with HostReads() as counted:
+            train_batch(
+                engine,
+                groups,
+                objective=replace(OBJECTIVE, anchor="proximal"),
+                policy_version=1,
+                num_mini_batches=1,
+                mismatch=MismatchTracker(),
+                profile=profile,
+            )
+        profile.end_batch(0, engine.sum_over_ranks)
+        reads[profiles[-1].num_micro_batches] = counted.num_reads
     engine.close()
-    return {"metrics": metrics}
+    return {"metrics": metrics, "reads": reads, "profiles": [as_json(profile) for profile in profiles]}
+
+
+class HostReads(TorchDispatchMode):
+    """Counts what makes the host wait for a device: a value that is read, and a size that depends on values."""
+
+    num_reads = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        is_mask = name == "index" and any(x is not None and x.dtype == torch.bool for x in args[1])
+        if is_mask or name in ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal"):
+            self.num_reads += 1
+        return func(*args, **(kwargs or {}))
 
 
 def replay(work: Path) -> dict[str, Any]:

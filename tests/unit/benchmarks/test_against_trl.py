@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.against_trl.curve import (
@@ -24,9 +24,11 @@ from benchmarks.against_trl.curve import (
 )
 from benchmarks.against_trl.ours import CpuSeconds, read_ours
 from benchmarks.against_trl.report import Comparison, as_data, chosen_setting, parts_table, plot, table, verdict
-from benchmarks.against_trl.sizes import Row, Shape
+from benchmarks.against_trl.sizes import Row, Shape, make_model
 from benchmarks.against_trl.sizes import table as sizes_table
 from benchmarks.against_trl.theirs import read_theirs
+from services.learner.tiny import build_model, build_tokenizer
+from services.rollout.tokens import ChatTokenizer
 
 BEGIN = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC).timestamp()
 
@@ -70,6 +72,7 @@ def test_the_mean_reward_is_the_area_under_the_curve_over_its_width() -> None:
     assert mean_reward(points, 2048) == pytest.approx((512 * 0.4 + 1536 * 0.7) / 2048)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 999), min_size=1, max_size=9, unique=True), st.floats(0, 1))
 def test_the_mean_of_a_reward_that_never_changes_is_that_reward(widths: list[int], reward: float) -> None:
     samples = [0, *sorted(widths)]
@@ -254,6 +257,23 @@ def test_a_shape_is_a_width_of_whole_pairs_of_heads_and_a_number_of_layers() -> 
     ):
         with pytest.raises(ValueError, match=reason):
             Shape.parse(text)
+
+
+def test_a_wider_model_keeps_the_tokenizer_and_is_what_was_asked_for(tmp_path: Path) -> None:
+    like = tmp_path / "tiny"
+    tokenizer = build_tokenizer()
+    build_model(tokenizer).save_pretrained(like)
+    tokenizer.save_pretrained(like)
+    parameters = make_model(tmp_path / "wide", Shape(hidden_size=96, num_layers=1), like, seed=0)
+    config = json.loads((tmp_path / "wide" / "config.json").read_text())
+    assert (config["hidden_size"], config["num_hidden_layers"], config["moe_intermediate_size"]) == (96, 1, 96)
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (6, 3, 16)
+    embeddings, experts, router = 2 * 264 * 96, 8 * 3 * 96 * 96, 8 * 96
+    attention = 96 * 96 * 2 + 2 * 96 * 48
+    norms = 3 * 96 + 2 * 16
+    assert parameters == embeddings + experts + router + attention + norms
+    messages = [{"role": "user", "content": "12+7="}]
+    assert ChatTokenizer(tmp_path / "wide").prompt_ids(messages) == ChatTokenizer(like).prompt_ids(messages)
 
 
 def test_sizes_are_compared_by_the_median_of_the_later_batches() -> None:

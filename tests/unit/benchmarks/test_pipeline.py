@@ -148,8 +148,8 @@ def test_learner_spans_are_training_then_publication_with_waiting_between_batche
 
 
 def test_rollout_spans_follow_the_scheduler_and_pauses_lie_over_them() -> None:
-    at_work = [True, True, True, False, False, True, False, True]
-    times = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 5.3, 6.0]
+    at_work = [True, True, True, False, False, True, False, True, False, True, False]
+    times = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 5.3, 6.0, 7.0, 7.2, 8.0]
     samples = [
         CpuSample(time=time, seconds={}, running=frozenset({"scheduler", "agent"} if busy else {"agent"}))
         for time, busy in zip(times, at_work, strict=True)
@@ -160,6 +160,9 @@ def test_rollout_spans_follow_the_scheduler_and_pauses_lie_over_them() -> None:
         ("generation", 0.0, 2.0, ""),
         ("waiting", 2.0, 4.0, ""),
         ("generation", 4.0, 6.0, ""),
+        ("waiting", 6.0, 7.0, ""),
+        ("generation", 7.0, 7.2, ""),
+        ("waiting", 7.2, 8.0, ""),
         ("weights", 2.0, 2.5, "v7"),
     ]
 
@@ -198,15 +201,15 @@ def test_the_tables_say_figures_ratios_and_whether_a_goal_is_met() -> None:
 
 
 def test_sglang_beside_the_learner_counts_only_while_the_learner_trains() -> None:
-    # Ten tokens a second until the learner's last batch, then a hundred.
-    arrivals = [(float(time), 10 if time <= 18 else 100) for time in range(1, 40)]
+    # A thousand tokens a second until the learner is in its stride, ten until its last batch, then a hundred.
+    arrivals = [(float(time), 1000 if time <= 10 else 10 if time <= 18 else 100) for time in range(1, 40)]
     trained = [TrainedBatch(index=index, time=6.0 + 4 * index, action_tokens=8) for index in range(4)]
     learner = Replayed(batches=trained, same_weights=True)
     generated = Generated(arrivals=arrivals, answered=[time for time, _ in arrivals], end=34.0, at_a_time=2)
     figures = half_figures(Halves(sglang=generated, learner=learner, sglang_at_once=generated, learner_at_once=learner))
     assert figures["sglang_at_once"].overall_tokens_per_s == pytest.approx(10.0)
     # From the second answer to the last one that came while others were still sent.
-    assert figures["sglang"].overall_tokens_per_s == pytest.approx((16 * 10 + 16 * 100) / 32)
+    assert figures["sglang"].overall_tokens_per_s == pytest.approx((8 * 1000 + 8 * 10 + 16 * 100) / 32)
     assert figures["learner"].overall_tokens_per_s == pytest.approx(2.0)
 
 

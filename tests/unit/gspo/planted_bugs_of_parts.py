@@ -181,8 +181,8 @@ BUGS_OF_PARTS = (
     PlantedBug(
         "sigma is measured on stale tokens too",
         "staleness.py",
-        "delta_T[mask_T & (versions_T == policy_version)]",
-        "delta_T[mask_T]",
+        "fresh_T = mask_T & (versions_T == policy_version)",
+        "fresh_T = mask_T",
         moments_are_those_of_fresh_action_tokens,
     ),
     PlantedBug(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gspo.logprobs import chunked_logprobs
+from gspo.logprobs import CHUNK_BYTES, KEPT_BYTES, chunked_logprobs, rows_at_once
 
 
+@pytest.mark.parametrize("kept_bytes", [0, KEPT_BYTES])
 @pytest.mark.parametrize("chunk_tokens", [1, 4, 100])
-def test_chunked_logprobs_and_gradients_equal_log_softmax(chunk_tokens: int) -> None:
+def test_chunked_logprobs_and_gradients_equal_log_softmax(chunk_tokens: int, kept_bytes: int) -> None:
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(11, 8, generator=generator)
     weight = torch.randn(23, 8, generator=generator)
@@ -18,7 +19,9 @@ def test_chunked_logprobs_and_gradients_equal_log_softmax(chunk_tokens: int) -> 
     upstream = torch.randn(11, generator=generator)
 
     hidden_a, weight_a = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-    result = chunked_logprobs(hidden_a, weight_a, targets, temperatures, chunk_tokens=chunk_tokens, with_entropy=True)
+    result = chunked_logprobs(
+        hidden_a, weight_a, targets, temperatures, chunk_tokens=chunk_tokens, with_entropy=True, kept_bytes=kept_bytes
+    )
     (result.logprobs_T * upstream).sum().backward()
 
     hidden_b, weight_b = hidden.double().requires_grad_(), weight.double().requires_grad_()
@@ -36,6 +39,37 @@ def test_chunked_logprobs_and_gradients_equal_log_softmax(chunk_tokens: int) -> 
     assert not result.entropies_T.requires_grad
     entropy = -(log_softmax.exp() * log_softmax).sum(-1)
     torch.testing.assert_close(result.entropies_T.double(), entropy.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_softmax_is_kept_for_backward_only_where_it_is_small_and_there_will_be_one() -> None:
+    kept_shapes = []
+    for rows, with_gradient in ((8, True), (9, True), (8, False)):
+        hidden = torch.ones(rows, 3).requires_grad_()
+        saved: list[torch.Size] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, to=saved: to.append(x.shape), lambda x: x):  # type: ignore[misc]
+            with torch.set_grad_enabled(with_gradient):
+                targets = torch.zeros(rows, dtype=torch.int64)
+                chunked_logprobs(hidden, torch.ones(5, 3), targets, torch.ones(rows), chunk_tokens=2, kept_bytes=4 * 8 * 5)
+        kept_shapes.append([tuple(shape) for shape in saved if tuple(shape) == (rows, 5)])
+    assert kept_shapes == [[(8, 5)], [], []]
+
+
+def test_a_chunk_is_bounded_in_rows_and_in_bytes() -> None:
+    assert rows_at_once(264, 512) == 512
+    assert rows_at_once(151_936, 512) == 441
+    assert 4 * 151_936 * 441 <= CHUNK_BYTES < 4 * 151_936 * 442
+    assert rows_at_once(2**40, 512) == 1
+
+
+def test_logits_far_from_zero_overflow_nothing() -> None:
+    """exp(1000) is infinite in float32."""
+    hidden = torch.tensor([[1000.0], [-1000.0]])
+    result = chunked_logprobs(
+        hidden, torch.tensor([[1.0], [0.0]]), torch.tensor([0, 0]), torch.ones(2), chunk_tokens=8, with_entropy=True
+    )
+    assert result.logprobs_T.tolist() == [0.0, -1000.0]
+    assert result.entropies_T is not None
+    assert result.entropies_T.tolist() == [0.0, 0.0]
 
 
 def test_entropy_is_absent_unless_asked_for() -> None:

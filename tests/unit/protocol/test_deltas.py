@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from msgspec import structs
@@ -60,6 +60,7 @@ def versions(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, Region]:
     return np.concatenate([front, old.view(np.uint8)]), np.concatenate([front, new.view(np.uint8)]), region
 
 
+@settings(deadline=None)
 @given(versions())
 def test_a_region_becomes_the_new_version_bit_for_bit_and_nothing_else_changes(case: tuple) -> None:
     old, new, region = case
@@ -78,6 +79,7 @@ def test_a_region_becomes_the_new_version_bit_for_bit_and_nothing_else_changes(c
     assert target.tobytes() == expected.tobytes()
 
 
+@settings(deadline=None)
 @given(versions(), st.randoms(use_true_random=False))
 def test_a_delta_of_which_a_part_was_applied_already_still_leads_to_the_new_version(case: tuple, rng: object) -> None:
     old, new, region = case

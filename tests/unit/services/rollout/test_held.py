@@ -64,7 +64,7 @@ def unloaded(held: HeldWeights) -> list[str]:
     return [info.name for info, _ in held.unloaded_tensors()]
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.integers(-2000, 2000), min_size=1), max_size=6))
 def test_a_chain_of_deltas_leads_to_what_the_snapshot_holds(history: list[dict[str, int]]) -> None:
     bits = first_bits()
@@ -155,6 +155,36 @@ def test_a_base_that_is_not_what_it_should_be_is_found_though_no_delta_touches_i
             bits = with_steps(bits, a=1)
             base, newest = newest, snapshot_of(version, bits)
             apply(held, a_delta(base, newest))
+
+
+def test_with_each_delta_a_sixteenth_of_the_rest_is_looked_at_and_no_more() -> None:
+    """Of 32 equal tensors two, in turn; the one that a delta changes is looked at anyhow."""
+
+    def version(number: int) -> Snapshot:
+        return build_snapshot(
+            number, ((f"t{at:02}", torch.full((16,), number if at == 0 else at, dtype=torch.bfloat16)) for at in range(32))
+        )
+
+    versions = [version(number) for number in range(1, 4)]
+    held = holding(versions[0])
+    held.data[versions[0].manifest.tensors[3].offset] ^= 1
+    apply(held, a_delta(versions[0], versions[1]))
+    assert held.policy_version == 2
+    with pytest.raises(DamagedWeightsError, match="tensor t03 has digest"):
+        apply(held, a_delta(versions[1], versions[2]))
+
+
+async def test_what_comes_next_can_be_had_here_in_a_moment() -> None:
+    snapshot = snapshot_of(5, first_bits())
+    held = HeldWeights()
+    assert held.newest_version == 0
+    held.coming = 5
+    assert held.newest_version == 5
+    assert held.parts(5, 0) is None
+    await held.take(snapshot.manifest, bytearray(snapshot.data.tobytes()))
+    held.coming = 4
+    assert held.newest_version == 5
+    assert held.parts(5, 0) is not None
 
 
 def test_a_snapshot_that_is_not_what_its_manifest_says_is_not_held() -> None:

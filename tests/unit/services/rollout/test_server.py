@@ -17,6 +17,7 @@ from services.rollout.server import (
     cuda_visible,
     server_command,
     server_environment,
+    temporary_files,
 )
 
 TETHER = Path(__file__).parents[4] / "services" / "rollout" / "tether.py"
@@ -50,6 +51,25 @@ def test_on_cuda_the_stock_server_runs_and_further_arguments_come_last() -> None
     assert "--max-total-tokens" not in command
     assert command[-2:] == ["--tp-size", "2"]
     assert "SGLANG_PLATFORM" not in server_environment({}, cuda=True)
+
+
+def test_what_a_server_leaves_behind_is_in_a_directory_of_its_own_but_for_compiled_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache")
+    files = temporary_files(tmp_path)
+    assert files == {
+        "TMPDIR": str(tmp_path),
+        "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "metrics"),
+        "TORCHINDUCTOR_CACHE_DIR": "/cache",
+    }
+    assert (tmp_path / "metrics").is_dir()
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    other = tmp_path / "other"
+    other.mkdir()
+    compiled = Path(temporary_files(other)["TORCHINDUCTOR_CACHE_DIR"])
+    assert compiled.name == f"torchinductor_{os.getuid()}"
+    assert tmp_path not in compiled.parents
 
 
 @pytest.mark.parametrize("arguments", [("--host", "0.0.0.0"), ("--host=0.0.0.0",)])

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.messages import TensorInfo
-from services.rollout.checksums import checksum_of, sha256_checksum, tiled_checksum
-from services.rollout.verify import Verification, checksums_of, compare, merge
+from services.rollout.verify import Verification, compare, compare_checksums
+from services.runtime.checksums import checksum_of, sha256_checksum, tiled_checksum
+from services.runtime.engine_parameters import checksums_of, merge
 
 Tensor = tuple[TensorInfo, bytes]
 
@@ -105,6 +106,21 @@ def test_an_output_layer_that_is_the_embedding_needs_no_parameter_of_its_own() -
     assert compared([embedding, head], actual).ok
     other = compared([embedding, tensor("lm_head.weight", "h")], actual)
     assert other.missing == ["lm_head.weight"]
+
+
+def test_checksums_alone_show_what_differs_what_is_missing_and_what_was_not_sent() -> None:
+    expected = {"a": "1", "b": "2", "c": "3"}
+    assert compare_checksums(expected, dict(expected)).ok
+    found = compare_checksums(expected, {"a": "1", "b": "0", "d": "4"})
+    assert (found.mismatched, found.missing, found.unsent) == (["b"], ["c"], ["d"])
+
+
+def test_checksums_alone_show_an_output_layer_that_is_the_embedding() -> None:
+    tied = {"model.embed_tokens.weight": "1", "lm_head.weight": "1"}
+    assert compare_checksums(tied, {"model.embed_tokens.weight": "1"}).ok
+    assert compare_checksums(tied | {"lm_head.weight": "2"}, {"model.embed_tokens.weight": "1"}).missing == [
+        "lm_head.weight"
+    ]
 
 
 def test_a_tensor_sent_twice_is_refused() -> None:

@@ -35,3 +35,17 @@ def test_an_unknown_argument_exits_with_status_2(tmp_path: Path, capsys: pytest.
         parse_process_arguments("gspo broker", "", "broker", [str(tmp_path), "--sett", "x"])
     assert caught.value.code == 2
     assert "gspo broker" in capsys.readouterr().err
+
+
+def test_a_shorthand_is_an_override_that_other_processes_are_given_too(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("")
+    shorthands = {"--profile": ("learner.profile=true", "say where time goes")}
+    words = [str(path), "--set", "batch.max_lag=1", "--profile"]
+    arguments = parse_process_arguments("gspo learner", "", "learner", words, shorthands=shorthands)
+    assert (arguments.settings.learner.profile, arguments.settings.batch.max_lag) == (True, 1)
+    again = parse_process_arguments("gspo learner", "", "learner", arguments.forwarded)
+    assert again.settings == arguments.settings
+    assert not parse_process_arguments(
+        "gspo learner", "", "learner", words[:1], shorthands=shorthands
+    ).settings.learner.profile

@@ -113,6 +113,10 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
             ["rollout.peer_weights_endpoint is 'tcp://0.0.0.0:7004'", "this host's own"],
         ),
         (
+            "[learner]\nweights_group_backend = 'gloo'\n[security]\nkeys = 'keys'\n",
+            ["learner.weights_group_backend is 'gloo'", "neither encrypted", "security.allow_plaintext = true"],
+        ),
+        (
             "[rollout]\npeer_weights_endpoint = 'tcp://10.0.3.7:7004'\n",
             ["rollout.peer_weights_endpoint is 'tcp://10.0.3.7:7004'", "security.keys"],
         ),

@@ -1,0 +1,207 @@
+"""Peak memory of log-probs, forward and backward: in chunks, as the learner does, beside log_softmax and gather.
+
+make bench-logprobs        # or: python -m benchmarks.logprob_memory --json logprob_memory.json --plot logprob_memory.png
+
+Hidden states [T, H] and an output embedding [V, H] in float32, H = 64, so that what depends on T x V stands out. The figure
+is the growth of the resident set at its peak, over what hidden states and embedding themselves take; each is of a process
+of its own. What both ways need: the gradients of the hidden states (T x H) and of the embedding (V x H). Beside that
+log_softmax and gather hold logits, log-softmax and their gradients (T x V, three times), and the chunks two times the
+bytes of one chunk (`chunk_tokens` rows, at most CHUNK_BYTES), or up to KEPT_BYTES for a small softmax that is kept.
+
+Sizes at which log_softmax and gather would need more than --limit-gib are left out for it, and said to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gspo.logprobs import CHUNK_BYTES, KEPT_BYTES, chunked_logprobs, rows_at_once
+
+HIDDEN, CHUNK_TOKENS = 64, 512
+VOCABULARIES = (1_024, 8_192, 32_768, 151_936)
+TOKENS = (1_024, 4_096, 16_384)
+MIB = 2**20
+WAYS = ("chunks", "log_softmax")
+
+
+def expected_bytes(way: str, num_tokens: int, vocabulary: int) -> int:
+    """What the way needs beside the gradients of its inputs, by the count of tensors in the module docstring."""
+    whole = 4 * num_tokens * vocabulary
+    if way == "log_softmax":
+        return 3 * whole
+    chunk = 4 * vocabulary * min(num_tokens, rows_at_once(vocabulary, CHUNK_TOKENS))
+    return 2 * chunk + (whole if whole <= KEPT_BYTES else 0)
+
+
+def gradients_bytes(num_tokens: int, vocabulary: int) -> int:
+    """Of hidden states and embedding."""
+    return 4 * HIDDEN * (num_tokens + vocabulary)
+
+
+def step(way: str, num_tokens: int, vocabulary: int) -> None:
+    """Log-probs of random targets, their sum, and backward."""
+    generator = torch.Generator().manual_seed(0)
+    hidden_TH = torch.randn(num_tokens, HIDDEN, generator=generator).requires_grad_()
+    weight_VH = torch.randn(vocabulary, HIDDEN, generator=generator).requires_grad_()
+    targets_T = torch.randint(0, vocabulary, (num_tokens,), generator=generator)
+    _start_peak()
+    if way == "chunks":
+        temperatures_T = torch.ones(num_tokens)
+        logprobs_T = chunked_logprobs(
+            hidden_TH, weight_VH, targets_T, temperatures_T, chunk_tokens=CHUNK_TOKENS, with_entropy=True
+        ).logprobs_T
+    else:
+        logprobs_T = torch.log_softmax(hidden_TH @ weight_VH.t(), dim=-1).gather(-1, targets_T[:, None])
+    logprobs_T.sum().backward()
+
+
+def peak_growth_bytes(way: str, num_tokens: int, vocabulary: int) -> int:
+    """Growth of this process's resident set at the peak of one forward and backward, after a small one to warm up."""
+    step(way, 32, 128)
+    step(way, num_tokens, vocabulary)
+    return _status_bytes("VmHWM") - _resident_before[-1]
+
+
+_resident_before: list[int] = []
+
+
+def _start_peak() -> None:
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
+    _resident_before.append(_status_bytes("VmRSS"))
+
+
+def _status_bytes(field: str) -> int:
+    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), flags=re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def measured(way: str, num_tokens: int, vocabulary: int) -> dict[str, Any]:
+    """One size in a process of its own."""
+    # Every tensor in a mapping of its own, gone when freed.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "16384", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "benchmarks.logprob_memory", "--measure", way, str(num_tokens), str(vocabulary)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    growth, cpu_s = done.stdout.split()
+    return {"bytes": int(growth), "cpu_s": float(cpu_s)}
+
+
+def rows(tokens: Sequence[int], vocabularies: Sequence[int], limit_bytes: int) -> list[dict[str, Any]]:
+    """A row per size; None for log_softmax where it would need more than the limit."""
+    found = []
+    for vocabulary in vocabularies:
+        for num_tokens in tokens:
+            row: dict[str, Any] = {"vocabulary": vocabulary, "tokens": num_tokens}
+            row["gradients_bytes"] = gradients_bytes(num_tokens, vocabulary)
+            for way in WAYS:
+                expected = expected_bytes(way, num_tokens, vocabulary)
+                row[f"{way}_expected_bytes"] = expected + row["gradients_bytes"]
+                row[way] = measured(way, num_tokens, vocabulary) if expected <= limit_bytes else None
+            found.append(row)
+    return found
+
+
+def extra_bytes(row: dict[str, Any]) -> int:
+    """What the chunks take beside the gradients."""
+    return int(row["chunks"]["bytes"]) - int(row["gradients_bytes"])
+
+
+def is_bounded(row: dict[str, Any]) -> bool:
+    """Whether that is within the bound, which knows neither T nor V: three chunks or a kept softmax, and 64 MiB of slack."""
+    return extra_bytes(row) <= max(3 * CHUNK_BYTES, KEPT_BYTES) + 64 * MIB
+
+
+def report(figures: dict[str, Any]) -> list[str]:
+    """The table of docs/performance.md, in MiB."""
+    lines = [
+        "| vocabulary | tokens | chunks, MiB | of that gradients | log_softmax and gather, MiB | ratio | T x V x 4, MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in figures["rows"]:
+        ours, theirs = row["chunks"]["bytes"], row["log_softmax"]
+        other = f"{theirs['bytes'] / MIB:,.0f}" if theirs else f"(about {row['log_softmax_expected_bytes'] / MIB:,.0f})"
+        ratio = f"{theirs['bytes'] / ours:.1f}" if theirs else ""
+        whole = 4 * row["vocabulary"] * row["tokens"] / MIB
+        lines.append(
+            f"| {row['vocabulary']:,} | {row['tokens']:,} | {ours / MIB:,.0f} | {row['gradients_bytes'] / MIB:,.0f} | "
+            f"{other} | {ratio} | {whole:,.0f} |"
+        )
+    verdict = "holds" if figures["holds"] else "does not hold"
+    return [*lines, "", f"Bounded beside the gradients, whatever T and V: {verdict}. {figures['seconds']:.0f} s."]
+
+
+def plot(figures: dict[str, Any], path: Path) -> None:
+    """Peak memory over tokens, a colour per vocabulary; dashed: log_softmax and gather."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    for index, vocabulary in enumerate(sorted({row["vocabulary"] for row in figures["rows"]})):
+        own = [row for row in figures["rows"] if row["vocabulary"] == vocabulary]
+        for way, style in (("chunks", "-o"), ("log_softmax", "--s")):
+            points = [(row["tokens"], row[way]["bytes"] / MIB) for row in own if row[way]]
+            label = f"{vocabulary:,}" if way == "chunks" else None
+            axes.plot(*zip(*points, strict=True), style, color=f"C{index}", label=label, markersize=4)
+    axes.set(xscale="log", yscale="log", xlabel="tokens of a micro-batch", ylabel="peak growth, MiB")
+    axes.set_title("Log-probs, forward and backward: chunks (solid), log_softmax and gather (dashed)", fontsize=9)
+    axes.legend(title="vocabulary", fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main() -> int:
+    """Measure, print, plot; 1 if the chunks are not bounded."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=list(VOCABULARIES))
+    parser.add_argument("--limit-gib", type=float, default=4.0, help="most that log_softmax may take (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the figures there as well")
+    parser.add_argument("--plot", type=Path, help="draw them there")
+    parser.add_argument("--measure", nargs=3, metavar=("WAY", "TOKENS", "VOCABULARY"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.measure:
+        way, num_tokens, vocabulary = arguments.measure
+        print(peak_growth_bytes(way, int(num_tokens), int(vocabulary)), time.process_time())
+        return 0
+    begin = time.monotonic()
+    found = rows(arguments.tokens, arguments.vocabularies, int(arguments.limit_gib * 2**30))
+    figures = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "torch": torch.__version__,
+        "processor": platform.processor() or platform.machine(),
+        "hidden": HIDDEN,
+        "chunk_tokens": CHUNK_TOKENS,
+        "rows": found,
+        "holds": all(map(is_bounded, found)),
+        "seconds": time.monotonic() - begin,
+    }
+    print("\n".join(report(figures)))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    if arguments.plot:
+        plot(figures, arguments.plot)
+    return 0 if figures["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

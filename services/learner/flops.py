@@ -1,0 +1,58 @@
+"""How many floating-point operations a model needs for a token, estimated from its shapes; and devices' peaks. No torch.
+
+    forward(sequence of L tokens) = 2 N_active L + 2 L^2 heads head_dim layers        training = 3 forward
+
+N_active are the weights that a token is multiplied by: all but the input embedding, and of a mixture's experts only the
+chosen. The second term is causal attention, two products of L^2 / 2 pairs each. Backward is twice the forward.
+What checkpointed activations compute again is not counted: the usual "model FLOPs" of MFU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+PEAK_TFLOPS: Final[Mapping[str, float]] = {"A100": 312.0, "H100": 989.0, "H200": 989.0, "GH200": 989.0, "B200": 2250.0}
+"""Dense bfloat16, by what the device's name contains; NVIDIA's data sheets, SXM form factor."""
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Of a device in bfloat16; None where it is not known."""
+    # The longest name first, as "GH200" contains "H200".
+    found = [name for name in sorted(PEAK_TFLOPS, key=len, reverse=True) if name in device_name]
+    return PEAK_TFLOPS[found[0]] if found else None
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """What one token costs in a forward pass."""
+
+    active_parameters: int
+    attention_width: int
+    """heads x head_dim x layers."""
+
+    def forward(self, lengths: Iterable[int]) -> float:
+        """Operations of one forward pass over sequences of these lengths."""
+        return sum(2.0 * self.active_parameters * length + 2.0 * self.attention_width * length**2 for length in lengths)
+
+
+def model_cost(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> ModelCost:
+    """Of a Hugging Face causal language model.
+
+    Args:
+        shapes: of its whole parameters by name, experts stacked or one by one.
+        config: what its config.json holds.
+    """
+    num_experts = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 0
+    share = (config.get("num_experts_per_tok") or num_experts) / num_experts if num_experts else 1.0
+    tied = not any(name.endswith("lm_head.weight") for name in shapes)
+    active = 0.0
+    for name, shape in shapes.items():
+        if "embed_tokens" in name and not tied:
+            continue
+        active += prod(shape) * (share if ".experts." in name else 1.0)
+    heads = int(config.get("num_attention_heads") or 0)
+    head_dim = int(config.get("head_dim") or (int(config["hidden_size"]) // heads if heads else 0))
+    return ModelCost(round(active), heads * head_dim * int(config["num_hidden_layers"]))
