@@ -237,7 +237,7 @@ class Learner(Section):
     num_nodes: int = Field(1, ge=1)
     """Machines that train together; `gspo learner` runs on each, and each has num_ranks processes."""
     node_rank: int = Field(0, ge=0)
-    """This machine's number among them: `--set learner.node_rank=1`. Number 0 talks to the broker and serves the weights."""
+    """This machine's number, `--set learner.node_rank=1`. Number 0 talks to the broker and serves the weights."""
     meeting_address: str = ""
     """HOST:PORT of machine 0, where the ranks of several machines find each other; rank 0 opens it."""
     zero_stage: int = Field(1, ge=0, le=3)
@@ -246,9 +246,8 @@ class Learner(Section):
     """Ranks that share a mixture's experts between them (DeepSpeed's AutoEP); it divides num_ranks and the number of
     experts. 1: every rank has all experts, partitioned by ZeRO alone. See docs/learner.md."""
     offload: Literal["none", "optimizer", "optimizer_and_parameters"] = "none"
-    """What the learner keeps in the host's memory and not the GPU's. "optimizer": master weights and Adam's moments, where
-    Adam steps too; needs zero_stage 1 or higher. "optimizer_and_parameters": the weights too, each layer being fetched when
-    it is used; needs zero_stage 3. Slower; for models that do not fit otherwise."""
+    """What is kept in the host's memory and not the GPU's. "optimizer": masters and Adam's moments, where Adam then steps;
+    needs zero_stage 1. "optimizer_and_parameters": the weights too, fetched by layers; needs zero_stage 3. Slower."""
     collective_timeout_s: float = Field(1800.0, ge=1)
     """The ranks wait for a missing one so long, then end with an error. One that dies is noticed at once, on CPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
