@@ -44,6 +44,8 @@ from services.learner.gradients import (
 from services.learner.optimizer_state import OPTIMIZER, OptimizerState
 from services.learner.parallelism import autoep_config, offload_config, parallelism_of, read_model_config, require_supported
 from services.learner.profile import NO_PROFILE, Phases
+from services.learner.snapshot import copy_weights
+from services.learner.state_copy import EngineCopy, state_digest
 from services.learner.step import LossFn, ReplayFn, StepResult, micro_batch_loss
 
 _DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -272,13 +274,11 @@ class LearnerEngine:
     def weights_digest(self, dtype: torch.dtype | None = None) -> str:
         """Hexadecimal digest of all serving weights, names and shapes included, in whatever layout; the same on every rank.
         Collective."""
-        lines = []
+        found = []
         for name, tensor in self.serving_weights(dtype):
             data = tensor.cpu().reshape(-1).view(torch.uint8).numpy().data
-            lines.append(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0{tensor_digest(data)}\n")
-        # Sorted, as layouts hold them in other orders.
-        state = hashlib.blake2b("".join(sorted(lines)).encode(), digest_size=32)
-        digest = torch.tensor(list(state.digest()), dtype=torch.uint8)
+            found.append((name, str(tensor.dtype), tuple(tensor.shape), tensor_digest(data)))
+        digest = torch.tensor(list(state_digest(found)), dtype=torch.uint8)
         return bytes(self.broadcast(digest).tolist()).hex()
 
     def cost(self) -> ModelCost:
@@ -306,6 +306,17 @@ class LearnerEngine:
         self._state.save(directory)
         if self.rank == 0:
             write_canary(directory, canary)
+
+    def copy_state(self) -> EngineCopy:
+        """What `save_state` would write, and the weights for their digest, copied: to be written while training goes on.
+        Collective."""
+        return EngineCopy(
+            rank=self.rank,
+            canary=self._canary(),
+            files=self._state.copy(),
+            num_steps=self._state.num_steps,
+            weights=copy_weights(self.serving_weights()),
+        )
 
     def load_state(self, directory: Path) -> None:
         """Read what `save_state` wrote, on whatever ranks. Collective.

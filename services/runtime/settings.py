@@ -276,6 +276,10 @@ class Learner(Section):
     Not set: known for some GPUs in bfloat16, otherwise not said."""
     checkpoint_every_batches: int = Field(10, ge=1)
     """A crash repeats at most so many batches."""
+    checkpoint_in_background: bool = True
+    """Training waits for a copy of what a checkpoint holds, and goes on while it is written; until then each rank holds its
+    share in CPU memory (12 bytes for each parameter, over all ranks), and rank 0 all weights besides. False: no copy, and
+    training waits until everything is on disk."""
     keep_checkpoints: int = Field(2, ge=1)
     """Older checkpoints are removed."""
     weights_endpoint: str = "tcp://127.0.0.1:7003"
