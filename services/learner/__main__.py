@@ -122,10 +122,11 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch and DeepSpeed take seconds to import: only when the configuration is known to be good.
     import torch
 
-    from services.learner.engine import LearnerEngine, init_distributed
+    from services.learner.engine import LearnerEngine
     from services.learner.link import Link
     from services.learner.lost_rank import lost_ranks_named
     from services.learner.metrics import LearnerMetrics
+    from services.learner.process_group import init_distributed
     from services.learner.profile_report import profiled
     from services.learner.service import LearnerService
     from services.learner.trainer import train_batch

@@ -247,7 +247,7 @@ class Learner(Section):
     experts. 1: every rank has all experts, partitioned by ZeRO alone. See docs/learner.md."""
     offload: Literal["none", "optimizer", "optimizer_and_parameters"] = "none"
     """What is kept in the host's memory and not the GPU's. "optimizer": masters and Adam's moments, where Adam then steps;
-    needs zero_stage 1. "optimizer_and_parameters": the weights too, fetched by layers; needs zero_stage 3. Slower."""
+    needs zero_stage >= 1. "optimizer_and_parameters": the weights too, fetched by layers; needs zero_stage 3. Slower."""
     collective_timeout_s: float = Field(1800.0, ge=1)
     """The ranks wait for a missing one so long, then end with an error. One that dies is noticed at once, on CPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
