@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.pipeline.__main__ import parser, workload_of
-from benchmarks.pipeline.balance import letters_for
+from benchmarks.pipeline.balance import ROLLOUT_ROLES, cpu_seconds, letters_for
 from benchmarks.pipeline.environment import Letters, LettersOptions, letter_share
 from benchmarks.pipeline.halves import Generated, Halves, Replayed
 from benchmarks.pipeline.measures import (
@@ -250,12 +250,23 @@ def test_prompts_are_made_as_long_as_makes_training_as_slow_as_generation() -> N
 
 
 def test_the_balance_counts_all_of_sglang_and_its_agent_by_processor_time() -> None:
-    total = {"num_tokens": 80_000, "num_action_tokens": 50_000, "num_trajectories": 1000}
-    used = {"scheduler": 0.3, "server": 0.05, "agent": 0.05, "learner": 0.4, "broker": 0.9}
-    # 20 s: 160 us an action token, 100 us a learner's token; 1.05 * 160 / 100 - 1 of 50 tokens; 3 of them are markers.
-    assert letters_for(used, 20.0, total) == round(0.68 * 50) - 3
-    assert letters_for(used | {"scheduler": 900.0}, 20.0, total) == 400
-    assert letters_for(used | {"learner": 900.0}, 20.0, total) == 8
+    used = {"scheduler": 6.0, "server": 1.0, "agent": 1.0, "learner": 3.0, "broker": 9.0}
+    samples = [CpuSample(time=10.0, seconds={}), CpuSample(time=30.0, seconds=used)]
+    assert cpu_seconds(samples, 10.0, 30.0, ROLLOUT_ROLES) == pytest.approx(8.0)
+    assert cpu_seconds(samples, 10.0, 30.0, ("learner",)) == pytest.approx(3.0)
+
+
+def test_letters_are_the_tokens_of_an_even_prompt_without_its_markers_within_bounds() -> None:
+    # 160 us an action token, 100 us a token of the learner's: 1.05 * 160 / 100 - 1 of 50 tokens; 3 of them are markers.
+    measured: dict[str, Any] = {
+        "rollout_cpu_s": 8.0,
+        "learner_cpu_s": 3.0,
+        "action_tokens": 50_000,
+        "learner_tokens": 30_000,
+    }
+    assert letters_for(**measured, episodes=1000) == round(0.68 * 50) - 3
+    assert letters_for(**measured | {"rollout_cpu_s": 900.0}, episodes=1000) == 400
+    assert letters_for(**measured | {"learner_cpu_s": 900.0}, episodes=1000) == 8
 
 
 def test_cores_that_are_not_there_or_shared_are_refused() -> None:
