@@ -41,9 +41,10 @@ def make_checkpoint(model: str, config: Path, batch_position: int) -> int:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     from gspo.staleness import MismatchTracker
-    from services.learner.checkpoint import CheckpointState, save_checkpoint
+    from services.learner.checkpoint import CheckpointState
     from services.learner.engine import LearnerEngine
     from services.learner.engine_settings import engine_settings_of
+    from services.learner.saving import save_checkpoint
     from services.learner.trainer import train_batch
     from services.runtime.objective import objective_of
     from tests.support.sequences import random_groups
@@ -89,10 +90,11 @@ def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
 
     from gspo.policy import load_policy
     from protocol.messages import Welcome
-    from services.learner.engine import LearnerEngine, init_distributed
+    from services.learner.engine import LearnerEngine
     from services.learner.engine_settings import engine_settings_of
     from services.learner.link import Link
     from services.learner.metrics import LearnerMetrics
+    from services.learner.process_group import init_distributed
     from services.learner.service import LearnerService
     from services.runtime.clock import MonotonicClock
     from services.runtime.logs import configure_logging

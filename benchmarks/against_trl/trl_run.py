@@ -1,7 +1,7 @@
 """One run of TRL's GRPOTrainer on a configuration of this project: `python -m benchmarks.against_trl.trl_run`.
 
 As a user of TRL would set it up on a machine without a GPU: one process that generates with transformers' `generate` (vLLM
-needs a GPU, and transformers' continuous batching takes a hundred times as long here), scores, and trains, in turns. Model,
+needs a GPU, and transformers' continuous batching took some fifty times the CPU), scores, and trains, in turns. Model,
 tasks and their order, prompt ids, reward, samples of a batch, optimizer steps, optimizer, learning rate, clip and evaluation
 are those of the configuration. What TRL does not have: mini-batches of whole groups (it shuffles the samples of a batch).
 Everything measured goes to a JSONL file, one event a line.

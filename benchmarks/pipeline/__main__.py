@@ -36,7 +36,7 @@ from services.runtime.logs import configure_logging
 log = structlog.get_logger()
 
 PICTURE_BATCHES: Final = 4
-"""So many synchronous batches are in the picture."""
+"""At most so many synchronous batches are in the picture."""
 
 
 async def compare(arguments: argparse.Namespace, directory: Path, stop: asyncio.Event) -> tuple[Comparison, list[Lanes]]:
@@ -107,15 +107,15 @@ def workload_of(arguments: argparse.Namespace) -> Workload:
 
 
 def plot(lanes: list[Lanes], max_lag: int, path: Path) -> None:
-    """Both runs on one scale, from where each is steady."""
+    """Both runs on one scale, from where each is steady, and no further than both are."""
     whole, turns = lanes
     num_turns = sum(span.kind == "training" and turns.begin < span.end <= turns.end for span in turns.learner)
-    seconds = (turns.end - turns.begin) / max(1, num_turns)
+    wanted_s = PICTURE_BATCHES * (turns.end - turns.begin) / max(1, num_turns)
     names = {f"asynchronous, max_lag {max_lag}": whole, "synchronous, max_lag 0": turns}
     draw(
         {name: {"SGLang": run.rollout, "learner": run.learner} for name, run in names.items()},
         {name: run.begin for name, run in names.items()},
-        PICTURE_BATCHES * seconds,
+        min(wanted_s, whole.end - whole.begin, turns.end - turns.begin),
         path,
     )
 

@@ -2,13 +2,12 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from benchmarks.pipeline.measures import cpu_shares, even_prompt, trained_batches
+from benchmarks.pipeline.measures import cpu_seconds, even_prompt, trained_batches
 from benchmarks.pipeline.run import RunRecord, run_pinned
 from benchmarks.pipeline.timeline import wall_time
 from benchmarks.pipeline.workload import MARKERS, Cores, Workload, run_files, write_config
@@ -38,27 +37,27 @@ async def balanced(
 
 def even_letters(pilot: RunRecord) -> int:
     """From a run to its end: by processor time, so that it does not matter who waited for whom, nor what else ran."""
-    begin = wall_time(pilot.events("rollout-0", "weights_loaded")[0])
-    end = trained_batches(pilot.rows)[-1].time
-    return letters_for(cpu_shares(pilot.watch.samples, begin, end), end - begin, totals(pilot))
-
-
-def totals(pilot: RunRecord) -> dict[str, int]:
-    """Tokens, action tokens and episodes of all batches."""
-    names = ("num_tokens", "num_action_tokens", "num_trajectories")
-    return {name: sum(int(row[name]) for row in pilot.rows) for name in names}
-
-
-def letters_for(cores_used: Mapping[str, float], seconds: float, total: Mapping[str, int]) -> int:
-    """Letters of a prompt. ``cores_used``: on average over ``seconds``, in which ``total`` was generated and trained."""
-    rollout_s = sum(cores_used.get(role, 0.0) for role in ROLLOUT_ROLES) * seconds / total["num_action_tokens"]
-    learner_s = cores_used["learner"] * seconds / total["num_tokens"]
-    tokens = even_prompt(
-        rollout_s=rollout_s,
-        learner_s=learner_s,
-        action_tokens=total["num_action_tokens"] / total["num_trajectories"],
-        target=TARGET,
+    samples, rows = pilot.watch.samples, pilot.rows
+    loaded = wall_time(pilot.events("rollout-0", "weights_loaded")[0])
+    trained = trained_batches(rows)
+    return letters_for(
+        rollout_cpu_s=cpu_seconds(samples, loaded, trained[-1].time, ROLLOUT_ROLES),
+        # A learner's first batch takes longer than those that follow.
+        learner_cpu_s=cpu_seconds(samples, trained[0].time, trained[-1].time, ("learner",)),
+        action_tokens=sum(batch.action_tokens for batch in trained),
+        learner_tokens=sum(int(row["num_tokens"]) for row in rows[1:]),
+        episodes=sum(int(row["num_trajectories"]) for row in rows),
     )
+
+
+def letters_for(
+    *, rollout_cpu_s: float, learner_cpu_s: float, action_tokens: int, learner_tokens: int, episodes: int
+) -> int:
+    """Letters of a prompt. ``rollout_cpu_s``: for the ``action_tokens`` of ``episodes``; ``learner_cpu_s``: for
+    ``learner_tokens``, those of prompts included.
+    """
+    rollout_s, learner_s = rollout_cpu_s / action_tokens, learner_cpu_s / learner_tokens
+    tokens = even_prompt(rollout_s=rollout_s, learner_s=learner_s, action_tokens=action_tokens / episodes, target=TARGET)
     letters = min(MOST_LETTERS, max(FEWEST_LETTERS, round(tokens) - MARKERS + 1))
     log.info(
         "balanced",

@@ -44,6 +44,16 @@ class Batches:
     def next_version(self) -> int:
         return self.newest_version + self.num_assembled - self.num_trained
 
+    def is_next_to_be_published(self, policy_version: int) -> bool:
+        """Whether the learner has these weights, and only their announcement is missing: it trains on meanwhile.
+
+        A batch is assembled for them all the same, because admission counts assembled batches and not announcements. One
+        version may be missing, no more. Should the learner die before the announcement, it has reserved the version, and
+        the batch keeps it: no other weights ever have that number.
+        """
+        under_way = self.num_assembled - self.num_trained == 1 and self.newest is not None
+        return under_way and policy_version == self.next_version
+
     @property
     def last(self) -> BatchRow | None:
         return self._batches.get(self.num_assembled - 1)

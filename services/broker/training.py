@@ -184,6 +184,8 @@ class Training:
                 return "the weights after the last batch to be published, for the final evaluation"
             done = sum(1 for group in state.groups.of_split("eval") if group.status == "complete")
             return f"evaluation of version {evaluation.policy_version}: {done} of {evaluation.num_tasks} tasks done"
+        if batches.is_next_to_be_published(request.policy_version):
+            return ""
         if batches.newest_version != request.policy_version:
             return f"version {request.policy_version} to be published, {batches.newest_version} is the newest"
         if batches.num_trained != batches.num_assembled:
@@ -204,7 +206,7 @@ class Training:
 
     def _assemble(self, group_ids: tuple[int, ...]) -> list[Action]:
         state = self._state
-        version = state.batches.newest_version
+        version = state.batches.next_version
         members = [state.groups.members(group_id) for group_id in group_ids]
         assert all(version - row.min_version <= state.config.max_lag for group in members for row in group)
         batch = state.batches.assemble(version, members)

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from services.learner.engine_settings import engine_settings_of
 from services.learner.parallelism import parallelism_of, read_model_config, require_supported
-from services.learner.ranks import is_rank, run_ranks
+from services.learner.ranks import Node, ended_by_signals, is_rank, run_ranks
 from services.runtime.arguments import parse_process_arguments
 from services.runtime.channel import EndpointError
 from services.runtime.clock import MonotonicClock
@@ -31,7 +31,7 @@ from services.runtime.lifecycle import (
     flatten,
 )
 from services.runtime.logs import configure_logging
-from services.runtime.settings import Settings
+from services.runtime.settings import Learner, Settings
 from services.runtime.telemetry import Health, TelemetryServer
 
 log = structlog.get_logger()
@@ -40,7 +40,7 @@ MAX_QUIET_S: Final = 1800.0
 
 
 def main() -> int:
-    """Start the learner, or ``num_ranks`` of them. Returns the exit status."""
+    """Start the learner, or this machine's ranks of it. Returns the exit status."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # torchrun, which starts ranks on several machines, gives each a session of its own. Killed, it would leave ranks
         # that train on, beside its successor's and on the same ports; nobody could ask them to stop.
@@ -59,9 +59,17 @@ def main() -> int:
     except ConfigurationError as error:
         log.error("cannot_start", error=str(error))
         return EXIT_CONFIGURATION
-    if arguments.settings.learner.num_ranks > 1 and not is_rank():
-        return run_ranks("services.learner", arguments.forwarded, arguments.settings.learner.num_ranks)
+    learner = arguments.settings.learner
+    if learner.num_ranks * learner.num_nodes > 1 and not is_rank():
+        return run_ranks("services.learner", arguments.forwarded, learner.num_ranks, node=_node(learner))
     return _run(arguments.settings)
+
+
+def _node(learner: Learner) -> Node | None:
+    if learner.num_nodes == 1:
+        return None
+    host, _, port = learner.meeting_address.rpartition(":")
+    return Node(index=learner.node_rank, num_nodes=learner.num_nodes, host=host, port=int(port))
 
 
 def _require_model(settings: Settings) -> None:
@@ -74,7 +82,7 @@ def _require_model(settings: Settings) -> None:
     try:
         plan = parallelism_of(
             read_model_config(settings.model.path),
-            num_ranks=int(os.environ["WORLD_SIZE"]) if is_rank() else learner.num_ranks,
+            num_ranks=int(os.environ["WORLD_SIZE"]) if is_rank() else learner.num_ranks * learner.num_nodes,
             expert_parallel=learner.expert_parallel,
             zero_stage=learner.zero_stage,
             dtype=learner.dtype,
@@ -118,6 +126,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     from services.learner.link import Link
     from services.learner.lost_rank import lost_ranks_named
     from services.learner.metrics import LearnerMetrics
+    from services.learner.process_group import init_distributed
     from services.learner.profile_report import profiled
     from services.learner.service import LearnerService
     from services.learner.trainer import train_batch
@@ -138,6 +147,10 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     )
     with telemetry, link as opened, lost_ranks_named():
         try:
+            with ended_by_signals() if is_rank() else nullcontext():
+                if stop.is_set():
+                    return
+                init_distributed(engine_settings.device, engine_settings.collective_timeout_s)
             engine = LearnerEngine.create(settings.model.path, engine_settings)
         except ValueError as error:
             raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error

@@ -43,9 +43,11 @@ def canary_batch(vocab_size: int) -> PackedBatch:
     return pack([sequence], policy_version=0)
 
 
-def write_canary(directory: Path, logprobs: Sequence[float]) -> None:
+def write_canary(directory: Path, logprobs: Sequence[float]) -> Path:
     """Raises OSError."""
-    (directory / _FILE).write_bytes(msgspec.json.encode(_Canary([round(logprob, 6) for logprob in logprobs])))
+    path = directory / _FILE
+    path.write_bytes(msgspec.json.encode(_Canary([round(logprob, 6) for logprob in logprobs])))
+    return path
 
 
 def require_canary(directory: Path, logprobs: Sequence[float], dtype: str) -> None:

@@ -30,23 +30,15 @@ import torch
 from torch import Tensor
 
 from protocol.messages import Count, Version
-from services.learner.durable import (
-    discard_directory,
-    make_partial_directory,
-    partial_path,
-    publish_directory,
-    remove_leftovers,
-    replace_file,
-)
-from services.learner.lost_rank import means_lost_rank
+from services.learner.durable import replace_file
 from services.runtime.lifecycle import ServiceError
 
 _FORMAT = 2
-_METADATA = "checkpoint.json"
-_ENGINE = "engine"
-_LATEST = "latest"
+METADATA = "checkpoint.json"
+ENGINE = "engine"
+LATEST = "latest"
 _LAST_VERSION = "last-version"
-_PREFIX = "version-"
+PREFIX = "version-"
 _RANDOM = "random-"
 
 
@@ -98,6 +90,16 @@ class _RandomState(msgspec.Struct):
     cuda: str | None = None
 
 
+class StateCopy(Protocol):
+    """What one rank writes of a checkpoint, of one moment and in memory of its own: training goes on."""
+
+    def write(self, directory: Path) -> None:
+        """Into `directory`, which is made, and onto the disk. Any thread. Raises OSError, RuntimeError."""
+
+    def weights_digest(self) -> str:
+        """What the engine's `weights_digest` was then; empty on all ranks but the first. Any thread."""
+
+
 class CheckpointEngine(Protocol):
     """What a checkpoint needs of an engine."""
 
@@ -108,80 +110,24 @@ class CheckpointEngine(Protocol):
     def layout(self) -> dict[str, Any]: ...
     def weights_digest(self) -> str: ...
     def save_state(self, directory: Path) -> None: ...
+    def copy_state(self) -> StateCopy: ...
     def load_state(self, directory: Path) -> None: ...
     def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
     def barrier(self) -> None: ...
 
 
-def save_checkpoint(engine: CheckpointEngine, root: Path, state: CheckpointState, *, keep: int = 3) -> Path:
-    """Write a checkpoint below `root`, make it the latest and remove all but the newest `keep`. Collective.
-
-    Returns when it is durable; at once where this version and position are saved already.
-    Raises ValueError for `keep` below 1, CheckpointError when it cannot be written: those before it stay as they are.
-    """
-    if keep < 1:
-        raise ValueError(f"keep is {keep}; at least the new checkpoint must stay")
-    destination = root / f"{_PREFIX}{state.policy_version:010d}-batch-{state.batch_position:010d}"
-    # Rank 0 alone looks, so that all ranks go the same way.
-    exists = engine.rank == 0 and (destination / _METADATA).is_file()
-    # What another learner has published since is not to be followed by this one's past.
-    superseded = engine.rank == 0 and reserved_version(root) > state.policy_version
-    if bool(engine.sum_over_ranks(torch.tensor([float(exists or superseded)])).item()):
-        if superseded:
-            raise CheckpointError(_taken(root, state.policy_version))
-        return destination
-    # torch's writer says RuntimeError where a disk is full.
-    try:
-        _write(engine, root, destination, state, keep)
-    except (OSError, RuntimeError) as error:
-        # What there is of it takes the room that the next attempt needs.
-        shutil.rmtree(partial_path(destination), ignore_errors=True)
-        if means_lost_rank(error):
-            raise
-        raise CheckpointError(_unwritten(destination, error)) from error
-    return destination
-
-
-def _write(engine: CheckpointEngine, root: Path, destination: Path, state: CheckpointState, keep: int) -> None:
-    if engine.rank == 0:
-        remove_leftovers(root)
-        make_partial_directory(destination)
-    engine.barrier()
-    partial = partial_path(destination)
-    failure: Exception | None = None
-    try:
-        engine.save_state(partial / _ENGINE)
-        random_file = partial / _random_name(engine.rank)
-        random_file.write_text(json.dumps(_random_state()), encoding="utf-8")
-    except (OSError, RuntimeError) as error:
-        if means_lost_rank(error):
-            raise
-        failure = error
-    # All ranks give up together: the others would wait for the one that cannot write.
-    if bool(engine.sum_over_ranks(torch.tensor([float(failure is not None)])).item()):
-        raise failure or OSError("another rank could not write its part; its log has the reason")
-    digest = engine.weights_digest()
-    if engine.rank == 0:
-        _write_metadata(partial, state, engine.layout(), digest)
-        publish_directory(partial, destination)
-        replace_file(root / _LATEST, destination.name + "\n")
-        # The new one stays even where a run that was given up had got further.
-        others = [path for path in _complete(root) if path != destination]
-        for old in others[: max(0, len(others) - (keep - 1))]:
-            discard_directory(old)
-    engine.barrier()
-
-
-def _taken(root: Path, policy_version: int) -> str:
-    return (
+def taken_error(root: Path, policy_version: int) -> CheckpointError:
+    """Another learner has published since."""
+    return CheckpointError(
         f"{root / _LAST_VERSION}: version {policy_version} is taken, {reserved_version(root)} is the newest: another "
         "learner uses this run.directory; stop one of the two. Started again, this one goes on behind it when it has the run"
     )
 
 
-def _unwritten(path: Path, error: Exception) -> str:
+def unwritten_error(path: Path, error: Exception) -> CheckpointError:
+    """Why `path` is not there, and what to do."""
     free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
-    return (
+    return CheckpointError(
         f"{path} cannot be written: {error}; {free / 2**20:.0f} MiB are free there: make room and make it writable, then "
         "start again. Checkpoints before it are intact"
     )
@@ -192,17 +138,17 @@ def find_latest(root: Path) -> Path | None:
 
     Raises CheckpointError when `latest` names one that is gone.
     """
-    pointer = root / _LATEST
+    pointer = root / LATEST
     if not pointer.is_file():
         # A writer may have been killed between its first checkpoint's rename and the pointer.
-        complete = _complete(root)
+        complete = complete_checkpoints(root)
         return complete[-1] if complete else None
     name = pointer.read_text(encoding="utf-8", errors="replace").strip()
-    if not name.startswith(_PREFIX) or "/" in name or "\0" in name or len(name) > 100:
+    if not name.startswith(PREFIX) or "/" in name or "\0" in name or len(name) > 100:
         raise CheckpointError(f"{pointer} holds {name[:100]!r}, not the name of a checkpoint; write one of those beside it")
     path = root / name
-    if not (path / _METADATA).is_file():
-        found = ", ".join(other.name for other in _complete(root)) or "none"
+    if not (path / METADATA).is_file():
+        found = ", ".join(other.name for other in complete_checkpoints(root)) or "none"
         raise CheckpointError(f"{pointer} names {path.name}, which is not there; complete checkpoints: {found}")
     return path
 
@@ -216,12 +162,12 @@ def reserve_version(root: Path, policy_version: int) -> None:
     """
     taken = reserved_version(root)
     if taken >= policy_version:
-        raise CheckpointError(_taken(root, policy_version))
+        raise taken_error(root, policy_version)
     try:
         root.mkdir(parents=True, exist_ok=True)
         replace_file(root / _LAST_VERSION, f"{policy_version}\n")
     except OSError as error:
-        raise CheckpointError(_unwritten(root / _LAST_VERSION, error)) from error
+        raise unwritten_error(root / _LAST_VERSION, error) from error
 
 
 def reserved_version(root: Path) -> int:
@@ -245,15 +191,15 @@ def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
     _require_same_layout(path, metadata["layout"], engine.layout())
     # More ranks than there were take the states in turn.
     num_saved = sum(1 for name in metadata["files"] if name.startswith(_RANDOM))
-    random_state = _read_random_state(path / _random_name(engine.rank % max(1, num_saved)))
-    engine.load_state(path / _ENGINE)
+    own_random_state = _read_random_state(path / random_name(engine.rank % max(1, num_saved)))
+    engine.load_state(path / ENGINE)
     digest = engine.weights_digest()
     if digest != metadata["weights_digest"]:
         raise CheckpointError(
             f"{path}: the weights after loading have digest {digest}, saved were {metadata['weights_digest']}; "
             "resume from another checkpoint"
         )
-    _restore_random_state(path, random_state)
+    _restore_random_state(path, own_random_state)
     return CheckpointState(**metadata["state"])
 
 
@@ -262,9 +208,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
     Raises CheckpointError for a directory that is none, is of another format, or misses bytes of any file.
     """
-    file = path / _METADATA
+    file = path / METADATA
     if not file.is_file():
-        raise CheckpointError(f"{path} is not a checkpoint: it has no {_METADATA}")
+        raise CheckpointError(f"{path} is not a checkpoint: it has no {METADATA}")
     try:
         content = file.read_bytes()
         found_format = msgspec.json.decode(content, type=_Format).format
@@ -283,7 +229,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return metadata
 
 
-def _write_metadata(partial: Path, state: CheckpointState, layout: dict[str, Any], digest: str) -> None:
+def write_metadata(partial: Path, state: CheckpointState, layout: dict[str, Any], digest: str) -> None:
+    """The last file of a checkpoint, without which it is none. Raises OSError."""
     files = {str(file.relative_to(partial)): file.stat().st_size for file in sorted(partial.rglob("*")) if file.is_file()}
     metadata = {
         "format": _FORMAT,
@@ -292,7 +239,7 @@ def _write_metadata(partial: Path, state: CheckpointState, layout: dict[str, Any
         "weights_digest": digest,
         "files": files,
     }
-    (partial / _METADATA).write_text(json.dumps(metadata, indent=1), encoding="utf-8")
+    (partial / METADATA).write_text(json.dumps(metadata, indent=1), encoding="utf-8")
 
 
 def _require_same_layout(path: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
@@ -301,16 +248,18 @@ def _require_same_layout(path: Path, saved: dict[str, Any], present: dict[str, A
             raise CheckpointError(f"{path} was saved with {key} = {saved.get(key)}, this learner has {value}; use the same")
 
 
-def _complete(root: Path) -> list[Path]:
+def complete_checkpoints(root: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    return sorted(path for path in root.glob(f"{_PREFIX}*") if (path / _METADATA).is_file())
+    return sorted(path for path in root.glob(f"{PREFIX}*") if (path / METADATA).is_file())
 
 
-def _random_name(rank: int) -> str:
+def random_name(rank: int) -> str:
+    """File of a rank's random states."""
     return f"{_RANDOM}{rank:05d}.json"
 
 
-def _random_state() -> dict[str, Any]:
+def random_state() -> dict[str, Any]:
+    """This process's, as JSON keeps it."""
     version, internal, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {

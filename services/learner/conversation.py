@@ -4,10 +4,12 @@ No threads here: `services.learner.link` runs it in a thread of its own, beside 
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
 import zmq.asyncio
 
 from protocol.channels import BATCH, WEIGHTS
@@ -28,7 +30,7 @@ from protocol.messages import (
 from services.learner.delta import encode_delta
 from services.learner.groups import EngineGroups, group_options
 from services.learner.metrics import LearnerMetrics
-from services.learner.snapshot import Snapshot, SnapshotStore
+from services.learner.snapshot import SnapshotStore, WeightCopy, seal
 from services.learner.weight_server import WeightServer
 from services.runtime.channel import RouterChannel
 from services.runtime.clock import Clock
@@ -39,8 +41,12 @@ from services.runtime.security import Security
 from services.runtime.settings import Settings
 from services.runtime.telemetry import Health
 
+log = structlog.get_logger()
+
 REQUEST_INTERVAL_S: Final = 2.0
 HEARTBEAT_S: Final = 1.0
+MAX_ANNOUNCEMENTS: Final = 4
+"""A publication and the report of its batch, with room to spare."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +57,22 @@ class BatchArrived:
     arrays: dict[str, Array]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Publication:
+    policy_version: int
+    weights: WeightCopy
+    trained_batches: int
+    copied_at: float
+
+
 class Conversation:
     """What the learner says and hears; its methods are called in the loop that it was made in.
 
-    produces:     batches and ends of run, in order of request, given to ``arrived``
-    waits for:    the broker; the rollouts' requests for weights
+    Publications and the reports behind them are said by a task, in the order in which they were handed over, while training
+    goes on. One publication is under way at a time.
+
+    produces:     batches and ends of run, in order of request, given to ``arrived``; Published, then Trained
+    waits for:    the broker; the rollouts' requests for weights; digests and deltas, made in worker threads
     unblocked by: Batch, EndOfRun; acknowledgements
     """
 
@@ -76,6 +93,7 @@ class Conversation:
         Raises: EndpointError; ConfigurationError for keys that cannot be used.
         """
         security = Security.load(settings.security, "learner")
+        self._clock = clock
         self._health = health
         self._metrics = metrics
         self._arrived = arrived
@@ -101,8 +119,15 @@ class Conversation:
             security=security,
         )
         self.waiting_for = "the broker"
+        self.encoding = False
+        """Digests and a delta are being computed: that takes its time, whatever the broker does."""
         self._policy_version = 0
         self._handshakes_seen = 0
+        self._announcements: asyncio.Queue[_Publication | Trained] = asyncio.Queue(MAX_ANNOUNCEMENTS)
+        self._num_handed_over = 0
+        self._num_acknowledged = 0
+        self._unacknowledged: deque[int] = deque()
+        """For each announcement that was sent: how many messages the broker has acknowledged when it has this one."""
 
     @property
     def refused(self) -> str:
@@ -117,6 +142,7 @@ class Conversation:
                 tasks.create_task(self._server.run(), name="weight-server")
                 tasks.create_task(self._client.run(), name="batch-client")
                 tasks.create_task(self._receive(), name="receive")
+                tasks.create_task(self._announce(), name="announce")
                 tasks.create_task(self._repeat(), name="repeat")
                 tasks.create_task(self._beat(), name="heartbeat")
                 started()
@@ -141,26 +167,37 @@ class Conversation:
         self._wanted = BatchRequest(index=index, policy_version=policy_version)
         await self._client.send(self._wanted)
 
-    async def publish(self, snapshot: Snapshot, trained_batches: int) -> None:
-        """Serve ``snapshot``, then announce it: it is published only when it can be fetched, as a delta too."""
-        newest = self._store.newest
-        # Not in the loop: rollouts fetch the former version meanwhile.
-        delta = None if newest is None else await asyncio.to_thread(encode_delta, newest, snapshot)
-        announcement = Published(
-            policy_version=snapshot.policy_version,
-            endpoint=self._weights_endpoint,
-            digest=snapshot.manifest.digest,
-            num_bytes=snapshot.manifest.num_bytes,
-            trained_batches=trained_batches,
+    async def announced(self) -> None:
+        """Wait until everything that was handed over has been said: then no copy of weights is kept any more."""
+        await self._announcements.join()
+
+    async def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
+        """Have ``weights``, which are used up, served and announced; returns before they are.
+
+        One publication is under way at a time: a second one waits here for the first.
+        """
+        await self.announced()
+        await self._hand_over(
+            _Publication(
+                policy_version=policy_version,
+                weights=weights,
+                trained_batches=trained_batches,
+                copied_at=self._clock.now(),
+            )
         )
-        self._store.add(snapshot, delta)
-        self._policy_version = snapshot.policy_version
-        self._metrics.policy_version.set(snapshot.policy_version)
-        await self._client.send(announcement)
 
     async def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
-        """Report a trained batch."""
-        await self._client.send(Trained(index=index, policy_version=policy_version, metrics=metrics))
+        """Report a trained batch, behind the version that came of it."""
+        await self._hand_over(Trained(index=index, policy_version=policy_version, metrics=metrics))
+
+    async def mark(self) -> int:
+        """A name for all publications and reports that were handed over so far; see ``acknowledged``."""
+        return self._num_handed_over
+
+    async def acknowledged(self, mark: int) -> bool:
+        """Whether the broker has everything that was handed over before ``mark``."""
+        self._count_acknowledged()
+        return self._num_acknowledged >= mark
 
     async def checkpointed(self, next_batch: int, policy_version: int) -> None:
         """Report a durable checkpoint, which is also what a later handshake says."""
@@ -169,7 +206,54 @@ class Conversation:
 
     async def flushed(self) -> None:
         """Wait until the broker has acknowledged everything."""
+        await self.announced()
         await self._client.flushed()
+
+    async def _hand_over(self, announcement: _Publication | Trained) -> None:
+        await self._announcements.put(announcement)
+        self._num_handed_over += 1
+
+    async def _announce(self) -> None:
+        """Say what was handed over, in order.
+
+        produces:     Published, Trained
+        waits for:    digests and deltas; credit
+        unblocked by: worker threads; acknowledgements
+        """
+        while True:
+            announcement = await self._announcements.get()
+            message = await self._publication(announcement) if isinstance(announcement, _Publication) else announcement
+            del announcement  # The copy of the weights is not kept while the next one is waited for.
+            await self._client.send(message)
+            self._unacknowledged.append(self._client.num_acknowledged + self._client.num_unacknowledged)
+            self._count_acknowledged()
+            self._announcements.task_done()
+
+    async def _publication(self, publication: _Publication) -> Published:
+        """Serve a version: it is published only when it can be fetched, as a delta too."""
+        newest = self._store.newest
+        # Not in the loop: rollouts fetch the former version meanwhile.
+        self.encoding = True
+        snapshot = await asyncio.to_thread(seal, publication.policy_version, publication.weights)
+        delta = None if newest is None else await asyncio.to_thread(encode_delta, newest, snapshot)
+        self.encoding = False
+        self._store.add(snapshot, delta)
+        self._policy_version = snapshot.policy_version
+        self._metrics.policy_version.set(snapshot.policy_version)
+        self._metrics.announce_seconds.observe(self._clock.now() - publication.copied_at)
+        log.info("published", policy_version=snapshot.policy_version, num_bytes=snapshot.manifest.num_bytes)
+        return Published(
+            policy_version=snapshot.policy_version,
+            endpoint=self._weights_endpoint,
+            digest=snapshot.manifest.digest,
+            num_bytes=snapshot.manifest.num_bytes,
+            trained_batches=publication.trained_batches,
+        )
+
+    def _count_acknowledged(self) -> None:
+        while self._unacknowledged and self._unacknowledged[0] <= self._client.num_acknowledged:
+            self._unacknowledged.popleft()
+            self._num_acknowledged += 1
 
     # --- what it hears ---------------------------------------------------------------------------------------------------
 

@@ -36,12 +36,12 @@ def publish_directory(partial: Path, destination: Path) -> None:
     for an instant neither is there."""
     for directory, _, files in os.walk(partial):
         for name in files:
-            _flush(Path(directory) / name)
-        _flush(Path(directory))
+            flush_file(Path(directory) / name)
+        flush_file(Path(directory))
     if destination.exists():
         discard_directory(destination)
     partial.rename(destination)
-    _flush(destination.parent)
+    flush_file(destination.parent)
 
 
 def discard_directory(directory: Path) -> None:
@@ -57,12 +57,13 @@ def replace_file(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old content or the new."""
     partial = path.with_name(_PARTIAL + path.name)
     partial.write_text(text, encoding="utf-8")
-    _flush(partial)
+    flush_file(partial)
     partial.rename(path)
-    _flush(path.parent)
+    flush_file(path.parent)
 
 
-def _flush(path: Path) -> None:
+def flush_file(path: Path) -> None:
+    """Return when the file, or the directory's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -6,22 +6,16 @@ Every method marked collective must be called by all ranks in the same order wit
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import deepspeed
-import deepspeed.ops
 import torch
 import torch.distributed
-from deepspeed.accelerator import get_accelerator
 from torch import Tensor
-from torch.distributed import distributed_c10d
 from torch.optim.lr_scheduler import LambdaLR
 
 from gspo.experts import ExpertPicks, ExpertRecorder
@@ -32,7 +26,7 @@ from gspo.routing_replay import RoutingReplay
 from gspo.serving import serving_weights
 from protocol.digests import tensor_digest
 from services.learner.canary import canary_batch, require_canary, write_canary
-from services.learner.engine_settings import Device, DType, LearnerEngineSettings
+from services.learner.engine_settings import DType, LearnerEngineSettings
 from services.learner.expert_parallel import expert_shares, gathered
 from services.learner.flops import ModelCost, model_cost
 from services.learner.gradients import (
@@ -43,35 +37,14 @@ from services.learner.gradients import (
 )
 from services.learner.optimizer_state import OPTIMIZER, OptimizerState
 from services.learner.parallelism import autoep_config, offload_config, parallelism_of, read_model_config, require_supported
+from services.learner.process_group import init_distributed, limit_waiting
 from services.learner.profile import NO_PROFILE, Phases
+from services.learner.snapshot import copy_weights
+from services.learner.state_copy import EngineCopy, state_digest
 from services.learner.step import LossFn, ReplayFn, StepResult, micro_batch_loss
 
 _DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NEVER = 10**9
-
-
-def init_distributed(device: Device, timeout_s: float = 1800.0) -> None:
-    """Join the process group of torchrun's environment, or make one of this process alone, without a port.
-
-    A collective that some rank has not come to after `timeout_s` raises on the others.
-    Raises RuntimeError when DeepSpeed has taken to another device.
-    """
-    deepspeed.utils.logger.setLevel(logging.WARNING)
-    found = get_accelerator().device_name()
-    if found != device:
-        raise RuntimeError(f"DeepSpeed has chosen {found}; set DS_ACCELERATOR={device} before the process starts")
-    # Written for SIMD kernels that a compiler would have to build; gloo alone is enough.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if torch.distributed.is_initialized():
-        return
-    backend = "nccl" if device == "cuda" else "gloo"
-    if "RANK" not in os.environ:
-        os.environ["LOCAL_RANK"] = "0"  # DeepSpeed reads it, whoever made the group.
-        store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, missing from __all__
-        # A barrier of nccl must know its device before there has been any other collective.
-        bound = torch.device("cuda", 0) if device == "cuda" else None
-        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1, device_id=bound)
-    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=timedelta(seconds=timeout_s))
 
 
 class LearnerEngine:
@@ -135,7 +108,7 @@ class LearnerEngine:
             lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup)),
             dist_init_required=False,
         )
-        _limit_waiting(settings.collective_timeout_s)
+        limit_waiting(settings.collective_timeout_s)
         return cls(engine, settings)
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
@@ -272,13 +245,11 @@ class LearnerEngine:
     def weights_digest(self, dtype: torch.dtype | None = None) -> str:
         """Hexadecimal digest of all serving weights, names and shapes included, in whatever layout; the same on every rank.
         Collective."""
-        lines = []
+        found = []
         for name, tensor in self.serving_weights(dtype):
             data = tensor.cpu().reshape(-1).view(torch.uint8).numpy().data
-            lines.append(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0{tensor_digest(data)}\n")
-        # Sorted, as layouts hold them in other orders.
-        state = hashlib.blake2b("".join(sorted(lines)).encode(), digest_size=32)
-        digest = torch.tensor(list(state.digest()), dtype=torch.uint8)
+            found.append((name, str(tensor.dtype), tuple(tensor.shape), tensor_digest(data)))
+        digest = torch.tensor(list(state_digest(found)), dtype=torch.uint8)
         return bytes(self.broadcast(digest).tolist()).hex()
 
     def cost(self) -> ModelCost:
@@ -306,6 +277,17 @@ class LearnerEngine:
         self._state.save(directory)
         if self.rank == 0:
             write_canary(directory, canary)
+
+    def copy_state(self) -> EngineCopy:
+        """What `save_state` would write, and the weights for their digest, copied: to be written while training goes on.
+        Collective."""
+        return EngineCopy(
+            rank=self.rank,
+            canary=self._canary(),
+            files=self._state.copy(),
+            num_steps=self._state.num_steps,
+            weights=copy_weights(self.serving_weights()),
+        )
 
     def load_state(self, directory: Path) -> None:
         """Read what `save_state` wrote, on whatever ranks. Collective.
@@ -335,12 +317,6 @@ class LearnerEngine:
         self._engine.destroy()
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-
-
-def _limit_waiting(timeout_s: float) -> None:
-    """Give the process groups that DeepSpeed has made the timeout of the first; they were born with half an hour."""
-    for group in list(distributed_c10d._world.pg_map):
-        distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
 def _require_supported(model_config: Mapping[str, Any], settings: LearnerEngineSettings) -> None:

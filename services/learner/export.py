@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from services.learner.durable import make_partial_directory, publish_directory
+from services.learner.durable import make_partial_directory, partial_path, publish_directory
+from services.runtime.lifecycle import ServiceError
 
 if TYPE_CHECKING:
     from services.learner.engine import LearnerEngine
 
 # Of a model directory these are weights or what this module writes itself; the rest belongs to tokenizer and prompt.
 _NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "config.json")
+
+
+class ExportError(ServiceError):
+    """An export that could not be written, with the reason and the way out."""
 
 
 def export_model(
@@ -35,16 +42,46 @@ def export_model(
         dtype: of the weights; None keeps the learner's.
         max_shard_bytes: rank 0 holds at most one shard of this size, or one larger tensor, in memory.
 
-    Raises ValueError when tokenizer_from is no directory; then nothing has been written.
+    Raises ValueError when tokenizer_from is no directory: then nothing has been written; ExportError, on all ranks, when it
+    cannot be written: then nothing of it stays, and an older export does.
     """
     if not tokenizer_from.is_dir():
         raise ValueError(f"tokenizer_from is {tokenizer_from}, which is no directory; give that of the model trained from")
     weights = engine.serving_weights(dtype)
-    if engine.rank != 0:
-        for _ in weights:
-            raise AssertionError("only rank 0 is given weights")
-        engine.barrier()
-        return destination
+    failure: Exception | None = None
+    try:
+        if engine.rank == 0:
+            _write(engine, weights, destination, tokenizer_from, dtype, max_shard_bytes)
+    except (OSError, SafetensorError) as error:
+        failure = error
+    # The ranks gather each tensor together: what was not written is gathered all the same.
+    for _ in weights:
+        assert engine.rank == 0, "only rank 0 is given weights"
+    if bool(engine.sum_over_ranks(torch.tensor([float(failure is not None)])).item()):
+        shutil.rmtree(partial_path(destination), ignore_errors=True)
+        raise ExportError(_unwritten(destination, failure)) from failure
+    return destination
+
+
+def _unwritten(destination: Path, failure: Exception | None) -> str:
+    if failure is None:
+        return f"{destination} was not written: rank 0 could not; its log has the reason"
+    free = shutil.disk_usage(destination.parent).free if destination.parent.is_dir() else 0
+    return (
+        f"{destination} cannot be written: {failure}; {free / 2**20:.0f} MiB are free: make room and make it writable, "
+        "then start the learner again: it goes on from its last checkpoint, which is intact, and exports again"
+    )
+
+
+def _write(
+    engine: LearnerEngine,
+    weights: Iterator[tuple[str, Tensor]],
+    destination: Path,
+    tokenizer_from: Path,
+    dtype: torch.dtype | None,
+    max_shard_bytes: int,
+) -> None:
+    """Raises OSError, SafetensorError."""
     partial = make_partial_directory(destination)
     writer = _ShardWriter(partial, max_shard_bytes)
     for name, tensor in weights:
@@ -56,8 +93,6 @@ def export_model(
         engine.model.generation_config.save_pretrained(partial)
     _copy_companions(tokenizer_from, partial)
     publish_directory(partial, destination)
-    engine.barrier()
-    return destination
 
 
 class _ShardWriter:

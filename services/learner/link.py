@@ -18,7 +18,7 @@ import zmq.asyncio
 from protocol.messages import EndOfRun, Welcome
 from services.learner.conversation import REQUEST_INTERVAL_S, BatchArrived, Conversation
 from services.learner.metrics import LearnerMetrics
-from services.learner.snapshot import Snapshot
+from services.learner.snapshot import WeightCopy
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError
 from services.runtime.settings import Settings
@@ -83,6 +83,11 @@ class Link:
         return self._conversation.waiting_for
 
     @property
+    def encoding(self) -> bool:
+        """Whether a publication's digests or delta are being computed, which no broker hastens."""
+        return self._conversation.encoding
+
+    @property
     def refused(self) -> str:
         """Why the broker does not admit this learner (now), with the way out; empty while it does, or has not said so."""
         return self._conversation.refused
@@ -111,13 +116,31 @@ class Link:
             self._require_alive()
             return None
 
-    def publish(self, snapshot: Snapshot, trained_batches: int) -> None:
-        """Serve ``snapshot``, then announce it: it is published only when it can be fetched."""
-        self._deliver(self._conversation.publish(snapshot, trained_batches))
+    def wait_announced(self) -> None:
+        """Return when no publication is under way: then there is room for another copy of the weights."""
+        while True:
+            try:
+                return self._call(self._conversation.announced(), CALL_TIMEOUT_S)
+            except TimeoutError as error:
+                if not self._conversation.encoding:
+                    raise self._silence() from error
+
+    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
+        """Have ``weights``, which are used up, served, and then announced: a version is published only when it can be
+        fetched. Returns before that; what goes wrong is raised by a later call."""
+        self._deliver(self._conversation.publish(policy_version, weights, trained_batches))
 
     def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
-        """Report a trained batch."""
+        """Report a trained batch, behind the version that came of it."""
         self._deliver(self._conversation.trained(index, policy_version, metrics))
+
+    def mark(self) -> int:
+        """A name for all publications and reports so far; see ``acknowledged``."""
+        return self._call(self._conversation.mark(), CALL_TIMEOUT_S)
+
+    def acknowledged(self, mark: int) -> bool:
+        """Whether the broker has all publications and reports from before ``mark``."""
+        return self._call(self._conversation.acknowledged(mark), CALL_TIMEOUT_S)
 
     def checkpointed(self, next_batch: int, policy_version: int) -> None:
         """Report a durable checkpoint, which is also what a later handshake says."""
@@ -136,10 +159,13 @@ class Link:
         try:
             self._call(coroutine, CALL_TIMEOUT_S)
         except TimeoutError as error:
-            raise ServiceError(
-                f"the broker at {self._settings.broker.batch_endpoint} has acknowledged nothing for {CALL_TIMEOUT_S:.0f} s: "
-                "is it running?"
-            ) from error
+            raise self._silence() from error
+
+    def _silence(self) -> ServiceError:
+        return ServiceError(
+            f"the broker at {self._settings.broker.batch_endpoint} has acknowledged nothing for {CALL_TIMEOUT_S:.0f} s: "
+            "is it running?"
+        )
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run ``coroutine`` in the link's thread. Raises: TimeoutError; what ended the link, when it is ended or ends."""

@@ -25,10 +25,22 @@ class LearnerMetrics:
         )
         self.wait_seconds = Counter("gspo_learner_wait_seconds_total", "Time spent waiting for batches", registry=registry)
         self.publish_seconds = Histogram(
-            "gspo_learner_publish_seconds", "Time to export and publish a version", registry=registry
+            "gspo_learner_publish_seconds", "Time that training waited for a version to be copied", registry=registry
+        )
+        self.announce_seconds = Histogram(
+            "gspo_learner_announce_seconds",
+            "Time from the copy of a version to its announcement, beside training: digests, delta",
+            buckets=(0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+            registry=registry,
         )
         self.checkpoint_seconds = Histogram(
-            "gspo_learner_checkpoint_seconds", "Time to save a checkpoint", registry=registry
+            "gspo_learner_checkpoint_seconds", "Time that training waited for a checkpoint", registry=registry
+        )
+        self.checkpoint_write_seconds = Histogram(
+            "gspo_learner_checkpoint_write_seconds",
+            "Time from a checkpoint's beginning until it could be resumed from",
+            buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
+            registry=registry,
         )
         self.weight_bytes_sent = Counter(
             "gspo_learner_weight_bytes_sent_total", "Bytes of weights sent to rollouts", registry=registry

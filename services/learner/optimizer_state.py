@@ -11,8 +11,8 @@ forgotten before the next; a learner of another stage, number of ranks or expert
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from gspo.expert_layout import pieces
 from gspo.serving import is_partitioned
 from services.learner.expert_parallel import WHOLE, ExpertShare
-from services.learner.state_files import TensorDirectory, read_steps, write_steps, write_tensors
+from services.learner.state_files import TensorDirectory, TensorFile, read_steps, write_steps
 
 OPTIMIZER: Final = "AdamW"
 _WEIGHT: Final = "weight"
@@ -69,24 +69,28 @@ class OptimizerState:
 
         Raises OSError on ranks that could not write.
         """
-        self._make_state()
         failure: OSError | None = None
         try:
             directory.mkdir(exist_ok=True)
         except OSError as error:
             failure = error
-        for index, (name, parameter) in enumerate(self._parameters()):
-            share = self._share(parameter)
-            members = torch.distributed.get_process_group_ranks(share.replicas)
-            writer = members[index % len(members)]
-            whole = {kind: self._collect(parameter, kind, share, writer) for kind in _KINDS}
+        for file in self._files():
             # The others go on: they wait for this rank in the next collective.
-            if torch.distributed.get_rank() == writer and failure is None:
-                failure = _write(directory, name, share, whole)
+            if failure is None:
+                failure = _failure(lambda file=file: file.write(directory))  # type: ignore[misc]
         if torch.distributed.get_rank() == 0 and failure is None:
-            failure = self._write_rest(directory)
+            failure = _failure(lambda: write_steps(directory, self.num_steps))
         if failure is not None:
             raise failure
+
+    def copy(self) -> list[TensorFile]:
+        """The files of tensors that this rank writes in `save`, in CPU memory of their own: 12 bytes for each of the
+        parameters that fall to it, which all ranks share. Collective."""
+        views = self._zero_stage == 0
+        return [
+            replace(file, tensors={key: tensor.to("cpu", copy=views) for key, tensor in file.tensors.items()})
+            for file in self._files()
+        ]
 
     def load(self, directory: Path) -> None:
         """Read what any layout's `save` wrote, of a model with the same `shapes`. Collective.
@@ -184,15 +188,21 @@ class OptimizerState:
         torch.distributed.reduce(bits, dst=writer, group=share.replicas)
         return bits.view(torch.float32).view(shape) if torch.distributed.get_rank() == writer else None
 
-    def _write_rest(self, directory: Path) -> OSError | None:
-        try:
-            write_steps(directory, self.num_steps)
-            buffers = {f"{name}/{_WEIGHT}": value.float() for name, value in self._buffers().items()}
+    def _files(self) -> Iterator[TensorFile]:
+        """What this rank writes, one parameter after the other; views of the state without ZeRO, otherwise new tensors.
+        Collective, to be exhausted."""
+        self._make_state()
+        for index, (name, parameter) in enumerate(self._parameters()):
+            share = self._share(parameter)
+            members = torch.distributed.get_process_group_ranks(share.replicas)
+            writer = members[index % len(members)]
+            whole = {kind: self._collect(parameter, kind, share, writer) for kind in _KINDS}
+            if torch.distributed.get_rank() == writer:
+                yield _file(name, share, whole)
+        if torch.distributed.get_rank() == 0:
+            buffers = {f"{name}/{_WEIGHT}": value.to(torch.float32, copy=True) for name, value in self._buffers().items()}
             if buffers:
-                write_tensors(directory, "buffers", buffers)
-        except OSError as error:
-            return error
-        return None
+                yield TensorFile(stem="buffers", tensors=buffers)
 
     def _weights_from_masters(self) -> None:
         """What forward passes use: rounded to the model's type, whole on every rank or partitioned. Collective."""
@@ -215,7 +225,7 @@ def _whole_shape(parameter: nn.Parameter, share: ExpertShare) -> tuple[int, ...]
     return (first * share.num_shares, *others)
 
 
-def _write(directory: Path, name: str, share: ExpertShare, whole: Mapping[str, Tensor | None]) -> OSError | None:
+def _file(name: str, share: ExpertShare, whole: Mapping[str, Tensor | None]) -> TensorFile:
     tensors: dict[str, Tensor] = {}
     num_rows = 0
     for kind, tensor in whole.items():
@@ -223,8 +233,12 @@ def _write(directory: Path, name: str, share: ExpertShare, whole: Mapping[str, T
         num_rows = tensor.shape[0]
         tensors |= {f"{piece.name}/{kind}": piece.of(tensor) for piece in pieces(name, tensor.shape)}
     stem = name if share.num_shares == 1 else f"{name}.{share.index}-of-{share.num_shares}"
+    return TensorFile(stem=stem, tensors=tensors, first_row=share.index * num_rows)
+
+
+def _failure(write: Callable[[], Path]) -> OSError | None:
     try:
-        write_tensors(directory, stem, tensors, first_row=share.index * num_rows)
+        write()
     except OSError as error:
         return error
     return None

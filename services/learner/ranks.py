@@ -1,7 +1,8 @@
 """Starts the ranks of one machine as processes, passes signals on to them, and ends with their status.
 
-torchrun does the same for many machines, and ends with status 1 and a traceback when it is asked to stop. Ranks of several
-machines are started by it, or by whatever sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+On several machines it does so on each, and only the ranks meet. torchrun does it too, but where one machine is asked to
+stop, its agents on the others stay for five minutes, with the old meeting place open. Ranks may also be started by it, or by
+whatever sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
 """
 
 import os
@@ -10,7 +11,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -32,10 +35,28 @@ def is_rank() -> bool:
     return "RANK" in os.environ
 
 
-def run_ranks(module: str, arguments: Sequence[str], num_ranks: int, *, stop_s: float = RANKS_STOP_S) -> int:
-    """Run `python -m module *arguments` as ``num_ranks`` ranks. Returns 0, or the status of the first that failed."""
-    log.info("starting_ranks", ranks=num_ranks)
-    port = _free_port()
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One of several machines."""
+
+    index: int
+    num_nodes: int
+    host: str
+    """Of node 0."""
+    port: int
+    """Where rank 0 awaits the others."""
+
+
+def run_ranks(
+    module: str, arguments: Sequence[str], num_ranks: int, *, node: Node | None = None, stop_s: float = RANKS_STOP_S
+) -> int:
+    """Run `python -m module *arguments` as ``num_ranks`` ranks, as many as on each other machine, if there are others.
+
+    ``node``: None for a machine alone. Returns 0, or the status of the first rank that failed.
+    """
+    if node is None:
+        node = Node(index=0, num_nodes=1, host="127.0.0.1", port=_free_port())
+    log.info("starting_ranks", ranks=num_ranks, node=node.index, nodes=node.num_nodes)
     ranks: list[subprocess.Popen[bytes]] = []
     stops: list[float] = []
 
@@ -48,12 +69,12 @@ def run_ranks(module: str, arguments: Sequence[str], num_ranks: int, *, stop_s: 
         for rank in range(num_ranks):
             environment = {
                 **os.environ,
-                "RANK": str(rank),
+                "RANK": str(node.index * num_ranks + rank),
                 "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(num_ranks),
+                "WORLD_SIZE": str(node.num_nodes * num_ranks),
                 "LOCAL_WORLD_SIZE": str(num_ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
+                "MASTER_ADDR": node.host,
+                "MASTER_PORT": str(node.port),
             }
             ranks.append(
                 subprocess.Popen(
@@ -76,22 +97,39 @@ def run_ranks(module: str, arguments: Sequence[str], num_ranks: int, *, stop_s: 
             signal.signal(number, handler)
 
 
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Within the block SIGTERM and SIGINT end the process: a rank waits for others outside Python, where no handler runs."""
+    former = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: Callable[[], float | None]) -> int:
     """Until all have ended, or one has failed and the others had their time."""
     failed, failed_at = 0, 0.0
     while any(process.poll() is None for process in ranks):
         now = time.monotonic()
-        ended = [(rank, process.returncode) for rank, process in enumerate(ranks) if process.returncode]
+        end = deadline()
+        ended = [(rank, process.returncode) for rank, process in enumerate(ranks) if _failed(process, asked=end is not None)]
         if ended and not failed:
             failed, failed_at = _status(ended[0][1]), now
             log.error("rank_failed", rank=ended[0][0], status=ended[0][1])
             _signal(ranks, signal.SIGTERM)
-        end = deadline()
         if (failed and now - failed_at > OTHERS_STOP_S) or (end is not None and now > end):
             log.error("ranks_killed", ranks=[rank for rank, process in enumerate(ranks) if process.returncode is None])
             return failed or 1
         time.sleep(LOOK_S)
-    return failed or next((_status(process.returncode) for process in ranks if process.returncode), 0)
+    asked = deadline() is not None
+    return failed or next((_status(process.returncode) for process in ranks if _failed(process, asked=asked)), 0)
+
+
+def _failed(process: subprocess.Popen[bytes], *, asked: bool) -> bool:
+    """Whether it has ended otherwise than well. Asked to stop while it waits for others, a rank ends by the signal."""
+    return bool(process.returncode) and not (asked and process.returncode == -signal.SIGTERM)
 
 
 def _status(returncode: int) -> int:

@@ -19,15 +19,15 @@ from services.learner.checkpoint import (
     load_checkpoint,
     reserve_version,
     reserved_version,
-    save_checkpoint,
 )
 from services.learner.conversation import BatchArrived
 from services.learner.engine import LearnerEngine
 from services.learner.export import export_model
 from services.learner.metrics import LearnerMetrics
 from services.learner.profile import NO_PROFILE, Phases
+from services.learner.saving import Background, CheckpointSaver, Threads
 from services.learner.share import share, stop_anywhere
-from services.learner.snapshot import Snapshot, build_snapshot
+from services.learner.snapshot import WeightCopy, copy_weights
 from services.learner.trainer import AdvantageSettings, BatchReport, train_batch
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError
@@ -42,7 +42,7 @@ WAITING_LOG_S: Final = 15.0
 FLUSH_S: Final = 10.0
 NOT_YET: Final = -1
 STOPPED: Final = -2
-ACKNOWLEDGED: Final = 0
+GIVEN_UP: Final = 1
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -71,12 +71,17 @@ class BatchLink(Protocol):
     def waiting_for(self) -> str: ...
     @property
     def refused(self) -> str: ...
+    @property
+    def encoding(self) -> bool: ...
     def wait_welcome(self, timeout_s: float) -> Welcome | None: ...
     def resume(self, next_batch: int) -> None: ...
     def request(self, index: int, policy_version: int) -> None: ...
     def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None: ...
-    def publish(self, snapshot: Snapshot, trained_batches: int) -> None: ...
+    def wait_announced(self) -> None: ...
+    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None: ...
     def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None: ...
+    def mark(self) -> int: ...
+    def acknowledged(self, mark: int) -> bool: ...
     def checkpointed(self, next_batch: int, policy_version: int) -> None: ...
     def flush(self, timeout_s: float) -> bool: ...
 
@@ -100,9 +105,11 @@ class LearnerService:
         metrics: LearnerMetrics,
         stop: threading.Event,
         train: TrainBatch = train_batch,
+        background: Background | None = None,
         profile: Phases = NO_PROFILE,
     ) -> None:
-        """``link`` is rank 0's; None on the others. ``train`` makes a batch's optimizer steps."""
+        """``link`` is rank 0's; None on the others. ``train`` makes a batch's optimizer steps. ``background`` is where
+        checkpoints are written, where the settings want that; None: a thread."""
         self._profile = profile
         self._train_batch = train
         self._settings = settings
@@ -115,8 +122,16 @@ class LearnerService:
         self._mismatch = MismatchTracker()
         self._next_batch = 0
         self._policy_version = 0
-        self._checkpointed_batch = 0
         self._root = settings.run.directory / "checkpoints"
+        if not settings.learner.checkpoint_in_background:
+            background = None
+        elif background is None:
+            background = Threads()
+        self._saver = CheckpointSaver(engine, self._root, keep=settings.learner.keep_checkpoints, background=background)
+        self._saved_batch = 0
+        """Of the newest checkpoint, also while it is being saved."""
+        self._saving_mark = 0
+        self._saving_since = 0.0
         self._objective = objective_of(settings.objective)
         target = self._objective.adaptive_clip_target
         self._adaptive_clip = None if target is None else AdaptiveClip(target=target)
@@ -127,6 +142,12 @@ class LearnerService:
 
     def run(self) -> None:
         """Train until the run ends or ``stop`` is set, on any rank. Raises: ServiceError; what the engine raises."""
+        try:
+            self._run()
+        finally:
+            self._saver.abandon()
+
+    def _run(self) -> None:
         self._resume()
         self._publish()
         while True:
@@ -135,6 +156,7 @@ class LearnerService:
             if directive is None:
                 log.info("stopping", next_batch=self._next_batch)
                 self._checkpoint()
+                self._finish_saving()
                 self._flush()
                 return
             if isinstance(directive, EndOfRun):
@@ -150,7 +172,7 @@ class LearnerService:
         latest = find_latest(self._root)
         if latest is not None:
             state = load_checkpoint(self._engine, latest)
-            self._next_batch = self._checkpointed_batch = state.batch_position
+            self._next_batch = self._saved_batch = state.batch_position
             self._mismatch.load_state_dict(state.mismatch)
             if self._adaptive_clip is not None and state.adaptive_clip:
                 self._adaptive_clip.load_state_dict(state.adaptive_clip)
@@ -197,6 +219,7 @@ class LearnerService:
             waited_until = now
             if stop or directive is not None:
                 return None if stop else directive
+            self._go_on_saving()
             if self._link is not None and now - last_log >= WAITING_LOG_S:
                 log.info("waiting_for_batch", batch=self._next_batch, waiting_for=self._link.waiting_for)
                 last_log = now
@@ -222,8 +245,9 @@ class LearnerService:
         self._publish()
         metrics = {**report.metrics, "train_s": trained - begin, "publish_s": self._clock.now() - trained}
         self._report(batch.index, metrics, num_tokens=int(arrived.arrays["token_ids"].shape[0]), items=len(batch.items))
-        if self._next_batch - self._checkpointed_batch >= self._settings.learner.checkpoint_every_batches:
-            with self._profile.phase("checkpoint"):
+        with self._profile.phase("checkpoint"):
+            self._go_on_saving()
+            if self._next_batch - self._saved_batch >= self._settings.learner.checkpoint_every_batches:
                 self._checkpoint()
         self._profile.end_batch(batch.index, self._engine.sum_over_ranks)
 
@@ -242,68 +266,95 @@ class LearnerService:
         log.info("batch_trained", batch=index, policy_version=self._policy_version, train_s=round(metrics["train_s"], 3))
 
     def _publish(self) -> None:
-        """Export the weights as the next policy version. Collective."""
+        """Copy the weights, to be the next policy version: training goes on while it is made and announced. Collective.
+
+        The version is reserved before it is handed over, and so before a batch can be asked for that is assembled for it.
+        """
         dtype = DTYPES[self._settings.model.dtype]
         self._policy_version += 1
+        if self._link is not None:
+            # Before the copy is made: there is never more than one beside what is served.
+            with self._profile.phase("publish"):
+                self._link.wait_announced()
         weights = self._engine.serving_weights(dtype)
         with self._profile.phase("export"):
             if self._link is None:
                 for _ in weights:
                     pass
                 return
-            snapshot = build_snapshot(self._policy_version, weights)
+            copied = copy_weights(weights)
         with self._profile.phase("publish"):
             reserve_version(self._root, self._policy_version)
-            self._link.publish(snapshot, self._next_batch)
+            self._link.publish(self._policy_version, copied, self._next_batch)
         self._health.progress()
-        log.info("published", policy_version=self._policy_version, num_bytes=snapshot.manifest.num_bytes)
 
     def _checkpoint(self) -> None:
-        """Save, then tell the broker that these batches need not be delivered again. Collective."""
-        if self._next_batch == self._checkpointed_batch and self._next_batch > 0:
+        """Begin to save, behind the checkpoint that is being saved: training waits for the copy alone. Collective."""
+        if self._next_batch == self._saved_batch and self._next_batch > 0:
             return
-        if not self._is_acknowledged():
-            log.warning(
-                "checkpoint_not_saved", next_batch=self._next_batch, reason="the broker did not acknowledge its batches"
-            )
-            return
-        begin = self._clock.now()
+        self._finish_saving()
+        self._saving_since = self._clock.now()
         state = CheckpointState(
             policy_version=self._policy_version,
             batch_position=self._next_batch,
             mismatch=dict(self._mismatch.state_dict()),
             adaptive_clip={} if self._adaptive_clip is None else self._adaptive_clip.state_dict(),
         )
-        path = save_checkpoint(self._engine, self._root, state, keep=self._settings.learner.keep_checkpoints)
-        self._checkpointed_batch = self._next_batch
         if self._link is not None:
-            self._metrics.checkpoint_seconds.observe(self._clock.now() - begin)
-            self._link.checkpointed(self._next_batch, self._policy_version)
-            log.info("checkpoint_saved", path=str(path), next_batch=self._next_batch)
+            self._saving_mark = self._link.mark()
+        self._saver.begin(state)
+        self._saved_batch = self._next_batch
+        if not self._settings.learner.checkpoint_in_background:
+            self._finish_saving()
+        if self._link is not None:
+            self._metrics.checkpoint_seconds.observe(self._clock.now() - self._saving_since)
 
-    def _is_acknowledged(self) -> bool:
-        """Whether the broker has all that was published and reported; waited for. Collective.
+    def _go_on_saving(self, wait_s: float = 0.0) -> None:
+        """Publish the checkpoint if every rank has written it and the broker has what it covers; then tell the broker that
+        these batches need not be delivered again. Collective.
 
         A batch that a checkpoint covers is not delivered again: if its report were lost with this process, nobody would
-        ever make it up. Without the broker there is nothing else to do, so waiting costs nothing. False: stopped, and the
-        broker did not answer within FLUSH_S; the batches since the last checkpoint will be trained again.
+        ever make it up.
+        """
+        state = self._saver.pending
+        if state is None:
+            return
+        acknowledged = self._link is None or self._link.acknowledged(self._saving_mark)
+        path = self._saver.advance(newest_version=self._policy_version, may_publish=acknowledged, wait_s=wait_s)
+        if path is not None and self._link is not None:
+            self._metrics.checkpoint_write_seconds.observe(self._clock.now() - self._saving_since)
+            self._link.checkpointed(state.batch_position, state.policy_version)
+            log.info("checkpoint_saved", path=str(path), next_batch=state.batch_position)
+
+    def _finish_saving(self) -> None:
+        """Return when no checkpoint is being saved. Collective.
+
+        Without the broker there is nothing else to do, so waiting for it costs nothing. But when stopped, and the broker
+        does not answer within FLUSH_S, it is given up: the batches since the checkpoint before will be trained again.
         """
         patience_s = FLUSH_S
         last_log = self._clock.now()
-        while True:
-            answer = ACKNOWLEDGED if self._link is None or self._link.flush(POLL_S) else NOT_YET
-            if stop_anywhere(self._engine, self._stop.is_set()) and answer == NOT_YET:
+        while self._saver.pending is not None:
+            heard = self._link is None or self._link.acknowledged(self._saving_mark) or self._link.flush(POLL_S)
+            self._go_on_saving(wait_s=POLL_S)
+            if self._saver.pending is None:
+                return
+            # Digests and a delta take their time, whatever the broker does.
+            busy = heard or (self._link is not None and self._link.encoding)
+            if stop_anywhere(self._engine, self._stop.is_set()) and not busy:
                 patience_s -= POLL_S
-                answer = STOPPED if patience_s <= 0 else NOT_YET
-            answer = int(self._engine.broadcast(torch.tensor([answer], dtype=torch.int64))[0])
-            if answer != NOT_YET:
-                return answer == ACKNOWLEDGED
-            if self._clock.now() - last_log >= WAITING_LOG_S:
-                log.info("waiting_for_acknowledgement", next_batch=self._next_batch)
+            answer = torch.tensor([GIVEN_UP if patience_s <= 0 else NOT_YET], dtype=torch.int64)
+            if int(self._engine.broadcast(answer)[0]) == GIVEN_UP:
+                reason = "the broker did not acknowledge its batches"
+                log.warning("checkpoint_not_saved", next_batch=self._saved_batch, reason=reason)
+                self._saver.discard()
+            elif self._clock.now() - last_log >= WAITING_LOG_S:
+                log.info("waiting_for_checkpoint", next_batch=self._saved_batch, acknowledged=heard)
                 last_log = self._clock.now()
 
     def _finish(self, end: EndOfRun) -> None:
         self._checkpoint()
+        self._finish_saving()
         destination = self._settings.run.directory / "export"
         export_model(
             self._engine, destination, tokenizer_from=self._settings.model.path, dtype=DTYPES[self._settings.model.dtype]

@@ -1,7 +1,10 @@
 """A policy version as it is served: all tensors' bytes, one behind the other, with a digest each."""
 
+import os
 from collections import OrderedDict
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -25,33 +28,74 @@ class Delta(Parts):
     """One policy version as its changes against ``manifest.base_version`` (services.learner.delta)."""
 
 
-def build_snapshot(policy_version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
-    """Copy ``weights`` (name in the serving layout, tensor on any device) into a snapshot.
+@dataclass(frozen=True, kw_only=True)
+class CopiedTensor:
+    """One tensor's bytes in this process's own memory."""
 
-    Raises: ValueError for a dtype that the wire does not know, or no weights.
+    name: str
+    dtype: str
+    shape: list[int]
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class WeightCopy:
+    """The weights of one moment, on the CPU: training may go on, whatever is done with them afterwards."""
+
+    def __init__(self, tensors: list[CopiedTensor]) -> None:
+        self.tensors = tensors
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.data.nbytes for tensor in self.tensors)
+
+    def digests(self) -> list[str]:
+        """Of every tensor, in order; on all cores, as hashing is the slowest part of a publication."""
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            return list(pool.map(tensor_digest, [tensor.data.data for tensor in self.tensors]))
+
+
+def copy_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> WeightCopy:
+    """Copy ``weights`` (name in the serving layout, tensor on any device). All that training has to wait for.
+
+    Raises: ValueError for a dtype that the wire does not know.
     """
-    tensors: list[TensorInfo] = []
-    parts: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
-    offset = 0
+    copied: list[CopiedTensor] = []
     for name, tensor in weights:
         if tensor.dtype not in DTYPE_NAMES:
             raise ValueError(f"tensor {name} has dtype {tensor.dtype}: one of {sorted(DTYPE_NAMES.values())} can be served")
-        # A copy: the tensor may be a buffer that is filled again for the next one.
-        part = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().copy()
+        # A copy also on the CPU: the tensor may be a buffer that is filled again for the next one.
+        own = tensor.detach().contiguous().to("cpu", copy=True).reshape(-1).view(torch.uint8)
+        copied.append(CopiedTensor(name=name, dtype=DTYPE_NAMES[tensor.dtype], shape=list(tensor.shape), data=own.numpy()))
+    return WeightCopy(copied)
+
+
+def seal(policy_version: int, weights: WeightCopy) -> Snapshot:
+    """Make a snapshot of ``weights``, which are used up: their memory goes over into the snapshot's tensor by tensor.
+
+    Raises: ValueError for no weights.
+    """
+    if not weights.tensors:
+        raise ValueError(f"policy version {policy_version} has no tensors")
+    digests = weights.digests()
+    data = np.empty(weights.num_bytes, dtype=np.uint8)
+    tensors: list[TensorInfo] = []
+    offset = 0
+    copied, weights.tensors = weights.tensors[::-1], []
+    for digest in digests:
+        tensor = copied.pop()
+        num_bytes = tensor.data.nbytes
+        data[offset : offset + num_bytes] = tensor.data
         tensors.append(
             TensorInfo(
-                name=name,
-                dtype=DTYPE_NAMES[tensor.dtype],  # type: ignore[arg-type]
-                shape=list(tensor.shape),
+                name=tensor.name,
+                dtype=tensor.dtype,  # type: ignore[arg-type]
+                shape=tensor.shape,
                 offset=offset,
-                num_bytes=part.nbytes,
-                digest=tensor_digest(part.data),
+                num_bytes=num_bytes,
+                digest=digest,
             )
         )
-        parts.append(part)
-        offset += part.nbytes
-    if not tensors:
-        raise ValueError(f"policy version {policy_version} has no tensors")
+        offset += num_bytes
     manifest = Manifest(
         policy_version=policy_version,
         kind="snapshot",
@@ -61,7 +105,15 @@ def build_snapshot(policy_version: int, weights: Iterable[tuple[str, torch.Tenso
         digest=version_digest(tensors),
         tensors=tensors,
     )
-    return Snapshot(manifest=manifest, data=np.concatenate(parts))
+    return Snapshot(manifest=manifest, data=data)
+
+
+def build_snapshot(policy_version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
+    """Copy and seal in one go.
+
+    Raises: ValueError for a dtype that the wire does not know, or no weights.
+    """
+    return seal(policy_version, copy_weights(weights))
 
 
 class SnapshotStore:

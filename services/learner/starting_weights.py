@@ -53,10 +53,11 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch takes seconds to import: only when the configuration is known to be good.
     from gspo.policy import load_policy
     from gspo.serving import serving_weights
+    from services.learner.checkpoint import reserve_version, reserved_version
     from services.learner.link import Link
     from services.learner.metrics import LearnerMetrics
     from services.learner.service import DTYPES
-    from services.learner.snapshot import build_snapshot
+    from services.learner.snapshot import copy_weights
 
     clock, registry = MonotonicClock(), CollectorRegistry()
     metrics, health = LearnerMetrics(registry), Health(clock, MAX_QUIET_S)
@@ -73,10 +74,12 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
                 return
             health.not_ready(link.refused or f"no answer from the broker at {settings.broker.batch_endpoint}")
             welcome = link.wait_welcome(POLL_S)
-        version = welcome.policy_version + 1
+        root = settings.run.directory / "checkpoints"
+        version = max(welcome.policy_version, reserved_version(root)) + 1
         weights = serving_weights(model, gathered=nullcontext, dtype=DTYPES[settings.model.dtype])
-        link.publish(build_snapshot(version, weights), 0)
-        log.info("published", policy_version=version)
+        # An engine may have fetched it before the broker has committed it: its number must not be given again.
+        reserve_version(root, version)
+        link.publish(version, copy_weights(weights), 0)
         # Not `stop.wait`: its lock and that of `set`, called by the signal's handler in this very thread, are one.
         while not stop.is_set():
             health.progress()

@@ -28,9 +28,11 @@ class _Steps(msgspec.Struct):
     optimizer_steps: Count
 
 
-def write_steps(directory: Path, num_steps: int) -> None:
+def write_steps(directory: Path, num_steps: int) -> Path:
     """Optimizer steps made so far. Raises OSError."""
-    (directory / _STEPS).write_bytes(msgspec.json.encode(_Steps(num_steps)))
+    path = directory / _STEPS
+    path.write_bytes(msgspec.json.encode(_Steps(num_steps)))
+    return path
 
 
 def read_steps(directory: Path) -> int:
@@ -42,13 +44,28 @@ def read_steps(directory: Path) -> int:
         raise CheckpointError(f"{path} is damaged: {error}; resume from another checkpoint") from error
 
 
-def write_tensors(directory: Path, stem: str, tensors: Mapping[str, Tensor], *, first_row: int = 0) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TensorFile:
+    """What `write_tensors` is to write, on the CPU."""
+
+    stem: str
+    tensors: Mapping[str, Tensor]
+    first_row: int = 0
+
+    def write(self, directory: Path) -> Path:
+        """Raises OSError."""
+        return write_tensors(directory, self.stem, self.tensors, first_row=self.first_row)
+
+
+def write_tensors(directory: Path, stem: str, tensors: Mapping[str, Tensor], *, first_row: int = 0) -> Path:
     """Write `tensors`, each of which holds the rows of its key from `first_row` on. Raises OSError."""
     content = {key: tensor.detach().to("cpu").contiguous() for key, tensor in tensors.items()}
+    path = directory / f"{stem}{_SUFFIX}"
     try:
-        save_file(content, directory / f"{stem}{_SUFFIX}", metadata={_FIRST_ROW: str(first_row)})
+        save_file(content, path, metadata={_FIRST_ROW: str(first_row)})
     except SafetensorError as error:
-        raise OSError(f"{directory / stem}{_SUFFIX}: {error}") from error
+        raise OSError(f"{path}: {error}") from error
+    return path
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from services.broker.delivery import batch_message
 from services.broker.reader import LEDGER_FILE, Reader, reading, refusing_damage
 from services.broker.records import BatchRow, TrajectoryRow
 from services.learner.conversation import BatchArrived
-from services.learner.snapshot import Snapshot
+from services.learner.snapshot import WeightCopy, seal
 from services.runtime.settings import Settings
 
 SAME: Final = "same"
@@ -97,6 +97,10 @@ class RecordedLink:
     def refused(self) -> str:
         return ""
 
+    @property
+    def encoding(self) -> bool:
+        return False
+
     def wait_welcome(self, timeout_s: float) -> Welcome | None:
         return Welcome(protocol_version=PROTOCOL_VERSION, run_id="replay", policy_version=0)
 
@@ -115,10 +119,13 @@ class RecordedLink:
             return EndOfRun(index=wanted, reason="all recorded batches are trained")
         return self._run.batch(wanted)
 
-    def publish(self, snapshot: Snapshot, trained_batches: int) -> None:
+    def wait_announced(self) -> None:
+        """Nothing is left for later."""
+
+    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
         """Compare with what the run has published after as many batches."""
         expected = self._run.digests.get(trained_batches, set()) if self._run.num_assembled or not trained_batches else set()
-        self._digest = snapshot.manifest.digest
+        self._digest = seal(policy_version, weights).manifest.digest
         self._comparison = UNKNOWN if not expected else SAME if self._digest in expected else DIFFERENT
         self.comparisons[trained_batches] = self._comparison
 
@@ -128,6 +135,12 @@ class RecordedLink:
         with self._record.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self._report(line)
+
+    def mark(self) -> int:
+        return 0
+
+    def acknowledged(self, mark: int) -> bool:
+        return True
 
     def checkpointed(self, next_batch: int, policy_version: int) -> None:
         """There is nobody to tell."""

@@ -13,7 +13,7 @@ until an update has succeeded.
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -244,13 +244,20 @@ class Engine:
         await self._http.post("/continue_generation", {})
         self._paused_mode = None
 
-    async def update_weights_from_disk(self, path: Path, version: int, *, flush_cache: bool | None = None) -> None:
+    async def update_weights_from_disk(
+        self,
+        path: Path,
+        version: int,
+        *,
+        flush_cache: bool | None = None,
+        check: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Load the *.safetensors of `path` (nothing else is needed there) and make `version` the server's version.
 
         A tensor that is not in the directory keeps its value, and a name that the server does not know is **skipped in
         silence**: verify (services.rollout.verify). While paused it happens at once; otherwise after the requests under
         way have ended. `flush_cache` None: flush, except while paused in place, where it is impossible and old cache
-        entries go on being used.
+        entries go on being used. `check` is called when the weights are there, and the update fails with what it raises.
         Raises: EngineError, after which `generate` refuses until an update succeeds.
         """
         body = {
@@ -259,13 +266,14 @@ class Engine:
             "weight_version": str(version),
             "flush_cache": self._paused_mode != "in_place" if flush_cache is None else flush_cache,
         }
-        async with self.updating(version) as http:
+        async with self.updating(version, check) as http:
             await http.post("/update_weights_from_disk", body, timeout_s=self._load_timeout_s)
 
     @asynccontextmanager
-    async def updating(self, version: int) -> AsyncIterator[EngineHttp]:
+    async def updating(self, version: int, check: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[EngineHttp]:
         """Inside, the server is given ``version`` by calls of the caller's own; afterwards it must say that it serves it.
 
+        ``check``: made then, too, at the same time: generation stands still meanwhile.
         Raises: EngineError, after which `generate` refuses until an update succeeds.
         """
         if version < 0:
@@ -275,7 +283,7 @@ class Engine:
         self._update_ended.clear()
         try:
             yield self._http
-            served = await self.weight_version()
+            served, _ = await asyncio.gather(self.weight_version(), _nothing() if check is None else check())
             if served != version:
                 raise EngineError(f"version {version} was loaded, but the server says that it serves {served}")
             self._weights_unknown = False
@@ -347,6 +355,10 @@ class Engine:
 
     async def _send_abort(self, server_rid: str) -> None:
         await self._http.post("/abort_request", {"rid": server_rid})
+
+
+async def _nothing() -> None:
+    """No check."""
 
 
 def _generate_body(server_rid: str, input_ids: list[int], sampling: Sampling, stream: bool, chunk_tokens: int) -> bytes:

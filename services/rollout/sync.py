@@ -190,8 +190,7 @@ class WeightSync:
             self.may_generate.clear()
             begin = self._clock.now()
             await self._engine.pause(self._pause_mode)
-            await self._engine.update_weights_from_disk(directory, version)
-            await self._verify(expected)
+            await self._engine.update_weights_from_disk(directory, version, check=lambda: self._verify(expected))
             weights.was_loaded()
             self.policy_version, self.quarantined = version, ""
             await self._engine.resume()

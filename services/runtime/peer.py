@@ -107,6 +107,11 @@ class PeerClient:
         return self._outbox.num_unacked
 
     @property
+    def num_acknowledged(self) -> int:
+        """Sequenced messages, from the first on, that the other end has acknowledged."""
+        return self._outbox.first_seq
+
+    @property
     def silent_s(self) -> float:
         """Seconds since anything was heard from the other end."""
         return self._clock.now() - self._last_heard

@@ -234,15 +234,20 @@ class Learner(Section):
 
     num_ranks: int = Field(1, ge=1)
     """Processes that `gspo learner` starts on this machine (gloo on CPU, nccl on GPU)."""
+    num_nodes: int = Field(1, ge=1)
+    """Machines that train together; `gspo learner` runs on each, and each has num_ranks processes."""
+    node_rank: int = Field(0, ge=0)
+    """This machine's number, `--set learner.node_rank=1`. Number 0 talks to the broker and serves the weights."""
+    meeting_address: str = ""
+    """HOST:PORT of machine 0, where the ranks of several machines find each other; rank 0 opens it."""
     zero_stage: int = Field(1, ge=0, le=3)
     """DeepSpeed ZeRO stage."""
     expert_parallel: int = Field(1, ge=1)
     """Ranks that share a mixture's experts between them (DeepSpeed's AutoEP); it divides num_ranks and the number of
     experts. 1: every rank has all experts, partitioned by ZeRO alone. See docs/learner.md."""
     offload: Literal["none", "optimizer", "optimizer_and_parameters"] = "none"
-    """What the learner keeps in the host's memory and not the GPU's. "optimizer": master weights and Adam's moments, where
-    Adam steps too; needs zero_stage 1 or higher. "optimizer_and_parameters": the weights too, each layer being fetched when
-    it is used; needs zero_stage 3. Slower; for models that do not fit otherwise."""
+    """What is kept in the host's memory and not the GPU's. "optimizer": masters and Adam's moments, where Adam then steps;
+    needs zero_stage >= 1. "optimizer_and_parameters": the weights too, fetched by layers; needs zero_stage 3. Slower."""
     collective_timeout_s: float = Field(1800.0, ge=1)
     """The ranks wait for a missing one so long, then end with an error. One that dies is noticed at once, on CPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -271,6 +276,10 @@ class Learner(Section):
     Not set: known for some GPUs in bfloat16, otherwise not said."""
     checkpoint_every_batches: int = Field(10, ge=1)
     """A crash repeats at most so many batches."""
+    checkpoint_in_background: bool = True
+    """Training waits for a copy of what a checkpoint holds, and goes on while it is written; until then each rank holds its
+    share in CPU memory (12 bytes for each parameter, over all ranks), and rank 0 all weights besides. False: no copy, and
+    training waits until everything is on disk."""
     keep_checkpoints: int = Field(2, ge=1)
     """Older checkpoints are removed."""
     weights_endpoint: str = "tcp://127.0.0.1:7003"
@@ -283,6 +292,18 @@ class Learner(Section):
     """What rollouts connect to when it differs from weights_endpoint (a service name); empty: the same."""
     metrics_port: Port = 9102
     """/metrics, /healthz and /readyz; 0: any free port (logged)."""
+
+    @model_validator(mode="after")
+    def _nodes_meet(self) -> "Learner":
+        if self.node_rank >= self.num_nodes:
+            raise ValueError(f"learner.node_rank is {self.node_rank} of {self.num_nodes} machines: it counts from 0")
+        host, _, port = self.meeting_address.rpartition(":")
+        if self.num_nodes > 1 and not (host and port.isdecimal() and 0 < int(port) < 65536):
+            raise ValueError(
+                f"learner.meeting_address is {self.meeting_address!r} and learner.num_nodes is {self.num_nodes}: it must be "
+                "HOST:PORT of machine 0, such as learner-0:29500"
+            )
+        return self
 
 
 EXPOSED: Final = (

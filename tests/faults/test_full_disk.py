@@ -16,8 +16,8 @@ from services.learner.checkpoint import (
     load_checkpoint,
     reserve_version,
     reserved_version,
-    save_checkpoint,
 )
+from services.learner.saving import save_checkpoint
 from tests.faults.fleet import Fleet
 from tests.support.bigram_engine import BigramEngine
 from tests.support.broker_peers import ScriptedLearner, ScriptedRollout

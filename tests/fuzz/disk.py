@@ -237,11 +237,11 @@ def _random_states_kept() -> Iterator[None]:
 
 @cache
 def checkpoint_seeds() -> list[bytes]:
-    from services.learner.checkpoint import _random_state
+    from services.learner.checkpoint import random_state as present_random_state
 
     state = {"policy_version": 3, "batch_position": 2, "mismatch": {"sum": 0.5}, "adaptive_clip": {}}
     metadata = {"format": 2, "state": state, "layout": {"num_ranks": 1}, "weights_digest": "ab", "files": {}}
-    random_state = json.dumps(_random_state()).encode()
+    random_state = json.dumps(present_random_state()).encode()
     parts = (json.dumps(metadata).encode(), NAME.encode() + b"\n", b"17\n", random_state)
     with_files = json.dumps({**metadata, "files": {"checkpoint.json": 3, "../latest": 1}}).encode()
     return [FRAME_MARK.join(parts), FRAME_MARK.join((with_files, b"../..", b"-1", b"{}")), FRAME_MARK.join(parts[:1])]

@@ -87,6 +87,7 @@ class Training:
         self.end = end
         self._link = Link(settings, session="s", clock=clock, health=self.health, metrics=metrics)
         self._parts = (settings, clock, metrics)
+        self._asked: BatchRequest | None = None
 
     def run(self) -> None:
         settings, clock, metrics = self._parts
@@ -102,14 +103,18 @@ class Training:
             ).run()
 
     async def take(self, kind: type[Message]) -> Message:
-        """The next report, which must be of this kind; acknowledged. Repeated requests are passed over."""
+        """The next report, which must be of this kind; acknowledged. Requests, which are repeated and may come while a
+        version is still being announced, are kept until they are asked for."""
+        if kind is BatchRequest and self._asked is not None:
+            asked, self._asked = self._asked, None
+            return asked
         while True:
             received = await self.end.receive()
             if received.seq is not None:
                 await self.end.acknowledge(received)
-            if isinstance(received.message, REPORTS) and not (
-                isinstance(received.message, BatchRequest) and kind is not BatchRequest
-            ):
+            if isinstance(received.message, BatchRequest) and kind is not BatchRequest:
+                self._asked = received.message
+            elif isinstance(received.message, REPORTS):
                 assert isinstance(received.message, kind), received.message
                 return received.message
 
@@ -121,7 +126,8 @@ class Training:
 
     async def train(self, index: int, policy_version: int) -> None:
         """Answer the request for a batch."""
-        assert await self.take(BatchRequest) == BatchRequest(index=index, policy_version=policy_version)
+        while await self.take(BatchRequest) != BatchRequest(index=index, policy_version=policy_version):
+            pass
         await self.end.reply(*a_batch(index, policy_version))
 
 

@@ -29,7 +29,7 @@ from protocol.messages import (
 from services.learner.conversation import BatchArrived
 from services.learner.link import Link
 from services.learner.metrics import LearnerMetrics
-from services.learner.snapshot import build_snapshot
+from services.learner.snapshot import WeightCopy, build_snapshot, copy_weights
 from services.rollout.weights import fetch_newest
 from services.runtime.channel import EndpointError, RouterChannel
 from services.runtime.clock import MonotonicClock
@@ -40,6 +40,10 @@ from tests.support.builders import a_batch, token_arrays
 from tests.support.zmq_ends import ANY_PORT, ScriptedEnd, a_client, in_background, sequenced, zmq_context
 
 OFTEN_S = 0.05
+
+
+def a_copy(value: float = 0.0, size: int = 1) -> WeightCopy:
+    return copy_weights([("w", torch.full((size,), value))])
 
 
 def a_link(batch_endpoint: str, weights_endpoint: str = ANY_PORT, advertised: str = "") -> Link:
@@ -86,7 +90,7 @@ async def linked(advertised: str = "") -> AsyncIterator[tuple[ScriptedEnd, Link,
 
 async def test_the_learner_says_that_it_lives_while_its_training_thread_does_something_else() -> None:
     async with linked() as (end, link, _):
-        await asyncio.to_thread(link.publish, build_snapshot(8, [("w", torch.zeros(1))]), 0)
+        await asyncio.to_thread(link.publish, 8, a_copy(), 0)
         while await end.expect(Heartbeat) != Heartbeat(policy_version=8, status="serving", leases=[]):
             pass
 
@@ -148,7 +152,7 @@ async def test_a_version_is_announced_when_it_can_be_fetched() -> None:
     async with linked() as (end, link, context):
         for version in (8, 9):
             snapshot = build_snapshot(version, [("w", torch.full((3,), float(version)))])
-            await asyncio.to_thread(link.publish, snapshot, version - 8)
+            await asyncio.to_thread(link.publish, version, a_copy(float(version), 3), version - 8)
             published = await end.expect(Published)
             assert (published.policy_version, published.trained_batches) == (version, version - 8)
             assert (published.digest, published.num_bytes) == (snapshot.manifest.digest, 12)
@@ -162,7 +166,7 @@ async def test_a_version_is_announced_when_it_can_be_fetched() -> None:
 
 async def test_the_advertised_address_is_what_is_announced() -> None:
     async with linked(advertised="tcp://learner.svc:7003") as (end, link, _):
-        await asyncio.to_thread(link.publish, build_snapshot(8, [("w", torch.zeros(1))]), 0)
+        await asyncio.to_thread(link.publish, 8, a_copy(), 0)
         assert (await end.expect(Published)).endpoint == "tcp://learner.svc:7003"
 
 
@@ -180,17 +184,64 @@ async def test_reports_arrive_in_order_and_flush_waits_for_their_acknowledgement
         assert await asyncio.to_thread(link.flush, 20.0) is True
 
 
-async def test_training_waits_when_the_broker_acknowledges_nothing() -> None:
+async def test_training_goes_on_while_a_version_is_announced_and_waits_with_the_next_one() -> None:
+    """The broker acknowledges nothing until its window is full: the first version cannot be announced."""
     async with linked() as (end, link, _):
         for index in range(BATCH.window):
             await asyncio.to_thread(link.trained, index, 9, {})
+        await asyncio.to_thread(link.publish, 8, a_copy(8.0), 0)
+        await asyncio.to_thread(link.trained, BATCH.window, 9, {})
+        await asyncio.to_thread(link.request, 1, 8)
         async with asyncio.TaskGroup() as tasks:
-            one_more = tasks.create_task(asyncio.to_thread(link.trained, BATCH.window, 9, {}))
-            for _ in range(BATCH.window):
-                await end.expect(Trained)
-            assert not one_more.done()
+            second = tasks.create_task(asyncio.to_thread(link.publish, 9, a_copy(9.0), 1))
+            while await end.expect(BatchRequest) != BatchRequest(index=1, policy_version=8):
+                pass
+            assert sequenced(end)[-1][0] == BATCH.window - 1
             await end.reply(Ack(next_seq=1))
+            assert (await end.expect(Published)).policy_version == 8
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await asyncio.shield(second)
+            await end.reply(Ack(next_seq=2))
         assert (await end.expect(Trained)).index == BATCH.window
+        await end.reply(Ack(next_seq=3))
+        assert (await end.expect(Published)).policy_version == 9
+
+
+async def test_a_report_follows_the_version_that_came_of_the_batch_although_that_takes_its_time() -> None:
+    async with linked() as (end, link, _):
+        await asyncio.to_thread(link.publish, 8, a_copy(size=1_000_000), 1)
+        await asyncio.to_thread(link.trained, 0, 8, {})
+        await end.expect(Trained)
+        assert [type(message) for _, message in sequenced(end)] == [Published, Trained]
+
+
+async def test_what_a_mark_stands_for_is_acknowledged_with_the_last_of_it() -> None:
+    async with linked() as (end, link, _):
+        assert await asyncio.to_thread(link.acknowledged, await asyncio.to_thread(link.mark))
+        await asyncio.to_thread(link.publish, 8, a_copy(), 1)
+        await asyncio.to_thread(link.trained, 0, 8, {})
+        mark = await asyncio.to_thread(link.mark)
+        await asyncio.to_thread(link.trained, 1, 9, {})
+        for _ in range(2):
+            await end.expect(Trained)
+        await end.reply(Ack(next_seq=1))
+        assert await asyncio.to_thread(link.flush, 0.2) is False
+        assert not await asyncio.to_thread(link.acknowledged, mark)
+        await end.reply(Ack(next_seq=2))
+        assert await asyncio.to_thread(link.flush, 0.2) is False, "of the second report"
+        assert await asyncio.to_thread(link.acknowledged, mark)
+        assert not await asyncio.to_thread(link.acknowledged, await asyncio.to_thread(link.mark))
+
+
+async def test_a_publication_that_fails_is_raised_in_the_training_thread() -> None:
+    async with linked() as (_, link, _):
+        await asyncio.to_thread(link.publish, 8, a_copy(), 0)
+        await asyncio.to_thread(link.publish, 8, a_copy(1.0), 1)
+        with pytest.raises(ExceptionGroup) as caught:
+            await asyncio.to_thread(link.wait_announced)
+        (error,) = flatten(caught.value)
+        assert "policy version 8 after 8: versions grow and are never reused" in str(error)
 
 
 async def test_a_broker_that_was_started_again_is_told_where_the_checkpoint_stands_and_what_is_wanted() -> None:

@@ -51,8 +51,16 @@ def two(work: Path) -> Results:
             gradient_job("gradient", zero_stage=3, expert_parallel=2),
             gradient_job("offloaded", zero_stage=3, expert_parallel=2, offload="optimizer_and_parameters"),
             job("untrained", zero_stage=3, expert_parallel=2, steps=0, export=True),
-            job("run", zero_stage=3, expert_parallel=2, steps=2 + RESUMED_STEPS, save_after=2, export=True),
-            job("unwritable", zero_stage=3, expert_parallel=2, save_after=1, unwritable_on=1),
+            job(
+                "run",
+                zero_stage=3,
+                expert_parallel=2,
+                steps=2 + RESUMED_STEPS,
+                save_after=2,
+                export=True,
+                in_background=True,
+            ),
+            job("unwritable", zero_stage=3, expert_parallel=2, save_after=1, unwritable_on=1, in_background=True),
             job("other-size", zero_stage=1, expert_parallel=1, resume="run", steps=RESUMED_STEPS, export=True),
         ],
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest_asyncio
 
+from services.learner.ranks import Node, run_ranks
 from tests.integration.test_supervisor import PATIENCE_S, Pipe
 
 LAUNCH = (
@@ -69,6 +70,25 @@ async def test_a_status_that_all_ranks_end_with_is_that_of_the_launcher(pipe: Pi
         for rank in ranks:
             rank.send_signal(signal.SIGUSR1)
         assert await status_of(process) == 2
+
+
+async def test_a_rank_that_a_stop_ends_by_its_signal_has_not_failed(pipe: Pipe) -> None:
+    async with launcher(pipe, "unhandled") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert await status_of(process) == 0
+
+
+async def test_a_rank_that_somebody_else_ends_has_failed(pipe: Pipe) -> None:
+    async with launcher(pipe, "unhandled") as (process, ranks):
+        ranks[0].send_signal(signal.SIGTERM)
+        assert await status_of(process) == 128 + signal.SIGTERM
+
+
+def test_each_rank_is_told_its_place_among_those_of_all_machines(tmp_path: Path) -> None:
+    node = Node(index=2, num_nodes=3, host="10.0.0.1", port=29500)
+    assert run_ranks("tests.support.rank_place", [str(tmp_path)], 2, node=node) == 0
+    told = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert told == {"4": "4 0 6 2 10.0.0.1 29500", "5": "5 1 6 2 10.0.0.1 29500"}
 
 
 async def test_ranks_that_do_not_stop_in_time_are_killed_and_the_launcher_fails(pipe: Pipe) -> None:

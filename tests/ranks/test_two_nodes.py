@@ -1,4 +1,4 @@
-"""A learner on two machines: two torchrun agents of `services.learner`, as processes of this one, and a scripted broker."""
+"""A learner on two machines: two times `gspo learner`, as processes of this one, and a scripted broker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import sys
+import threading
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -30,6 +32,9 @@ from tests.support.zmq_ends import ANY_PORT, ScriptedEnd, a_client, a_welcome, i
 pytestmark = pytest.mark.ranks
 
 PATIENCE_S = 250.0
+ALONE_S = 60.0
+"""A launcher kills ranks that do not stop after ten minutes."""
+POLL_S = 0.2
 CONFIG = """
 [run]
 directory = "{directory}/run"
@@ -42,6 +47,8 @@ mini_batches = 2
 [broker]
 batch_endpoint = "{broker}"
 [learner]
+num_nodes = 2
+meeting_address = "127.0.0.1:{port}"
 zero_stage = 3
 expert_parallel = 2
 collective_timeout_s = 60
@@ -84,23 +91,30 @@ class Broker:
             await self._news.wait_for(lambda: condition(self.told))
 
 
+def configure(work: Path, broker: str) -> tuple[int, str]:
+    """Write model and run.toml. Returns the port where the ranks meet, and where the weights are served."""
+    save_tiny_model(work / "model")
+    port, weights_port = free_ports(2)
+    weights = f"tcp://127.0.0.1:{weights_port}"
+    content = CONFIG.format(directory=work, broker=broker, weights=weights, port=port)
+    (work / "run.toml").write_text(content, encoding="utf-8")
+    return port, weights
+
+
 @contextlib.asynccontextmanager
-async def two_nodes(work: Path, name: str) -> AsyncIterator[list[Process]]:
-    """An agent on each; its output goes to NAME-0.log and NAME-1.log."""
-    (port,) = free_ports(1)
+async def started(work: Path, name: str, num_nodes: int = 2) -> AsyncIterator[list[Process]]:
+    """`gspo learner` on each; its output goes to NAME-0.log and NAME-1.log."""
     environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "services.learner", str(work / "run.toml")]
     agents: list[Process] = []
     try:
-        for node in range(2):
-            meeting = ["--nnodes=2", f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]
-            launcher = ["-m", "torch.distributed.run", *meeting, "--nproc-per-node=1", "--shutdown-timeout=100"]
+        for node in range(num_nodes):
             with (work / f"{name}-{node}.log").open("wb") as output:
                 agents.append(
                     await asyncio.create_subprocess_exec(
-                        sys.executable, *launcher, "--module", "services.learner", str(work / "run.toml"),
-                        env=environment, stdout=output, stderr=output,
+                        *command, "--set", f"learner.node_rank={node}", env=environment, stdout=output, stderr=output
                     )
-                )  # fmt: skip
+                )
         yield agents
     finally:
         for agent in agents:
@@ -139,17 +153,13 @@ def require_served(served: Path, checkpoints: Path) -> None:
 async def test_a_learner_on_two_nodes_trains_saves_survives_the_loss_of_one_and_stops_when_one_is_asked(
     tmp_path: Path,
 ) -> None:
-    save_tiny_model(tmp_path / "model")
     checkpoints = tmp_path / "run" / "checkpoints"
-    weights = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     async with zmq_context() as context:
         end = ScriptedEnd(context, BATCH, ANY_PORT)
-        (tmp_path / "run.toml").write_text(
-            CONFIG.format(directory=tmp_path, broker=end.endpoint, weights=weights), encoding="utf-8"
-        )
+        _, weights = configure(tmp_path, end.endpoint)
         broker = Broker(end)
         async with in_background(broker.serve()):
-            async with two_nodes(tmp_path, "first") as (first, second):
+            async with started(tmp_path, "first") as (first, second):
                 await broker.until(lambda told: sum(isinstance(message, Trained) for message in told) == 3)
                 second.kill()
                 async with asyncio.timeout(PATIENCE_S):
@@ -167,15 +177,33 @@ async def test_a_learner_on_two_nodes_trains_saves_survives_the_loss_of_one_and_
             assert sum(name.endswith("1-of-2.safetensors") for name in metadata["files"]) == 2 * 3
 
             broker.told.clear()
-            async with two_nodes(tmp_path, "again") as (first, second):
+            async with started(tmp_path, "again") as (first, second):
                 await broker.until(lambda told: any(isinstance(message, Trained) for message in told))
                 await fetch(context, weights, tmp_path / "served")
                 second.send_signal(signal.SIGTERM)
                 async with asyncio.timeout(PATIENCE_S):
                     statuses = [await agent.wait() for agent in (first, second)]
-            # torchrun ends so when it is asked to stop; the other one's rank has ended by itself.
-            assert statuses == [0, 1]
+            assert statuses == [0, 0]
     assert Resume(next_batch=2) in broker.told
     assert [message.index for message in broker.told if isinstance(message, Trained)] == [2]
     assert any(isinstance(message, Checkpointed) and message.next_batch == 3 for message in broker.told)
     require_served(tmp_path / "served" / "model.safetensors", checkpoints)
+
+
+async def test_a_machine_that_waits_for_the_others_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    port, _ = configure(tmp_path, "tcp://127.0.0.1:9")
+    async with started(tmp_path, "alone", num_nodes=1) as (first,):
+        # Rank 0 opens the meeting place and waits there.
+        await asyncio.to_thread(wait_for_port, port)
+        first.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(ALONE_S):
+            assert await first.wait() == 0
+
+
+def wait_for_port(port: int) -> None:
+    for _ in range(int(PATIENCE_S / POLL_S)):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        threading.Event().wait(POLL_S)
+    raise AssertionError(f"nothing listens on port {port}")

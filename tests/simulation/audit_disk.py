@@ -191,6 +191,15 @@ class DiskAudit(Books):
             "G2 exactly once",
             lambda: f"batch {row.index} is assembled after {len(durable.batches)} batches",
         )
+        self.require(
+            row.policy_version == durable.next_version <= durable.newest_version + 1,
+            "G3 a batch is assembled for the learner's version",
+            lambda: (
+                f"batch {row.index} is assembled for version {row.policy_version}; {durable.newest_version} is announced, "
+                f"and {durable.next_version} is what the learner has"
+            ),
+        )
+        self.happened["batch assembled before its version was announced"] += int(row.policy_version > durable.newest_version)
         batched = {group_id for batch in durable.batches.values() for group_id in batch.group_ids}
         for group_id in row.group_ids:
             self.require(

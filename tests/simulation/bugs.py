@@ -57,8 +57,8 @@ def _learner_dies_behind_a_checkpoint() -> tuple[Event, ...]:
     """Which the broker, away at the time, has not heard of."""
     events: list[Event] = []
     for at in (1.0, 4.0, 8.0):
-        events.append(Event(at=at, kind="kill_when", target=("broker",), seconds=3.0, point="publishing"))
-        events.append(Event(at=at, kind="kill_when", target=("learner",), seconds=1.0, amount=0.5, point="saving"))
+        events.append(Event(at=at, kind="kill_when", target=("broker",), seconds=4.0, point="publishing"))
+        events.append(Event(at=at, kind="kill_when", target=("learner",), seconds=1.0, amount=1.6, point="saving"))
     return tuple(events)
 
 
@@ -191,8 +191,8 @@ BUGS = (
     Bug(
         name="a resumed learner begins one batch too late",
         module="services.learner.service",
-        old="self._next_batch = self._checkpointed_batch = state.batch_position",
-        new="self._next_batch = self._checkpointed_batch = state.batch_position + 1",
+        old="self._next_batch = self._saved_batch = state.batch_position",
+        new="self._next_batch = self._saved_batch = state.batch_position + 1",
         invariants=("G2", "no peer"),
         seed=6,
     ),
@@ -215,8 +215,8 @@ BUGS = (
     Bug(
         name="a checkpoint covers a batch whose report may be lost",
         module="services.learner.service",
-        old="if not self._is_acknowledged():",
-        new="if False:",
+        old="may_publish=acknowledged, wait_s",
+        new="may_publish=True, wait_s",
         invariants=("the ledger is whole",),
         weather=_learner_dies_behind_a_checkpoint(),
         seed=4,
@@ -224,8 +224,8 @@ BUGS = (
     Bug(
         name="loaded weights are not verified",
         module="services.rollout.sync",
-        old="            await self._verify(expected)\n",
-        new="",
+        old=", check=lambda: self._verify(expected))",
+        new=")",
         invariants=("G4", "G5"),
         seed=6,
     ),

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +119,9 @@ class SimEngine:
         await self._answer()
         self._running.set()
 
-    async def update_weights_from_disk(self, path: Path, version: int) -> None:
+    async def update_weights_from_disk(
+        self, path: Path, version: int, *, check: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         assert not self._running.is_set(), "weights are replaced while the engine generates"
         self._unknown = True
         self._true_version = None
@@ -143,6 +145,8 @@ class SimEngine:
         content = b"".join(data for _, data in sorted(self._loaded, key=lambda each: each[0].name))
         self._true_version = self._audit.version_of(version, content)
         self._audit.loaded(self._process.session, self._true_version)
+        if check is not None:
+            await check()
 
     async def weight_version(self) -> int | None:
         await self._answer()

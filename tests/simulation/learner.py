@@ -17,7 +17,7 @@ from protocol.messages import EndOfRun, Welcome
 from services.learner.conversation import BatchArrived, Conversation
 from services.learner.engine import LearnerEngine
 from services.learner.link import CALL_TIMEOUT_S
-from services.learner.snapshot import Snapshot
+from services.learner.snapshot import WeightCopy
 from services.learner.trainer import BatchReport
 from services.runtime.lifecycle import ServiceError
 from tests.simulation.audit import Audit
@@ -113,6 +113,10 @@ class SimLink:
     def refused(self) -> str:
         return self._conversation.refused
 
+    @property
+    def encoding(self) -> bool:
+        return self._conversation.encoding
+
     def wait_welcome(self, timeout_s: float) -> Welcome | None:
         try:
             return self._call(self._conversation.welcome(), timeout_s)
@@ -133,12 +137,21 @@ class SimLink:
         self.taken = taken if isinstance(taken, BatchArrived) else None
         return taken
 
-    def publish(self, snapshot: Snapshot, trained_batches: int) -> None:
-        self._audit.publishes(snapshot.policy_version, snapshot.data.tobytes())
-        self._deliver(self._conversation.publish(snapshot, trained_batches))
+    def wait_announced(self) -> None:
+        self._deliver(self._conversation.announced())
+
+    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
+        self._audit.publishes(policy_version, b"".join(tensor.data.tobytes() for tensor in weights.tensors))
+        self._deliver(self._conversation.publish(policy_version, weights, trained_batches))
 
     def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
         self._deliver(self._conversation.trained(index, policy_version, metrics))
+
+    def mark(self) -> int:
+        return self._call(self._conversation.mark(), CALL_TIMEOUT_S)
+
+    def acknowledged(self, mark: int) -> bool:
+        return self._call(self._conversation.acknowledged(mark), CALL_TIMEOUT_S)
 
     def checkpointed(self, next_batch: int, policy_version: int) -> None:
         self._deliver(self._conversation.checkpointed(next_batch, policy_version))
@@ -162,6 +175,63 @@ class SimLink:
                 return await coroutine
 
         return self.turns.call(within())
+
+
+class SimJob:
+    """What a thread would do, as a task of the process."""
+
+    def __init__(self, turns: Turns, task: "asyncio.Task[str | Exception]") -> None:
+        self._turns = turns
+        self._task = task
+
+    def ended(self, timeout_s: float) -> bool:
+        if not self._task.done():
+            self._turns.call(asyncio.wait([self._task], timeout=timeout_s))
+        return self._task.done()
+
+    def result(self) -> str:
+        result = self._task.result()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+class SimBackground:
+    """`services.learner.saving.Threads` in virtual time; ends with the process."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self._tasks = tasks
+        self.turns: Turns
+
+    def start(self, work: Callable[[], str]) -> SimJob:
+        async def begin() -> "asyncio.Task[str | Exception]":
+            return self._tasks.create_task(_result_of(work))
+
+        return SimJob(self.turns, self.turns.call(begin()))
+
+
+async def _result_of(work: Callable[[], str]) -> str | Exception:
+    try:
+        return await asyncio.to_thread(work)
+    except Exception as error:  # noqa: BLE001 - raised in the training thread
+        return error
+
+
+class SimCopy:
+    """The history as it was."""
+
+    def __init__(self, audit: Audit, history: list[tuple[int, ...]], digest: str) -> None:
+        self._audit = audit
+        self._history = history
+        self._digest = digest
+
+    def write(self, directory: Path) -> None:
+        self._audit.passes("saving")
+        directory.mkdir()
+        (directory / "history.json").write_text(json.dumps(self._history), encoding="utf-8")
+
+    def weights_digest(self) -> str:
+        return self._digest
 
 
 class _Config:
@@ -216,11 +286,13 @@ class SimTrainer:
         return repr(weights_after(self.history))
 
     def save_state(self, directory: Path) -> None:
-        self._audit.checkpoints(self.history, len(self.history))
-        self._audit.passes("saving")
-        directory.mkdir()
-        (directory / "history.json").write_text(json.dumps(self.history), encoding="utf-8")
+        self.copy_state().write(directory)
         self._take_time(self._rng.uniform(0.05, 0.3))
+
+    def copy_state(self) -> "SimCopy":
+        self._audit.checkpoints(self.history, len(self.history))
+        self._take_time(self._rng.uniform(0.01, 0.05))
+        return SimCopy(self._audit, list(self.history), self.weights_digest())
 
     def load_state(self, directory: Path) -> None:
         loaded = json.loads((directory / "history.json").read_text(encoding="utf-8"))

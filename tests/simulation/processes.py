@@ -39,7 +39,7 @@ from services.runtime.telemetry import Health
 from tests.simulation.audit import Audit
 from tests.simulation.engine import SimEngine, SimRewards
 from tests.simulation.episodes import SimEnvironment, SimTokenizer
-from tests.simulation.learner import SimLink, SimTrainer, Turns
+from tests.simulation.learner import SimBackground, SimLink, SimTrainer, Turns
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, SimContext
 
@@ -327,12 +327,21 @@ class LearnerProcess:
         self.trainer.link = link
         trainer: Any = self.trainer
         stopped = threading.Event()
-        service = LearnerService(
-            settings, trainer, link, clock=machinery.clock, health=health, metrics=metrics, stop=stopped, train=trainer.train
-        )
-        link.turns = Turns(service.run)
         try:
             async with asyncio.TaskGroup() as tasks:
+                background = SimBackground(tasks)
+                service = LearnerService(
+                    settings,
+                    trainer,
+                    link,
+                    clock=machinery.clock,
+                    health=health,
+                    metrics=metrics,
+                    stop=stopped,
+                    train=trainer.train,
+                    background=background,
+                )
+                link.turns = background.turns = Turns(service.run)
                 talking = tasks.create_task(conversation.run(lambda: None))
                 stopping = tasks.create_task(_forward(stop, stopped))
                 await link.turns.run()

@@ -26,6 +26,7 @@ CONSEQUENCES = (
     "message lost", "message duplicated", "connection timed out", "reconnected", "window full", "commit refused by the disk",
     "trajectory resumed", "lease of begun trajectory", "batch delivered again", "batch trained again",
     "group dropped: stale", "group dropped: failed", "evaluation done", "weights replaced under episodes",
+    "batch assembled before its version was announced",
     "weights changed within a piece", "weights damaged", "engine failed", "engine failed in an update", "reward failed",
     "log: lease_expired", "log: lease_of_former_session_ended", "log: session_replaced", "log: handshake_again",
     "log: resumed", "second learner turned away", "learner took over", "rollout was replaced",

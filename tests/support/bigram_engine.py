@@ -82,5 +82,23 @@ class BigramEngine:
         directory.mkdir()
         save_file({"table": self.table.detach()}, directory / "table.safetensors")
 
+    def copy_state(self) -> BigramCopy:
+        return BigramCopy(self)
+
     def load_state(self, directory: Path) -> None:
         self.table = load_file(directory / "table.safetensors")["table"].requires_grad_()
+
+
+class BigramCopy:
+    """What the engine's `save_state` would have written when this was made."""
+
+    def __init__(self, engine: BigramEngine) -> None:
+        self._table = engine.table.detach().clone()
+        self._digest = engine.weights_digest()
+
+    def write(self, directory: Path) -> None:
+        directory.mkdir()
+        save_file({"table": self._table}, directory / "table.safetensors")
+
+    def weights_digest(self) -> str:
+        return self._digest

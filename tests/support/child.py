@@ -3,6 +3,7 @@
 It tells what it does as lines in the named pipe: "NAME started PID", "NAME stopping".
 
 serve             until SIGTERM, then exit 0
+unhandled         is ended by SIGTERM
 stubborn          takes no notice of SIGTERM
 exit STATUS WORDS says WORDS ("last words") on standard error and exits
 crash-once FILE   dies by SIGKILL unless FILE exists, which it makes; then serves
@@ -33,6 +34,9 @@ def main(name: str, pipe: str, behaviour: str, *arguments: str) -> int:
     if behaviour == "crash-once" and not Path(arguments[0]).exists():
         Path(arguments[0]).touch()
         os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "unhandled":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.pause()
     while behaviour == "stubborn":
         signal.sigwait({signal.SIGTERM})
         tell("refuses")

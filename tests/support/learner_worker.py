@@ -27,13 +27,14 @@ from gspo.packing import PackedBatch, TrainGroup, pack
 from gspo.policy import load_policy
 from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
-from services.learner.checkpoint import CheckpointError, CheckpointState, load_checkpoint, save_checkpoint
+from services.learner.checkpoint import CheckpointError, CheckpointState, load_checkpoint
 from services.learner.engine import LearnerEngine
 from services.learner.engine_settings import LearnerEngineSettings
 from services.learner.export import export_model
 from services.learner.gradients import GradientError
 from services.learner.profile import BatchProfile, HostTimeline, StepProfile
 from services.learner.profile_report import as_json
+from services.learner.saving import CheckpointSaver, Threads
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch
 from services.runtime.clock import MonotonicClock
 from tests.support.sequences import load_groups
@@ -83,10 +84,15 @@ def stages(work: Path) -> dict[str, Any]:
         untouched = engine.weights_digest()
         metrics = train(engine, groups, mismatch)
         save_weights(engine, work / f"trained-{stage}-{world_size}.safetensors")
-        state = CheckpointState(policy_version=2, batch_position=1, mismatch=mismatch.state_dict())
-        path = save_checkpoint(engine, work / f"checkpoints-{stage}-{world_size}", state)
+        state = CheckpointState(policy_version=2, batch_position=1, mismatch=dict(mismatch.state_dict()))
+        saver = CheckpointSaver(engine, work / f"checkpoints-{stage}-{world_size}", keep=1, background=Threads())
+        saver.begin(state)
+        # Training goes on while it is written.
         train(engine, groups[::-1], mismatch, "proximal")
         went_on = engine.weights_digest()
+        path = None
+        while path is None:
+            path = saver.advance(newest_version=2, wait_s=1.0)
 
         resumed = LearnerEngine.create(work / "model", settings(stage))
         loaded = load_checkpoint(resumed, path)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 RESUMED_STEPS = 5
-JOB_FIELDS = ("resume", "steps", "save_after", "export", "unwritable_on", "replay", "model")
+JOB_FIELDS = ("resume", "steps", "save_after", "export", "unwritable_on", "replay", "model", "in_background")
 Results = list[dict[str, dict[str, Any]]]
 
 

@@ -23,10 +23,11 @@ from gspo.experts import ExpertPicks
 from gspo.logprobs import TokenLogProbs
 from gspo.packing import PackedBatch, TrainGroup, pack
 from gspo.staleness import MismatchTracker
-from services.learner.checkpoint import CheckpointError, CheckpointState, find_latest, load_checkpoint, save_checkpoint
+from services.learner.checkpoint import CheckpointError, CheckpointState, find_latest, load_checkpoint
 from services.learner.engine import LearnerEngine
 from services.learner.engine_settings import LearnerEngineSettings
 from services.learner.export import export_model
+from services.learner.saving import CheckpointSaver, Threads
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch
 from tests.support.learner_worker import OBJECTIVE, SETTINGS
 from tests.support.sequences import load_groups
@@ -52,8 +53,17 @@ class Job:
     """One step on a plain loss with the experts of `given_picks` in place of the routers' own, in place of `steps`."""
     unwritable_on: int = -1
     """This rank can write no file of more than 4 KiB."""
+    in_background: bool = False
+    """Begin to save, and go on when it is written."""
     export: bool = False
     """Write the weights as engines load them to NAME.safetensors, and an export to NAME-export."""
+
+
+def _save(engine: LearnerEngine, root: Path, state: CheckpointState, in_background: bool) -> None:
+    saver = CheckpointSaver(engine, root, keep=1, background=Threads() if in_background else None)
+    saver.begin(state)
+    while saver.pending is not None:
+        saver.advance(newest_version=state.policy_version, wait_s=1.0)
 
 
 def run(job: Job, work: Path) -> dict[str, Any]:
@@ -71,7 +81,8 @@ def run(job: Job, work: Path) -> dict[str, Any]:
         losses, norms, rates, metrics, scored = [], [], [], {}, []
         if job.replay:
             losses.append(replay_step(engine, groups))
-            save_checkpoint(engine, work / job.name, CheckpointState(policy_version=1, batch_position=1, mismatch={}))
+            state = CheckpointState(policy_version=1, batch_position=1, mismatch={})
+            _save(engine, work / job.name, state, job.in_background)
         for step in range(first, first + (0 if job.replay else job.steps)):
             metrics = train_batch(
                 engine,
@@ -87,7 +98,7 @@ def run(job: Job, work: Path) -> dict[str, Any]:
             rates.append(metrics["learning_rate"])
             if step + 1 == job.save_after:
                 state = CheckpointState(policy_version=1, batch_position=step + 1, mismatch={})
-                save_checkpoint(engine, work / job.name, state)
+                _save(engine, work / job.name, state, job.in_background)
         if job.export:
             weights = {name: tensor.clone() for name, tensor in engine.serving_weights()}
             if engine.rank == 0:

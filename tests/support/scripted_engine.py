@@ -1,7 +1,7 @@
 """An engine without a model: tokens are a function of what precedes them, and it stops where a test says so."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -109,7 +109,9 @@ class ScriptedEngine:
         self.calls.append("resume")
         self.paused = False
 
-    async def update_weights_from_disk(self, path: Path, version: int) -> None:
+    async def update_weights_from_disk(
+        self, path: Path, version: int, *, check: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self.calls.append(f"update {version}")
         assert self.paused
         if self.refuse_update:
@@ -122,6 +124,8 @@ class ScriptedEngine:
         self.version = version
         if self.said_version not in (None, version):
             raise EngineError(f"version {version} was loaded, but the server says that it serves {self.said_version}")
+        if check is not None:
+            await check()
 
     async def weight_version(self) -> int | None:
         return self.version if self.said_version is None else self.said_version

@@ -18,8 +18,8 @@ from services.learner.checkpoint import (
     load_checkpoint,
     reserve_version,
     reserved_version,
-    save_checkpoint,
 )
+from services.learner.saving import save_checkpoint
 from tests.support.bigram_engine import BigramEngine
 
 

@@ -139,6 +139,57 @@ def test_a_batch_is_assembled_only_for_the_published_version() -> None:
     assert pending.waiting_for == "weights trained on 2 batches to be published, version 2 was trained on 1"
 
 
+def batch_while_version_2_is_announced(world: LedgerHarness) -> LedgerHarness:
+    generate(world, 8, 1)
+    assert delivered(world.request_batch(0, 1)) == [0]
+    assert delivered(world.request_batch(1, 2)) == [1]
+    return world
+
+
+def test_a_batch_is_assembled_for_weights_that_are_being_announced_and_counts_its_lag_from_them() -> None:
+    world = batch_while_version_2_is_announced(harness())
+    batch = world.store.batch(1)[0]
+    assert (batch.policy_version, batch.stats.mean_lag) == (2, 1.0)
+    assert world.ledger.state.batches.next_version == 3
+    world.publish(2, 1)
+    world.trained(0, 1)
+    assert world.ledger.state.batches.next_version == 3, "the announcement changes nothing"
+
+
+def test_only_one_version_may_be_unannounced_when_a_batch_is_assembled() -> None:
+    world = batch_while_version_2_is_announced(harness(max_lag=3))
+    generate(world, 4, 1)
+    world.now += 2
+    (pending,) = replies(world.request_batch(2, 3), BatchPending)
+    assert pending.waiting_for == "version 3 to be published, 1 is the newest"
+    assert delivered(world.publish(2, 1)) == [2]
+
+
+def test_without_lag_a_batch_waits_for_the_announcement_of_its_version() -> None:
+    world = harness(max_lag=0)
+    generate(world, 4, 1)
+    assert delivered(world.request_batch(0, 1)) == [0]
+    assert world.lease(R1, 4, 1) == []
+    assert delivered(world.request_batch(1, 2)) == []
+    world.publish(2, 1)
+    generate(world, 4, 2)
+    assert delivered(world.request_batch(1, 2)) == [1]
+
+
+def test_a_batch_for_a_version_that_was_never_announced_is_delivered_again_as_it_was() -> None:
+    world = batch_while_version_2_is_announced(harness())
+    content = group_ids(world, 1)
+    world.restart()
+    reborn = Who("learner-2", "b")
+    world.tick(LEARNER_LEASE_S)
+    world.hello(reborn, "learner")
+    world.publish(3, 0, reborn)
+    assert delivered(world.request_batch(0, 3, reborn)) == [0]
+    assert delivered(world.request_batch(1, 4, reborn)) == [1]
+    assert (world.store.batch(1)[0].policy_version, group_ids(world, 1)) == (2, content)
+    assert world.ledger.state.batches.next_version == 5
+
+
 def test_a_publication_is_a_hint_to_every_rollout() -> None:
     world = harness()
     (hint,) = [action for action in world.publish(2, 0) if isinstance(action, Announce)]

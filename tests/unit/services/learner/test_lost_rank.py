@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch.distributed
 
-from services.learner.checkpoint import CheckpointState, save_checkpoint
+from services.learner.checkpoint import CheckpointState
 from services.learner.lost_rank import LostRankError, lost_ranks_named
+from services.learner.saving import save_checkpoint
 from services.runtime.lifecycle import ServiceError
 from tests.support.bigram_engine import BigramEngine
 

@@ -23,7 +23,7 @@ from services.learner.metrics import LearnerMetrics
 from services.learner.profile import NO_PROFILE, PHASES, BatchProfile, DeviceTimeline, HostTimeline, StepProfile
 from services.learner.profile_report import LINES_FILE, TABLE_FILE, ProfileFiles, table
 from services.learner.service import LearnerService
-from services.learner.snapshot import Snapshot
+from services.learner.snapshot import WeightCopy
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch
 from services.runtime.clock import MonotonicClock
 from services.runtime.settings import BatchSection, Learner, Run, Settings
@@ -254,6 +254,7 @@ class OneBatchLink:
     """Hands one batch over, acknowledges everything, and then asks for a stop."""
 
     waiting_for = refused = ""
+    encoding = False
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
@@ -275,7 +276,14 @@ class OneBatchLink:
 
     def resume(self, next_batch: int) -> None: ...
     def request(self, index: int, policy_version: int) -> None: ...
-    def publish(self, snapshot: Snapshot, trained_batches: int) -> None: ...
+    def wait_announced(self) -> None: ...
+    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None: ...
+    def mark(self) -> int:
+        return 0
+
+    def acknowledged(self, mark: int) -> bool:
+        return True
+
     def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None: ...
     def checkpointed(self, next_batch: int, policy_version: int) -> None: ...
 

@@ -170,6 +170,25 @@ async def test_an_update_that_the_server_reports_wrongly_leaves_the_engine_refus
     assert [(body["weight_version"], body["flush_cache"]) for body in updates] == [("5", True), ("4", True), ("4", False)]
 
 
+async def test_an_update_counts_only_after_the_check_of_what_was_loaded() -> None:
+    async def check() -> None:
+        async with asyncio.timeout(5):
+            while asked[-1][0] != "/model_info":  # noqa: ASYNC110 - it is asked meanwhile
+                await asyncio.sleep(0.001)
+        checked.append(len(checked))
+        if len(checked) == 1:
+            raise EngineError("something else was loaded")
+
+    checked: list[int] = []
+    async with scripted(lambda path, body: answer(200, {"success": True}), served_version="4") as (engine, asked):
+        with pytest.raises(EngineError, match="something else was loaded"):
+            await engine.update_weights_from_disk(Path("/w"), 4, check=check)
+        with pytest.raises(EngineError, match="nobody knows"):
+            await ask(engine)
+        await engine.update_weights_from_disk(Path("/w"), 4, check=check)
+    assert checked == [0, 1]
+
+
 async def outcome(awaitable: Awaitable[Any]) -> Any:
     """What is returned, or the EngineError that is raised."""
     try:

@@ -79,6 +79,21 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
         ("[learner]\nlearning_rate = nan\n", ["learner.learning_rate is nan", "finite number"]),
         ("[objective]\nnoise_z = inf\n", ["objective.noise_z is inf", "finite number"]),
         ("[objective]\nadaptive_clip_target = 1.0\n", ["objective.adaptive_clip_target is 1.0", "less than 1"]),
+        ("[learner]\nnode_rank = 1\n", ["learner.node_rank is 1 of 1 machines", "counts from 0"]),
+        (
+            "[learner]\nnum_nodes = 2\n",
+            ["learner.meeting_address is ''", "learner.num_nodes is 2", "HOST:PORT of machine 0"],
+        ),
+        (
+            "[learner]\nnum_nodes = 2\nmeeting_address = 'learner-0:port'\n",
+            ["learner.meeting_address is 'learner-0:port'", "such as learner-0:29500"],
+        ),
+        (
+            "[learner]\nnum_nodes = 2\nmeeting_address = 'learner-0:65536'\n",
+            ["learner.meeting_address is 'learner-0:65536'"],
+        ),
+        ("[learner]\nnum_nodes = 2\nmeeting_address = ':29500'\n", ["learner.meeting_address is ':29500'"]),
+        ("[learner]\noffload = 'gpu'\n", ["learner.offload is 'gpu'", "'optimizer_and_parameters'"]),
         ("[learner]\nbetas = [0.9, 1.0]\n", ["learner.betas.1 is 1.0", "less than 1"]),
         ("[run]\nseed = {a = 1}\n", ["run.seed is {'a': 1}", "valid integer"]),
         ("[run]\nseed = 1.5\n", ["run.seed is 1.5", "valid integer"]),

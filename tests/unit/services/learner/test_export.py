@@ -1,0 +1,81 @@
+"""An export that cannot be written."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from services.learner.export import ExportError, export_model
+from services.runtime.lifecycle import ServiceError
+from tests.support.small_disk import small_disk
+
+MIB = 1 << 20
+
+
+class _Config:
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def from_dict(cls, _: dict[str, Any]) -> "_Config":
+        return cls()
+
+    def save_pretrained(self, directory: Path) -> None:
+        (directory / "config.json").write_text("{}")
+
+
+class OneWeight:
+    """An engine with 1 MiB of weights in four tensors, which counts how many were asked for."""
+
+    rank = 0
+    model = SimpleNamespace(config=_Config(), generation_config=None, dtype=torch.float32)
+
+    def __init__(self) -> None:
+        self.num_gathered = 0
+
+    def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        for index in range(4):
+            self.num_gathered += 1
+            if self.rank == 0:
+                yield f"w{index}", torch.full((MIB // 16,), float(index))
+
+    def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+
+def export(engine: OneWeight, destination: Path, tokenizer_from: Path) -> Path:
+    return export_model(engine, destination, tokenizer_from=tokenizer_from, max_shard_bytes=MIB // 4)  # type: ignore[arg-type]
+
+
+def test_an_export_without_room_says_so_leaves_nothing_and_all_ranks_come_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with small_disk(tmp_path / "run", 4 * MIB) as disk:
+        before = export(OneWeight(), disk.path / "export", tmp_path / "model")
+        for room in (0, MIB // 2):  # for nothing, for some of it
+            disk.fill(room)
+            engine = OneWeight()
+            with pytest.raises(ExportError, match=r"export cannot be written: .* make room .* checkpoint, which is intact"):
+                export(engine, disk.path / "export", tmp_path / "model")
+            assert engine.num_gathered == 4
+            disk.empty()
+            assert [path.name for path in disk.path.iterdir()] == ["export"]
+        assert load_file(before / "model-00004-of-00004.safetensors")["w3"][0] == 3.0
+        export(OneWeight(), disk.path / "export", tmp_path / "model")
+
+
+def test_another_rank_is_told_that_the_first_could_not_write(tmp_path: Path) -> None:
+    class Second(OneWeight):
+        rank = 1
+
+        def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor + 1
+
+    (tmp_path / "model").mkdir()
+    engine = Second()
+    with pytest.raises(ServiceError, match="rank 0 could not; its log has the reason"):
+        export(engine, tmp_path / "export", tmp_path / "model")
+    assert engine.num_gathered == 4
