@@ -103,6 +103,7 @@ def all_runs(
             place = directory / f"ours-{seed}-{setting.replace(' ', '-')}"
             say(f"seed {seed}: this project, {setting}")
             runs.append(run_ours(config, place, [*common, *OURS[setting]], setting=setting, seed=seed, timeout_s=TIMEOUT_S))
+            say(f"  {runs[-1]}")
         for setting in theirs if index == 0 else [best["trl"]]:
             place = directory / f"theirs-{seed}-{setting.replace(' ', '-')}"
             say(f"seed {seed}: TRL, {setting}")
@@ -118,6 +119,7 @@ def all_runs(
                     timeout_s=TIMEOUT_S,
                 )
             )
+            say(f"  {runs[-1]}")
     return runs
 
 

@@ -54,6 +54,12 @@ class Run:
     def batches(self) -> int:
         return len(self.batch_ends_s)
 
+    def __str__(self) -> str:
+        reached = arrival(self.points)
+        target = "-" if reached is None else f"{reached.seconds:.1f} s, {reached.samples} samples"
+        cpu_s = sum(self.cpu_s.values())
+        return f"{self.seconds / self.batches:.2f} s a batch, {cpu_s:.2f} CPU s a batch, to {TARGET}: {target}"
+
     def seconds_of_a_later_batch(self, first: int) -> float:
         """Median over the batches from number `first` (counted from 1) to the last but one, end to end.
 

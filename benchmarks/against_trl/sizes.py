@@ -133,6 +133,7 @@ def main() -> None:
                 seed=settings.run.seed,
                 timeout_s=TIMEOUT_S,
             )
+            say(f"  {ours}")
             say(f"{shape}: TRL, {arguments.theirs}")
             theirs = run_theirs(
                 arguments.config,
@@ -144,6 +145,7 @@ def main() -> None:
                 samples_per_batch=samples,
                 timeout_s=TIMEOUT_S,
             )
+            say(f"  {theirs}")
             rows.append(Row(shape=shape, parameters=parameters, ours=ours, theirs=theirs))
     print(f"\n{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {' '.join(sys.argv[1:])}\n\n{table(rows)}")
     arguments.json.parent.mkdir(parents=True, exist_ok=True)

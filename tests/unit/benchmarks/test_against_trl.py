@@ -95,6 +95,11 @@ def test_seconds_of_a_later_batch_leave_out_the_first_ones() -> None:
         run.seconds_of_a_later_batch(5)
 
 
+def test_a_run_says_what_it_took_in_one_line() -> None:
+    assert str(a_run(s_per_batch=3.0)) == "3.00 s a batch, 1.50 CPU s a batch, to 0.85: 12.0 s, 1024 samples"
+    assert str(a_run(reached=False)).endswith("to 0.85: -")
+
+
 def test_rewards_are_compared_up_to_the_last_samples_at_which_both_were_evaluated() -> None:
     one = replace(a_run(), points=(point(0, 0, 0.1), point(1, 512, 0.1), point(2, 1024, 0.1)))
     other = replace(a_run(), points=(point(0, 0, 0.1), point(1, 512, 0.1), point(2, 1280, 0.1)))

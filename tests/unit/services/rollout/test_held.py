@@ -1,5 +1,6 @@
 """A rollout's copy: the learner's version bit for bit, or nothing."""
 
+import asyncio
 import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
@@ -174,6 +175,22 @@ def test_with_each_delta_a_sixteenth_of_the_rest_is_looked_at_and_no_more() -> N
         apply(held, a_delta(versions[1], versions[2]))
 
 
+async def test_nobody_gets_a_version_that_is_being_checked() -> None:
+    """Not the former one, whose bytes change, nor the new one before whoever takes it has been told."""
+    bits = first_bits()
+    base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1))
+    held = holding(base)
+    delta = a_delta(base, snapshot)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(held.take(delta.manifest, bytearray(delta.data.tobytes())))
+        await asyncio.sleep(0)
+        # The thread does its work, and the loop does not get its turn yet.
+        while held.policy_version != 2:
+            assert held.parts(1, 0) is None
+        assert held.parts(2, 0) is None
+    assert held.parts(2, 0) is not None
+
+
 async def test_what_comes_next_can_be_had_here_in_a_moment() -> None:
     snapshot = snapshot_of(5, first_bits())
     held = HeldWeights()
@@ -221,6 +238,9 @@ def with_another(manifest: Manifest) -> Manifest:
         (swapped, r"bucket at \d+ begins before"),
         (changed_bucket(0, offset=0, num_elements=300), "changes tensor a, of which no digest came"),
         (changed_bucket(1, num_elements=71), "changes tensor d, of which no digest came"),
+        # One element, and one byte, too far.
+        (changed_bucket(1, num_elements=8), "changes tensor d, of which no digest came"),
+        (changed_bucket(0, offset=11), "changes tensor tiny, of which no digest came"),
         (changed_bucket(1, num_absolute=1), "streams, 6 expected"),
         (lambda manifest: structs.replace(manifest, digest="0" * 64), "the base was another one"),
     ],
