@@ -81,8 +81,8 @@ def test_the_bare_step_is_the_gradient_of_the_mean_log_prob_of_all_packed_tokens
 
 
 def test_a_ratio_is_of_one_round_and_says_how_many_times_as_many_tokens() -> None:
-    ours, theirs = Cost([1.0, 2.0, 4.0], [1.0, 1.0, 1.0]), Cost([2.0, 2.0, 2.0], [3.0, 3.0, 3.0])
-    assert speed_ratio(ours, theirs) == {"ratio": 1.0, "low": 0.75, "high": 1.5, "wall_ratio": 3.0}
+    ours, theirs = Cost([1.0, 2.0, 2.0], [1.0, 1.0, 1.0]), Cost([2.0, 2.0, 2.0], [3.0, 3.0, 3.0])
+    assert speed_ratio(ours, theirs) == {"ratio": 1.0, "low": 1.0, "high": 1.5, "wall_ratio": 3.0}
     assert summary(ours, 100)["tokens_per_cpu_s"] == 50.0
     assert summary(ours, 100)["tokens_per_s"] == 100.0
 
