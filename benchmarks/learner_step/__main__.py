@@ -50,7 +50,14 @@ DTYPES = ("float32", "bfloat16")
 
 
 def compare(
-    shape: Shape, dtype: str, size: tuple[int, int, int], rounds: int, *, with_trl: bool, work: Path
+    shape: Shape,
+    dtype: str,
+    size: tuple[int, int, int],
+    rounds: int,
+    *,
+    limit_s: float,
+    with_trl: bool,
+    work: Path,
 ) -> dict[str, Any]:
     """All kinds of steps on one batch; costs by kind and ratios."""
     sequences, longest, budget = size
@@ -72,7 +79,7 @@ def compare(
             num_micro_batches += 1
         trl = TrlTrainer(shape, dtype, work, num_micro_batches=num_micro_batches, rows=sequences)
         steps["TRL"] = trl.step(groups)
-    costs = take_turns(steps, rounds)
+    costs = take_turns(steps, rounds, limit_s=limit_s)
     total = num_tokens(groups)
     pairs = [("learner", "bare"), ("learner", "bare + AdamW"), ("learner, proximal", "bare + AdamW, proximal")]
     pairs += [("learner", "TRL"), ("bare + AdamW", "TRL")] if with_trl else []
@@ -82,6 +89,7 @@ def compare(
         "dtype": dtype,
         "tokens": total,
         "sequences": sequences,
+        "rounds": len(costs["learner"].cpu_s),
         "micro_batches": {"packed": len(packed_micro_batches(groups, budget)), "TRL": num_micro_batches},
         "padding_efficiency": padding_efficiency(groups),
         "steps": {name: summary(cost, total) for name, cost in costs.items()},
@@ -111,6 +119,7 @@ def main() -> int:
     """Measure, print, write; 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="per comparison (default: %(default)s)")
+    parser.add_argument("--limit-s", type=float, default=120.0, help="of a comparison (default: %(default)s)")
     parser.add_argument("--models", nargs="+", choices=sorted(SIZES), default=list(SIZES))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--no-trl", action="store_true", help="leave TRL out, also where it is installed")
@@ -126,7 +135,15 @@ def main() -> int:
             shape, *size = SIZES[name]
             for dtype in arguments.dtypes:
                 print(f"{name}, {dtype} ...", file=sys.stderr, flush=True)
-                row = compare(shape, dtype, tuple(size), arguments.rounds, with_trl=with_trl, work=Path(work))
+                row = compare(
+                    shape,
+                    dtype,
+                    tuple(size),
+                    arguments.rounds,
+                    limit_s=arguments.limit_s,
+                    with_trl=with_trl,
+                    work=Path(work),
+                )
                 comparisons.append(row)
     figures: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
@@ -134,7 +151,7 @@ def main() -> int:
         "processor": platform.processor() or platform.machine(),
         "rounds": arguments.rounds,
         "comparisons": comparisons,
-        "growth": [] if arguments.no_growth else growth(max(2, arguments.rounds // 2)),
+        "growth": [] if arguments.no_growth else growth(max(2, arguments.rounds // 2), limit_s=arguments.limit_s / 8),
         "goals": verdicts(comparisons),
     }
     figures["seconds"] = time.monotonic() - begin

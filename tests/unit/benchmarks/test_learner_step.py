@@ -94,6 +94,11 @@ def test_steps_take_turns_in_both_orders_and_the_first_round_is_not_counted() ->
     assert [len(cost.cpu_s) for cost in costs.values()] == [2, 2]
 
 
+def test_a_limit_ends_the_rounds_early_but_one_is_counted() -> None:
+    costs = take_turns({"a": lambda: None}, rounds=5, limit_s=0.0)
+    assert len(costs["a"].cpu_s) == 1
+
+
 def a_comparison(bare: float, trl: float) -> dict:
     cost = summary(Cost([1.0], [1.0]), 10)
     ratios = {
@@ -106,6 +111,7 @@ def a_comparison(bare: float, trl: float) -> dict:
         "parameters": 1_500_000,
         "tokens": 10,
         "sequences": 8,
+        "rounds": 1,
         "micro_batches": {"packed": 2, "TRL": 4},
         "padding_efficiency": 0.3,
         "steps": {"learner": cost},
