@@ -23,8 +23,9 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
-	bench-slow-learner bench-resume bench-autoscaling test lint types contracts unit test-demo test-wheel \
-	test-parity test-deploy test-pods test-faults test-ranks test-monitoring test-soak kills fuzz monitor images clean
+	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-pipeline bench-trl bench-weights \
+	test lint types contracts unit test-demo test-wheel test-parity test-deploy test-pods test-faults test-ranks test-gpu \
+	test-monitoring test-soak kills fuzz monitor images clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -79,6 +80,21 @@ bench-resume: setup ## how long broker and learner take to come back, by the siz
 bench-autoscaling: setup ## a simulated fleet under Kubernetes' autoscaler; about 5 minutes
 	$(BIN)/python -m benchmarks.autoscaling --jobs 2
 
+bench-step: $(PARITY)/.installed models/tiny/config.json ## the learner's step beside the bare model's and beside TRL's; needs the package index
+	$(PARITY)/bin/python -m benchmarks.learner_step --json runs/learner_step.json
+
+bench-logprobs: setup ## what log-probs take of memory, by tokens and vocabulary
+	$(BIN)/python -m benchmarks.logprob_memory --plot docs/images/logprob_memory.png
+
+bench-pipeline: setup models/tiny/config.json ## the whole run beside SGLang alone and the learner alone, asynchronous beside synchronous
+	$(BIN)/python -m benchmarks.pipeline
+
+bench-trl: $(PARITY)/.installed models/tiny/config.json ## seconds to a held-out reward of 0.85, beside TRL's GRPOTrainer; needs the package index
+	$(PARITY)/bin/python -m benchmarks.against_trl --seeds 0 1 2
+
+bench-weights: setup ## weight updates: bytes of deltas, rates, egress to 32 rollouts, the pause of generation
+	$(BIN)/python -m benchmarks.weight_updates
+
 test: lint types contracts unit ## set up; lint, types, import contracts, and all fast tests
 
 lint: setup
@@ -92,7 +108,7 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 unit: setup
-	$(BIN)/python -m pytest -m "not demo and not packaging and not parity and not deploy and not monitoring and not pods and not faults and not ranks"
+	$(BIN)/python -m pytest -m "not demo and not packaging and not parity and not deploy and not monitoring and not pods and not faults and not ranks and not gpu"
 
 test-demo: setup models/tiny/config.json ## whole demo runs: three seeds, kills of each process
 	$(BIN)/python -m pytest -m demo
@@ -120,6 +136,9 @@ test-faults: setup models/tiny/config.json ## whole runs of real processes with 
 
 test-ranks: setup ## the learner on four ranks: gradients, clipping, resume on other ranks
 	$(BIN)/python -m pytest -m ranks tests/ranks
+
+test-gpu: setup ## the learner on one GPU: NCCL, bfloat16, variable-length attention, memory, tokens/s and MFU; needs a CUDA build of torch
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 test-pods: setup models/tiny/config.json ## the demo and its scaling as Kubernetes would run them, pods being network namespaces; needs root, kubectl, nft
 	@command -v nft >/dev/null || { echo "nft not found: install nftables (Debian: apt-get install nftables)"; exit 1; }

@@ -1,8 +1,8 @@
 """What a training step costs beside the bare model, and beside TRL's, on the same tokens; and how it grows.
 
-make bench-step            # or: .venv-parity/bin/python -m benchmarks.learner_step --rounds 7 --json learner_step.json
+make bench-step            # or: .venv-parity/bin/python -m benchmarks.learner_step --rounds 9 --json learner_step.json
 
-Everything is on one process and one thread: a tiny Qwen3-MoE (that of the demonstration) and one of some 20 million
+Everything is on one process and one thread: a tiny Qwen3-MoE (that of the demonstration) and one of 26 million
 parameters, float32 and bfloat16. A step is one optimizer step on one batch with long-tailed lengths of padding
 efficiency 0.3 (`batches`). Compared, taking turns in one process:
 
@@ -44,13 +44,20 @@ from benchmarks.learner_step.steps import Bare, Learner, packed_micro_batches
 
 EFFICIENCY = 0.3
 GOAL_BARE, GOAL_TRL = 0.9, 2.0
-SIZES = {TINY.name: (TINY, 96, 512, 4096), MEDIUM.name: (MEDIUM, 32, 384, 2048)}
+SIZES = {TINY.name: (TINY, 96, 512, 4096), MEDIUM.name: (MEDIUM, 16, 384, 1024)}
 """Model, sequences, longest answer, token budget of a micro-batch."""
 DTYPES = ("float32", "bfloat16")
 
 
 def compare(
-    shape: Shape, dtype: str, size: tuple[int, int, int], rounds: int, *, with_trl: bool, work: Path
+    shape: Shape,
+    dtype: str,
+    size: tuple[int, int, int],
+    rounds: int,
+    *,
+    limit_s: float,
+    with_trl: bool,
+    work: Path,
 ) -> dict[str, Any]:
     """All kinds of steps on one batch; costs by kind and ratios."""
     sequences, longest, budget = size
@@ -72,7 +79,7 @@ def compare(
             num_micro_batches += 1
         trl = TrlTrainer(shape, dtype, work, num_micro_batches=num_micro_batches, rows=sequences)
         steps["TRL"] = trl.step(groups)
-    costs = take_turns(steps, rounds)
+    costs = take_turns(steps, rounds, limit_s=limit_s)
     total = num_tokens(groups)
     pairs = [("learner", "bare"), ("learner", "bare + AdamW"), ("learner, proximal", "bare + AdamW, proximal")]
     pairs += [("learner", "TRL"), ("bare + AdamW", "TRL")] if with_trl else []
@@ -82,6 +89,7 @@ def compare(
         "dtype": dtype,
         "tokens": total,
         "sequences": sequences,
+        "rounds": len(costs["learner"].cpu_s),
         "micro_batches": {"packed": len(packed_micro_batches(groups, budget)), "TRL": num_micro_batches},
         "padding_efficiency": padding_efficiency(groups),
         "steps": {name: summary(cost, total) for name, cost in costs.items()},
@@ -110,7 +118,8 @@ def verdicts(comparisons: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> int:
     """Measure, print, write; 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="per comparison (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="per comparison (default: %(default)s)")
+    parser.add_argument("--limit-s", type=float, default=120.0, help="of a comparison (default: %(default)s)")
     parser.add_argument("--models", nargs="+", choices=sorted(SIZES), default=list(SIZES))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--no-trl", action="store_true", help="leave TRL out, also where it is installed")
@@ -126,7 +135,15 @@ def main() -> int:
             shape, *size = SIZES[name]
             for dtype in arguments.dtypes:
                 print(f"{name}, {dtype} ...", file=sys.stderr, flush=True)
-                row = compare(shape, dtype, tuple(size), arguments.rounds, with_trl=with_trl, work=Path(work))
+                row = compare(
+                    shape,
+                    dtype,
+                    tuple(size),
+                    arguments.rounds,
+                    limit_s=arguments.limit_s,
+                    with_trl=with_trl,
+                    work=Path(work),
+                )
                 comparisons.append(row)
     figures: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
@@ -134,7 +151,7 @@ def main() -> int:
         "processor": platform.processor() or platform.machine(),
         "rounds": arguments.rounds,
         "comparisons": comparisons,
-        "growth": [] if arguments.no_growth else growth(max(2, arguments.rounds // 2)),
+        "growth": [] if arguments.no_growth else growth(max(2, arguments.rounds // 2), limit_s=arguments.limit_s / 8),
         "goals": verdicts(comparisons),
     }
     figures["seconds"] = time.monotonic() - begin

@@ -25,7 +25,7 @@ VARIANTS: dict[str, list[tuple[Any, Shape, int]]] = {
 """What grows: its values, each with the model and the token budget."""
 
 
-def growth(rounds: int) -> list[dict[str, Any]]:
+def growth(rounds: int, *, limit_s: float) -> list[dict[str, Any]]:
     """A row per value, float32."""
     rows = []
     for what, variants in VARIANTS.items():
@@ -33,7 +33,8 @@ def growth(rounds: int) -> list[dict[str, Any]]:
             print(f"growth: {what} {value} ...", file=sys.stderr, flush=True)
             groups = groups_of_lengths(long_tailed_lengths(SEQUENCES, LONGEST, EFFICIENCY), shape.vocabulary)
             learner, bare = Learner(shape, "float32", budget), Bare(shape, "float32", budget)
-            costs = take_turns({"learner": learner.step(groups), "bare": bare.step(groups, with_adam=True)}, rounds)
+            steps = {"learner": learner.step(groups), "bare": bare.step(groups, with_adam=True)}
+            costs = take_turns(steps, rounds, limit_s=limit_s)
             rows.append(
                 {
                     "what": what,

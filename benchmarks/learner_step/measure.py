@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Mapping
@@ -20,10 +21,16 @@ class Cost:
     wall_s: list[float]
 
 
-def take_turns(steps: Mapping[str, Step], rounds: int) -> dict[str, Cost]:
-    """Every step once a round, forwards and backwards in turn, after one round that warms up."""
+def take_turns(steps: Mapping[str, Step], rounds: int, *, limit_s: float = math.inf) -> dict[str, Cost]:
+    """Every step once a round, forwards and backwards in turn, after one round that warms up.
+
+    No round begins later than `limit_s` after the beginning, but one is always counted.
+    """
+    begin = time.perf_counter()
     costs = {name: Cost([], []) for name in steps}
     for number in range(rounds + 1):
+        if number > 1 and time.perf_counter() - begin > limit_s:
+            break
         for name in steps if number % 2 else reversed(list(steps)):
             gc.collect()
             wall, cpu = time.perf_counter(), time.process_time()

@@ -27,7 +27,7 @@ def report_lines(figures: Mapping[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        f"{figures['seconds']:.0f} s in all, one thread, {figures['rounds']} rounds, torch {figures['torch']}",
+        f"{figures['seconds']:.0f} s in all, one thread, torch {figures['torch']}",
     ]
 
 
@@ -36,7 +36,7 @@ def _comparison(row: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{row['model']}, {row['parameters'] / 1e6:.2f} M parameters, {row['dtype']}: {row['tokens']:,} tokens of "
         f"{row['sequences']} sequences, padding efficiency {row['padding_efficiency']:.2f}, {micro['packed']} packed "
-        f"micro-batches ({micro['TRL']} padded)",
+        f"micro-batches ({micro['TRL']} padded), rounds: {row['rounds']}",
         "",
         "| step | CPU s | wall s | tokens / CPU s |",
         "|---|---|---|---|",

@@ -2,13 +2,12 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from benchmarks.pipeline.measures import CpuSample, cpu_shares, even_prompt, trained_batches
+from benchmarks.pipeline.measures import cpu_seconds, even_prompt, trained_batches
 from benchmarks.pipeline.run import RunRecord, run_pinned
 from benchmarks.pipeline.timeline import wall_time
 from benchmarks.pipeline.workload import MARKERS, Cores, Workload, run_files, write_config
@@ -49,12 +48,6 @@ def even_letters(pilot: RunRecord) -> int:
         learner_tokens=sum(int(row["num_tokens"]) for row in rows[1:]),
         episodes=sum(int(row["num_trajectories"]) for row in rows),
     )
-
-
-def cpu_seconds(samples: Sequence[CpuSample], begin: float, end: float, roles: Sequence[str]) -> float:
-    """Processor seconds of some roles between two moments."""
-    shares = cpu_shares(samples, begin, end)
-    return sum(shares.get(role, 0.0) for role in roles) * (end - begin)
 
 
 def letters_for(

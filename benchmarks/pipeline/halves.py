@@ -11,8 +11,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from benchmarks.pipeline.measures import TrainedBatch
-from benchmarks.pipeline.processes import now
+from benchmarks.pipeline.measures import CpuSample, TrainedBatch
+from benchmarks.pipeline.processes import ProcessWatch, now
 from benchmarks.pipeline.run import PINNED, cores_word
 from benchmarks.pipeline.workload import Cores
 from services.broker.reader import LEDGER_FILE, Reader, reading
@@ -192,6 +192,8 @@ class Halves:
     learner: Replayed
     sglang_at_once: Generated
     learner_at_once: Replayed
+    samples: list[CpuSample]
+    """Of their processes, all the time."""
 
 
 async def measure_halves(
@@ -208,7 +210,9 @@ async def measure_halves(
     Raises: ServerError, EngineError; RuntimeError when the replay fails.
     """
     run = settings.run.directory
-    async with sglang_server(settings, cores.rollout, directory / "sglang.log") as url:
+    watch = ProcessWatch()
+    async with sglang_server(settings, cores.rollout, directory / "sglang.log") as url, asyncio.TaskGroup() as watching:
+        samples = watching.create_task(watch.run({}), name="watch")
         sglang = await ask(url, settings, questions, cores.rollout)
         learner = await replay(run, directory / "replay", tokens, num_batches, cores.learner)
         ended = asyncio.Event()
@@ -216,4 +220,11 @@ async def measure_halves(
             asking = tasks.create_task(ask(url, settings, questions, cores.rollout, ended), name="ask")
             learner_at_once = await replay(run, directory / "replay-at-once", tokens, num_batches, cores.learner)
             ended.set()
-        return Halves(sglang=sglang, learner=learner, sglang_at_once=asking.result(), learner_at_once=learner_at_once)
+        samples.cancel()
+    return Halves(
+        sglang=sglang,
+        learner=learner,
+        sglang_at_once=asking.result(),
+        learner_at_once=learner_at_once,
+        samples=watch.samples,
+    )

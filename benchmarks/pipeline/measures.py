@@ -95,6 +95,12 @@ def cpu_shares(samples: Sequence[CpuSample], begin: float, end: float) -> dict[s
     return {role: (after.seconds.get(role, 0.0) - before.seconds.get(role, 0.0)) / passed for role in roles}
 
 
+def cpu_seconds(samples: Sequence[CpuSample], begin: float, end: float, roles: Sequence[str]) -> float:
+    """Processor seconds of some roles between two moments."""
+    shares = cpu_shares(samples, begin, end)
+    return sum(shares.get(role, 0.0) for role in roles) * (end - begin)
+
+
 def even_prompt(*, rollout_s: float, learner_s: float, action_tokens: float, target: float) -> float:
     """Prompt tokens with which training an episode of ``action_tokens`` takes ``target`` times as long as generating it.
 

@@ -16,7 +16,12 @@ from benchmarks.pipeline.measures import CpuSample
 SAMPLE_S: Final = 0.1
 LOOK_EVERY: Final = 50
 """The tree of processes is looked through anew every so many samples."""
-MODULES: Final = {"services.broker": "broker", "services.learner": "learner", "services.rollout": "agent"}
+MODULES: Final = {
+    "services.broker": "broker",
+    "services.learner": "learner",
+    "services.replay": "learner",
+    "services.rollout": "agent",
+}
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 SCHEDULER, SERVER = "scheduler", "server"
 

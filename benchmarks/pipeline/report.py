@@ -1,11 +1,13 @@
 """What is said of the measurements: figures, goals, and who waited for whom."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final
 
 from benchmarks.pipeline.halves import Generated, Halves, Replayed
 from benchmarks.pipeline.measures import (
+    CpuSample,
     Spread,
     TrainedBatch,
     cpu_shares,
@@ -18,11 +20,12 @@ from benchmarks.pipeline.measures import (
     trained_batches,
     waves,
 )
-from benchmarks.pipeline.processes import SCHEDULER
+from benchmarks.pipeline.processes import SCHEDULER, SERVER
 from benchmarks.pipeline.run import RunRecord
 from benchmarks.pipeline.timeline import Span, learner_spans, rollout_spans, share
 from benchmarks.pipeline.workload import Workload
 
+SGLANG: Final = (SCHEDULER, SERVER)
 GOAL_OF_HALVES: Final = 0.85
 GOAL_OF_SYNCHRONOUS: Final = 1.5
 LEFT_OUT_ALONE: Final = 2
@@ -57,6 +60,8 @@ class HalfFigures:
 
     tokens_per_s: Spread
     overall_tokens_per_s: float
+    cpu_us: float
+    """Processor microseconds of the half itself (SGLang without its client) for an action token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,14 +121,14 @@ def half_figures(halves: Halves) -> dict[str, HalfFigures]:
     """Of SGLang and the learner, each alone and both at once. Raises: ValueError for too few requests or batches."""
     at_once = steady(halves.learner_at_once.batches, first=LEFT_OUT_ALONE, last=0)
     return {
-        "sglang": sglang_figures(halves.sglang, 0.0, halves.sglang.end),
-        "learner": learner_figures(halves.learner),
-        "sglang_at_once": sglang_figures(halves.sglang_at_once, at_once[0].time, at_once[-1].time),
-        "learner_at_once": learner_figures(halves.learner_at_once),
+        "sglang": sglang_figures(halves.sglang, halves.samples, 0.0, halves.sglang.end),
+        "learner": learner_figures(halves.learner, halves.samples),
+        "sglang_at_once": sglang_figures(halves.sglang_at_once, halves.samples, at_once[0].time, at_once[-1].time),
+        "learner_at_once": learner_figures(halves.learner_at_once, halves.samples),
     }
 
 
-def sglang_figures(generated: Generated, begin: float, end: float) -> HalfFigures:
+def sglang_figures(generated: Generated, samples: Sequence[CpuSample], begin: float, end: float) -> HalfFigures:
     """Of what arrived between two moments, by waves. Raises: ValueError for too few requests."""
     marks = waves(generated.answered, generated.at_a_time, begin, end)
     if len(marks) < 2:
@@ -131,16 +136,27 @@ def sglang_figures(generated: Generated, begin: float, end: float) -> HalfFigure
             f"{len(generated.answered)} requests were answered, {generated.at_a_time} at a time: there must be three times "
             "as many at least; generate for more batches"
         )
+    rate = token_rate(generated.arrivals, marks[0], marks[-1])
     return HalfFigures(
         tokens_per_s=spread([token_rate(generated.arrivals, left, right) for left, right in pairwise(marks)]),
-        overall_tokens_per_s=token_rate(generated.arrivals, marks[0], marks[-1]),
+        overall_tokens_per_s=rate,
+        cpu_us=cpu_us_per_token(cpu_shares(samples, marks[0], marks[-1]), SGLANG, rate),
     )
 
 
-def learner_figures(replayed: Replayed) -> HalfFigures:
+def learner_figures(replayed: Replayed, samples: Sequence[CpuSample]) -> HalfFigures:
     """Without the first batches. Raises: ValueError for too few of them."""
     kept = steady(replayed.batches, first=LEFT_OUT_ALONE, last=0)
-    return HalfFigures(tokens_per_s=spread(rates(kept)), overall_tokens_per_s=overall_rate(kept))
+    rate = overall_rate(kept)
+    used = cpu_shares(samples, kept[0].time, kept[-1].time)
+    return HalfFigures(
+        tokens_per_s=spread(rates(kept)), overall_tokens_per_s=rate, cpu_us=cpu_us_per_token(used, ("learner",), rate)
+    )
+
+
+def cpu_us_per_token(cores_used: Mapping[str, float], roles: Sequence[str], tokens_per_s: float) -> float:
+    """Processor microseconds of some roles for a token: what it costs, however long it waits for a core."""
+    return 1e6 * sum(cores_used.get(role, 0.0) for role in roles) / tokens_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,10 +252,18 @@ def _where(found: Comparison) -> list[str]:
         ("lag: mean, most", [f"{run.mean_lag:.2f}, {run.max_lag:.0f}" for run in runs]),
         *((f"cores used: {role}", [f"{run.cpu.get(role, 0.0):.2f}" for run in runs]) for role in roles),
     ]
+    costs = [
+        (name, half.cpu_us, [cpu_us_per_token(run.cpu, roles_of, run.overall_tokens_per_s) for run in runs])
+        for name, half, roles_of in (("SGLang", found.sglang, SGLANG), ("learner", found.learner, ("learner",)))
+    ]
     return [
         f"| share of the time | max_lag {found.max_lag} | max_lag 0 |",
         "|---|---|---|",
         *(f"| {name} | {' | '.join(values)} |" for name, values in cells),
+        "",
+        f"| processor microseconds for an action token | alone | max_lag {found.max_lag} | max_lag 0 |",
+        "|---|---|---|---|",
+        *(f"| {name} | {alone:,.0f} | {' | '.join(f'{each:,.0f}' for each in whole)} |" for name, alone, whole in costs),
     ]
 
 

@@ -163,7 +163,7 @@ FLEET = Dashboard(
                    Query(rate("gspo_rollout_weight_bytes_total"), "fetched"))),
             Panel("Deltas", "percentunit", "Of what is fetched; the others are snapshots. 0 for a float32 model.",
                   (Query(share("gspo_rollout_weight_fetches_total", 'kind="delta"'), "deltas"),), top=1.0),
-            Panel("Weights from other rollouts", "/s", "By outcome; failed and damaged come from the learner after all.",
+            Panel("Weights from other rollouts", "/s", "By outcome; all but `fetched` come from the learner after all.",
                   (Query(rate("gspo_rollout_weight_sources_total", by="outcome"), "{{outcome}}"),
                    Query(rate("gspo_learner_weight_sources_failed_total"), "back at the learner"))),
             Panel("Damaged weights", "short", "Versions that were not what they should be, since the rollout began.",

@@ -4,10 +4,6 @@ import pytest
 import torch
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: the learner on one GPU (nccl, bfloat16), run by `make test-gpu`")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _gpu() -> None:
     if not torch.cuda.is_available():

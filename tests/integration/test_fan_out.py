@@ -181,6 +181,16 @@ async def test_what_a_neighbour_damages_is_found_and_comes_from_the_learner_inst
         assert learner.count("weight_sources_failed") == 1
 
 
+async def test_after_damage_the_learner_is_asked_for_its_own_bytes_once() -> None:
+    """Also for the snapshot that takes the place of a damaged delta, which others have fetched from each other."""
+    async with a_fleet(1) as (_, rollouts):
+        neighbours = rollouts[0].neighbours
+        assert not neighbours.next_request().direct
+        neighbours.were_wrong()
+        assert neighbours.next_request().direct
+        assert not neighbours.next_request().direct
+
+
 async def test_a_neighbour_that_is_gone_or_has_nothing_is_passed_over() -> None:
     async with a_fleet(5) as (learner, rollouts):
         first = learner.publish()

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.pipeline.__main__ import parser, workload_of
-from benchmarks.pipeline.balance import ROLLOUT_ROLES, cpu_seconds, letters_for
+from benchmarks.pipeline.balance import ROLLOUT_ROLES, letters_for
 from benchmarks.pipeline.environment import Letters, LettersOptions, letter_share
 from benchmarks.pipeline.halves import Generated, Halves, Replayed
 from benchmarks.pipeline.measures import (
     CpuSample,
     Spread,
     TrainedBatch,
+    cpu_seconds,
     cpu_shares,
     even_prompt,
     overall_rate,
@@ -62,7 +63,9 @@ def a_run(median: float, **changes: Any) -> RunFigures:
 
 
 def a_half(median: float) -> HalfFigures:
-    return HalfFigures(tokens_per_s=Spread(median=median, low=0.0, high=0.0, count=9), overall_tokens_per_s=median)
+    return HalfFigures(
+        tokens_per_s=Spread(median=median, low=0.0, high=0.0, count=9), overall_tokens_per_s=median, cpu_us=1e6 / median
+    )
 
 
 def a_comparison(*, sglang: float, learner: float, whole: float, synchronous: float) -> Comparison:
@@ -77,6 +80,10 @@ def a_comparison(*, sglang: float, learner: float, whole: float, synchronous: fl
         max_lag=2,
         same_weights=True,
     )
+
+
+def a_measurement(generated: Generated, learner: Replayed, samples: list[CpuSample]) -> Halves:
+    return Halves(sglang=generated, learner=learner, sglang_at_once=generated, learner_at_once=learner, samples=samples)
 
 
 def test_a_batch_s_rate_counts_from_the_end_of_the_batch_before() -> None:
@@ -197,6 +204,9 @@ def test_the_tables_say_figures_ratios_and_whether_a_goal_is_met() -> None:
     assert "| **3 of the slower of 1 and 2** | 0.90 | at least 0.85: met |" in lines
     assert "| **3 of 4** | 1.20 | at least 1.5: missed |" in lines
     assert "| cores used: scheduler | 0.80 | 0.80 |" in lines
+    # 0.8 and 1.0 cores for 720 and 600 tokens a second.
+    assert "| SGLang | 1,000 | 1,111 | 1,333 |" in lines
+    assert "| learner | 1,250 | 1,389 | 1,667 |" in lines
     assert goal_word(1.5, 1.5) == "at least 1.5: met"
 
 
@@ -206,7 +216,13 @@ def test_sglang_beside_the_learner_counts_only_while_the_learner_trains() -> Non
     trained = [TrainedBatch(index=index, time=6.0 + 4 * index, action_tokens=8) for index in range(4)]
     learner = Replayed(batches=trained, same_weights=True)
     generated = Generated(arrivals=arrivals, answered=[time for time, _ in arrivals], end=34.0, at_a_time=2)
-    figures = half_figures(Halves(sglang=generated, learner=learner, sglang_at_once=generated, learner_at_once=learner))
+    used = {"scheduler": 0.75, "server": 0.25, "learner": 0.5, "broker": 1.0}
+    samples = [
+        CpuSample(time=float(time), seconds={role: share * time for role, share in used.items()}) for time in range(40)
+    ]
+    figures = half_figures(a_measurement(generated, learner, samples))
+    assert figures["sglang_at_once"].cpu_us == pytest.approx(1e6 / 10)
+    assert figures["learner"].cpu_us == pytest.approx(1e6 * 0.5 / 2)
     assert figures["sglang_at_once"].overall_tokens_per_s == pytest.approx(10.0)
     # From the second answer to the last one that came while others were still sent.
     assert figures["sglang"].overall_tokens_per_s == pytest.approx((8 * 1000 + 8 * 10 + 16 * 100) / 32)
@@ -217,7 +233,7 @@ def test_requests_that_never_fill_sglang_are_no_measurement() -> None:
     learner = Replayed(batches=BATCHES, same_weights=True)
     idle = Generated(arrivals=[(1.0, 5)], answered=[1.0, 2.0, 3.0], end=2.5, at_a_time=2)
     with pytest.raises(ValueError, match="3 requests were answered, 2 at a time"):
-        half_figures(Halves(sglang=idle, learner=learner, sglang_at_once=idle, learner_at_once=learner))
+        half_figures(a_measurement(idle, learner, []))
 
 
 def test_a_run_has_the_workload_s_sizes_and_its_halves_their_cores(tmp_path: Path) -> None:
@@ -293,6 +309,7 @@ def test_roles_are_told_by_command_lines() -> None:
     assert role_of(["python", "-c", "from multiprocessing..."], "agent") == "agent"
     assert role_of(["sglang::scheduler"], "server") == "scheduler"
     assert role_of(["python", "-m", "services.sglang_cpu.launch"], "agent") == "server"
+    assert role_of(["python", "-m", "benchmarks.pipeline.pinned", "1", "services.replay", "run"], "") == "learner"
     assert role_of(["bash"], "") == ""
 
 

@@ -220,3 +220,13 @@ def test_the_head_holds_the_digests_of_what_changed() -> None:
         decode_digests(memoryview(head[:-1]), 11)
     with pytest.raises(ValueError, match="delta has 1 bytes, the bits of 11 tensors take 2"):
         decode_digests(memoryview(head[:1]), 11)
+
+
+@pytest.mark.parametrize("num_tensors", [1, 7, 8, 9, 15, 16, 17, 72, 73])
+def test_a_head_alone_is_a_delta_that_changes_nothing_or_only_names_what_it_leads_to(num_tensors: int) -> None:
+    tensors = [tensor(2 * index, 1, digest=f"{index:02x}") for index in range(num_tensors)]
+    num_bits_bytes = (num_tensors + 7) // 8
+    assert decode_digests(memoryview(encode_digests(tensors, [])), num_tensors) == ({}, num_bits_bytes)
+    last = num_tensors - 1
+    head = memoryview(encode_digests(tensors, [last]))
+    assert decode_digests(head, num_tensors) == ({last: bytes([last]) * 16}, num_bits_bytes + 16)

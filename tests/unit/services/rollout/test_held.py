@@ -1,5 +1,7 @@
 """A rollout's copy: the learner's version bit for bit, or nothing."""
 
+import asyncio
+import time
 import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
@@ -77,6 +79,7 @@ def test_a_chain_of_deltas_leads_to_what_the_snapshot_holds(history: list[dict[s
     assert held.manifest == newest.manifest
     assert bytes(held.data) == newest.data.tobytes()
     assert held.policy_version == len(history) + 1
+    assert b"".join(bytes(data) for _, data in held.tensors()) == newest.data.tobytes()
 
 
 def test_what_the_engine_has_not_got_yet_is_what_changed_since() -> None:
@@ -157,8 +160,9 @@ def test_a_base_that_is_not_what_it_should_be_is_found_though_no_delta_touches_i
             apply(held, a_delta(base, newest))
 
 
-def test_with_each_delta_a_sixteenth_of_the_rest_is_looked_at_and_no_more() -> None:
-    """Of 32 equal tensors two, in turn; the one that a delta changes is looked at anyhow."""
+@pytest.mark.parametrize("damaged_tensor", [3, 4])
+def test_with_each_delta_a_sixteenth_of_the_rest_is_looked_at_and_no_more(damaged_tensor: int) -> None:
+    """Of 32 equal tensors two, in turn; the one that a delta changes is looked at anyhow, and does not count."""
 
     def version(number: int) -> Snapshot:
         return build_snapshot(
@@ -167,11 +171,40 @@ def test_with_each_delta_a_sixteenth_of_the_rest_is_looked_at_and_no_more() -> N
 
     versions = [version(number) for number in range(1, 4)]
     held = holding(versions[0])
-    held.data[versions[0].manifest.tensors[3].offset] ^= 1
+    held.data[versions[0].manifest.tensors[damaged_tensor].offset] ^= 1
     apply(held, a_delta(versions[0], versions[1]))
     assert held.policy_version == 2
-    with pytest.raises(DamagedWeightsError, match="tensor t03 has digest"):
+    with pytest.raises(DamagedWeightsError, match=f"tensor t0{damaged_tensor} has digest"):
         apply(held, a_delta(versions[1], versions[2]))
+
+
+def test_whatever_ends_an_application_nothing_is_held_then() -> None:
+    """What is neither the one version nor the other must not be taken for one, also after an error that nobody expects."""
+    bits = first_bits()
+    base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1))
+    held = holding(base)
+    with pytest.raises(TypeError):
+        held.apply(a_delta(base, snapshot).manifest, "no bytes")  # type: ignore[arg-type]
+    assert held.manifest is None
+    assert held.policy_version == 0
+
+
+async def test_nobody_gets_a_version_that_is_being_checked() -> None:
+    """Not the former one, whose bytes change, nor the new one before whoever takes it has been told."""
+    bits = first_bits()
+    base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1))
+    held = holding(base)
+    delta = a_delta(base, snapshot)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(held.take(delta.manifest, bytearray(delta.data.tobytes())))
+        await asyncio.sleep(0)
+        # The thread does its work, and the loop does not get its turn yet.
+        deadline = time.monotonic() + 60
+        while held.policy_version != 2:
+            assert held.parts(1, 0) is None
+            assert time.monotonic() < deadline
+        assert held.parts(2, 0) is None
+    assert held.parts(2, 0) is not None
 
 
 async def test_what_comes_next_can_be_had_here_in_a_moment() -> None:
@@ -221,6 +254,9 @@ def with_another(manifest: Manifest) -> Manifest:
         (swapped, r"bucket at \d+ begins before"),
         (changed_bucket(0, offset=0, num_elements=300), "changes tensor a, of which no digest came"),
         (changed_bucket(1, num_elements=71), "changes tensor d, of which no digest came"),
+        # One element, and one byte, too far.
+        (changed_bucket(1, num_elements=8), "changes tensor d, of which no digest came"),
+        (changed_bucket(0, offset=11), "changes tensor tiny, of which no digest came"),
         (changed_bucket(1, num_absolute=1), "streams, 6 expected"),
         (lambda manifest: structs.replace(manifest, digest="0" * 64), "the base was another one"),
     ],
