@@ -30,8 +30,8 @@ may start another: N(f) + 1 <= B <= (f + L - v + 1) * B for all f >= p.
 After a learner's restart versions jump, and feasible(v) may be broken from outside. Rule 1 then refuses nothing that it
 does not have to, and rule 2 waits only where waiting helps: it compares with N(f) - B, the best that any choice can do.
 
-The version v may be one that is being announced: v counts assembled batches, and engines serve at most v in any case. A group
-of which nothing is generated then counts with the version before: lower than need be, so that it may only wait longer.
+The version v may be one that is being announced: v counts assembled batches, and engines serve at most v in any case. Groups
+of which nothing is generated then count with the version before: lower than need be, so that they may only wait longer.
 
 L = 0 is the synchronous mode: N(v) <= B, and nothing is granted between a batch and the publication after it.
 """
