@@ -84,10 +84,10 @@ bench-step: $(PARITY)/.installed models/tiny/config.json ## the learner's step b
 	$(PARITY)/bin/python -m benchmarks.learner_step --json runs/learner_step.json
 
 bench-logprobs: setup ## what log-probs take of memory, by tokens and vocabulary
-	$(BIN)/python -m benchmarks.logprob_memory --plot docs/images/logprob_memory.png
+	$(BIN)/python -m benchmarks.logprob_memory --plot docs/images/logprob_memory.png --json runs/logprob_memory.json
 
 bench-pipeline: setup models/tiny/config.json ## the whole run beside SGLang alone and the learner alone, asynchronous beside synchronous
-	$(BIN)/python -m benchmarks.pipeline
+	$(BIN)/python -m benchmarks.pipeline --plot docs/images/pipeline.png --json runs/pipeline.json
 
 bench-trl: $(PARITY)/.installed models/tiny/config.json ## seconds to a held-out reward of 0.85, beside TRL's GRPOTrainer; needs the package index
 	$(PARITY)/bin/python -m benchmarks.against_trl --seeds 0 1 2
@@ -138,7 +138,7 @@ test-ranks: setup ## the learner on four ranks: gradients, clipping, resume on o
 	$(BIN)/python -m pytest -m ranks tests/ranks
 
 test-gpu: setup ## the learner on one GPU: NCCL, bfloat16, variable-length attention, memory, tokens/s and MFU; needs a CUDA build of torch
-	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python -m pytest -m gpu -s tests/gpu
 
 test-pods: setup models/tiny/config.json ## the demo and its scaling as Kubernetes would run them, pods being network namespaces; needs root, kubectl, nft
 	@command -v nft >/dev/null || { echo "nft not found: install nftables (Debian: apt-get install nftables)"; exit 1; }
