@@ -93,7 +93,7 @@ def test_a_seed_is_replayed_to_the_letter() -> None:
 
 
 def test_a_failing_run_is_shortened_to_what_it_needs() -> None:
-    bug = next(bug for bug in BUGS if bug.name == "a chunk may overlap what is stored")
+    bug = next(bug for bug in BUGS if bug.name == "a version is not reserved before it is served")
     with planted(bug):
         runs = (simulate(bug.plan(seed)) for seed in range(bug.seed, bug.seed + 40))
         failing = next(outcome for outcome in runs if outcome.violation is not None)
