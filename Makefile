@@ -23,7 +23,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
-	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-pipeline bench-trl bench-weights \
+	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-pipeline bench-trl bench-weights bench-stalls \
 	test lint types contracts unit test-demo test-wheel test-parity test-deploy test-pods test-faults test-ranks test-gpu \
 	test-monitoring test-soak kills fuzz monitor images clean
 
@@ -91,6 +91,9 @@ bench-pipeline: setup models/tiny/config.json ## the whole run beside SGLang alo
 
 bench-trl: $(PARITY)/.installed models/tiny/config.json ## seconds to a held-out reward of 0.85, beside TRL's GRPOTrainer; needs the package index
 	$(PARITY)/bin/python -m benchmarks.against_trl --seeds 0 1 2
+
+bench-stalls: setup ## what training waits for when it publishes and saves; 2 minutes
+	$(BIN)/python -m benchmarks.training_stalls --json runs/stalls.json
 
 bench-weights: setup ## weight updates: bytes of deltas, rates, egress to 32 rollouts, the pause of generation
 	$(BIN)/python -m benchmarks.weight_updates
