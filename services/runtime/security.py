@@ -19,7 +19,8 @@ from zmq.utils import z85
 
 from protocol.messages import Role
 from services.runtime.configuration import ConfigurationError
-from services.runtime.settings import EXPOSED, SecuritySection, is_private
+from services.runtime.exposure import EXPOSED, is_private
+from services.runtime.settings import SecuritySection
 
 log = structlog.get_logger()
 

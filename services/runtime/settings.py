@@ -4,19 +4,17 @@ Precedence: file < environment (``GSPO_BATCH__MAX_LAG=2``) < command line (``--s
 Unknown keys are errors.
 """
 
-import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from services.runtime.exposure import EVERY_ADDRESS, EXPOSED, is_private
 from services.runtime.objective import objective_of
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
-EVERY_ADDRESS: Final = ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:")
-_LOOPBACK: Final = re.compile(r"127(\.\d{1,3}){3}|localhost|\[::1\]", re.IGNORECASE)
 
 
 class Section(BaseModel):
@@ -306,13 +304,6 @@ class Learner(Section):
         return self
 
 
-EXPOSED: Final = (
-    "other hosts can reach that, and without keys anybody there can join the run; set security.keys to a directory of keys "
-    "(`gspo keys DIRECTORY` makes one), or security.allow_plaintext = true where only the run's own machines reach it"
-)
-"""What is wrong with an endpoint that nothing protects, and both ways out."""
-
-
 class SecuritySection(Section):
     """Who may join the run; see docs/security.md."""
 
@@ -324,15 +315,6 @@ class SecuritySection(Section):
     metrics_host: str = "127.0.0.1"
     """Address that /metrics, /healthz and /readyz are bound to. 127.0.0.1: this host alone. 0.0.0.0: every interface, as
     Kubernetes's probes and Prometheus need. They are read-only, and neither encrypted nor authenticated."""
-
-
-def is_private(endpoint: str) -> bool:
-    """Whether no other host can reach ``endpoint``: ipc, inproc, or a loopback address; also when it is malformed."""
-    scheme, separator, rest = endpoint.partition("://")
-    if not separator or scheme in ("ipc", "inproc"):
-        return True
-    host = rest.rpartition(":")[0]
-    return not host or _LOOPBACK.fullmatch(host) is not None
 
 
 class Settings(BaseModel):

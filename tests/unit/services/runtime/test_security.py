@@ -7,6 +7,7 @@ import pytest
 import zmq
 
 from services.runtime.configuration import ConfigurationError, load_settings
+from services.runtime.exposure import is_private
 from services.runtime.gate import Penalties
 from services.runtime.security import (
     PLAINTEXT,
@@ -18,7 +19,7 @@ from services.runtime.security import (
     read_public_keys,
     write_key_pair,
 )
-from services.runtime.settings import SecuritySection, is_private
+from services.runtime.settings import SecuritySection
 from tests.support.keys import make_keys, secrets_in, security_of
 
 A, B, C, D = (bytes([letter]) * 40 for letter in b"ABCD")

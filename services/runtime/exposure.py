@@ -1,0 +1,22 @@
+"""Which endpoints other hosts can reach, and what to do about those that nothing protects."""
+
+import re
+from typing import Final
+
+EVERY_ADDRESS: Final = ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:")
+_LOOPBACK: Final = re.compile(r"127(\.\d{1,3}){3}|localhost|\[::1\]", re.IGNORECASE)
+
+EXPOSED: Final = (
+    "other hosts can reach that, and without keys anybody there can join the run; set security.keys to a directory of keys "
+    "(`gspo keys DIRECTORY` makes one), or security.allow_plaintext = true where only the run's own machines reach it"
+)
+"""What is wrong with an endpoint that nothing protects, and both ways out."""
+
+
+def is_private(endpoint: str) -> bool:
+    """Whether no other host can reach ``endpoint``: ipc, inproc, or a loopback address; also when it is malformed."""
+    scheme, separator, rest = endpoint.partition("://")
+    if not separator or scheme in ("ipc", "inproc"):
+        return True
+    host = rest.rpartition(":")[0]
+    return not host or _LOOPBACK.fullmatch(host) is not None
