@@ -116,7 +116,7 @@ BUGS: Final = (
         "checkpoint",
         "the newest checkpoint may be anywhere",
         "services.learner.checkpoint",
-        'if not name.startswith(_PREFIX) or "/" in name or "\\0" in name or len(name) > 100:',
+        'if not name.startswith(PREFIX) or "/" in name or "\\0" in name or len(name) > 100:',
         "if False:",
     ),
 )
