@@ -8,30 +8,35 @@ from typing import Any
 
 from benchmarks.learner_step.batches import groups_of_lengths, long_tailed_lengths, num_tokens
 from benchmarks.learner_step.measure import speed_ratio, summary, take_turns
-from benchmarks.learner_step.models import Shape, num_parameters
+from benchmarks.learner_step.models import MEDIUM, Shape, num_parameters
 from benchmarks.learner_step.steps import Bare, Learner
 
 BASE = Shape("growth", vocabulary=1024, hidden=96, layers=2, heads=3, experts=8, expert_hidden=96)
 SEQUENCES, LONGEST, BUDGET, EFFICIENCY = 32, 256, 2048, 0.3
 
-VARIANTS: dict[str, list[tuple[Any, Shape, int]]] = {
-    "token budget of a micro-batch": [(budget, BASE, budget) for budget in (256, 512, 1024, 2048, 4096)],
-    "layers": [(layers, replace(BASE, layers=layers), BUDGET) for layers in (1, 2, 4, 8)],
+VARIANTS: dict[str, list[tuple[Any, Shape, int, int]]] = {
+    "token budget of a micro-batch": [(budget, BASE, budget, SEQUENCES) for budget in (256, 512, 1024, 2048, 4096)],
+    "layers": [(layers, replace(BASE, layers=layers), BUDGET, SEQUENCES) for layers in (1, 2, 4, 8)],
     "hidden size": [
-        (hidden, replace(BASE, hidden=hidden, expert_hidden=hidden, heads=hidden // 32), BUDGET) for hidden in (64, 128, 256)
+        (hidden, replace(BASE, hidden=hidden, expert_hidden=hidden, heads=hidden // 32), BUDGET, SEQUENCES)
+        for hidden in (64, 128, 256)
     ],
-    "vocabulary": [(vocabulary, replace(BASE, vocabulary=vocabulary), BUDGET) for vocabulary in (1024, 8192, 32_768)],
+    "vocabulary": [
+        (vocabulary, replace(BASE, vocabulary=vocabulary), BUDGET, SEQUENCES) for vocabulary in (1024, 8192, 32_768)
+    ],
+    # The optimizer's work is per parameter and step: it shows where a step has few tokens for its parameters.
+    "sequences of a step": [(sequences, MEDIUM, BUDGET, sequences) for sequences in (16, 64, 192)],
 }
-"""What grows: its values, each with the model and the token budget."""
+"""What grows: its values, each with the model, the token budget, and the number of sequences."""
 
 
 def growth(rounds: int, *, limit_s: float) -> list[dict[str, Any]]:
     """A row per value, float32."""
     rows = []
     for what, variants in VARIANTS.items():
-        for value, shape, budget in variants:
+        for value, shape, budget, sequences in variants:
             print(f"growth: {what} {value} ...", file=sys.stderr, flush=True)
-            groups = groups_of_lengths(long_tailed_lengths(SEQUENCES, LONGEST, EFFICIENCY), shape.vocabulary)
+            groups = groups_of_lengths(long_tailed_lengths(sequences, LONGEST, EFFICIENCY), shape.vocabulary)
             learner, bare = Learner(shape, "float32", budget), Bare(shape, "float32", budget)
             steps = {"learner": learner.step(groups), "bare": bare.step(groups, with_adam=True)}
             costs = take_turns(steps, rounds, limit_s=limit_s)

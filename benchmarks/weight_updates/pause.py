@@ -23,6 +23,8 @@ from services.rollout.sync import WeightSync
 from services.runtime.clock import MonotonicClock
 
 WARM: Final = 2
+HIDDEN: Final = (256, 512)
+"""Sizes of the model: 39 and 155 MiB in bfloat16."""
 CALLS: Final = {
     "/pause_generation": "stop",
     "/update_weights_from_disk": "load",
@@ -54,13 +56,16 @@ class TimedEngine(Engine):
 
 
 def pause(num_updates: int) -> list[dict[str, Any]]:
-    """Medians over ``num_updates`` snapshots, and as many deltas of 1 % of the elements; 39 MiB in bfloat16."""
-    with tempfile.TemporaryDirectory(prefix="gspo-weight-updates-", dir="/dev/shm") as directory:
-        return asyncio.run(_pauses(Path(directory), num_updates))
+    """Medians over ``num_updates`` snapshots, and as many deltas of 1 % of the elements, for each size of model."""
+    rows: list[dict[str, Any]] = []
+    for hidden in HIDDEN:
+        with tempfile.TemporaryDirectory(prefix="gspo-weight-updates-", dir="/dev/shm") as directory:
+            rows += asyncio.run(_pauses(Path(directory), num_updates, hidden))
+    return rows
 
 
-async def _pauses(directory: Path, num_updates: int) -> list[dict[str, Any]]:
-    model = a_model(hidden=256, layers=6, experts=16).to(torch.bfloat16)
+async def _pauses(directory: Path, num_updates: int, hidden: int) -> list[dict[str, Any]]:
+    model = a_model(hidden=hidden, layers=6, experts=16).to(torch.bfloat16)
     model.save_pretrained(directory / "model")
     build_tokenizer().save_pretrained(directory / "model")
     options = ServerOptions(
