@@ -210,9 +210,6 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
         "--skip-tokenizer-init",
         "--incremental-streaming-output",
         "--enable-metrics",
-        # A group's prompts arrive together, and after a weight update all wait at once: in order of arrival each would
-        # compute the prompt for itself, in order of the longest known prefix one does for all.
-        "--schedule-policy", "lpm",
     ]  # fmt: skip
     if not cuda:
         # Sampling seeds are honoured in deterministic mode only. It is free here; on CUDA it costs throughput: ask for it

@@ -53,13 +53,6 @@ def test_on_cuda_the_stock_server_runs_and_further_arguments_come_last() -> None
     assert "SGLANG_PLATFORM" not in server_environment({}, cuda=True)
 
 
-@pytest.mark.parametrize("cuda", [False, True])
-def test_one_request_of_a_group_computes_its_prompt_for_all_unless_another_order_is_asked_for(cuda: bool) -> None:
-    assert value(server_command(options(), port=1234, cuda=cuda), "--schedule-policy") == "lpm"
-    other = server_command(options(extra_args=("--schedule-policy", "fcfs")), port=1234, cuda=cuda)
-    assert other[::-1][other[::-1].index("--schedule-policy") - 1] == "fcfs", "the last one counts"
-
-
 def test_what_a_server_leaves_behind_is_in_a_directory_of_its_own_but_for_compiled_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
