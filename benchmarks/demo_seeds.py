@@ -65,7 +65,7 @@ def measure(directory: Path, seed: int) -> Outcome:
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     evals = [row for row in rows if row["event"] == "eval"]
     batches = [row for row in rows if row["event"] == "batch"]
-    ready = ready_at(directory)
+    ready = max(served_at(directory))  # All processes were ready then.
     rewards = [row["eval/reward"] for row in evals]
     reached = [row["time"] - ready for row in evals if row["eval/reward"] >= TARGET]
     return Outcome(
@@ -83,8 +83,8 @@ def measure(directory: Path, seed: int) -> Outcome:
     )
 
 
-def ready_at(directory: Path) -> float:
-    """Wall time at which the last rollout first served verified weights: all processes were ready then."""
+def served_at(directory: Path) -> list[float]:
+    """Wall time at which each rollout of a run first served verified weights, in order of their names."""
     first = []
     for path in sorted((directory / "logs").glob("rollout-?.log")):
         lines: list[dict[str, Any]] = [
@@ -92,7 +92,7 @@ def ready_at(directory: Path) -> float:
         ]
         loaded = next(line for line in lines if line.get("event") == "weights_loaded")
         first.append(datetime.fromisoformat(loaded["timestamp"]).timestamp())
-    return max(first)
+    return first
 
 
 def table(outcomes: list[Outcome]) -> str:

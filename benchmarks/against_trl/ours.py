@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
 from benchmarks.against_trl.curve import Point, Run
+from benchmarks.demo_seeds import served_at
 from benchmarks.random_kills.memory import role
 from tests.support.run_process import RunProcess
 
@@ -71,7 +72,7 @@ def read_ours(directory: Path, cpu_s: dict[str, float], *, setting: str, seed: i
     """What a finished run recorded; `command_at` is the wall time of its start."""
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     batches = [row for row in rows if row["event"] == "batch"]
-    begin = first_sample_at(directory)
+    begin = min(served_at(directory))  # From then on samples could be drawn.
     samples = [0]
     for row in batches:
         samples.append(samples[-1] + row["num_trajectories"])
@@ -100,15 +101,3 @@ def read_ours(directory: Path, cpu_s: dict[str, float], *, setting: str, seed: i
             "trained, while training": sum(row["num_tokens"] for row in batches) / train_s,
         },
     )
-
-
-def first_sample_at(directory: Path) -> float:
-    """Wall time at which the first rollout served verified weights: from then on samples could be drawn."""
-    first = []
-    for path in sorted((directory / "logs").glob("rollout-?.log")):
-        lines: list[dict[str, Any]] = [
-            json.loads(line) for line in path.read_text(errors="replace").splitlines() if line.startswith("{")
-        ]
-        loaded = next(line for line in lines if line.get("event") == "weights_loaded")
-        first.append(datetime.fromisoformat(loaded["timestamp"]).timestamp())
-    return min(first)
