@@ -111,7 +111,8 @@ def ended_by_signals() -> Iterator[None]:
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: Callable[[], float | None]) -> int:
     """Until all have ended, or one has failed and the others had their time."""
     failed, failed_at = 0, 0.0
-    while any(process.poll() is None for process in ranks):
+    # All are asked, also behind one that lives: `returncode` is known only of those that were.
+    while None in [process.poll() for process in ranks]:
         now = time.monotonic()
         end = deadline()
         ended = [(rank, process.returncode) for rank, process in enumerate(ranks) if _failed(process, asked=end is not None)]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
+import pytest
 import pytest_asyncio
 
 from services.learner.ranks import Node, run_ranks
@@ -28,14 +29,15 @@ async def pipe(tmp_path: Path) -> AsyncIterator[Pipe]:
 
 @contextlib.asynccontextmanager
 async def launcher(pipe: Pipe, *behaviour: str, stop_s: float = 60.0) -> AsyncIterator[tuple[Process, list[psutil.Process]]]:
-    """Two ranks that have started."""
+    """Two ranks that have started, in the order of their ranks."""
     arguments = [str(stop_s), "rank", str(pipe.path), *behaviour]
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", LAUNCH, *arguments)
     ranks: list[psutil.Process] = []
     try:
-        for _ in range(2):
+        # They are started in this order, but the first to say so may be the second.
+        for pid in sorted([(await pipe.started())[1] for _ in range(2)]):
             with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended by now
-                ranks.append(psutil.Process((await pipe.started())[1]))
+                ranks.append(psutil.Process(pid))
         yield process, ranks
     finally:
         for each in ranks:
@@ -58,9 +60,10 @@ async def test_a_clean_stop_reaches_every_rank_and_ends_with_status_0(pipe: Pipe
         assert await status_of(process) == 0
 
 
-async def test_one_rank_that_dies_ends_the_others_and_names_its_signal(pipe: Pipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_one_rank_that_dies_ends_the_others_and_names_its_signal(pipe: Pipe, tmp_path: Path, rank: int) -> None:
     async with launcher(pipe, "when-told", "crash-once", str(tmp_path / "crashed")) as (process, ranks):
-        ranks[0].send_signal(signal.SIGUSR1)
+        ranks[rank].send_signal(signal.SIGUSR1)
         assert await pipe.line() == "rank stopping"
         assert await status_of(process) == 128 + signal.SIGKILL
 
@@ -78,9 +81,10 @@ async def test_a_rank_that_a_stop_ends_by_its_signal_has_not_failed(pipe: Pipe) 
         assert await status_of(process) == 0
 
 
-async def test_a_rank_that_somebody_else_ends_has_failed(pipe: Pipe) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_rank_that_somebody_else_ends_has_failed(pipe: Pipe, rank: int) -> None:
     async with launcher(pipe, "unhandled") as (process, ranks):
-        ranks[0].send_signal(signal.SIGTERM)
+        ranks[rank].send_signal(signal.SIGTERM)
         assert await status_of(process) == 128 + signal.SIGTERM
 
 
