@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks.conftest import REPLAY
 from tests.support.parallel_jobs import (
     RESUMED_STEPS,
     Results,
@@ -16,23 +17,8 @@ from tests.support.parallel_jobs import (
     require_weights,
     run_jobs,
 )
-from tests.support.training_groups import write_model_and_groups
 
 pytestmark = pytest.mark.ranks
-
-REPLAY = {"routing_replay": True, "max_grad_norm": 0.0}
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("four")
-    write_model_and_groups(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def one(work: Path) -> Results:
-    return run_jobs(work, 1, [gradient_job("single", zero_stage=0), job("replayed", zero_stage=0, replay=True, **REPLAY)])
 
 
 @pytest.fixture(scope="module")

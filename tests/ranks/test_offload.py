@@ -15,7 +15,6 @@ from tests.support.parallel_jobs import (
     require_same_future,
     run_jobs,
 )
-from tests.support.training_groups import write_model_and_groups
 
 pytestmark = pytest.mark.ranks
 
@@ -25,25 +24,15 @@ LAYOUTS = [(1, 1, "optimizer"), (1, 2, "optimizer"), (2, 2, "optimizer"), (3, 2,
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("offload")
-    write_model_and_groups(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def one(work: Path) -> Results:
-    return run_jobs(work, 1, [gradient_job("single", zero_stage=0), job("run", zero_stage=1, steps=1 + RESUMED_STEPS)])
-
-
-@pytest.fixture(scope="module")
 def two(work: Path) -> Results:
     jobs = [
         gradient_job(f"{stage}-{size}-{offload}", zero_stage=stage, expert_parallel=size, offload=offload)
         for stage, size, offload in LAYOUTS
     ]
     jobs += [
-        gradient_job(f"clipped-{stage}", zero_stage=stage, expert_parallel=2, offload="optimizer", max_grad_norm=0.01)
+        gradient_job(
+            f"offloaded-clipped-{stage}", zero_stage=stage, expert_parallel=2, offload="optimizer", max_grad_norm=0.01
+        )
         for stage in (1, 3)
     ]
     jobs += [
@@ -70,8 +59,8 @@ def test_gradients_are_those_of_one_process_that_keeps_everything(work: Path, on
 def test_the_norm_that_clips_is_that_of_all_ranks(work: Path, one: Results, two: Results) -> None:
     (norm,) = one[0]["single"]["norms"]
     for stage in (1, 3):
-        assert two[1][f"clipped-{stage}"]["norms"] == pytest.approx([norm], rel=1e-5)
-        require_gradients(work, f"clipped-{stage}", "single", scale=0.01 / (norm + 1e-6))
+        assert two[1][f"offloaded-clipped-{stage}"]["norms"] == pytest.approx([norm], rel=1e-5)
+        require_gradients(work, f"offloaded-clipped-{stage}", "single", scale=0.01 / (norm + 1e-6))
 
 
 def test_a_run_that_changes_what_it_keeps_where_goes_on_as_one_that_does_not(one: Results, two: Results) -> None:
