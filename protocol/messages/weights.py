@@ -118,8 +118,8 @@ class GroupRequest(Message, frozen=True, tag="group_request"):
     """Rollout -> learner: be ready to send a version into a process group of you and my engine."""
 
     policy_version: Version
-    device: Literal["cpu", "cuda"]
-    """The engine's: its checksums depend on it."""
+    device: Literal["cpu", "cuda", "xxh3"]
+    """What the engine's checksums are made with: SGLang's hash on that device, or XXH3."""
     group: Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)] = ""
     """The one that both are in already; empty: a new one is wanted, and an older one of this rollout's is over."""
 
@@ -135,7 +135,7 @@ class Group(Message, frozen=True, tag="group"):
     """Of the group's store, on the learner's host."""
     backend: Literal["gloo", "nccl"]
     checksums: Annotated[
-        dict[Annotated[str, Meta(min_length=1, max_length=1024)], Annotated[str, Meta(min_length=16, max_length=16)]],
+        dict[Annotated[str, Meta(min_length=1, max_length=1024)], Annotated[str, Meta(min_length=16, max_length=64)]],
         Meta(max_length=limits.MAX_TENSORS),
     ]
     """What the engine must say of each of its parameters when it holds the version."""

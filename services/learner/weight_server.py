@@ -26,7 +26,7 @@ from services.learner.groups import EngineGroups
 from services.learner.metrics import LearnerMetrics
 from services.learner.snapshot import Snapshot, SnapshotStore
 from services.runtime.channel import Incoming, RouterChannel
-from services.runtime.checksums import checksum_of
+from services.runtime.checksums import Hash, checksum_of
 from services.runtime.engine_parameters import checksums_of, merge
 from services.runtime.weight_server import ChunkServer, Parts
 
@@ -174,17 +174,17 @@ class WeightServer(ChunkServer):
 
 
 class ChecksumCache:
-    """What an engine says of the parameters of the newest version, worked out once for each kind of device."""
+    """What an engine says of the parameters of the newest version, worked out once for each hash."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], dict[str, str]] = {}
+        self._found: dict[tuple[str, Hash], dict[str, str]] = {}
 
-    def of(self, snapshot: Snapshot, device: str) -> dict[str, str]:
+    def of(self, snapshot: Snapshot, name: Hash) -> dict[str, str]:
         """By the engine's names; parameters of which parts are missing are not there. Takes seconds for each gigabyte."""
-        key = (snapshot.manifest.digest, device)
+        key = (snapshot.manifest.digest, name)
         if key not in self._found:
             data = snapshot.data.data
             tensors = [(each, data[each.offset : each.offset + each.num_bytes]) for each in snapshot.manifest.tensors]
-            found = checksums_of(merge(tensors), checksum_of(device))
+            found = checksums_of(merge(tensors), checksum_of(name))
             self._found = {known: each for known, each in self._found.items() if known[0] == key[0]} | {key: found}
         return self._found[key]

@@ -15,7 +15,7 @@ import structlog
 from protocol.messages import BroadcastRequest, Group, GroupRequest, Manifest, Refused, TensorInfo, WeightGone
 from services.rollout.engine import Engine, EngineError, PauseMode
 from services.rollout.engine_http import EngineHttp
-from services.rollout.verify import Verification, compare_checksums
+from services.rollout.verify import Verification, Verifier, compare_checksums
 from services.runtime.peer import PeerClient
 
 log = structlog.get_logger()
@@ -40,6 +40,7 @@ class EngineGroup:
     def __init__(self, engine: Engine, *, answer_s: float = ANSWER_S, bucket_bytes: int = BUCKET_BYTES) -> None:
         """``answer_s``: how long the learner, or the engine, may take for one thing."""
         self._engine = engine
+        self._verifier = Verifier(engine)
         self._answer_s = answer_s
         self._bucket_bytes = bucket_bytes
         self._name = ""
@@ -55,13 +56,14 @@ class EngineGroup:
 
         Raises: GroupError, EngineError.
         """
-        info = await self._engine.server_info()
-        if info.device not in ("cpu", "cuda"):
-            raise GroupError(f"no checksums are known for an engine on {info.device}")
+        try:
+            device = await self._verifier.hash()
+        except ValueError as error:
+            raise GroupError(str(error)) from error
         await client.send(
             GroupRequest(
                 policy_version=manifest.policy_version,
-                device=info.device,  # type: ignore[arg-type]
+                device=device,
                 group=self._name,
             )
         )
@@ -98,7 +100,7 @@ class EngineGroup:
 
     async def verify(self) -> Verification:
         """Compare what the engine says that it holds with what it must say. Raises: EngineError."""
-        verification = compare_checksums(self._expected, await self._engine.weights_checksums())
+        verification = compare_checksums(self._expected, await self._verifier.checksums())
         if verification.ok:
             self._num_failures = 0
         return verification

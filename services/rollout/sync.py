@@ -25,7 +25,7 @@ from services.rollout.group import EngineGroup, GroupError
 from services.rollout.held import HeldWeights
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.neighbours import Neighbours
-from services.rollout.verify import Expected, Verification, expect, verify_against
+from services.rollout.verify import Expected, Verification, Verifier
 from services.rollout.weights import DamagedError, FetchError, fetch_newest, newest_snapshot, write_for_engine
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError
@@ -72,6 +72,7 @@ class WeightSync:
         """
         self._context = context
         self._engine = engine
+        self._verifier = Verifier(engine)
         self._work_directory = work_directory
         self._pause_mode = pause_mode
         self._peer = peer
@@ -186,7 +187,7 @@ class WeightSync:
         self.loading = True
         try:
             # Before the pause: hashing takes longer than loading.
-            expected = await expect(self._engine, weights.tensors())
+            expected = await self._verifier.expect(weights.tensors())
             self.may_generate.clear()
             begin = self._clock.now()
             await self._engine.pause(self._pause_mode)
@@ -274,7 +275,7 @@ class WeightSync:
 
     async def _verify(self, expected: Expected) -> None:
         """Which version it serves the engine's client has asked already."""
-        self._require(await verify_against(self._engine, expected))
+        self._require(await self._verifier.verify(expected))
 
     @staticmethod
     def _require(verification: Verification) -> None:

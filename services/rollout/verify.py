@@ -14,7 +14,7 @@ import structlog
 
 from protocol.messages import TensorInfo
 from services.rollout.engine import Engine
-from services.runtime.checksums import checksum_of
+from services.runtime.checksums import Hash, checksum_of, hash_of
 from services.runtime.engine_parameters import EMBEDDING, HEAD, Buffer, Parameter, checksums_of, merge
 
 log = structlog.get_logger()
@@ -46,7 +46,51 @@ class Expected:
     parameters: Mapping[str, Parameter]
     checksums: Mapping[str, str]
     """Of the complete parameters, by name."""
-    dtype: str
+
+
+class Verifier:
+    """Asks one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._checksums: Mapping[str, str] | None = None
+        """The last that the engine told: they show what they are made with."""
+
+    async def hash(self) -> Hash:
+        """What the engine makes its checksums with; asks it for them, the first time.
+
+        Raises: EngineError, when the engine cannot say what it holds. ValueError for an engine on an unknown device.
+        """
+        info = await self._engine.server_info()
+        checksums = await self.checksums() if self._checksums is None else self._checksums
+        return hash_of(info.device, checksums.values())
+
+    async def checksums(self) -> dict[str, str]:
+        """Of each of the engine's parameters, by SGLang's names. Raises: EngineError."""
+        self._checksums = checksums = await self._engine.weights_checksums()
+        return checksums
+
+    async def expect(self, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Expected:
+        """What the engine will say when it has loaded these tensors: the slow half of the comparison, which needs no pause.
+
+        Raises: as `hash`.
+        """
+        checksum = checksum_of(await self.hash())
+        parameters = merge(tensors)
+        # Hashing can take seconds for each gigabyte: not in the event loop.
+        return Expected(parameters=parameters, checksums=await asyncio.to_thread(checksums_of, parameters, checksum))
+
+    async def verify(self, expected: Expected) -> Verification:
+        """Ask the engine what it holds, and compare. Raises: EngineError, when it cannot say so."""
+        verification = compare(expected.parameters, await self.checksums(), expected.checksums)
+        if not verification.ok:
+            log.warning(
+                "engine_weights_differ",
+                mismatched=len(verification.mismatched),
+                missing=len(verification.missing),
+                unsent=len(verification.unsent),
+            )
+        return verification
 
 
 async def verify_loaded(engine: Engine, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Verification:
@@ -54,34 +98,8 @@ async def verify_loaded(engine: Engine, tensors: Iterable[tuple[TensorInfo, Buff
 
     Raises: EngineError, when the engine cannot say what it holds.
     """
-    return await verify_against(engine, await expect(engine, tensors))
-
-
-async def expect(engine: Engine, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Expected:
-    """What the engine will say when it has loaded these tensors: the slow half of the comparison, which needs no pause.
-
-    Raises: EngineError, when the engine cannot say what it is.
-    """
-    info = await engine.server_info()
-    parameters = merge(tensors)
-    # Hashing takes seconds for each gigabyte: not in the event loop.
-    checksums = await asyncio.to_thread(checksums_of, parameters, checksum_of(info.device))
-    return Expected(parameters=parameters, checksums=checksums, dtype=info.dtype)
-
-
-async def verify_against(engine: Engine, expected: Expected) -> Verification:
-    """Ask the engine what it holds, and compare. Raises: EngineError, when it cannot say so."""
-    actual = await engine.weights_checksums()
-    verification = compare(expected.parameters, actual, expected.checksums)
-    if not verification.ok:
-        log.warning(
-            "engine_weights_differ",
-            engine_dtype=expected.dtype,
-            mismatched=len(verification.mismatched),
-            missing=len(verification.missing),
-            unsent=len(verification.unsent),
-        )
-    return verification
+    verifier = Verifier(engine)
+    return await verifier.verify(await verifier.expect(tensors))
 
 
 def compare(parameters: Mapping[str, Parameter], actual: Mapping[str, str], expected: Mapping[str, str]) -> Verification:

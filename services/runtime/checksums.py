@@ -1,14 +1,18 @@
-"""SGLang 0.5.23's hash of a parameter (sglang.srt.managers.mm_utils.tensor_hash), in hashlib and numpy."""
+"""An engine's hash of a parameter: SGLang 0.5.23's (sglang.srt.managers.mm_utils.tensor_hash), or services.sglang_cpu's."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Literal, cast
 
 import numpy as np
+import xxhash
 
+Hash = Literal["cpu", "cuda", "xxh3"]
+"""SGLang's hash on a device; or XXH3, which checksums that begin with "xxh3-" are made with."""
 Words = np.ndarray[Any, np.dtype[np.uint32]]
 Checksum = Callable[[Sequence[bytes | bytearray | memoryview]], str]
-"""From the bytes of a parameter, in pieces, to 16 hexadecimal digits."""
+"""From the bytes of a parameter, in pieces, to what the engine says of it."""
+_XXH3: Final = "xxh3-"
 
 _TILE_WORDS: Final = 8192
 _TILES_AT_ONCE: Final = 64
@@ -20,12 +24,27 @@ _POSITION_ROTATIONS: Final = (15, 13)
 _MASK_64: Final = 2**64 - 1
 
 
-def checksum_of(device: str) -> Checksum:
-    """The hash that a server on `device` ("cpu" or "cuda") uses. Raises: ValueError for another device."""
-    checksums: dict[str, Checksum] = {"cpu": sha256_checksum, "cuda": tiled_checksum}
-    if device not in checksums:
-        raise ValueError(f"no checksum is known for an engine on {device!r}, only on {sorted(checksums)}")
-    return checksums[device]
+def hash_of(device: str, checksums: Iterable[str]) -> Hash:
+    """The hash that the checksums of an engine on `device` are made with. Raises: ValueError for an unknown one."""
+    if any(checksum.startswith(_XXH3) for checksum in checksums):
+        return "xxh3"
+    if device in ("cpu", "cuda"):
+        return cast(Hash, device)
+    raise ValueError(f"no checksum is known for an engine on {device!r}, only on 'cpu' and 'cuda'")
+
+
+def checksum_of(name: Hash) -> Checksum:
+    """The function that a hash is."""
+    checksums: dict[Hash, Checksum] = {"cpu": sha256_checksum, "cuda": tiled_checksum, "xxh3": xxh3_checksum}
+    return checksums[name]
+
+
+def xxh3_checksum(parts: Sequence[bytes | bytearray | memoryview]) -> str:
+    """XXH3 of 128 bits, which runs as fast as memory is read; the name of the hash before it."""
+    state = xxhash.xxh3_128()
+    for part in parts:
+        state.update(part)
+    return _XXH3 + state.hexdigest()
 
 
 def sha256_checksum(parts: Sequence[bytes | bytearray | memoryview]) -> str:

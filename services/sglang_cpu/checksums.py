@@ -1,34 +1,21 @@
-"""SGLang's checksums of what a server holds, on all cores.
+"""The hash behind SGLang's checksums of what a server holds: XXH3 in place of SHA-256.
 
-/weights_checker hashes one parameter after the other, and nothing is generated meanwhile: of the pause of a weight update
-that was a third. SHA-256 releases the interpreter lock, so the same parameters are hashed side by side, to the same values.
-On a GPU SGLang hashes in a kernel, and this is not used.
+Nothing is generated while /weights_checker hashes, and with SHA-256 that was a third of the pause of a weight update. On a
+GPU SGLang does without cryptography, too: what it looks for is a load that went wrong, not an attacker in its own memory.
 """
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from types import ModuleType
-from typing import Any
+
+import torch
+
+from services.runtime.checksums import xxh3_checksum
 
 
-def hash_side_by_side(weight_checker: ModuleType, num_threads: int) -> None:
-    """Replace, in `sglang.srt.utils.weight_checker`, how `WeightChecker` gets its checksums.
+def hash_with_xxh3(weight_checker: ModuleType) -> None:
+    """Replace the hash of `sglang.srt.utils.weight_checker`. Checksums name it, so that nobody has to know who made them."""
+    weight_checker._hash_tensor = xxh3_of_tensor  # type: ignore[attr-defined]
 
-    It puts the hash of each parameter into a dictionary by name, and then asks for the hash of all of them: here it puts
-    what is still being worked out there, which the last step waits for.
-    """
-    hash_tensor: Callable[[Any], str] = weight_checker._hash_tensor
-    overall_checksum: Callable[[dict[str, str]], str] = weight_checker.overall_checksum
-    # Threads start with the first checksums: what is forked before that has none.
-    pool = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="checksum")
 
-    def begin(tensor: Any) -> Future[str]:
-        return pool.submit(hash_tensor, tensor)
-
-    def finish(checksums: dict[str, Any]) -> str:
-        for name, future in checksums.items():
-            checksums[name] = future.result()
-        return overall_checksum(checksums)
-
-    weight_checker._hash_tensor = begin  # type: ignore[attr-defined]
-    weight_checker.overall_checksum = finish  # type: ignore[attr-defined]
+def xxh3_of_tensor(tensor: torch.Tensor) -> str:
+    """The hash of a tensor's bytes, of any shape and type."""
+    return xxh3_checksum([tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data])

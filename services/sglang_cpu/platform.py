@@ -5,7 +5,6 @@ gloo, nothing is captured in graphs. Correct, not fast: scheduler, radix cache, 
 """
 
 import gc
-import os
 from typing import Any
 
 import psutil
@@ -22,13 +21,13 @@ class TorchCpuPlatform(SRTPlatform):
     device_type = "cpu"
 
     def init_backend(self) -> None:
-        """Replace, in each worker, three compiled functions without a PyTorch reference; hash weights on all cores."""
+        """Replace, in each worker, three compiled functions without a PyTorch reference, and the hash of weights."""
         import sglang.srt.batch_invariant_ops as batch_invariant_ops
         from sglang.srt.layers import sampler
         from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
         from sglang.srt.utils import weight_checker
 
-        from services.sglang_cpu.checksums import hash_side_by_side
+        from services.sglang_cpu.checksums import hash_with_xxh3
         from services.sglang_cpu.murmur import murmur_hash32
 
         # Routed-expert capture registers its host buffer with CUDA by default; there is nothing to register with.
@@ -37,7 +36,7 @@ class TorchCpuPlatform(SRTPlatform):
         # batch-invariant matrix products are Triton kernels without a CPU counterpart.
         sampler.murmur_hash32 = murmur_hash32
         batch_invariant_ops.enable_batch_invariant_mode = _keep_ordinary_kernels
-        hash_side_by_side(weight_checker, len(os.sched_getaffinity(0)))
+        hash_with_xxh3(weight_checker)
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Let --enable-deterministic-inference accept the only attention there is, with the prefix cache.

@@ -254,7 +254,7 @@ BUGS = (
         module="services.rollout.held",
         old="if digest != expected:",
         new="if False:",
-        invariants=("G5 what is held", "G4 only engines"),
+        invariants=("G5 what is held", "G4 only engines", "G5 only whole"),
     ),
     Bug(
         name="a failed update counts as served",

@@ -2,15 +2,19 @@
 
 import hashlib
 import random
+from typing import cast
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.messages import TensorInfo
-from services.rollout.verify import Verification, compare, compare_checksums
-from services.runtime.checksums import checksum_of, sha256_checksum, tiled_checksum
+from services.rollout.engine import Engine
+from services.rollout.verify import Verification, Verifier, compare, compare_checksums
+from services.runtime.checksums import Checksum, checksum_of, hash_of, sha256_checksum, tiled_checksum, xxh3_checksum
 from services.runtime.engine_parameters import checksums_of, merge
+from tests.support.scripted_engine import ScriptedEngine
 
 Tensor = tuple[TensorInfo, bytes]
 
@@ -132,6 +136,7 @@ def test_a_tensor_sent_twice_is_refused() -> None:
 def test_checksums_do_not_depend_on_how_the_bytes_are_cut(data: bytes, cut: int) -> None:
     assert sha256_checksum([data[:cut], data[cut:]]) == hashlib.sha256(data).hexdigest()[:16]
     assert tiled_checksum([data[:cut], data[cut:]]) == tiled_checksum([data])
+    assert xxh3_checksum([data[:cut], data[cut:]]) == "xxh3-" + xxhash.xxh3_128_hexdigest(data)
 
 
 def test_the_cuda_hash_is_that_of_sglangs_kernel() -> None:
@@ -142,4 +147,46 @@ def test_the_cuda_hash_is_that_of_sglangs_kernel() -> None:
 
 def test_an_engine_on_an_unknown_device_cannot_be_verified() -> None:
     with pytest.raises(ValueError, match="'npu'"):
-        checksum_of("npu")
+        hash_of("npu", ["221a36a16b5f8d4b"])
+
+
+def test_checksums_show_what_they_are_made_with() -> None:
+    plain, named = sha256_checksum([b"weights"]), xxh3_checksum([b"weights"])
+    assert [hash_of(device, [plain]) for device in ("cpu", "cuda")] == ["cpu", "cuda"]
+    assert [hash_of(device, [named]) for device in ("cpu", "cuda", "npu")] == ["xxh3"] * 3
+    assert [checksum_of(name) for name in ("cpu", "cuda", "xxh3")] == [sha256_checksum, tiled_checksum, xxh3_checksum]
+    assert hash_of("cpu", []) == "cpu", "an engine that says nothing holds nothing"
+
+
+class ChangingEngine(ScriptedEngine):
+    """Counts how often it is asked for its checksums, and makes them with ``checksum``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_asked = 0
+        self.checksum: Checksum = xxh3_checksum
+
+    async def weights_checksums(self) -> dict[str, str]:
+        self.num_asked += 1
+        return {name: self.checksum(parameter.parts) for name, parameter in merge(self.loaded.values()).items()}
+
+
+async def test_an_engine_is_asked_once_what_its_checksums_are_made_with() -> None:
+    engine = ChangingEngine()
+    engine.loaded = {info.name: (info, data) for info, data in layer()}
+    verifier = Verifier(cast(Engine, engine))
+    expected = await verifier.expect(layer())
+    assert engine.num_asked == 1
+    assert (await verifier.verify(expected)).ok
+    await verifier.expect(layer())
+    assert engine.num_asked == 2
+
+
+async def test_an_engine_that_makes_them_otherwise_than_before_is_believed_at_the_next_try() -> None:
+    engine = ChangingEngine()
+    engine.loaded = {info.name: (info, data) for info, data in layer()}
+    verifier = Verifier(cast(Engine, engine))
+    expected = await verifier.expect(layer())
+    engine.checksum = sha256_checksum
+    assert len((await verifier.verify(expected)).mismatched) == len(expected.parameters)
+    assert (await verifier.verify(await verifier.expect(layer()))).ok
