@@ -1,5 +1,6 @@
 """`gspo learner CONFIG`: wiring of the learner process; with several ranks it starts them."""
 
+import math
 import os
 import signal
 import sys
@@ -32,7 +33,7 @@ from services.runtime.lifecycle import (
 )
 from services.runtime.logs import configure_logging
 from services.runtime.settings import Learner, Settings
-from services.runtime.telemetry import Health, TelemetryServer
+from services.runtime.telemetry import LOOP_STALL_S, Health, TelemetryServer
 
 log = structlog.get_logger()
 
@@ -135,11 +136,18 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     rank = int(os.environ.get("RANK", "0"))
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry)
-    health = Health(clock, MAX_QUIET_S)
+    # Of rank 0 the thread that talks to the broker turns. Another rank has the training alone, which may last.
+    health = Health(clock, MAX_QUIET_S, max_stall_s=LOOP_STALL_S if rank == 0 else math.inf)
     engine_settings = engine_settings_of(settings, "cuda" if torch.cuda.is_available() else "cpu")
+    # One rank of each machine says that it lives and trains. Rank 0 alone has the learner's metrics.
     telemetry = (
-        TelemetryServer(settings.security.metrics_host, settings.learner.metrics_port, registry, health)
-        if rank == 0
+        TelemetryServer(
+            settings.security.metrics_host,
+            settings.learner.metrics_port,
+            registry if rank == 0 else CollectorRegistry(),
+            health,
+        )
+        if os.environ.get("LOCAL_RANK", "0") == "0"
         else nullcontext()
     )
     link = (
@@ -150,6 +158,9 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
             with ended_by_signals() if is_rank() else nullcontext():
                 if stop.is_set():
                     return
+                if rank != 0:
+                    meeting_place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+                    health.not_ready(f"waiting for rank 0 at {meeting_place}")
                 init_distributed(engine_settings.device, engine_settings.collective_timeout_s)
             engine = LearnerEngine.create(settings.model.path, engine_settings)
         except ValueError as error:

@@ -252,6 +252,7 @@ class LearnerService:
         self._profile.end_batch(batch.index, self._engine.sum_over_ranks)
 
     def _report(self, index: int, metrics: Mapping[str, float], *, num_tokens: int, items: int) -> None:
+        self._health.progress()
         if self._link is None:
             return
         self._metrics.batches.inc()
@@ -261,7 +262,6 @@ class LearnerService:
         self._metrics.train_seconds.observe(metrics["train_s"])
         self._metrics.publish_seconds.observe(metrics["publish_s"])
         self._metrics.set_diagnostics(metrics)
-        self._health.progress()
         self._link.trained(index, self._policy_version, dict(metrics))
         log.info("batch_trained", batch=index, policy_version=self._policy_version, train_s=round(metrics["train_s"], 3))
 
@@ -281,6 +281,7 @@ class LearnerService:
             if self._link is None:
                 for _ in weights:
                     pass
+                self._health.progress()
                 return
             copied = copy_weights(weights)
         with self._profile.phase("publish"):
@@ -359,9 +360,8 @@ class LearnerService:
         export_model(
             self._engine, destination, tokenizer_from=self._settings.model.path, dtype=DTYPES[self._settings.model.dtype]
         )
-        if self._link is None:
-            return
-        log.info("run_complete", reason=end.reason, export=str(destination))
+        if self._link is not None:
+            log.info("run_complete", reason=end.reason, export=str(destination))
         self._flush()
         self._serve_until_stopped()
 
@@ -371,9 +371,12 @@ class LearnerService:
             log.warning("broker_did_not_acknowledge", waited_s=FLUSH_S)
 
     def _serve_until_stopped(self) -> None:
-        """Rollouts that join, or still evaluate the last version, must be able to fetch it."""
-        assert self._link is not None
+        """Rollouts that join, or still evaluate the last version, must be able to fetch it. Collective.
+
+        All ranks stay with rank 0: of a machine whose ranks have ended Kubernetes starts others, which would meet nobody.
+        """
         # Not `stop.wait`: its lock and that of `set`, called by the signal's handler in this very thread, are one.
-        while not self._stop.is_set():
+        while not stop_anywhere(self._engine, self._stop.is_set()):
             self._health.progress()
-            self._link.take(POLL_S)
+            if self._link is not None:
+                self._link.take(POLL_S)

@@ -289,7 +289,8 @@ class Learner(Section):
     advertised_weights_endpoint: str = ""
     """What rollouts connect to when it differs from weights_endpoint (a service name); empty: the same."""
     metrics_port: Port = 9102
-    """/metrics, /healthz and /readyz; 0: any free port (logged)."""
+    """/metrics, /healthz and /readyz; 0: any free port (logged). On each machine: the others than number 0 have no metrics
+    there, but say whether they live and train."""
 
     @model_validator(mode="after")
     def _nodes_meet(self) -> "Learner":

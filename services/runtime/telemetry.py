@@ -34,12 +34,14 @@ ANSWER_S: Final = 10.0
 class Health:
     """What /healthz and /readyz answer. Thread-safe: set by the service, read by the HTTP thread.
 
-    ``max_quiet_s``: ready turns into not ready when ``progress`` was not called for so long.
+    ``max_quiet_s``: ready turns into not ready when ``progress`` was not called for so long. ``max_stall_s``: the same of
+    alive and ``turn``; infinite where no loop turns, and a process is alive that answers at all.
     """
 
-    def __init__(self, clock: Clock, max_quiet_s: float) -> None:
+    def __init__(self, clock: Clock, max_quiet_s: float, *, max_stall_s: float = LOOP_STALL_S) -> None:
         self._clock = clock
         self._max_quiet_s = max_quiet_s
+        self._max_stall_s = max_stall_s
         self._lock = threading.Lock()
         self._not_ready = "starting"
         self._last_turn = clock.now()
@@ -64,7 +66,7 @@ class Health:
     def alive(self) -> tuple[bool, str]:
         with self._lock:
             stalled = self._clock.now() - self._last_turn
-        return (True, "alive") if stalled < LOOP_STALL_S else (False, f"the loop has not turned for {stalled:.0f} s")
+        return (True, "alive") if stalled < self._max_stall_s else (False, f"the loop has not turned for {stalled:.0f} s")
 
     def ready(self) -> tuple[bool, str]:
         with self._lock:

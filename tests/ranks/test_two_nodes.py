@@ -11,16 +11,17 @@ import socket
 import sys
 import threading
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 import zmq.asyncio
 from safetensors.torch import load_file
 
 from protocol.channels import BATCH, WEIGHTS
-from protocol.messages import BatchRequest, Checkpointed, Hello, Message, Resume, Trained
+from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Hello, Message, Resume, Trained
 from services.learner.checkpoint import find_latest, read_metadata
 from services.learner.state_files import TensorDirectory
 from services.rollout.weights import fetch_newest, write_for_engine
@@ -59,13 +60,14 @@ weights_endpoint = "{weights}"
 
 
 class Broker:
-    """Has a batch for every request, up to `last`, and keeps what it is told."""
+    """Has a batch for every request, up to `last`, and then, if it `ends`, the run's end. It keeps what it is told."""
 
     def __init__(self, end: ScriptedEnd) -> None:
         self._end = end
         self._news = asyncio.Condition()
         self._given: set[int] = set()
         self.last = 2
+        self.ends = False
         self.told: list[Message] = []
 
     async def serve(self) -> None:
@@ -82,6 +84,8 @@ class Broker:
             elif isinstance(message, BatchRequest) and message.index <= self.last and message.index not in self._given:
                 self._given.add(message.index)
                 await self._end.reply(*a_batch(message.index, message.policy_version))
+            elif isinstance(message, BatchRequest) and message.index > self.last and self.ends:
+                await self._end.reply(EndOfRun(index=message.index, reason="enough"))
             async with self._news:
                 self.told.append(message)
                 self._news.notify_all()
@@ -102,13 +106,16 @@ def configure(work: Path, broker: str) -> tuple[int, str]:
 
 
 @contextlib.asynccontextmanager
-async def started(work: Path, name: str, num_nodes: int = 2) -> AsyncIterator[list[Process]]:
+async def started(
+    work: Path, name: str, nodes: Sequence[int] = (0, 1), settings: Sequence[str] = ()
+) -> AsyncIterator[list[Process]]:
     """`gspo learner` on each; its output goes to NAME-0.log and NAME-1.log."""
     environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "services.learner", str(work / "run.toml")]
+    command += [word for setting in settings for word in ("--set", setting)]
     agents: list[Process] = []
     try:
-        for node in range(num_nodes):
+        for node in nodes:
             with (work / f"{name}-{node}.log").open("wb") as output:
                 agents.append(
                     await asyncio.create_subprocess_exec(
@@ -192,18 +199,62 @@ async def test_a_learner_on_two_nodes_trains_saves_survives_the_loss_of_one_and_
 
 async def test_a_machine_that_waits_for_the_others_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     port, _ = configure(tmp_path, "tcp://127.0.0.1:9")
-    async with started(tmp_path, "alone", num_nodes=1) as (first,):
+    async with started(tmp_path, "alone", [0]) as (first,):
         # Rank 0 opens the meeting place and waits there.
-        await asyncio.to_thread(wait_for_port, port)
+        await wait_until("meeting place", lambda: listens(port))
         first.send_signal(signal.SIGTERM)
         async with asyncio.timeout(ALONE_S):
             assert await first.wait() == 0
 
 
-def wait_for_port(port: int) -> None:
-    for _ in range(int(PATIENCE_S / POLL_S)):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
+async def test_after_the_end_both_machines_stay_until_one_is_asked_to_stop_and_each_says_how_it_is(tmp_path: Path) -> None:
+    """A machine whose ranks had ended would be started again, and nobody would meet it."""
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, BATCH, ANY_PORT)
+        port, weights = configure(tmp_path, end.endpoint)
+        broker = Broker(end)
+        broker.last, broker.ends = -1, True
+        (health,) = free_ports(1)
+        page = f"http://127.0.0.1:{health}"
+        async with (
+            in_background(broker.serve()),
+            started(tmp_path, "run", [1], [f"learner.metrics_port={health}"]) as (second,),
+        ):
+            reason = f"waiting for rank 0 at 127.0.0.1:{port}\n"
+            await wait_until("its reason", lambda: answer(f"{page}/readyz") == (503, reason))
+            assert answer(f"{page}/healthz") == (200, "alive\n")
+            async with started(tmp_path, "run", [0]) as (first,):
+                await wait_until("end", lambda: "run_complete" in (tmp_path / "run-0.log").read_text(encoding="utf-8"))
+                await fetch(context, weights, tmp_path / "served")
+                assert answer(f"{page}/readyz") == (200, "ready\n")
+                assert answer(f"{page}/metrics") == (200, ""), "the learner's metrics are those of rank 0"
+                second.send_signal(signal.SIGTERM)
+                async with asyncio.timeout(PATIENCE_S):
+                    assert [await agent.wait() for agent in (first, second)] == [0, 0]
+
+
+def answer(url: str) -> tuple[int, str]:
+    """Status and text; (0, reason) without an answer."""
+    try:
+        got = httpx.get(url, timeout=5.0, trust_env=False)
+    except httpx.TransportError as error:
+        return 0, str(error)
+    return got.status_code, got.text
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def wait_until(what: str, condition: Callable[[], bool]) -> None:
+    """Raises: AssertionError when it does not come about."""
+
+    def wait() -> None:
+        for _ in range(int(PATIENCE_S / POLL_S)):
+            if condition():
                 return
-        threading.Event().wait(POLL_S)
-    raise AssertionError(f"nothing listens on port {port}")
+            threading.Event().wait(POLL_S)
+        raise AssertionError(f"no {what} within {PATIENCE_S:.0f} s")
+
+    await asyncio.to_thread(wait)

@@ -1,5 +1,6 @@
 """Health tied to progress, in virtual time, and what the HTTP endpoints say of it."""
 
+import math
 import socket
 import time
 from collections.abc import Iterator
@@ -52,6 +53,12 @@ def test_a_loop_that_stands_still_is_not_alive(health: Health, clock: VirtualClo
     health.turn()
     clock.advance(LOOP_STALL_S)
     assert health.alive() == (False, "the loop has not turned for 30 s")
+
+
+def test_a_process_in_which_no_loop_turns_is_alive_as_long_as_it_answers(clock: VirtualClock) -> None:
+    health = Health(clock, max_quiet_s=60.0, max_stall_s=math.inf)
+    clock.advance(1e6)
+    assert health.alive() == (True, "alive")
 
 
 def test_a_reason_not_to_be_ready_holds_until_there_is_progress(health: Health) -> None:
