@@ -18,14 +18,15 @@ from services.runtime.configuration import ConfigurationError, override_settings
 from services.runtime.lifecycle import EXIT_CONFIGURATION, EXIT_FAILED, ServiceError
 from services.runtime.logs import configure_logging
 from services.runtime.run_settings import read_run_settings
-from services.runtime.settings import Settings
+from services.runtime.settings import Learner, Settings
 
 RESULT_FILE: Final = "replay.json"
 RECORD_FILE: Final = "metrics.jsonl"
 DESCRIPTION: Final = """\
 Train the batches of a run again from its ledger, in their recorded order, without engines and without a broker. With the
 same settings, on the same machine and number of ranks, the weights after each batch are bit for bit those that the run
-published: the digests are compared. With others (--set objective.eps_low=0.001) it is another training on the same data.
+published: the digests are compared. The ranks of several machines are all started on this one. With other settings (--set
+objective.eps_low=0.001) it is another training on the same data.
 
 A directory made by `gspo record` has groups and no batches: they are taken in their order, each batch one version later.
 The result has a directory of its own: metrics.jsonl (which `gspo plot` draws), checkpoints, and the model in export/.
@@ -61,8 +62,8 @@ def replay_command(words: Sequence[str]) -> int:
         if is_rank():
             _train(plan)
             return 0
+        ranks = ranks_of(plan.settings.learner, _num_gpus())
         _prepare(plan, arguments.from_checkpoint)
-        ranks = plan.settings.learner.num_ranks
         if ranks > 1:
             status = run_ranks("services.replay", words, ranks)
             if status:
@@ -76,6 +77,27 @@ def replay_command(words: Sequence[str]) -> int:
     except ServiceError as error:
         sys.stderr.write(f"gspo replay: {error}\n")
         return EXIT_FAILED
+
+
+def ranks_of(learner: Learner, num_gpus: int) -> int:
+    """As many as the run had on all its machines, here on this one: sums depend on how many there are.
+
+    Raises: ConfigurationError where each would need a GPU of its own, and there are fewer.
+    """
+    ranks = learner.num_ranks * learner.num_nodes
+    if 0 < num_gpus < ranks:
+        raise ConfigurationError(
+            f"the run was trained by {learner.num_ranks} ranks on each of {learner.num_nodes} machines, and this one has "
+            f"{num_gpus} GPUs for {ranks} ranks: replay it where there are as many, or train its batches again on fewer, "
+            f"where weights differ by rounding: --set learner.num_nodes=1 --set learner.num_ranks={num_gpus}"
+        )
+    return ranks
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def _parser() -> argparse.ArgumentParser:

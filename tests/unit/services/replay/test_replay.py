@@ -14,9 +14,11 @@ from protocol.messages import EndOfRun, VersionRun
 from services.broker.reader import LEDGER_FILE, StoreCorrupt
 from services.learner.conversation import BatchArrived
 from services.learner.snapshot import Snapshot, build_snapshot, copy_weights
-from services.replay.__main__ import replay_command
+from services.replay.__main__ import ranks_of, replay_command
 from services.replay.batches import RecordedLink, RecordedRun
+from services.runtime.configuration import ConfigurationError
 from services.runtime.run_settings import read_run_settings
+from services.runtime.settings import Learner
 from tests.support.broker_peers import tokens_of
 from tests.support.small_run import write_checkpoint, write_small_run
 
@@ -182,3 +184,15 @@ def test_what_cannot_be_replayed_is_told_in_a_line(
 def test_a_directory_that_is_no_run_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert replay_command([str(tmp_path)]) == 2
     assert "settings.json: not there" in capsys.readouterr().err
+
+
+def test_the_ranks_of_two_machines_are_all_started_on_this_one() -> None:
+    learner = Learner(num_ranks=3, num_nodes=2, meeting_address="learner-0:29500")
+    assert ranks_of(learner, num_gpus=0) == 6
+    assert ranks_of(learner, num_gpus=6) == 6
+
+
+def test_a_machine_with_fewer_gpus_than_ranks_says_what_to_do() -> None:
+    learner = Learner(num_ranks=8, num_nodes=2, meeting_address="learner-0:29500")
+    with pytest.raises(ConfigurationError, match=r"2 machines.*8 GPUs for 16 ranks.*num_nodes=1 --set learner.num_ranks=8"):
+        ranks_of(learner, num_gpus=8)
