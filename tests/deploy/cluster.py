@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ Object = dict[str, Any]
 K8S = Path(__file__).parents[2] / "deploy" / "k8s"
 CONFIG = "run.toml"
 WORKLOADS = ("Deployment", "StatefulSet", "Job", "LeaderWorkerSet")
+VARIABLE = re.compile(r"\$\((\w+)\)")
+POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 
 
 def render(directory: Path) -> list[Object]:
@@ -85,6 +88,24 @@ class Pods:
         """Of the main container; None where the value is known in the cluster alone."""
         return {entry["name"]: entry.get("value") for entry in self.main.get("env", [])}
 
+    @property
+    def indices(self) -> list[int]:
+        """The numbers of the pods that the template makes; [0] where they have none."""
+        spec = self.owner["spec"]
+        if self.kind == "LeaderWorkerSet":
+            return [0] if self.role == "learner" else list(range(1, spec["leaderWorkerTemplate"]["size"]))
+        start = spec.get("ordinals", {}).get("start", 0) if self.kind == "StatefulSet" else 0
+        return list(range(start, start + (spec["replicas"] if self.kind == "StatefulSet" else 1)))
+
+    def overrides(self, index: int) -> list[str]:
+        """What the main container's --set say in the pod of this number."""
+        numbered = {"LWS_WORKER_INDEX"} if self.kind == "LeaderWorkerSet" else set()
+        for entry in self.main.get("env", []):
+            if entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") == POD_INDEX:
+                numbered.add(entry["name"])
+        given = [word for option, word in pairwise(self.main.get("args", [])) if option == "--set"]
+        return [VARIABLE.sub(lambda found: str(index) if found[1] in numbered else found[0], word) for word in given]
+
     def volume(self, name: str) -> Object:
         """The volume, or the claim of a StatefulSet's template."""
         for volume in self.spec.get("volumes", []):
@@ -141,13 +162,16 @@ class Cluster:
         """The run's TOML text."""
         return next(str(item["data"][CONFIG]) for item in self.of_kind("ConfigMap") if CONFIG in item.get("data", {}))
 
-    def settings(self, pods: Pods | None = None) -> Settings:
-        """What a process of ``pods`` reads: the file and its environment. Raises: ConfigurationError."""
+    def settings(self, pods: Pods | None = None, index: int | None = None) -> Settings:
+        """What a process of ``pods`` reads: the file, its environment and arguments; in the first of them, or number
+        ``index``. Raises: ConfigurationError.
+        """
         environment = {key: value for key, value in (pods.environment if pods else {}).items() if value is not None}
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / CONFIG
             path.write_text(self.config, encoding="utf-8")
-            return load_settings(path, environment=environment)
+            overrides = pods.overrides(pods.indices[0] if index is None else index) if pods else []
+            return load_settings(path, overrides, environment=environment)
 
 
 def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -158,6 +158,17 @@ OBJECT_MISTAKES = {
         "livenessProbe",
         lambda c: container(c, "learner")["livenessProbe"]["httpGet"].update(path="/readyz"),
     ),
+    "a node of the learner that nobody asks": Mistake(
+        "qwen3-30b-a3b-lws", "probes", "livenessProbe asks {}", lambda c: container(c, "learner-worker").pop("livenessProbe")
+    ),
+    "nodes of the learner that are ready only together": Mistake(
+        "qwen3-30b-a3b",
+        "probes",
+        "waits for one that waits for the others",
+        lambda c: container(c, "learner-worker").update(
+            readinessProbe={"httpGet": {"path": "/readyz", "port": "health"}, "periodSeconds": 10}
+        ),
+    ),
     "a startup probe that succeeds before SGLang has started": Mistake(
         "cpu", "probes", "before SGLang", lambda c: container(c, "rollout")["startupProbe"].pop("initialDelaySeconds")
     ),

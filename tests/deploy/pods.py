@@ -61,15 +61,21 @@ def writable(cluster: Cluster) -> Iterator[str]:
 
 
 def probes(cluster: Cluster) -> Iterator[str]:
-    """Processes with a metrics port are asked there, in time, and not before they can answer."""
+    """Processes are asked on their metrics port, in time, and not before they can answer; a learner's other nodes on their
+    health port, and whether they live alone."""
     for pods in cluster.pods:
-        if "metrics" not in pods.ports:
+        port = "health" if pods.role == "learner-worker" else "metrics"
+        if port not in pods.ports and pods.kind == "Job":
             continue
         wanted = {"startupProbe": ("/healthz", "/readyz"), "readinessProbe": ("/readyz",), "livenessProbe": ("/healthz",)}
+        if pods.role == "learner-worker":
+            del wanted["readinessProbe"]
+            if "readinessProbe" in pods.main:
+                yield f"{pods.name}: an update of several waits for one that waits for the others"
         for probe, paths in wanted.items():
             asked = pods.main.get(probe, {}).get("httpGet", {})
-            if asked.get("path") not in paths or asked.get("port") != "metrics":
-                yield f"{pods.name}: {probe} asks {asked}, not {paths} on metrics"
+            if asked.get("path") not in paths or asked.get("port") != port:
+                yield f"{pods.name}: {probe} asks {asked}, not {paths} on {port}"
         liveness = pods.main.get("livenessProbe", {})
         if liveness.get("periodSeconds", 10) * liveness.get("failureThreshold", 3) < LOOP_STALL_S:
             yield f"{pods.name}: killed for a stall shorter than {LOOP_STALL_S:.0f} s"

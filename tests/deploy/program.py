@@ -22,11 +22,10 @@ from services.rollout.metrics import RolloutMetrics
 from services.runtime.arguments import add_configuration_arguments, parse_process_arguments
 from services.runtime.configuration import ENVIRONMENT_PREFIX, RESERVED, ConfigurationError
 from services.runtime.security import KEY_ROLES
-from tests.deploy.cluster import Cluster, Pods, title, walk
+from tests.deploy.cluster import VARIABLE, Cluster, Pods, title, walk
 
-VARIABLE = re.compile(r"\$\((\w+)\)")
 METRIC = re.compile(r"(?<![\w:])(?:\w+:)*gspo_[a-z0-9_:]+")
-LWS_VARIABLES = ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")
+LWS_VARIABLES = ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")  # What the controller gives every container.
 KEYS_NEEDED = {
     "broker": {"broker.secret", *(f"{role}.public" for role in {*WORK.connects, *BATCH.connects})},
     "learner": {"learner.secret", "broker.public", *(f"{role}.public" for role in WEIGHTS.connects)},
@@ -63,17 +62,6 @@ def commands(cluster: Cluster) -> Iterator[str]:
 
 def _objection(words: Sequence[str]) -> str:
     """Why the program would not take ``words``; empty when it would."""
-    torchrun = ["python", "-m", "torch.distributed.run"]
-    if list(words[:3]) == torchrun:
-        from torch.distributed.run import get_args_parser
-
-        numbers = [VARIABLE.sub("1", word) for word in words[3:]]
-        arguments, problem = _parse(get_args_parser(), numbers)
-        if arguments is None:
-            return problem
-        if not arguments.module or arguments.training_script != "services.learner":
-            return f"starts {arguments.training_script}, not services.learner"
-        return _process_objection(arguments.training_script_args)
     if words[0] == "model":
         return _model_objection(tuple(words))
     if words[0] not in PROCESSES:
@@ -86,7 +74,7 @@ def _process_objection(words: Sequence[str], *, named: bool = True) -> str:
     if not named:
         parser = argparse.ArgumentParser()
         add_configuration_arguments(parser)
-        return _parse(parser, words)[1]
+        return _parse(parser, words)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -114,13 +102,14 @@ def _last_line(errors: io.StringIO) -> str:
     return errors.getvalue().strip().rpartition("\n")[2]
 
 
-def _parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.Namespace | None, str]:
+def _parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            return parser.parse_args(list(words)), ""
+            parser.parse_args(list(words))
     except SystemExit:
-        return None, _last_line(errors)
+        return _last_line(errors)
+    return ""
 
 
 def _is_config(cluster: Cluster, pods: Pods, path: str) -> bool:
@@ -130,14 +119,16 @@ def _is_config(cluster: Cluster, pods: Pods, path: str) -> bool:
 
 
 def settings(cluster: Cluster) -> Iterator[str]:
-    """Each process accepts the file with its environment, and its environment holds nothing that it would not read."""
+    """Each process accepts the file with its environment and arguments, and its environment holds nothing that it would not
+    read."""
     for pods in cluster.pods:
         if pods.role not in (*SERVICES, "learner-worker"):
             continue
-        try:
-            cluster.settings(pods)
-        except ConfigurationError as error:
-            yield f"{pods.name}: {error}"
+        for index in pods.indices:
+            try:
+                cluster.settings(pods, index)
+            except ConfigurationError as error:
+                yield f"{pods.name}: {error}"
         for name in pods.environment:
             if name.startswith(ENVIRONMENT_PREFIX) and "__" not in name and name not in RESERVED:
                 yield f"{pods.name}: {name} is not read by anybody; settings are GSPO_SECTION__KEY"
@@ -164,15 +155,20 @@ def endpoints(cluster: Cluster) -> Iterator[str]:
         if pods.ports.get("metrics") != port_number or cluster.settings(pods).security.metrics_host != "0.0.0.0":
             yield f"{pods.name}: metrics are on {port_number}, the container's port is {pods.ports.get('metrics')}"
     for pods in cluster.pods:
-        for word in [*pods.main.get("command", []), *pods.main.get("args", [])]:
-            if (
-                word.startswith("--master-addr=")
-                and "$" not in word
-                and word.partition("=")[2] not in _names(cluster, learner)
-            ):
-                yield f"{pods.name}: {word} is no name of {learner.name}"
-            if word.startswith("--master-port=") and int(word.partition("=")[2]) != learner.ports.get("rendezvous"):
-                yield f"{pods.name}: {word}, rank 0 has {learner.ports.get('rendezvous')}"
+        if pods.role in LEARNERS and common.learner.num_nodes > 1:
+            yield from _meeting(cluster, pods, learner)
+
+
+def _meeting(cluster: Cluster, pods: Pods, learner: Pods) -> Iterator[str]:
+    """Where a learner's nodes meet, and where those that have no metrics say that they live."""
+    own = cluster.settings(pods).learner
+    host, _, port = own.meeting_address.rpartition(":")
+    if host not in _names(cluster, learner):
+        yield f"{pods.name}: learner.meeting_address: {host} is no name of {learner.name}"
+    if int(port) != learner.ports.get("rendezvous"):
+        yield f"{pods.name}: learner.meeting_address is on {port}, rank 0 has {learner.ports.get('rendezvous')}"
+    if pods.role == "learner-worker" and pods.ports.get("health") != own.metrics_port:
+        yield f"{pods.name}: its health is on {own.metrics_port}, the container's port is {pods.ports.get('health')}"
 
 
 def _names(cluster: Cluster, pods: Pods) -> list[str]:
@@ -233,26 +229,22 @@ def keys(cluster: Cluster) -> Iterator[str]:
 
 
 def ranks(cluster: Cluster) -> Iterator[str]:
-    """As many ranks as GPUs on each node, and as many nodes as pods."""
-    per_node = cluster.settings().learner.num_ranks
+    """As many ranks as GPUs on each node, as many nodes as pods, and each pod another node."""
+    learner = cluster.settings().learner
     learners = [pods for pods in cluster.pods if pods.role in LEARNERS]
-    num_nodes = 0
     for pods in learners:
-        spec = pods.owner["spec"]
-        num_nodes += 1 if pods.kind == "LeaderWorkerSet" else spec["replicas"]
         gpus = pods.main["resources"]["limits"].get("nvidia.com/gpu")
-        if gpus is not None and int(gpus) != per_node:
-            yield f"{pods.name}: {gpus} GPUs, learner.num_ranks is {per_node}"
-        if pods.kind == "LeaderWorkerSet":
-            num_nodes = spec["leaderWorkerTemplate"]["size"]
-    for pods in learners:
-        options = dict(word.split("=", 1) for word in pods.main.get("args", []) if word.startswith("--") and "=" in word)
-        if not options and num_nodes > 1:
-            yield f"{pods.name}: {num_nodes} pods, each a learner of its own"
-        if options and int(options["--nproc-per-node"]) != per_node:
-            yield f"{pods.name}: {options['--nproc-per-node']} ranks, learner.num_ranks is {per_node}"
-        if options and "$" not in options["--nnodes"] and int(options["--nnodes"]) != num_nodes:
-            yield f"{pods.name}: --nnodes={options['--nnodes']}, and {num_nodes} pods"
+        if gpus is not None and int(gpus) != learner.num_ranks:
+            yield f"{pods.name}: {gpus} GPUs, learner.num_ranks is {learner.num_ranks}"
+    num_pods = sum(len(pods.indices) for pods in learners)
+    if num_pods != learner.num_nodes:
+        yield f"learner.num_nodes is {learner.num_nodes}, and there are {num_pods} pods"
+        return
+    nodes = {pods.name: [cluster.settings(pods, index).learner.node_rank for index in pods.indices] for pods in learners}
+    if sorted(node for numbers in nodes.values() for node in numbers) != list(range(learner.num_nodes)):
+        yield f"learner.node_rank is {nodes}: not each node once"
+    if 0 not in nodes[cluster.role("learner").name]:
+        yield f"learner.node_rank is {nodes}: rollouts look for the weights at {cluster.role('learner').name}"
 
 
 @cache

@@ -37,8 +37,8 @@ MISTAKES = OBJECT_MISTAKES | {
     "an argument that the process does not take": Mistake(
         "cpu", "commands", "--batch-size", lambda c: container(c, "learner")["args"].append("--batch-size=4")
     ),
-    "an argument that torchrun does not take": Mistake(
-        "qwen3-30b-a3b", "commands", "--nodes", lambda c: replace_argument(c, "learner-worker", "--nnodes=2", "--nodes=2")
+    "an argument of another launcher": Mistake(
+        "qwen3-30b-a3b", "commands", "--nnodes", lambda c: container(c, "learner-worker")["args"].append("--nnodes=2")
     ),
     "an option that `gspo model` does not take": Mistake(
         "cpu",
@@ -59,7 +59,17 @@ MISTAKES = OBJECT_MISTAKES | {
         "qwen3-30b-a3b",
         "commands",
         "$(RANK_OF_NODE)",
-        lambda c: replace_argument(c, "learner-worker", "--node-rank=$(NODE_RANK)", "--node-rank=$(RANK_OF_NODE)"),
+        lambda c: replace_argument(
+            c, "learner-worker", "learner.node_rank=$(NODE_RANK)", "learner.node_rank=$(RANK_OF_NODE)"
+        ),
+    ),
+    "a misspelt setting in an argument": Mistake(
+        "qwen3-30b-a3b-lws",
+        "settings",
+        "learner.node_ranks",
+        lambda c: replace_argument(
+            c, "learner-worker", "learner.node_rank=$(LWS_WORKER_INDEX)", "learner.node_ranks=$(LWS_WORKER_INDEX)"
+        ),
     ),
     "a misspelt key in the TOML file": Mistake(
         "cpu", "settings", "max_lags", lambda c: edit_config(c, "max_lag = 2", "max_lags = 2")
@@ -97,13 +107,23 @@ MISTAKES = OBJECT_MISTAKES | {
     "metrics on another port": Mistake(
         "cpu", "endpoints", "9111", lambda c: set_environment(c, "rollout", "GSPO_ROLLOUT__METRICS_PORT", "9111")
     ),
-    "a rendezvous with another pod": Mistake(
+    "a meeting at another pod": Mistake(
         "qwen3-30b-a3b",
         "endpoints",
-        "trainer-0",
-        lambda c: replace_argument(
-            c, "learner-worker", "--master-addr=learner-0.learner", "--master-addr=trainer-0.learner"
-        ),
+        "trainer-0.learner is no name",
+        lambda c: edit_config(c, "learner-0.learner:29500", "trainer-0.learner:29500"),
+    ),
+    "a meeting at another port": Mistake(
+        "qwen3-30b-a3b-lws",
+        "endpoints",
+        "learner.meeting_address is on 29501, rank 0 has 29500",
+        lambda c: edit_config(c, "learner-0.learner:29500", "learner-0.learner:29501"),
+    ),
+    "a node's health on another port": Mistake(
+        "qwen3-30b-a3b",
+        "endpoints",
+        "its health is on 9102, the container's port is 9103",
+        lambda c: container(c, "learner-worker")["ports"][0].update(containerPort=9103),
     ),
     "a ledger that is lost with its pod": Mistake(
         "cpu", "directories", "is lost with the pod", lambda c: edit_config(c, "/var/lib/gspo/run", "/tmp/run")
@@ -153,11 +173,35 @@ MISTAKES = OBJECT_MISTAKES | {
     "more nodes than pods": Mistake(
         "qwen3-30b-a3b",
         "ranks",
-        "--nnodes=4, and 2 pods",
-        lambda c: replace_argument(c, "learner", "--nnodes=2", "--nnodes=4"),
+        "num_nodes is 4, and there are 2 pods",
+        lambda c: edit_config(c, "num_nodes = 2", "num_nodes = 4"),
+    ),
+    "a group of more pods than nodes": Mistake(
+        "qwen3-30b-a3b-lws",
+        "ranks",
+        "num_nodes is 2, and there are 3 pods",
+        lambda c: c.one("LeaderWorkerSet", "learner")["spec"]["leaderWorkerTemplate"].update(size=3),
+    ),
+    "two nodes of one number": Mistake(
+        "qwen3-30b-a3b",
+        "ranks",
+        "not each node once",
+        lambda c: replace_argument(c, "learner-worker", "learner.node_rank=$(NODE_RANK)", "learner.node_rank=0"),
+    ),
+    "a worker with rank 0": Mistake(
+        "qwen3-30b-a3b",
+        "ranks",
+        "rollouts look for the weights at StatefulSet/learner",
+        lambda c: [
+            replace_argument(c, "learner-worker", "learner.node_rank=$(NODE_RANK)", "learner.node_rank=0"),
+            container(c, "learner")["args"].extend(["--set", "learner.node_rank=1"]),
+        ],
     ),
     "two learners": Mistake(
-        "cpu", "ranks", "a learner of its own", lambda c: c.one("StatefulSet", "learner")["spec"].update(replicas=2)
+        "cpu",
+        "ranks",
+        "num_nodes is 1, and there are 2 pods",
+        lambda c: c.one("StatefulSet", "learner")["spec"].update(replicas=2),
     ),
     "a metric that nobody exports": Mistake(
         "single-gpu-node-scaled",
