@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import torch
@@ -29,6 +29,8 @@ from tests.support.zmq_ends import ANY_PORT, PATIENCE_S, ScriptedEnd, a_client, 
 
 SOON_S = 0.1
 CONNECT_S = 0.5
+"""For those whose sources are all gone: one that lives may take longer on a busy machine."""
+STALL_S = 1.5
 
 
 class Learner:
@@ -59,7 +61,7 @@ class Learner:
 class Rollout:
     """One that fetches and serves, without an engine; with a context of its own, as in a process."""
 
-    def __init__(self, name: str, learner: Learner, security: Security = PLAINTEXT) -> None:
+    def __init__(self, name: str, learner: Learner, security: Security = PLAINTEXT, connect_s: float = PATIENCE_S) -> None:
         self.name = name
         self.registry = CollectorRegistry()
         self.context = zmq.asyncio.Context()
@@ -71,7 +73,7 @@ class Rollout:
             clock=MonotonicClock(),
             metrics=RolloutMetrics(self.registry),
             security=security,
-            connect_s=CONNECT_S,
+            connect_s=connect_s,
             patience_s=SOON_S,
         )
         self.client = a_client(self.context, WEIGHTS, learner.channel.endpoint, name=name, security=security)
@@ -108,13 +110,20 @@ class Rollout:
 
 
 @contextlib.asynccontextmanager
-async def a_fleet(number: int, keys: Path | None = None) -> AsyncIterator[tuple[Learner, list[Rollout]]]:
+async def a_fleet(
+    number: int, keys: Path | None = None, *, hasty: Sequence[int] = ()
+) -> AsyncIterator[tuple[Learner, list[Rollout]]]:
+    """``hasty``: those that soon give a source up to which no connection comes about."""
+
     def security(role: str, name: str) -> Security:
         return PLAINTEXT if keys is None else security_of(keys, role, name)  # type: ignore[arg-type]
 
     async with zmq_context() as context:
         learner = Learner(context, security("learner", ""))
-        rollouts = [Rollout(name, learner, security("rollout", name)) for name in (f"rollout-{n}" for n in range(number))]
+        rollouts = []
+        for at in range(number):
+            name, connect_s = f"rollout-{at}", CONNECT_S if at in hasty else PATIENCE_S
+            rollouts.append(Rollout(name, learner, security("rollout", name), connect_s))
         runs = [run for rollout in rollouts for run in (rollout.neighbours.run(), rollout.client.run())]
         try:
             async with in_background(learner.gate.run(), learner.server.run(), *runs):
@@ -192,7 +201,7 @@ async def test_after_damage_the_learner_is_asked_for_its_own_bytes_once() -> Non
 
 
 async def test_a_neighbour_that_is_gone_or_has_nothing_is_passed_over() -> None:
-    async with a_fleet(5) as (learner, rollouts):
+    async with a_fleet(5, hasty=[2]) as (learner, rollouts):
         first = learner.publish()
         await together(rollouts[:2])
         rollouts[0].neighbours._server.close()
@@ -210,8 +219,10 @@ async def test_a_neighbour_that_is_gone_or_has_nothing_is_passed_over() -> None:
 async def test_where_one_neighbour_fails_another_one_is_asked_before_the_learner() -> None:
     async with a_fleet(4) as (learner, rollouts):
         first = learner.publish()
-        await together(rollouts[:2])
-        rollouts[0].neighbours._server.close()
+        # One after the other: who asks first is the first to be named.
+        for rollout in rollouts[:2]:
+            await rollout.fetch()
+        rollouts[0].neighbours.held.forget()
         await together(rollouts[2:])
         assert [rollout.held == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 2
         assert [rollout.sources("failed") for rollout in rollouts[2:]] == [1, 1]
@@ -228,7 +239,7 @@ async def test_a_neighbour_that_is_far_slower_than_usual_is_left() -> None:
         end = ScriptedEnd(outside, PEER_WEIGHTS)
         neighbours = Neighbours(
             context, ANY_PORT, peer="r", session="s", clock=MonotonicClock(), metrics=RolloutMetrics(registry),
-            security=PLAINTEXT, stall_s=SOON_S,
+            security=PLAINTEXT, stall_s=STALL_S,
         )  # fmt: skip
         manifest = structs.replace(snapshot.manifest, chunk_bytes=4096, sources=[Source(end.endpoint)])
         chunks = [snapshot.data[begin : begin + 4096] for begin in range(0, len(snapshot.data), 4096)]
@@ -245,7 +256,7 @@ async def test_a_neighbour_that_is_far_slower_than_usual_is_left() -> None:
             await end.expect(WeightRequest)
             while True:
                 await end.reply(WeightChunk(policy_version=1, chunk=0), {"data": chunks[0]})
-                await asyncio.sleep(SOON_S / 10)
+                await asyncio.sleep(STALL_S / 100)
 
         try:
             async with in_background(answer()):
