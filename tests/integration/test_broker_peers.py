@@ -34,7 +34,7 @@ async def dealer(
 
 async def answer(channel: DealerChannel) -> object:
     """The next message."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(RUN_TIMEOUT_S):
         incoming = await channel.receive()
     assert incoming.received is not None, incoming.error
     return incoming.received.message
@@ -51,13 +51,13 @@ async def test_bad_peers_are_answered_and_the_service_lives_on(tmp_path: Path, c
         try:
             for garbage in ([b""], [b"\xc1"], [b"x" * 1000], [b"\x81\xa1m\x80"], [b"a"] * 100):
                 await raw.send_multipart(garbage)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(RUN_TIMEOUT_S):
                     refused = decode(await raw.recv_multipart()).message
                 assert isinstance(refused, Refused)
                 assert not refused.fatal
             await raw.send(bytes(MAX_FRAME_BYTES + 1))  # libzmq closes the connection of who sends this
             await raw.send_multipart(encode(hello()))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(RUN_TIMEOUT_S):
                 assert isinstance(decode(await raw.recv_multipart()).message, Welcome | Refused)
         finally:
             raw.close(linger=0)

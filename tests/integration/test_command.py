@@ -141,7 +141,7 @@ async def test_a_run_of_which_all_processes_have_ended_is_not_watched_for_ever(t
     clock = MonotonicClock()
     watcher = Watcher(Settings(broker=Broker(batch_endpoint="tcp://127.0.0.1:9")), Supervisor([], tmp_path, clock), clock)
     with Display(Console(file=StringIO()), "runs/x", plain=True) as display:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await watcher.watch(asyncio.Event(), display)
     watcher.close()
     assert watcher.error.startswith("all processes ended before the run was complete")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from services.runtime.lifecycle import EXIT_CONFIGURATION
 
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 START = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True).wait()"
 
 

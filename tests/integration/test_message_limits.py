@@ -19,7 +19,7 @@ from tests.support.broker_process import broker_process, scraped
 from tests.support.builders import a_chunk, token_arrays
 from tests.support.zmq_ends import connected
 
-SOON_S = 30.0
+SOON_S = 60.0
 
 
 @pytest.fixture

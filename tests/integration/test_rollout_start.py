@@ -19,7 +19,7 @@ from tests.support.broker_process import free_port
 from tests.support.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.clocks import VirtualClock
 from tests.support.scripted_broker import ScriptedBroker
-from tests.support.zmq_ends import in_background, zmq_context
+from tests.support.zmq_ends import PATIENCE_S, in_background, zmq_context
 
 
 @asynccontextmanager
@@ -76,7 +76,7 @@ async def run_to_its_end(
 
 
 async def test_at_the_end_of_the_run_a_rollout_ends_by_itself(tmp_path: Path) -> None:
-    async with zmq_context() as context, an_idle_engine() as url, asyncio.timeout(20):
+    async with zmq_context() as context, an_idle_engine() as url, asyncio.timeout(PATIENCE_S):
         broker = ScriptedBroker(context)
         async with in_background(broker.serve()), asyncio.TaskGroup() as tasks:
             await run_to_its_end(tasks, broker, tmp_path, url)
@@ -84,7 +84,7 @@ async def test_at_the_end_of_the_run_a_rollout_ends_by_itself(tmp_path: Path) ->
 
 async def test_a_rollout_that_lingers_is_alive_and_not_ready_until_it_is_stopped(tmp_path: Path) -> None:
     port = free_port()
-    async with zmq_context() as context, an_idle_engine() as url, asyncio.timeout(20):
+    async with zmq_context() as context, an_idle_engine() as url, asyncio.timeout(PATIENCE_S):
         broker = ScriptedBroker(context)
         async with in_background(broker.serve()), asyncio.TaskGroup() as tasks:
             running, stop = await run_to_its_end(tasks, broker, tmp_path, url, metrics_port=port, linger=True)
@@ -101,7 +101,7 @@ async def test_a_rollout_that_lingers_is_alive_and_not_ready_until_it_is_stopped
 async def test_a_stop_ends_a_rollout_whose_engine_is_not_there_yet(tmp_path: Path) -> None:
     async with a_silent_engine() as (url, asked):
         stop = asyncio.Event()
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
             tasks.create_task(run_rollout(arguments(tmp_path, url), stop))
             await asked.wait()
             stop.set()
@@ -110,7 +110,7 @@ async def test_a_stop_ends_a_rollout_whose_engine_is_not_there_yet(tmp_path: Pat
 async def test_a_rollout_is_alive_however_long_its_engine_loads(tmp_path: Path) -> None:
     port = free_port()
     clock, stop = VirtualClock(), asyncio.Event()
-    async with a_silent_engine() as (url, asked), asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with a_silent_engine() as (url, asked), asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(run_rollout(arguments(tmp_path, url, port), stop, clock))
         await asked.wait()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:

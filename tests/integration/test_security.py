@@ -31,7 +31,7 @@ from tests.support.broker_process import BrokerProcess, broker_process, scraped
 from tests.support.keys import counted, make_keys, security_of
 from tests.support.zmq_ends import ANY_PORT, ScriptedEnd, a_client, in_background, zmq_context
 
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 @pytest.fixture

@@ -218,7 +218,7 @@ async def test_processes_are_stopped_in_order_each_after_the_former_is_gone(pipe
 
 
 async def test_a_process_that_does_not_stop_in_its_grace_period_is_killed(pipe: Pipe) -> None:
-    async with supervised(pipe, [spec(pipe, "rollout-0", "stubborn", grace_s=0.3)]) as supervisor:
+    async with supervised(pipe, [spec(pipe, "rollout-0", "stubborn", grace_s=1.5)]) as supervisor:
         _, pid = await pipe.started()
         await supervisor.stop()
         assert await pipe.line() == "rollout-0 refuses"

@@ -22,8 +22,10 @@ from services.rollout.sync import MAX_FAILED_LOADS, WeightSync
 from services.runtime.clock import MonotonicClock
 from services.runtime.lifecycle import ServiceError, flatten
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.served_weights import SOON_S, Served, weights
+from tests.support.served_weights import Served, weights
 from tests.support.zmq_ends import PATIENCE_S, ScriptedEnd, in_background, zmq_context
+
+RETRY_S = 0.05
 
 
 class Following:
@@ -43,7 +45,7 @@ class Following:
             session="s",
             clock=MonotonicClock(),
             metrics=RolloutMetrics(self.registry),
-            retry_s=SOON_S,
+            retry_s=RETRY_S,
         )
         self._changed = asyncio.Event()
         self.sync.on_change(self._changed.set)
@@ -319,7 +321,7 @@ async def test_a_version_that_the_broker_has_not_announced_is_fetched_and_not_lo
         await follow.counted("weight_bytes_sent", num_bytes)
         for _ in range(3):  # the broker repeats itself
             follow.sync.announce(1, follow.served.endpoint)
-            await asyncio.sleep(SOON_S)
+            await asyncio.sleep(RETRY_S)
         assert follow.engine.calls == []
         if announced == 3:
             follow.publish(3)

@@ -21,7 +21,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait until ``condition`` holds. Raises: TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - what is watched is another process, which sets no Event
@@ -127,7 +127,7 @@ class BrokerProcess:
         """The last log line of one of these events."""
         return next(line for line in reversed(self.events) if line["event"] in events)
 
-    async def logged(self, event: str, times: int = 1, timeout_s: float = 30.0) -> None:
+    async def logged(self, event: str, times: int = 1, timeout_s: float = 60.0) -> None:
         """Wait until the log has this event so often."""
         await eventually(lambda: self.count(event) >= times, timeout_s)
 

@@ -20,7 +20,8 @@ from services.runtime.peer import PeerClient
 from services.runtime.security import PLAINTEXT
 from tests.support.zmq_ends import ANY_PORT, a_client, in_background, zmq_context
 
-SOON_S = 0.05
+SOON_S = 0.3
+"""Silence that is given up on: far longer than an answer takes on a busy machine."""
 
 
 def weights(seed: int = 0, *, big: bool = False) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from services.runtime.security import PLAINTEXT, Security
 
 M = TypeVar("M", bound=Message)
 ANY_PORT = "tcp://127.0.0.1:*"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """No test waits for this long unless it is about to fail."""
 
 

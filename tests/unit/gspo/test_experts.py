@@ -120,7 +120,7 @@ def test_load_counts_the_action_tokens_of_all_micro_batches_and_ranks() -> None:
 
 def metrics_of_ranks(tallies: Sequence[ExpertTally]) -> list[dict[str, float]]:
     """What each rank gets when every rank is a thread."""
-    barrier = threading.Barrier(len(tallies), timeout=30)
+    barrier = threading.Barrier(len(tallies), timeout=60)
     given = [torch.zeros(0)] * len(tallies)
 
     def metrics_of(rank: int) -> dict[str, float]:

@@ -68,7 +68,7 @@ async def test_nothing_is_read_while_the_queue_is_full_of_bytes_and_everything_a
         temperature=1.0,
     )
     stop = asyncio.Event()
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         tasks.create_task(broker.run(stop))
         for _ in range(2000):
             await asyncio.sleep(0)

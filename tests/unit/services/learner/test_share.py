@@ -28,7 +28,7 @@ class ThreadedRank:
         if self.rank == 0:
             total = tensor.clone()
             for _ in self._mailboxes[1:]:
-                total += self._mailboxes[0].get(timeout=20)
+                total += self._mailboxes[0].get(timeout=60)
         else:
             self._mailboxes[0].put(tensor.clone())
             total = torch.zeros_like(tensor)
@@ -42,9 +42,9 @@ class ThreadedRank:
                     mailbox.put(tensor.clone())
             received = tensor.clone()
         else:
-            received = self._mailboxes[self.rank].get(timeout=20)
+            received = self._mailboxes[self.rank].get(timeout=60)
             assert (received.shape, received.dtype) == (tensor.shape, tensor.dtype)
-        self._done.wait(timeout=20)
+        self._done.wait(timeout=60)
         return received
 
 
@@ -57,7 +57,7 @@ def shared(arrived: Directive, stop: bool, num_ranks: int = 3, asked: int = 0) -
         calls = [
             threads.submit(share, rank, arrived if rank.rank == 0 else None, stop and rank.rank == asked) for rank in ranks
         ]
-        outcomes = [call.result(timeout=30) for call in calls]
+        outcomes = [call.result(timeout=60) for call in calls]
     assert len({rank.num_broadcasts for rank in ranks}) == 1
     return outcomes
 

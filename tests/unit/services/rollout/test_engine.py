@@ -172,7 +172,7 @@ async def test_an_update_that_the_server_reports_wrongly_leaves_the_engine_refus
 
 async def test_an_update_counts_only_after_the_check_of_what_was_loaded() -> None:
     async def check() -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while asked[-1][0] != "/model_info":  # noqa: ASYNC110 - it is asked meanwhile
                 await asyncio.sleep(0.001)
         checked.append(len(checked))

@@ -43,7 +43,7 @@ async def test_a_server_that_listens_no_more_ends_the_watch_with_its_address() -
     door = Door()
     await door.open()
     with pytest.RaisesGroup(pytest.RaisesExc(ServiceError, match=f"nothing listens at {door.url} any more")):
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(fail_when_deaf(door.url, knock_s=KNOCK_S))
             await door.knocked.wait()
             assert not watch.done()
@@ -65,7 +65,7 @@ async def test_a_door_that_is_closed_for_less_than_the_refusals_allowed_is_none(
         return await connect(host, port)
 
     monkeypatch.setattr(asyncio, "open_connection", closed_at_times)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(fail_when_deaf(door.url, knock_s=KNOCK_S))
         while door.knocks < 3:
             door.knocked.clear()
