@@ -46,6 +46,9 @@ class _Claim(msgspec.Struct, frozen=True):
 
 
 _CLAIM: Final = msgspec.msgpack.Decoder(_Claim)
+# msgspec finds out what a struct's fields are when it first needs them, and two threads that do so at once end the process
+# with a segmentation fault. A decoder needs them now, while one thread imports this.
+_PREPARED: Final = msgspec.msgpack.Decoder(_Header)
 _LARGE: Final = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyMessage) if kind.LARGE_HEADER)
 
 

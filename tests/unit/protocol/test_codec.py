@@ -1,6 +1,8 @@
 """The codec: round trips, golden frames, hostile bytes, limits."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -17,6 +19,7 @@ from protocol.messages import AnyMessage, Chunk, Finish, Status
 from tests.support.builders import a_batch, a_chunk, a_lease, one_of_each, token_arrays
 
 GOLDEN = Path(__file__).parent / "golden" / "frames.json"
+ROOT = Path(__file__).parents[3]
 EACH = [pytest.param(message, arrays, id=message_type(message)) for message, arrays in one_of_each()]
 
 
@@ -215,3 +218,22 @@ def test_a_state_may_be_as_deep_as_the_limit_says() -> None:
     received = decode(encode(a_chunk(state=state), token_arrays(5), seq=1))
     assert isinstance(received.message, Chunk)
     assert received.message.state == state
+
+
+FIRST_MESSAGE = """
+import sys
+from protocol.codec import decode, encode
+from protocol.messages import Ack
+
+frames, called = encode(Ack(next_seq=3)), set()
+sys.setprofile(lambda frame, event, _: called.add(frame.f_code.co_name) if event == "call" else None)
+decode(frames)
+sys.setprofile(None)
+assert "_header" in called
+sys.exit("get_class_annotations" in called)
+"""
+
+
+def test_the_first_message_of_a_process_finds_all_types_prepared() -> None:
+    """msgspec crashes where two threads make it look at one type for the first time; it does so by this function."""
+    assert subprocess.run([sys.executable, "-c", FIRST_MESSAGE], cwd=ROOT, timeout=60, check=False).returncode == 0
