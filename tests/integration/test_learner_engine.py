@@ -1,15 +1,13 @@
 """DeepSpeed's engine on one rank and on two, in every ZeRO stage, against plain PyTorch on padded rows.
 
-All numbers are float32 on one thread per process. Each group of assertions shares one start of the processes.
+All numbers are float32 on one thread per process. All assertions share one start of the processes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +21,17 @@ from gspo.packing import TrainGroup
 from gspo.staleness import MismatchTracker, mismatch_moments, sequence_lag
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, split_groups
 from tests.support.learner_worker import NUM_MINI_BATCHES, OBJECTIVE, SETTINGS
+from tests.support.ranks import Ranks
 from tests.support.training_groups import padded_logprobs, write_model_and_groups
 
 STAGES = (0, 1, 2, 3)
 LAYOUTS = [(stage, num_ranks) for stage in STAGES for num_ranks in (1, 2)]
 
 
-def run_worker(scenario: str, work: Path, num_ranks: int) -> list[dict[str, Any]]:
-    """Run the worker on `num_ranks` processes; the results of every rank."""
-    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    launcher = [sys.executable]
-    if num_ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
-    command = [*launcher, "-m", "tests.support.learner_worker", scenario, str(work)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return [
-        json.loads((work / f"{scenario}-{rank}-of-{num_ranks}.json").read_text(encoding="utf-8"))
-        for rank in range(num_ranks)
-    ]
+Results = dict[str, dict[int, list[dict[str, Any]]]]
+"""By scenario and number of ranks, of every rank."""
+
+pytestmark = pytest.mark.timeout(1000)
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +43,28 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(work: Path) -> dict[int, list[dict[str, Any]]]:
-    """By number of ranks, of every rank."""
-    return {num_ranks: run_worker("stages", work, num_ranks) for num_ranks in (1, 2)}
+def everything(work: Path) -> Results:
+    """One rank and two, side by side."""
+    scenarios = {1: ("stages", "bfloat16"), 2: ("stages", "replay", "faults")}
+    with contextlib.ExitStack() as stack:
+        started = [
+            stack.enter_context(Ranks("tests.support.learner_worker", [str(work), *names], num_ranks, work / "worker"))
+            for num_ranks, names in scenarios.items()
+        ]
+        for ranks in started:
+            ranks.finish(900)
+    found: Results = {}
+    for num_ranks, names in scenarios.items():
+        for name in names:
+            paths = [work / f"{name}-{rank}-of-{num_ranks}.json" for rank in range(num_ranks)]
+            found.setdefault(name, {})[num_ranks] = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(everything: Results) -> dict[int, list[dict[str, Any]]]:
+    """Of all ZeRO stages, by number of ranks, of every rank."""
+    return everything["stages"]
 
 
 @pytest.fixture(scope="module")
@@ -172,8 +181,8 @@ def test_an_export_loads_in_transformers_bit_for_bit(
     assert all(torch.equal(again[name], served[name]) for name in served)
 
 
-def test_bfloat16_training_moves_every_tensor(work: Path) -> None:
-    (result,) = run_worker("bfloat16", work, 1)
+def test_bfloat16_training_moves_every_tensor(work: Path, everything: Results) -> None:
+    (result,) = everything["bfloat16"][1]
     assert math.isfinite(result["metrics"]["grad_norm"])
     before = load_file(work / "model" / "model.safetensors")
     after = load_file(work / "bfloat16.safetensors")
@@ -192,9 +201,9 @@ def test_bfloat16_training_moves_every_tensor(work: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def replay(work: Path) -> list[dict[str, Any]]:
+def replay(everything: Results) -> list[dict[str, Any]]:
     """Of both ranks."""
-    return run_worker("replay", work, 2)
+    return everything["replay"][2]
 
 
 def test_routing_replay_keeps_the_experts_of_two_ranks_and_trains_the_routers(
@@ -232,8 +241,8 @@ def test_two_ranks_agree_on_the_scale_of_an_adaptive_clip(replay: list[dict[str,
     assert first["free"]["scale"] == second["free"]["scale"] != 1
 
 
-def test_a_step_that_must_not_be_made_is_refused_on_every_rank_and_changes_nothing(work: Path) -> None:
-    for rank in run_worker("faults", work, 2):
+def test_a_step_that_must_not_be_made_is_refused_on_every_rank_and_changes_nothing(everything: Results) -> None:
+    for rank in everything["faults"][2]:
         assert rank["frozen"]["message"].startswith("MissingGradientError: 1 of 25 parameters got no gradient: ")
         assert "model.layers.1.mlp.gate.weight" in rank["frozen"]["message"]
         assert rank["nan_loss"]["message"].startswith("NonFiniteLossError: the loss over all ranks is nan")

@@ -1,6 +1,6 @@
-"""Runs under torchrun: the learner's engine in every ZeRO stage, its faults, checkpoints and exports.
+"""Runs as a rank or alone: the learner's engine in every ZeRO stage, its faults, checkpoints and exports.
 
-python -m tests.support.learner_worker SCENARIO WORK_DIR; WORK_DIR holds model/ and groups.npz, results go there.
+python -m tests.support.learner_worker WORK_DIR SCENARIO...; WORK_DIR holds model/ and groups.npz, results go there.
 """
 
 from __future__ import annotations
@@ -116,7 +116,6 @@ def stages(work: Path) -> dict[str, Any]:
     # `resumed` is in stage 3, and has trained.
     load_checkpoint(resumed, work / f"checkpoints-1-{world_size}" / path.name)
     results["other_stage"] = resumed.weights_digest()
-    engine.close()
     return results
 
 
@@ -153,7 +152,6 @@ def bfloat16(work: Path) -> dict[str, Any]:
             )
         profile.end_batch(0, engine.sum_over_ranks)
         reads[profiles[-1].num_micro_batches] = counted.num_reads
-    engine.close()
     return {"metrics": metrics, "reads": reads, "profiles": [as_json(profile) for profile in profiles]}
 
 
@@ -201,7 +199,6 @@ def replay(work: Path) -> dict[str, Any]:
         LearnerEngine.from_model(Qwen3ForCausalLM(config), settings(1, routing_replay=True))
     except ValueError as error:
         results["dense"] = str(error)
-    engine.close()
     return results
 
 
@@ -258,12 +255,19 @@ def _message(action: Callable[[], object]) -> str:
     return ""
 
 
+SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "stages": stages, "bfloat16": bfloat16, "replay": replay, "faults": faults
+}  # fmt: skip
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    scenario, work = sys.argv[1], Path(sys.argv[2])
-    results = {"stages": stages, "bfloat16": bfloat16, "replay": replay, "faults": faults}[scenario](work)
+    work = Path(sys.argv[1])
     rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    (work / f"{scenario}-{rank}-of-{world_size}.json").write_text(json.dumps(results), encoding="utf-8")
+    for scenario in sys.argv[2:]:
+        results = SCENARIOS[scenario](work)
+        (work / f"{scenario}-{rank}-of-{world_size}.json").write_text(json.dumps(results), encoding="utf-8")
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
