@@ -14,6 +14,8 @@ from tests.deploy.kustomizations import FILE
 from tests.pods.container import REPOSITORY
 from tests.pods.node import Node
 
+NUM_BATCHES = 14
+"""Of the run with two nodes."""
 TOOLS = ("kubectl", "ip", "nft", "unshare", "setpriv", "chroot")
 
 
@@ -44,12 +46,39 @@ def secured(tmp_path: Path) -> Cluster:
     return cluster
 
 
+@pytest.fixture
+def two_nodes(tmp_path: Path) -> Cluster:
+    """The overlay `cpu` with the component `learner-nodes`: a learner of two ranks, a short run that saves often."""
+    k8s = copy_manifests(tmp_path / "manifests")
+    kustomization = k8s / "overlays" / "cpu" / FILE
+    content = yaml.safe_load(kustomization.read_text())
+    content["components"] = ["../../components/learner-nodes"]
+    kustomization.write_text(yaml.safe_dump(content))
+    cluster = Cluster(render(k8s / "overlays" / "cpu"))
+    for name, value in {
+        "num_batches = 60": f"num_batches = {NUM_BATCHES}",
+        "groups_per_batch = 32": "groups_per_batch = 8",
+        "every_batches = 5\nnum_tasks = 128": f"every_batches = {NUM_BATCHES}\nnum_tasks = 8",
+        "checkpoint_every_batches = 5": "checkpoint_every_batches = 2",
+        "[learner]\n": '[learner]\nnum_nodes = 2\nmeeting_address = "learner-0.learner:29500"\n',
+    }.items():
+        edit(cluster, name, value)
+    # The overlay's pods make the model for themselves; the component expects it on a claim.
+    volumes = cluster.role("learner-worker").template["spec"]["volumes"]
+    volumes[:] = [volume if volume["name"] != "model" else {"name": "model", "emptyDir": {}} for volume in volumes]
+    return cluster
+
+
+def edit(cluster: Cluster, old: str, new: str) -> None:
+    """Change run.toml."""
+    for item in cluster.of_kind("ConfigMap"):
+        assert old in item["data"]["run.toml"], old
+        item["data"]["run.toml"] = item["data"]["run.toml"].replace(old, new)
+
+
 def use_keys(cluster: Cluster) -> None:
     """As a user would edit run.toml."""
-    for item in cluster.of_kind("ConfigMap"):
-        text = item["data"]["run.toml"]
-        assert "allow_plaintext = true" in text
-        item["data"]["run.toml"] = text.replace("allow_plaintext = true", 'keys = "/etc/gspo/keys"')
+    edit(cluster, "allow_plaintext = true", 'keys = "/etc/gspo/keys"')
 
 
 @pytest.fixture

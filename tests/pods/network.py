@@ -81,12 +81,14 @@ class Network:
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in sorted(names.items()))]
         self._hosts.write_text("\n".join(lines) + "\n")
 
-    def allow(self, connections: set[tuple[str, str, int]]) -> None:
-        """Only these TCP connections from now on: (from address, to address, port); the answers to them included."""
+    def allow(self, connections: set[tuple[str, str, str]]) -> None:
+        """Only these TCP connections from now on: (from address, to address, ports as nft writes them); the answers to them
+        included.
+        """
         rules = [
-            f"add rule bridge allowed forward ip saddr {source} ip daddr {target} tcp dport {port} accept\n"
-            f"add rule bridge allowed forward ip saddr {target} ip daddr {source} tcp sport {port} accept\n"
-            for source, target, port in sorted(connections)
+            f"add rule bridge allowed forward ip saddr {source} ip daddr {target} tcp dport {ports} accept\n"
+            f"add rule bridge allowed forward ip saddr {target} ip daddr {source} tcp sport {ports} accept\n"
+            for source, target, ports in sorted(connections)
         ]
         text = (
             "add table bridge allowed\ndelete table bridge allowed\nadd table bridge allowed\n"

@@ -15,12 +15,13 @@ from typing import Final
 
 import psutil
 
-from tests.deploy.cluster import Cluster, Object, Pods, matches
+from tests.deploy.cluster import POD_INDEX, Cluster, Object, Pods, matches
 from tests.pods.container import script
 from tests.pods.network import Network
 
 PROBE_TIMEOUT_S: Final = 5.0
 RESTARTS_ALLOWED: Final = 10
+ALL_PORTS: Final = "0-65535"
 
 
 @dataclass
@@ -93,6 +94,10 @@ class Node:
         """`kubectl delete pod`: SIGTERM; `look` sees to the rest."""
         pod.deleted = True
         pod.process.send_signal(signal.SIGTERM)
+
+    def kill(self, pod: Pod) -> None:
+        """The container dies at once with everything in it; `look` starts it again."""
+        _kill(pod)
 
     def stop(self, pod: Pod) -> None:
         """SIGTERM, and wait for the pod's end; it is not replaced, as when its owner is scaled to nothing."""
@@ -177,7 +182,7 @@ class Node:
             volumes[claim["metadata"]["name"]] = self.volume(f"{claim['metadata']['name']}-{name}")
         root = self._directory / "roots" / name
         root.mkdir(parents=True, exist_ok=True)
-        fields = {"metadata.name": name}
+        fields = {"metadata.name": name, POD_INDEX: name.rpartition("-")[2]}
         text = script(pods.main, pods.spec["securityContext"], volumes, fields, self._directory / "hosts", root)
         namespace = self.network.namespace(name)
         words = [
@@ -250,16 +255,17 @@ class Node:
         self.network.name(names)
         self.network.allow({edge for source in self.pods.values() for edge in self._allowed(source)})
 
-    def _allowed(self, source: Pod) -> set[tuple[str, str, int]]:
+    def _allowed(self, source: Pod) -> set[tuple[str, str, str]]:
         """What ``source`` may connect to, by the NetworkPolicies of both ends."""
-        found: set[tuple[str, str, int]] = set()
+        found: set[tuple[str, str, str]] = set()
         for target in self.pods.values():
-            for name, port in target.pods.ports.items():
+            for name, ports in [*target.pods.ports.items(), (ALL_PORTS, ALL_PORTS)]:
                 if self._admits(source, target, name, "Egress") and self._admits(target, source, name, "Ingress"):
-                    found.add((source.address, target.address, port))
+                    found.add((source.address, target.address, str(ports)))
         return found
 
     def _admits(self, pod: Pod, other: Pod, port: str, direction: str) -> bool:
+        """``port``: its name, or ALL_PORTS."""
         policies = [
             policy["spec"]
             for policy in self._cluster.of_kind("NetworkPolicy")
@@ -268,7 +274,7 @@ class Node:
         peers = "to" if direction == "Egress" else "from"
         rules = [rule for policy in policies for rule in policy.get(direction.lower(), [])]
         return not policies or any(
-            port in [each["port"] for each in rule["ports"]]
+            ("ports" not in rule or port in [each["port"] for each in rule["ports"]])
             and any("podSelector" in peer and matches(peer["podSelector"], other.pods.labels) for peer in rule[peers])
             and not any("namespaceSelector" in peer for peer in rule[peers])
             for rule in rules

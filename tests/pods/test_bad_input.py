@@ -10,7 +10,7 @@ import pytest
 from services.runtime.lifecycle import EXIT_OCCUPIED
 from services.runtime.security import write_key_pair
 from tests.deploy.cluster import Cluster
-from tests.pods.conftest import use_keys
+from tests.pods.conftest import edit, use_keys
 from tests.pods.network import command
 from tests.pods.node import Node, Pod
 from tests.pods.run import events, until
@@ -23,12 +23,6 @@ START_S: Final = 120.0
 def ended(node: Node, pod: Pod) -> int:
     """The status that a container ends with. Kubernetes would start it again, with a growing pause."""
     return pod.process.wait(START_S)
-
-
-def edit(cluster: Cluster, old: str, new: str) -> None:
-    for item in cluster.of_kind("ConfigMap"):
-        assert old in item["data"]["run.toml"]
-        item["data"]["run.toml"] = item["data"]["run.toml"].replace(old, new)
 
 
 def test_a_missing_secret_is_named_with_its_file(start_node: Callable[[Cluster], Node], plain: Cluster) -> None:
