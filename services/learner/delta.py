@@ -1,8 +1,9 @@
 """A version as the changes against the one before it, in bytes that rollouts fetch like a snapshot's."""
 
 import os
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -15,7 +16,9 @@ from services.runtime.compression import compress
 
 WORTHWHILE: Final = 0.75
 """A delta with a larger share of the snapshot's bytes is not made: applying it costs more than it saves."""
-SAMPLE_REGIONS: Final = 16
+SAMPLE_PIECES: Final = 16
+SAMPLE_ELEMENTS: Final = 16 * 1024
+"""So much of two versions is encoded first, to see whether the rest is worth it."""
 
 
 def encode_delta(base: Snapshot, snapshot: Snapshot) -> Delta | None:
@@ -50,25 +53,38 @@ def _layout(tensor: TensorInfo) -> tuple[str, str, tuple[int, ...], int]:
 
 
 def _encode(base: Snapshot, snapshot: Snapshot, places: list[Region]) -> list[tuple[DeltaBucket, bytes]] | None:
-    """Buckets with their compressed bytes, in order; None when they would be too large: a sample of them is made first."""
-
-    def encode(place: Region) -> tuple[DeltaBucket, bytes] | None:
-        return _encode_one(base, snapshot, place)
-
+    """Buckets with their compressed bytes, in order; None when they would be too large."""
+    most = WORTHWHILE * snapshot.manifest.num_bytes
     # A float32 model changes everywhere; the whole of it is not encoded to find that out.
-    step = max(1, len(places) // SAMPLE_REGIONS)
-    sample = range(0, len(places), step)
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        found = dict(zip(sample, pool.map(encode, (places[index] for index in sample)), strict=True))
-        share = sum(_region_bytes(place) for place in places) / max(1, sum(_region_bytes(places[at]) for at in sample))
-        if share * _num_bytes(found.values()) > WORTHWHILE * snapshot.manifest.num_bytes:
-            return None
-        others = [index for index in range(len(places)) if index not in found]
-        found.update(zip(others, pool.map(encode, (places[index] for index in others)), strict=True))
-    if _num_bytes(found.values()) > WORTHWHILE * snapshot.manifest.num_bytes:
+    if _estimate(base, snapshot, places) > most:
         return None
-    ordered = (found[index] for index in range(len(places)))
-    return [bucket for bucket in ordered if bucket is not None]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        found = [bucket for bucket in pool.map(partial(_encode_one, base, snapshot), places) if bucket is not None]
+    return found if sum(len(body) for _, body in found) <= most else None
+
+
+def samples(places: list[Region]) -> list[tuple[Region, list[Region]]]:
+    """Some of the places, each with pieces of it, spread evenly: about SAMPLE_PIECES of at most SAMPLE_ELEMENTS elements."""
+    chosen = places[:: max(1, len(places) // SAMPLE_PIECES)]
+    return [(place, _pieces(place, -(-SAMPLE_PIECES // len(chosen)))) for place in chosen]
+
+
+def _pieces(place: Region, number: int) -> list[Region]:
+    num_elements = min(SAMPLE_ELEMENTS, place.num_elements)
+    left_out = place.num_elements - num_elements
+    starts = (piece * left_out // number for piece in range(number))
+    return [replace(place, offset=place.offset + start * place.item_bytes, num_elements=num_elements) for start in starts]
+
+
+def _estimate(base: Snapshot, snapshot: Snapshot, places: list[Region]) -> float:
+    """Bytes of all places, encoded, by what pieces of some of them take."""
+    seen, encoded = 0, 0.0
+    for place, pieces in samples(places):
+        buckets = [_encode_one(base, snapshot, piece) for piece in pieces]
+        taken = sum(len(bucket[1]) for bucket in buckets if bucket is not None)
+        encoded += _region_bytes(place) * taken / sum(map(_region_bytes, pieces))
+        seen += _region_bytes(place)
+    return encoded * sum(map(_region_bytes, places)) / max(1, seen)
 
 
 def _encode_one(base: Snapshot, snapshot: Snapshot, place: Region) -> tuple[DeltaBucket, bytes] | None:
@@ -90,7 +106,3 @@ def _encode_one(base: Snapshot, snapshot: Snapshot, place: Region) -> tuple[Delt
 
 def _region_bytes(place: Region) -> int:
     return place.num_elements * place.item_bytes
-
-
-def _num_bytes(encoded: Iterable[tuple[DeltaBucket, bytes] | None]) -> int:
-    return sum(len(bucket[1]) for bucket in encoded if bucket is not None)

@@ -1,11 +1,14 @@
 """Deltas of the learner's snapshots: what is made, what is kept, what is offered to whom."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
+from protocol.deltas import Region
 from protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
-from services.learner.delta import WORTHWHILE, encode_delta
+from services.learner.delta import WORTHWHILE, encode_delta, samples
 from services.learner.snapshot import Delta, Snapshot, SnapshotStore, build_snapshot
 
 
@@ -75,6 +78,54 @@ def test_a_part_that_changes_everywhere_does_not_decide_for_the_rest() -> None:
     after[:100_000] = torch.randn(100_000, generator=generator).to(torch.bfloat16)
     delta = a_delta(build_snapshot(1, [("w", before)]), build_snapshot(2, [("w", after)]))
     assert [bucket.offset for bucket in delta.manifest.buckets] == [0]
+
+
+def test_small_parts_that_change_everywhere_do_not_decide_for_a_large_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    before, after = {}, {}
+    for part in range(12):
+        # What did not change lies between them, so that each is a place of its own.
+        before[f"still{part}"] = after[f"still{part}"] = torch.zeros(1)
+        before[f"small{part}"], after[f"small{part}"] = (torch.randn(16 * 1024, generator=generator) for _ in range(2))
+    before["still"] = after["still"] = torch.zeros(1)
+    before["large"] = torch.randn(1024 * 1024, generator=generator)
+    after["large"] = before["large"].clone()
+    after["large"][::1000] += 1
+    delta = a_delta(build_snapshot(1, before.items()), build_snapshot(2, after.items()))
+    assert len(delta.manifest.buckets) == 13
+    assert delta.manifest.num_bytes < 0.2 * 4 * (12 * 16 + 1024) * 1024
+
+
+def test_a_delta_that_does_not_pay_where_it_was_not_looked_at_is_not_made() -> None:
+    generator = torch.Generator().manual_seed(0)
+    bits = [torch.randint(-(2**31), 2**31, (2 * 1024 * 1024,), dtype=torch.int32, generator=generator) for _ in range(2)]
+    one, other = (each.view(torch.float32) for each in bits)
+    place = Region(offset=0, num_elements=len(one), item_bytes=4)
+    for piece in samples([place])[0][1]:
+        begin = piece.offset // 4
+        other[begin : begin + piece.num_elements] = one[begin : begin + piece.num_elements]
+    assert encode_delta(build_snapshot(1, [("w", one)]), build_snapshot(2, [("w", other)])) is None
+
+
+@pytest.mark.parametrize(("num_places", "num_pieces"), [(1, 16), (3, 18), (16, 16), (31, 31), (1000, 17)])
+def test_what_is_encoded_to_see_whether_a_delta_pays_is_little_and_from_everywhere(num_places: int, num_pieces: int) -> None:
+    elements = MAX_DELTA_BUCKET_ELEMENTS
+    places = [Region(offset=place * elements * 2, num_elements=elements, item_bytes=2) for place in range(num_places)]
+    chosen = samples(places)
+    pieces = [piece for _, several in chosen for piece in several]
+    assert len(pieces) == num_pieces
+    assert {piece.num_elements for piece in pieces} == {16 * 1024}
+    assert all(place.offset <= piece.offset < place.offset + 2 * elements for place, several in chosen for piece in several)
+    last = num_places * elements * 2
+    steps = [after.offset - before.offset for before, after in pairwise(pieces)]
+    assert 0 < min(steps) <= max(steps) <= last / 15
+    assert last - pieces[-1].offset <= last / 15
+
+
+def test_a_place_smaller_than_a_piece_is_looked_at_whole() -> None:
+    place = Region(offset=6, num_elements=5, item_bytes=2)
+    assert samples([place]) == [(place, [place] * 16)]
+    assert samples([]) == []
 
 
 # --- what is kept and offered -----------------------------------------------------------------------------------------
