@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ _TERM_GRACE_S: Final = 1.0
 _TAIL_LINES: Final = 25
 _NOISE: Final = (" - leaked ", " - ... skipped", "nanobind: ", "See https://nanobind", "warnings.warn(")
 """Lines that every SGLang process writes when it ends; they would push the error out of the tail."""
+_LOAD_FILES: Final = "/dev/shm/sglang_loads_"
 
 
 class ServerError(RuntimeError):
@@ -62,6 +63,7 @@ class EngineServer:
         self._process: asyncio.subprocess.Process | None = None
         self._port = options.port
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._load_files: set[Path] = set()
 
     @property
     def url(self) -> str:
@@ -131,6 +133,7 @@ class EngineServer:
         if self._process is None:
             return
         process, tree = self._process, _tree(self._process.pid)
+        self._load_files |= load_files(member.pid for member in tree)
         if process.returncode is None:
             process.terminate()
             try:
@@ -145,6 +148,8 @@ class EngineServer:
         await process.wait()
         if self._temporary is not None:
             self._temporary.cleanup()
+        for path in self._load_files:
+            path.unlink(missing_ok=True)
 
     def log_tail(self) -> str:
         """The last lines of the server's log, without the noise that every exit adds."""
@@ -181,6 +186,8 @@ class EngineServer:
                     reported_s = waited_s
                     last = self.log_tail().rpartition("\n")[2]
                     log.info("engine_server_starting", waited_s=round(waited_s), last_line=last[:200])
+        # Known by now, in case it dies before it is stopped.
+        self._load_files = load_files(member.pid for member in _tree(self.pid))
         log.info("engine_server_ready", pid=self.pid, url=self.url, start_s=round(clock() - begin, 1))
 
 
@@ -241,6 +248,19 @@ def temporary_files(directory: Path) -> dict[str, str]:
     metrics = directory / "metrics"
     metrics.mkdir()
     return {"TMPDIR": str(directory), "PROMETHEUS_MULTIPROC_DIR": str(metrics), "TORCHINDUCTOR_CACHE_DIR": compiled}
+
+
+def load_files(pids: Iterable[int]) -> set[Path]:
+    """Files in shared memory by which these processes of a server tell each other their load.
+
+    SGLang gives them a random name, takes no directory for them and leaves them: 16 KiB of memory per start of a server.
+    """
+    found = set()
+    for pid in pids:
+        with suppress(OSError):  # It has ended, or there is no /proc.
+            lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+            found |= {Path(line[line.index(_LOAD_FILES) :]) for line in lines if _LOAD_FILES in line}
+    return {path for path in found if path.suffix == ".shm"}  # " (deleted)" stands behind what is gone.
 
 
 def _claim_port(host: str, port: int) -> int:

@@ -6,11 +6,13 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.learner.tiny import make_tiny_model
+from services.rollout.server import load_files
 from tests.support.keys import counted, make_keys, secrets_in
 from tests.support.ledger_audit import audit
 from tests.support.run_process import REPOSITORY, RunProcess
@@ -90,8 +92,11 @@ def test_a_run_with_two_learner_ranks_trains_evaluates_reports_and_exports(tmp_p
             # Not "handshake": a connection that is given up while it is made counts there.
             for reason in ("unknown_key", "wrong_role", "impostor", "bad_messages"):
                 assert counted(page, f"gspo_{server}_refused_connections_total", reason=reason) == 0
+        in_memory = load_files(child.pid for child in psutil.Process(run.process.pid).children(recursive=True))
+        assert len(in_memory) == 1
         assert run.wait_finished(400) == 0, run.tail()
         assert run.leftovers() == []
+        assert not any(path.exists() for path in in_memory)
     report = audit(directory)
     assert report.problems == []
     assert (report.num_batches, report.num_trained_trajectories, report.dropped) == (4, 4 * 8 * 4, {})

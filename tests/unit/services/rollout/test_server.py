@@ -1,6 +1,7 @@
 """How the server is started, and that it dies with whoever started it."""
 
 import asyncio
+import mmap
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from services.rollout.server import (
     ServerError,
     ServerOptions,
     cuda_visible,
+    load_files,
     server_command,
     server_environment,
     temporary_files,
@@ -72,6 +74,25 @@ def test_what_a_server_leaves_behind_is_in_a_directory_of_its_own_but_for_compil
     assert tmp_path not in compiled.parents
 
 
+def test_the_files_in_which_a_servers_processes_tell_their_load_are_found_while_one_of_them_has_them() -> None:
+    path = Path(f"/dev/shm/sglang_loads_test-{os.getpid()}.shm")
+    other = Path(f"/dev/shm/other-{os.getpid()}.shm")
+    files = [os.open(each, os.O_CREAT | os.O_RDWR, 0o600) for each in (path, other)]
+    try:
+        for file in files:
+            os.ftruncate(file, mmap.PAGESIZE)
+        with mmap.mmap(files[0], mmap.PAGESIZE), mmap.mmap(files[1], mmap.PAGESIZE):
+            assert load_files([os.getpid(), 2**22 + 1]) == {path}, "the second of them is no process"
+            path.unlink()
+            assert load_files([os.getpid()]) == set()
+    finally:
+        for file in files:
+            os.close(file)
+        for each in (path, other):
+            each.unlink(missing_ok=True)
+    assert load_files([os.getpid()]) == set()
+
+
 @pytest.mark.parametrize("arguments", [("--host", "0.0.0.0"), ("--host=0.0.0.0",)])
 def test_a_server_of_ours_stays_on_this_host(arguments: tuple[str, ...]) -> None:
     assert value(server_command(options(), port=1234, cuda=True), "--host") == "127.0.0.1"
@@ -119,13 +140,13 @@ async def test_a_tethered_process_dies_when_its_parent_is_killed() -> None:
     )  # fmt: skip
     assert parent.stdout is not None
     # Written by the command itself: it runs, and the tether holds.
-    child = psutil.Process(int(await asyncio.wait_for(parent.stdout.readline(), 20)))
+    child = psutil.Process(int(await asyncio.wait_for(parent.stdout.readline(), 60)))
     parent.send_signal(signal.SIGKILL)
     await parent.wait()
-    gone, alive = await asyncio.to_thread(psutil.wait_procs, [child], 10)
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, [child], 60)
     assert (len(gone), alive) == (1, [])
 
 
 async def test_a_tethered_process_does_not_start_without_its_parent() -> None:
     stranger = await asyncio.create_subprocess_exec(sys.executable, str(TETHER), str(os.getppid()), "sleep", "600")
-    assert await asyncio.wait_for(stranger.wait(), 20) == 1
+    assert await asyncio.wait_for(stranger.wait(), 60) == 1
