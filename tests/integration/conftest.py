@@ -12,6 +12,15 @@ import zmq.asyncio
 from services.rollout.server import EngineServer, ServerOptions
 from tests.support.tiny_model import save_tiny_model
 
+TIMEOUT_S = 900.0
+"""A server's start is in the time of the first test that needs it, and takes minutes on a busy machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
 
 @dataclass(frozen=True, kw_only=True)
 class SglangServer:

@@ -17,7 +17,7 @@ from tests.support.broker_peers import ScriptedRollout
 from tests.support.broker_process import broker_process, eventually
 from tests.support.zmq_ends import in_background, zmq_context
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1200)
 VOCABULARY = 60_000  # of the scripted rollout's tokens
 
 
@@ -46,7 +46,7 @@ async def test_a_recording_without_a_learner_is_trained_on_by_replay(tmp_path: P
         )
         rollout = ScriptedRollout(context, broker.work_endpoint, "rollout-0", "a")
         async with in_background(rollout.run()):
-            await eventually(lambda: broker.count("group_complete") == 4, 200)
+            await eventually(lambda: broker.count("group_complete") == 4, 600)
         assert broker.count("batch_assembled") == 0
         publisher.send_signal(signal.SIGTERM)
         assert await publisher.wait() == 0

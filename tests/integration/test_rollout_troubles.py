@@ -193,7 +193,7 @@ async def test_a_lease_that_arrives_while_draining_goes_straight_back(running: S
 @pytest.mark.parametrize("window", [1, 256])
 async def test_a_drain_keeps_its_budget_when_the_broker_acknowledges_nothing(window: int, running: Start) -> None:
     spec = msgspec.structs.replace(WORK, window=window)
-    async with running(spec, drain_s=0.2) as run:
+    async with running(spec, drain_s=1.0) as run:
         hold = run.engine.hold_at(run.prompt_tokens + 4)
         run.broker.acknowledges = False
         run.broker.grant(*leases(3))
@@ -201,7 +201,7 @@ async def test_a_drain_keeps_its_budget_when_the_broker_acknowledges_nothing(win
         await hold.reached.wait()
         begin = asyncio.get_running_loop().time()
         run.stop.set()
-    assert asyncio.get_running_loop().time() - begin < 5.0
+    assert asyncio.get_running_loop().time() - begin < 30.0
     assert run.client.num_unacknowledged == min(window, 6)
 
 

@@ -42,7 +42,7 @@ PROPERTIES: tuple[Property, ...] = (
 
 @pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: holds.__name__)
 @given(choices=st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_library_conforms(holds: Property, choices: Random) -> None:
     holds(GSPO, random_step(choices))
 

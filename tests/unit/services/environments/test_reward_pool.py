@@ -83,7 +83,7 @@ async def test_a_job_over_its_deadline_is_killed_with_its_worker(pool: RewardPoo
     started = time.monotonic()
     result = await pool.grade(job("hang", deadline_s=0.2))
     assert result.failure == "deadline"
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     assert not is_running(int(worker))
     assert (await pool.grade(job("process_id"))).reward != worker
 
