@@ -1,12 +1,16 @@
 """How long this project and TRL take to a held-out reward of 0.85, from the same model, on the same machine.
 
     .venv-parity/bin/python -m benchmarks.against_trl --seeds 0 1 2
+    .venv-parity/bin/python -m benchmarks.against_trl --task counting
 
-Both train `examples/arithmetic.toml`: the same start model, tasks, prompt ids, rewards, samples of a batch, optimizer steps,
-optimizer, learning rate and clip, and the same held-out tasks after every second batch. This project is `gspo run`, as a
-user starts it; TRL is `trl_run.py`. They take turns on the machine. Seconds count from the moment at which the first sample
-can be drawn: imports, loading and the start of SGLang are excluded for both, evaluations are included for both. Each is
-tried with its settings on the first seed, and runs the other seeds with the better one. Needs TRL (requirements/parity.txt).
+Both train a task's configuration: `examples/arithmetic.toml`, where answers have three tokens and a sample costs what
+is around the model, or `counting.toml` beside this file, where a few answers are far longer than the mean and a
+sample costs what the model does. The same start model, tasks, prompt ids, rewards, samples of a batch, optimizer
+steps, optimizer, learning rate and clip, and the same held-out tasks after every second batch. This project is `gspo
+run`, as a user starts it; TRL is `trl_run.py`. They take turns on the machine. Seconds count from the moment at which
+the first sample can be drawn: imports, loading and the start of SGLang are excluded for both, evaluations are
+included for both. Each is tried with its settings on the first seed, and runs the other seeds with the better one.
+Needs TRL (requirements/parity.txt).
 """
 
 from __future__ import annotations
@@ -20,14 +24,24 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from benchmarks.against_trl.curve import Run, System
 from benchmarks.against_trl.ours import run_ours
-from benchmarks.against_trl.report import Comparison, as_data, chosen_setting, parts_table, plot, table, verdict
-from benchmarks.against_trl.settings import OURS, THEIRS, TIMEOUT_S, say
+from benchmarks.against_trl.report import (
+    Comparison,
+    as_data,
+    chosen_setting,
+    learner_table,
+    parts_table,
+    plot,
+    table,
+    verdict,
+)
+from benchmarks.against_trl.settings import TASKS, TIMEOUT_S, TaskName, Theirs, say
 from benchmarks.against_trl.theirs import run_theirs
 from services.runtime.configuration import load_settings
 
@@ -35,36 +49,46 @@ from services.runtime.configuration import load_settings
 def main() -> None:
     """Run, compare, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("examples/arithmetic.toml"))
+    parser.add_argument("--task", choices=TASKS, default="arithmetic")
+    parser.add_argument("--config", type=Path, help="train this instead of the task's own configuration")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--batches", type=int, default=30, help="of each run (default: %(default)s)")
+    parser.add_argument("--batches", type=int, help="of each run (default: the task's own number)")
     parser.add_argument(
         "--every", type=int, default=2, help="batches from one evaluation to the next (default: %(default)s)"
     )
     parser.add_argument(
-        "--model", type=Path, help="start from this model, whatever the seed (default: a tiny one of the seed)"
+        "--model", type=Path, help="start from this model, whatever the seed (default: the task's own, made from the seed)"
     )
-    parser.add_argument("--ours", nargs="+", choices=OURS, default=list(OURS), help="settings of this project to try")
-    parser.add_argument("--theirs", nargs="+", choices=THEIRS, default=list(THEIRS), help="settings of TRL to try")
+    parser.add_argument("--ours", nargs="+", help="settings of this project to try (default: all of the task)")
+    parser.add_argument("--theirs", nargs="+", help="settings of TRL to try (default: all of the task)")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    parser.add_argument("--json", type=Path, default=Path("runs/against-trl.json"))
-    parser.add_argument("--plot", type=Path, default=Path("docs/images/against-trl.png"))
+    parser.add_argument("--json", type=Path, help="(default: runs/against-trl-TASK.json)")
+    parser.add_argument("--plot", type=Path, help="(default: the task's picture in docs/images)")
     arguments = parser.parse_args()
+    task = TASKS[arguments.task]
+    for tried, known in ((arguments.ours, task.ours), (arguments.theirs, task.theirs)):
+        if unknown := set(tried or ()) - set(known):
+            parser.error(f"no such setting: {', '.join(sorted(unknown))}; the task {arguments.task} has {', '.join(known)}")
     if importlib.util.find_spec("trl") is None:
         parser.error("TRL is not installed here: `make test-parity` makes .venv-parity, whose python runs this")
-    overrides = [f"run.num_batches={arguments.batches}", f"evaluation.every_batches={arguments.every}", *arguments.overrides]
-    settings = load_settings(arguments.config, overrides)
+    config = arguments.config or task.config
+    overrides = [
+        f"run.num_batches={arguments.batches or task.num_batches}",
+        f"evaluation.every_batches={arguments.every}",
+        *arguments.overrides,
+    ]
+    settings = load_settings(config, overrides)
     # So that `kill` ends what was started, and removes what was written, as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="against-trl-") as directory:
         runs = all_runs(
-            arguments.config,
+            config,
             Path(directory),
             overrides,
             seeds=arguments.seeds,
-            model=arguments.model,
-            ours=arguments.ours,
-            theirs=arguments.theirs,
+            model=(lambda directory, seed: arguments.model) if arguments.model else START_MODELS[arguments.task],
+            ours={name: task.ours[name] for name in arguments.ours or task.ours},
+            theirs={name: task.theirs[name] for name in arguments.theirs or task.theirs},
             samples_per_batch=settings.batch.groups_per_batch * settings.batch.group_size,
         )
     comparison = Comparison.of(
@@ -73,11 +97,13 @@ def main() -> None:
         samples_per_batch=settings.batch.groups_per_batch * settings.batch.group_size,
     )
     heading = f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {platform.machine()}, {' '.join(sys.argv[1:])}"
-    print(f"\n{heading}\n\n{table(comparison)}\n\n{parts_table(comparison)}\n\n{verdict(comparison)}")
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    tables = [table(comparison), parts_table(comparison), learner_table(comparison), verdict(comparison)]
+    print("\n\n".join([f"\n{heading}", *filter(None, tables)]))
+    json_path = arguments.json or Path(f"runs/against-trl-{arguments.task}.json")
+    json_path.parent.mkdir(parents=True, exist_ok=True)
     data = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "cores": os.cpu_count(), "arguments": sys.argv[1:]}
-    arguments.json.write_text(json.dumps(data | as_data(comparison), indent=1) + "\n")
-    plot(comparison, arguments.plot)
+    json_path.write_text(json.dumps(data | as_data(comparison), indent=1) + "\n")
+    plot(comparison, arguments.plot or task.plot)
 
 
 def all_runs(
@@ -86,23 +112,23 @@ def all_runs(
     overrides: Sequence[str],
     *,
     seeds: Sequence[int],
-    model: Path | None,
-    ours: Sequence[str],
-    theirs: Sequence[str],
+    model: Callable[[Path, int], Path],
+    ours: Mapping[str, list[str]],
+    theirs: Mapping[str, Theirs],
     samples_per_batch: int,
 ) -> list[Run]:
     """Every setting on the first seed, the better one of each system on the others, in turns."""
     runs: list[Run] = []
     for index, seed in enumerate(seeds):
-        start = start_model(directory, seed) if model is None else model
-        common = [*overrides, f"run.seed={seed}", f"model.path={start}"]
+        common = [*overrides, f"run.seed={seed}", f"model.path={model(directory, seed)}"]
         best: dict[System, str] = {}
         if index > 0:
             best = {system: chosen_setting([run for run in runs if run.system == system]) for system in ("gspo", "trl")}
         for setting in ours if index == 0 else [best["gspo"]]:
             place = directory / f"ours-{seed}-{setting.replace(' ', '-')}"
             say(f"seed {seed}: this project, {setting}")
-            runs.append(run_ours(config, place, [*common, *OURS[setting]], setting=setting, seed=seed, timeout_s=TIMEOUT_S))
+            mine = [*common, "learner.profile=true", *ours[setting]]
+            runs.append(run_ours(config, place, mine, setting=setting, seed=seed, timeout_s=TIMEOUT_S))
             say(f"  {runs[-1]}")
         for setting in theirs if index == 0 else [best["trl"]]:
             place = directory / f"theirs-{seed}-{setting.replace(' ', '-')}"
@@ -113,7 +139,7 @@ def all_runs(
                     place,
                     common,
                     setting=setting,
-                    threads=THEIRS[setting],
+                    trl=theirs[setting],
                     seed=seed,
                     samples_per_batch=samples_per_batch,
                     timeout_s=TIMEOUT_S,
@@ -123,13 +149,25 @@ def all_runs(
     return runs
 
 
-def start_model(directory: Path, seed: int) -> Path:
+def tiny_model(directory: Path, seed: int) -> Path:
     """The tiny model of a seed, as a user makes it."""
-    path = directory / f"model-{seed}"
+    return _made(directory / f"model-{seed}", "services.cli.main", "model", "tiny", seed=seed)
+
+
+def counting_model(directory: Path, seed: int) -> Path:
+    """The larger model, taught the task with long-tailed answers; kept, because it takes minutes."""
+    return _made(Path(f"runs/against-trl/counting-{seed}").absolute(), "benchmarks.against_trl.start_model", seed=seed)
+
+
+def _made(path: Path, module: str, *command: str, seed: int) -> Path:
     say(f"seed {seed}: the start model")
-    command = [sys.executable, "-m", "services.cli.main", "model", "tiny", str(path), "--seed", str(seed)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    arguments = [sys.executable, "-m", module, *command, str(path), "--seed", str(seed)]
+    subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return path
+
+
+START_MODELS: Final[dict[TaskName, Callable[[Path, int], Path]]] = {"arithmetic": tiny_model, "counting": counting_model}
+"""What a task starts from, by a directory for what need not be kept, and by seed."""
 
 
 if __name__ == "__main__":

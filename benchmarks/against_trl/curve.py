@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Final, Literal
@@ -46,9 +46,13 @@ class Run:
     batch_parts: dict[str, float]
     """Seconds of a batch, by what is done; for a system that does these at the same time they add up to more."""
     cpu_s: dict[str, float]
-    """CPU seconds of a batch, by process."""
+    """CPU seconds of a batch, by process, or, of a system with one, by what it does."""
     rates: dict[str, float]
     """Tokens per second, by what is done."""
+    tokens: dict[str, float] = field(default_factory=dict)
+    """How long answers are, and how much of padded rows they fill."""
+    learner_parts: dict[str, float] = field(default_factory=dict)
+    """Seconds of a batch, by the learner's own profile, where it made one."""
 
     @property
     def batches(self) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from statistics import fmean
+from typing import Any, Final
 
 import psutil
 
@@ -78,6 +79,7 @@ def read_ours(directory: Path, cpu_s: dict[str, float], *, setting: str, seed: i
         samples.append(samples[-1] + row["num_trajectories"])
     seconds = batches[-1]["time"] - begin
     train_s = sum(row["train_s"] for row in batches)
+    profiles = [json.loads(line) for line in read_lines(directory / "profile.jsonl")]
     return Run(
         system="gspo",
         setting=setting,
@@ -100,4 +102,25 @@ def read_ours(directory: Path, cpu_s: dict[str, float], *, setting: str, seed: i
             "generated, overall": sum(row["num_action_tokens"] for row in batches) / seconds,
             "trained, while training": sum(row["num_tokens"] for row in batches) / train_s,
         },
+        tokens=token_statistics(sum(row["num_action_tokens"] for row in batches) / samples[-1], profiles, samples[-1]),
+        learner_parts={name: fmean(each["seconds"][name] for each in profiles) for name in profiles[0]["seconds"]}
+        if profiles
+        else {},
     )
+
+
+def token_statistics(mean_answer: float, profiles: Sequence[dict[str, Any]], num_samples: int) -> dict[str, float]:
+    """As TRL's: what rows padded to a batch's longest would have, though nothing is padded here."""
+    if not profiles:
+        return {"answer, mean": mean_answer}
+    padded = sum(each["tokens"] / each["padding_efficiency"] for each in profiles)
+    return {
+        "answer, mean": mean_answer,
+        "longest row of a batch": padded / num_samples,
+        "share of padded rows that is tokens": sum(each["tokens"] for each in profiles) / padded,
+    }
+
+
+def read_lines(path: Path) -> list[str]:
+    """None of a file that there is not: a profile is made where it is asked for."""
+    return path.read_text().splitlines() if path.is_file() else []

@@ -114,14 +114,24 @@ def table(comparison: Comparison) -> str:
 
 def parts_table(comparison: Comparison) -> str:
     """Markdown: where the time of a batch goes, and tokens per second, for every system and setting."""
-    lines = ["| run | seconds of a batch | CPU seconds of a batch | tokens/s |", "|---|---|---|---|"]
+    lines = ["| run | seconds of a batch | CPU seconds of a batch | tokens/s | tokens |", "|---|---|---|---|---|"]
     every = [*comparison.ours, *comparison.theirs, *comparison.others]
     for system, setting in dict.fromkeys((run.system, run.setting) for run in every):
         runs = [run for run in every if (run.system, run.setting) == (system, setting)]
         cells = [_means([run.batch_parts for run in runs], 2), _means([run.cpu_s for run in runs], 2)]
-        cells.append(_means([run.rates for run in runs], 0))
+        cells += [_means([run.rates for run in runs], 0), _means([run.tokens for run in runs], 2)]
         reached = _number(mean_arrival_s(runs), 1)
         lines.append(f"| {NAMES[system]}, {setting} ({reached} s to {TARGET}) | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def learner_table(comparison: Comparison) -> str:
+    """Markdown: this project's learner by its own profile; empty where no run made one."""
+    profiled = [run for run in [*comparison.ours, *comparison.others] if run.learner_parts]
+    lines = ["| the learner of | seconds of a batch |", "|---|---|"] if profiled else []
+    for setting in dict.fromkeys(run.setting for run in profiled):
+        parts = _means([run.learner_parts for run in profiled if run.setting == setting], 2)
+        lines.append(f"| {NAMES['gspo']}, {setting} | {parts} |")
     return "\n".join(lines)
 
 

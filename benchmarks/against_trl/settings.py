@@ -1,7 +1,35 @@
-"""What each system is tried with, on top of the common configuration."""
+"""What is compared: the tasks, and what each system is tried with on top of a task's configuration."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
+
+TaskName = Literal["arithmetic", "counting"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theirs:
+    """A setting of TRL."""
+
+    threads: int
+    micro_batch: int | None = None
+    """Samples of a forward and backward pass; None: all of an optimizer step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A configuration, and what is tried with it on the first seed."""
+
+    config: Path
+    num_batches: int
+    ours: Mapping[str, list[str]]
+    theirs: Mapping[str, Theirs]
+    plot: Path
+
 
 OURS: Final[dict[str, list[str]]] = {
     "2 servers": [],
@@ -9,8 +37,30 @@ OURS: Final[dict[str, list[str]]] = {
 }
 """Settings of this project: the example as it is, or one SGLang server for all samples, beside the learner."""
 
-THEIRS: Final[dict[str, int]] = {"1 thread": 1, "2 threads": 2}
+THEIRS: Final[dict[str, Theirs]] = {"1 thread": Theirs(threads=1), "2 threads": Theirs(threads=2)}
 """Threads of TRL's process."""
+
+TASKS: Final[dict[TaskName, Task]] = {
+    "arithmetic": Task(
+        config=Path("examples/arithmetic.toml"),
+        num_batches=30,
+        ours=OURS,
+        theirs=THEIRS,
+        plot=Path("docs/images/against-trl.png"),
+    ),
+    "counting": Task(
+        config=Path(__file__).with_name("counting.toml"),
+        num_batches=20,
+        ours={"1 server": [], "2 servers": ["rollout.num_servers=2", "rollout.max_running=64"]},
+        theirs={
+            "2 threads": Theirs(threads=2),
+            "2 threads, micro-batches of 16": Theirs(threads=2, micro_batch=16),
+        },
+        plot=Path("docs/images/against-trl-counting.png"),
+    ),
+}
+"""Answers of three tokens and a quarter of a million parameters, where a sample costs what is around the model; long-tailed
+answers and 4 million parameters, where it costs what the model does."""
 
 TIMEOUT_S: Final = 1800.0
 """Of one run."""

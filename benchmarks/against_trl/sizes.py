@@ -140,7 +140,7 @@ def main() -> None:
                 place / "theirs",
                 common,
                 setting=arguments.theirs,
-                threads=THEIRS[arguments.theirs],
+                trl=THEIRS[arguments.theirs],
                 seed=settings.run.seed,
                 samples_per_batch=samples,
                 timeout_s=TIMEOUT_S,

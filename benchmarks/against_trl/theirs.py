@@ -9,10 +9,14 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.against_trl.curve import Point, Run
+from benchmarks.against_trl.settings import Theirs
 from services.runtime.lifecycle import die_with_parent
+
+PARTS: Final = ("generation", "old log-probs", "evaluation")
+"""What `trl_run` has a clock for; the rest is training: forward, backward, optimizer, and TRL's own between them."""
 
 
 def run_theirs(
@@ -21,7 +25,7 @@ def run_theirs(
     overrides: Sequence[str],
     *,
     setting: str,
-    threads: int,
+    trl: Theirs,
     seed: int,
     samples_per_batch: int,
     timeout_s: float,
@@ -29,13 +33,15 @@ def run_theirs(
     """Run to the end of `run.num_batches`. Raises: RuntimeError, with the end of its output, when the run fails."""
     directory.mkdir(parents=True)
     record, output = directory / "record.jsonl", directory / "output.log"
-    command = [sys.executable, "-m", "benchmarks.against_trl.trl_run", str(config), "--threads", str(threads)]
+    command = [sys.executable, "-m", "benchmarks.against_trl.trl_run", str(config), "--threads", str(trl.threads)]
     command += ["--record", str(record), "--scratch", str(directory / "scratch")]
+    if trl.micro_batch is not None:
+        command += ["--micro-batch", str(trl.micro_batch)]
     for override in overrides:
         command += ["--set", override]
     environment = {
         **os.environ,
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(trl.threads),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "CUDA_VISIBLE_DEVICES": "",
@@ -65,8 +71,12 @@ def read_theirs(rows: Sequence[dict[str, Any]], *, setting: str, seed: int, samp
             f"the record has {len(batches)} batches and ends with {rows[-1]['event']!r}: the run did not finish"
         )
     start, end = rows[0], rows[-1]
-    training_s = end["seconds"] - end["generation_s"] - end["evaluation_s"]
     count = len(batches)
+    parts = {name: end["seconds_of"].get(name, 0.0) / count for name in PARTS}
+    parts["training"] = end["seconds"] / count - sum(parts.values())
+    cpu_s = {name: end["cpu_seconds_of"].get(name, 0.0) / count for name in PARTS}
+    cpu_s["training"] = (end["cpu_s"] - start["cpu_s"]) / count - sum(cpu_s.values())
+    trained_s = parts["training"] + parts["old log-probs"]
     return Run(
         system="trl",
         setting=setting,
@@ -84,15 +94,16 @@ def read_theirs(rows: Sequence[dict[str, Any]], *, setting: str, seed: int, samp
         start_s=start["start_s"],
         batch_ends_s=tuple(row["seconds"] for row in batches),
         seconds=end["seconds"],
-        batch_parts={
-            "generation": end["generation_s"] / count,
-            "training": training_s / count,
-            "evaluation": end["evaluation_s"] / count,
-        },
-        cpu_s={"trl": (end["cpu_s"] - start["cpu_s"]) / count},
+        batch_parts=parts,
+        cpu_s=cpu_s,
         rates={
             "generated, overall": end["generated_tokens"] / end["seconds"],
-            "generated, while generating": end["generated_tokens"] / end["generation_s"],
-            "trained, while training": end["packed_tokens"] / training_s,
+            "generated, while generating": end["generated_tokens"] / end["seconds_of"]["generation"],
+            "trained, while training": end["packed_tokens"] / count / trained_s,
+        },
+        tokens={
+            "answer, mean": end["generated_tokens"] / (count * samples_per_batch),
+            "longest row of a batch": end["padded_tokens"] / (count * samples_per_batch),
+            "share of padded rows that is tokens": end["packed_tokens"] / end["padded_tokens"],
         },
     )

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 # Loaded by transformers' tokenizers where it is installed, not needed here, and sentencepiece 0.2.1 ends an interpreter
 # that exits in good order with a segmentation fault (the destructor of its type capsule).
@@ -44,22 +44,35 @@ from services.environments.registry import create_environment  # noqa: E402
 from services.runtime.configuration import load_settings  # noqa: E402
 from services.runtime.settings import Settings  # noqa: E402
 
+PhaseName = Literal["generation", "old log-probs", "evaluation"]
+
 
 @dataclass
 class Phases:
-    """Seconds and tokens of the run so far, by what was done."""
+    """Seconds, CPU seconds and tokens of the run so far, by what was done."""
 
-    generation_s: float = 0.0
-    evaluation_s: float = 0.0
+    seconds: dict[PhaseName, float] = field(default_factory=dict)
+    cpu_s: dict[PhaseName, float] = field(default_factory=dict)
     generated_tokens: int = 0
     packed_tokens: int = 0
     """Prompt and answer, of the samples generated."""
+    padded_tokens: int = 0
+    """What they are in rows padded to the longest prompt and the longest answer of a batch, as TRL trains them."""
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        begin = time.monotonic()
+    def at(self, phase: PhaseName) -> Iterator[None]:
+        """Clocks around one phase."""
+        begin, cpu_begin = time.monotonic(), time.process_time()
         yield
-        self.evaluation_s += time.monotonic() - begin
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - begin
+        self.cpu_s[phase] = self.cpu_s.get(phase, 0.0) + time.process_time() - cpu_begin
+
+    def generated(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> None:
+        """Count the tokens of one batch of samples."""
+        num_generated = sum(len(ids) for ids in answers)
+        self.generated_tokens += num_generated
+        self.packed_tokens += num_generated + sum(len(ids) for ids in prompts)
+        self.padded_tokens += len(answers) * (max(len(ids) for ids in prompts) + max(len(ids) for ids in answers))
 
 
 @dataclass
@@ -74,10 +87,11 @@ class Record:
         line = {
             "event": event,
             "seconds": time.monotonic() - self.begin,
-            "generation_s": self.phases.generation_s,
-            "evaluation_s": self.phases.evaluation_s,
+            "seconds_of": self.phases.seconds,
+            "cpu_seconds_of": self.phases.cpu_s,
             "generated_tokens": self.phases.generated_tokens,
             "packed_tokens": self.phases.packed_tokens,
+            "padded_tokens": self.phases.padded_tokens,
             "cpu_s": time.process_time(),
             **values,
         }
@@ -86,19 +100,21 @@ class Record:
 
 
 class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
-    """TRL's own, with a clock around its generation."""
+    """TRL's own, with clocks around its generation and around the log-probs that it computes without a gradient."""
 
     record: Record
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
-        begin = time.monotonic()
-        answers = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        phases = self.record.phases
-        phases.generation_s += time.monotonic() - begin
-        generated = sum(len(ids) for ids in answers[0])
-        phases.generated_tokens += generated
-        phases.packed_tokens += generated + sum(len(ids) for ids in prompt_ids)
+        with self.record.phases.at("generation"):
+            answers = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        self.record.phases.generated(prompt_ids, answers[0])
         return answers
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        with self.record.phases.at("old log-probs"):
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
 
 
 @dataclass
@@ -126,9 +142,10 @@ class Evaluation(TrainerCallback):  # type: ignore[misc]
                 self._evaluate(kwargs["model"])
 
     def _evaluate(self, model: Any) -> None:
-        with self.record.phases.evaluating():
+        with self.record.phases.at("evaluation"):
             reward = held_out_reward(model, self.tokenizer, self.environment, self.settings)
-        self.record.write("eval", batch=self.batch, reward=reward)
+        evaluation_s = self.record.phases.seconds["evaluation"]
+        self.record.write("eval", batch=self.batch, reward=reward, evaluation_s=evaluation_s)
 
 
 @torch.no_grad()
@@ -172,10 +189,19 @@ def reward_of(environment: Environment, state: Any, answer: str) -> float:
     return reward
 
 
-def grpo_config(settings: Settings, directory: Path) -> GRPOConfig:
-    """The configuration's batch, sampling, objective and optimizer in TRL's words."""
+def grpo_config(settings: Settings, directory: Path, micro_batch: int | None = None) -> GRPOConfig:
+    """The configuration's batch, sampling, objective and optimizer in TRL's words.
+
+    `micro_batch` samples go through the model at a time; None: all of an optimizer step. Raises ValueError when they are no
+    whole part of it.
+    """
     batch, objective, learner = settings.batch, settings.objective, settings.learner
-    samples = batch.groups_per_batch * batch.group_size
+    step_samples = batch.groups_per_batch * batch.group_size // batch.mini_batches
+    micro_batch = micro_batch or step_samples
+    if step_samples % micro_batch:
+        raise ValueError(
+            f"micro_batch is {micro_batch}, an optimizer step has {step_samples} samples: use a divisor of them"
+        )
     return GRPOConfig(
         output_dir=str(directory),
         use_cpu=True,
@@ -188,10 +214,9 @@ def grpo_config(settings: Settings, directory: Path) -> GRPOConfig:
         gradient_checkpointing=False,
         seed=settings.run.seed,
         max_steps=settings.run.num_batches * batch.mini_batches,
-        # One micro-batch an optimizer step: no padding twice, no forward pass smaller than it need be.
-        per_device_train_batch_size=samples // batch.mini_batches,
-        gradient_accumulation_steps=1,
-        steps_per_generation=batch.mini_batches,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=step_samples // micro_batch,
+        steps_per_generation=batch.mini_batches * step_samples // micro_batch,
         num_iterations=1,
         num_generations=batch.group_size,
         shuffle_dataset=False,
@@ -216,7 +241,7 @@ def grpo_config(settings: Settings, directory: Path) -> GRPOConfig:
     )
 
 
-def train(settings: Settings, record: Record, scratch: Path) -> None:
+def train(settings: Settings, record: Record, scratch: Path, micro_batch: int | None = None) -> None:
     """The whole run. Raises ValueError for an environment of several turns or with slow rewards."""
     environment = create_environment(settings.environment.name, settings.environment.options)
     tokenizer = AutoTokenizer.from_pretrained(settings.model.path)
@@ -230,7 +255,7 @@ def train(settings: Settings, record: Record, scratch: Path) -> None:
     trainer = TimedTrainer(
         model=model,
         reward_funcs=reward,
-        args=grpo_config(settings, scratch),
+        args=grpo_config(settings, scratch, micro_batch),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=[Evaluation(settings, environment, tokenizer, record)],
@@ -246,12 +271,13 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--micro-batch", type=int, help="samples of a forward and backward pass (default: all of a step)")
     parser.add_argument("--record", type=Path, required=True, help="the JSONL file to write")
     parser.add_argument("--scratch", type=Path, required=True, help="TRL's output directory")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     settings = load_settings(arguments.config, arguments.overrides)
-    train(settings, Record(arguments.record), arguments.scratch)
+    train(settings, Record(arguments.record), arguments.scratch, arguments.micro_batch)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,11 @@ def test_trl_is_set_to_the_batch_the_objective_and_the_optimizer_of_the_configur
     assert (config.learning_rate, config.adam_beta1, config.adam_beta2, config.weight_decay) == (2e-4, 0.9, 0.95, 0)
     assert (config.max_grad_norm, config.max_completion_length, config.temperature) == (1.0, 8, 1.0)
     assert (config.lr_scheduler_type, config.warmup_steps) == ("constant_with_warmup", 0)
+    smaller = grpo_config(load_settings(EXAMPLE, []), tmp_path, 16)
+    assert (smaller.generation_batch_size, smaller.max_steps) == (256, 60 * 4)
+    assert (smaller.per_device_train_batch_size, smaller.gradient_accumulation_steps) == (16, 4)
+    with pytest.raises(ValueError, match="micro_batch is 24, an optimizer step has 64 samples"):
+        grpo_config(load_settings(EXAMPLE, []), tmp_path, 24)
 
 
 def test_a_run_of_trl_trains_every_batch_and_evaluates_at_the_start_and_when_it_is_due(
@@ -92,6 +97,9 @@ def test_a_run_of_trl_trains_every_batch_and_evaluates_at_the_start_and_when_it_
     assert [each.samples for each in run.points] == [0, 128]
     assert 0 < run.batch_parts["generation"] < run.seconds
     assert sum(run.batch_parts.values()) * 2 == pytest.approx(run.seconds)
+    # Where a batch has several optimizer steps, TRL computes the log-probs of its start, as this project does.
+    assert 0 < run.batch_parts["old log-probs"] < run.batch_parts["training"]
+    assert rows[-1]["packed_tokens"] < rows[-1]["padded_tokens"] <= 2 * 64 * (9 + 8)
 
 
 def test_the_reward_of_an_answer_is_that_of_the_environment() -> None:

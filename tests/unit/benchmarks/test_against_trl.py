@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.against_trl.__main__ import START_MODELS
 from benchmarks.against_trl.curve import (
     Arrival,
     Point,
@@ -23,12 +24,24 @@ from benchmarks.against_trl.curve import (
     mean_reward,
 )
 from benchmarks.against_trl.ours import CpuSeconds, read_ours
-from benchmarks.against_trl.report import Comparison, as_data, chosen_setting, parts_table, plot, table, verdict
+from benchmarks.against_trl.report import (
+    Comparison,
+    as_data,
+    chosen_setting,
+    learner_table,
+    parts_table,
+    plot,
+    table,
+    verdict,
+)
+from benchmarks.against_trl.settings import TASKS
 from benchmarks.against_trl.sizes import Row, Shape, make_model
 from benchmarks.against_trl.sizes import table as sizes_table
 from benchmarks.against_trl.theirs import read_theirs
+from services.environments.registry import create_environment
 from services.learner.tiny import build_model, build_tokenizer
 from services.rollout.tokens import ChatTokenizer
+from services.runtime.configuration import load_settings
 
 BEGIN = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC).timestamp()
 
@@ -53,6 +66,7 @@ def a_run(
         batch_parts={"training": s_per_batch / 2},
         cpu_s={"learner": 1.0, "broker": 0.5},
         rates={"generated, overall": 700.0},
+        tokens={"answer, mean": 3.0 + seed},
     )
 
 
@@ -174,8 +188,30 @@ def test_the_parts_of_a_batch_are_means_over_seeds_of_one_setting() -> None:
     runs = [a_run(s_per_batch=2.0), a_run(seed=1, s_per_batch=4.0), a_run("trl", "1 thread")]
     assert (
         "| this project, plain (12.0 s to 0.85) | training 1.50 | learner 1.00, broker 0.50 | generated, overall 700 |"
-        in (parts_table(compared(*runs)).splitlines())
-    )
+        " answer, mean 3.50 |"
+    ) in parts_table(compared(*runs)).splitlines()
+
+
+def test_the_learners_own_profile_is_told_of_the_runs_that_made_one() -> None:
+    profiled = [replace(a_run(seed=seed), learner_parts={"wait": 1.0 + seed, "backward": 0.5}) for seed in (0, 1)]
+    theirs = [a_run("trl", seed=0), a_run("trl", seed=1)]
+    assert learner_table(compared(*profiled, *theirs)).splitlines()[2:] == [
+        "| this project, plain | wait 1.50, backward 0.50 |"
+    ]
+    assert learner_table(compared(a_run(), a_run("trl"))) == ""
+
+
+def test_every_task_has_a_configuration_that_both_systems_can_run_and_a_model_to_start_from() -> None:
+    assert set(TASKS) == set(START_MODELS)
+    for task in TASKS.values():
+        for setting in task.ours.values():
+            settings = load_settings(task.config, [*setting, f"run.num_batches={task.num_batches}"])
+            num_samples = settings.batch.groups_per_batch * settings.batch.group_size
+            environment = create_environment(settings.environment.name, settings.environment.options)
+            start = environment.start(environment.tasks("eval").task(0), seed=0)
+            assert environment.step(start.state, "no answer").reward == 0.0
+        for trl in task.theirs.values():
+            assert num_samples // settings.batch.mini_batches % (trl.micro_batch or 1) == 0
 
 
 def test_the_plot_is_written(tmp_path: Path) -> None:
@@ -184,9 +220,9 @@ def test_the_plot_is_written(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def trl_row(event: str, seconds: float, **values: float) -> dict[str, Any]:
-    phases = {"generation_s": 0.0, "evaluation_s": 0.0, "generated_tokens": 0, "packed_tokens": 0, "cpu_s": 5.0}
-    return {"event": event, "seconds": seconds, **phases, **values}
+def trl_row(event: str, seconds: float, **values: Any) -> dict[str, Any]:
+    tokens = {"generated_tokens": 0, "packed_tokens": 0, "padded_tokens": 0}
+    return {"event": event, "seconds": seconds, "seconds_of": {}, "cpu_seconds_of": {}, "cpu_s": 5.0, **tokens, **values}
 
 
 def test_what_trl_recorded_is_read_with_generation_training_and_evaluation_apart() -> None:
@@ -196,18 +232,32 @@ def test_what_trl_recorded_is_read_with_generation_training_and_evaluation_apart
         trl_row("batch", 3.0, batch=1),
         trl_row("batch", 6.0, batch=2),
         trl_row("eval", 6.5, batch=2, reward=0.5, evaluation_s=1.0),
-        trl_row("end", 7.0, generation_s=2.0, evaluation_s=1.0, generated_tokens=1400, packed_tokens=6000, cpu_s=11.0),
+        trl_row(
+            "end",
+            8.0,
+            seconds_of={"generation": 2.0, "old log-probs": 1.0, "evaluation": 1.0},
+            cpu_seconds_of={"generation": 1.0, "old log-probs": 0.5, "evaluation": 0.5},
+            generated_tokens=1536,
+            packed_tokens=5120,
+            padded_tokens=20480,
+            cpu_s=11.0,
+        ),
     ]
     run = read_theirs(rows, setting="1 thread", seed=3, samples_per_batch=256)
     assert run.points == (point(0.5, 0, 0.25, 0.5), point(6.5, 512, 0.5, 1.0))
-    assert run.batch_parts == {"generation": 1.0, "training": 2.0, "evaluation": 0.5}
-    assert (run.start_s, run.seconds, run.batches, run.seed) == (20.0, 7.0, 2, 3)
+    assert run.batch_parts == {"generation": 1.0, "old log-probs": 0.5, "evaluation": 0.5, "training": 2.0}
+    assert (run.start_s, run.seconds, run.batches, run.seed) == (20.0, 8.0, 2, 3)
     assert run.batch_ends_s == (3.0, 6.0)
-    assert run.cpu_s == {"trl": 3.0}
+    assert run.cpu_s == {"generation": 0.5, "old log-probs": 0.25, "evaluation": 0.25, "training": 2.0}
     assert run.rates == {
-        "generated, overall": 200.0,
-        "generated, while generating": 700.0,
-        "trained, while training": 1500.0,
+        "generated, overall": 192.0,
+        "generated, while generating": 768.0,
+        "trained, while training": 1024.0,
+    }
+    assert run.tokens == {
+        "answer, mean": 3.0,
+        "longest row of a batch": 40.0,
+        "share of padded rows that is tokens": 0.25,
     }
 
 
@@ -237,6 +287,20 @@ def test_seconds_of_a_run_count_from_the_first_rollout_that_served(tmp_path: Pat
     assert (run.start_s, run.seconds, run.batch_ends_s, run.cpu_s) == (45, 10, (5, 10), {"learner": 1.0})
     assert run.batch_parts == {"training": 1.5, "publication": 0.5, "waiting for samples": 3.0}
     assert run.rates == {"generated, overall": 200.0, "trained, while training": 3000.0}
+    assert run.tokens == {"answer, mean": 2000 / 512}
+    assert run.learner_parts == {}
+    profiles = [
+        {"tokens": 3000, "padding_efficiency": 0.5, "seconds": {"wait": 1.0, "backward": 3.0}},
+        {"tokens": 6000, "padding_efficiency": 0.25, "seconds": {"wait": 2.0, "backward": 4.0}},
+    ]
+    (tmp_path / "profile.jsonl").write_text("".join(json.dumps(row) + "\n" for row in profiles))
+    run = read_ours(tmp_path, {}, setting="2 servers", seed=1, command_at=BEGIN - 40)
+    assert run.learner_parts == {"wait": 1.5, "backward": 3.5}
+    assert run.tokens == {
+        "answer, mean": 2000 / 512,
+        "longest row of a batch": (6000 + 24000) / 512,
+        "share of padded rows that is tokens": 0.3,
+    }
 
 
 def test_cpu_seconds_of_a_batch_leave_out_the_start_and_the_end() -> None:
