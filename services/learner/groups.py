@@ -27,6 +27,8 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 MAX_QUEUED: Final = 64
 TIMEOUT_S: Final = 60.0
 """For the engine to join, and to take one broadcast."""
+UNASKED_S: Final = 60.0
+"""For a rollout to ask for what it was promised. It may be gone, and its engine wait for a broadcast, deaf to everybody."""
 IDLE_S: Final = 1800.0
 """A group into which nothing is sent for so long is closed: its engine may be gone, or it fetches chunks by now."""
 
@@ -38,6 +40,7 @@ class GroupOptions:
     backend: Literal["gloo", "nccl"]
     device: str = "cpu"
     timeout_s: float = TIMEOUT_S
+    unasked_s: float = UNASKED_S
 
 
 def group_options(backend: Literal["", "gloo", "nccl"]) -> GroupOptions | None:
@@ -52,7 +55,7 @@ class EngineGroup:
 
     produces:     broadcasts
     waits for:    the engine; ``send``
-    unblocked by: the engine; ``close``; the options' ``timeout_s``, IDLE_S
+    unblocked by: the engine; ``close``; the options' ``timeout_s``; ``unasked_s`` or twice that; IDLE_S
     """
 
     def __init__(self, options: GroupOptions) -> None:
@@ -114,7 +117,7 @@ class EngineGroup:
         )
         _world.pg_group_ranks[group] = {0: 0, 1: 1}
         try:
-            while (data := self._queue.get(timeout=IDLE_S)) is not None and not self._ended.is_set():
+            while (data := self._next()) is not None and not self._ended.is_set():
                 tensor = torch.from_numpy(data).to(self._options.device)
                 dist.broadcast(tensor, src=0, group=group)
                 if tensor.is_cuda:
@@ -123,6 +126,22 @@ class EngineGroup:
             # Its connections close with the last reference to it.
             dist.destroy_process_group(group)
             del group
+
+    def _next(self) -> Bytes | None:
+        """Raises: RuntimeError when what was promised is not asked for; queue.Empty when idle."""
+        idle_s, unasked = 0.0, 0
+        while True:
+            try:
+                return self._queue.get(timeout=self._options.unasked_s)
+            except queue.Empty:
+                idle_s += self._options.unasked_s
+                if idle_s >= IDLE_S:
+                    raise
+            promised = self.promised
+            version = 0 if promised is None else promised.policy_version
+            if version and version == unasked:
+                raise RuntimeError(f"nobody asked for version {version}, which was promised")
+            unasked = version
 
 
 class EngineGroups:

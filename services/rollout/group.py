@@ -14,7 +14,7 @@ import structlog
 
 from protocol.messages import BroadcastRequest, Group, GroupRequest, Manifest, Refused, TensorInfo, WeightGone
 from services.rollout.engine import Engine, EngineError, PauseMode
-from services.rollout.engine_http import EngineHttp
+from services.rollout.engine_http import EngineHttp, EngineUnreachable
 from services.rollout.verify import Verification, Verifier, compare_checksums
 from services.runtime.peer import PeerClient
 
@@ -24,6 +24,7 @@ BUCKET_BYTES: Final = 512 * 1024 * 1024
 """The engine receives so many bytes at a time, beside the weights that it has."""
 ANSWER_S: Final = 60.0
 """For the learner to hash a version, once, and for the engine to join."""
+CONNECT_S: Final = 5.0
 MAX_FAILURES: Final = 3
 
 
@@ -70,6 +71,7 @@ class EngineGroup:
         answer = await self._answer(client, manifest.policy_version)
         if answer.group != self._name:
             await self.leave()
+            await require_open(host_of(endpoint), answer.port)
             await self._engine.control(
                 "/init_weights_update_group",
                 {
@@ -88,7 +90,7 @@ class EngineGroup:
     async def load(self, client: PeerClient, manifest: Manifest, mode: PauseMode) -> None:
         """Give the paused engine the version. Raises: EngineError."""
         async with self._engine.updating(manifest.policy_version) as http:
-            await http.post("/begin_weight_update", {})
+            await self._begin(http)
             try:
                 await self._receive(http, client, manifest, mode)
             except EngineError:
@@ -119,6 +121,16 @@ class EngineGroup:
             await self._engine.control("/destroy_weights_update_group", {"group_name": name}, timeout_s=self._answer_s)
         except EngineError as error:
             log.warning("weights_group_not_left", group=name, error=str(error))
+
+    async def _begin(self, http: EngineHttp) -> None:
+        try:
+            await http.post("/begin_weight_update", {})
+        except EngineUnreachable:
+            raise
+        except EngineError:
+            # A rollout that was killed in an update has left it open at a server that it did not own.
+            await http.post("/end_weight_update", {})
+            await http.post("/begin_weight_update", {})
 
     async def _receive(self, http: EngineHttp, client: PeerClient, manifest: Manifest, mode: PauseMode) -> None:
         first = 0
@@ -176,3 +188,16 @@ def buckets(tensors: Sequence[TensorInfo], max_bytes: int) -> Iterator[list[Tens
 def host_of(endpoint: str) -> str:
     """The host of a weights endpoint: where the learner's group can be reached, too."""
     return urlsplit(endpoint).hostname or "127.0.0.1"
+
+
+async def require_open(host: str, port: int) -> None:
+    """Raises: GroupError where nobody listens.
+
+    An engine that is sent to such a port tries for half an hour, and hears nobody meanwhile.
+    """
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError) as error:
+        raise GroupError(f"the learner's group cannot be reached at {host}:{port}: {str(error) or 'no answer'}") from error
+    writer.close()

@@ -29,12 +29,13 @@ from services.runtime.clock import MonotonicClock
 from services.runtime.gate import Gate
 from services.runtime.security import PLAINTEXT
 from tests.integration.conftest import SglangServer
+from tests.support.run_process import free_ports
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors
 from tests.support.zmq_ends import ANY_PORT, in_background, zmq_context
 
 PATIENCE_S = 60.0
-GLOO = GroupOptions(backend="gloo", timeout_s=20.0)
+GLOO = GroupOptions(backend="gloo", timeout_s=20.0, unasked_s=1.0)
 
 
 class DeafGroup(EngineGroup):
@@ -42,6 +43,23 @@ class DeafGroup(EngineGroup):
 
     def send(self, data: Bytes) -> None:
         self.close()
+
+
+class UnaskedGroup(EngineGroup):
+    """Is never asked for anything: the request was lost on its way."""
+
+    def send(self, data: Bytes) -> None:
+        return
+
+
+class GoneGroup(EngineGroup):
+    """Tells of a port at which nobody listens."""
+
+    def __init__(self, options: GroupOptions) -> None:
+        super().__init__(options)
+        self.close()
+        (self.port,) = free_ports(1)
+        self._ended.clear()
 
 
 class DamagingGroup(EngineGroup):
@@ -149,7 +167,12 @@ async def test_versions_reach_the_engine_through_one_group_and_nothing_is_fetche
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(DeafGroup, "Failed to receive weights"), (DamagingGroup, "differ from what was sent")]
+    ("kind", "words"),
+    [
+        (DeafGroup, "Failed to receive weights"),
+        (UnaskedGroup, "Failed to receive weights"),
+        (DamagingGroup, "differ from what was sent"),
+    ],
 )
 async def test_what_fails_in_the_group_is_not_served_and_comes_in_chunks(
     engine: Engine, sglang_server: SglangServer, tmp_path: Path, kind: type[EngineGroup], words: str
@@ -166,6 +189,27 @@ async def test_what_fails_in_the_group_is_not_served_and_comes_in_chunks(
         assert (await verify_loaded(engine, checkpoint_tensors(sglang_server.other))).ok
         assert follow.fetches() == {"snapshot": 1, "group": 0}
         assert follow.updates() == {"loaded": 1, "failed": 1, "no_group": 1}
+
+
+async def test_an_update_that_a_killed_rollout_left_open_at_its_engine_is_in_nobody_s_way(
+    engine: Engine, sglang_server: SglangServer, tmp_path: Path
+) -> None:
+    await engine.control("/begin_weight_update", {}, timeout_s=PATIENCE_S)
+    async with following(engine, tmp_path / "work", EngineGroups(GLOO)) as follow:
+        follow.publish(version_of(sglang_server.other, 1))
+        await follow.changed()
+        assert (await verify_loaded(engine, checkpoint_tensors(sglang_server.other))).ok
+        assert follow.fetches() == {"snapshot": 0, "group": 1}
+        assert follow.updates() == {"loaded": 1, "failed": 0, "no_group": 0}
+
+
+async def test_an_engine_is_not_sent_to_a_port_at_which_nobody_listens(tmp_path: Path) -> None:
+    scripted = ScriptedEngine()  # It would fail of being told to join anything.
+    async with following(scripted, tmp_path / "work", EngineGroups(GLOO, kind=GoneGroup)) as follow:
+        follow.publish(build_snapshot(1, [("model.norm.weight", torch.ones(8))]))
+        await follow.changed()
+        assert follow.sync.policy_version == 1
+        assert follow.updates() == {"loaded": 1, "failed": 0, "no_group": 1}
 
 
 async def test_a_learner_without_groups_is_asked_a_few_times_and_its_chunks_are_fetched(tmp_path: Path) -> None:
