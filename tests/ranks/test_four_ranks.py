@@ -18,7 +18,7 @@ from tests.support.parallel_jobs import (
     run_jobs,
 )
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000)]
 
 
 @pytest.fixture(scope="module")

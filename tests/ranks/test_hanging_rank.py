@@ -11,7 +11,7 @@ from tests.support.lost_rank_worker import STATUS
 from tests.support.training_groups import write_model_and_groups
 from tests.support.two_ranks import PATIENCE_S, two_ranks
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000)]
 
 
 def test_a_rank_whose_peer_hangs_ends_after_the_timeout(tmp_path: Path) -> None:

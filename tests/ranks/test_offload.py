@@ -16,7 +16,7 @@ from tests.support.parallel_jobs import (
     run_jobs,
 )
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000)]
 
 BOTH = "optimizer_and_parameters"
 LAYOUTS = [(1, 1, "optimizer"), (1, 2, "optimizer"), (2, 2, "optimizer"), (3, 2, "optimizer"), (3, 1, BOTH), (3, 2, BOTH)]

@@ -30,7 +30,7 @@ from tests.support.run_process import free_ports
 from tests.support.tiny_model import save_tiny_model
 from tests.support.zmq_ends import ANY_PORT, ScriptedEnd, a_client, a_welcome, in_background, zmq_context
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000)]
 
 PATIENCE_S = 250.0
 ALONE_S = 60.0
