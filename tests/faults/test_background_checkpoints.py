@@ -1,0 +1,68 @@
+"""A learner is killed, or has no room, while a thread of its own writes a checkpoint: real processes, threads, disks."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.learner.checkpoint import CheckpointError, find_latest, load_checkpoint
+from services.learner.saving import CheckpointSaver, Threads, save_checkpoint
+from tests.support.rows_engine import FILE_BYTES, NUM_FILES, STANDS, RowsEngine, state
+from tests.support.run_process import REPOSITORY
+from tests.support.small_disk import small_disk
+
+PATIENCE_S = 60.0
+MIB = 2**20
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("num_files", [0, NUM_FILES - 2])
+def test_a_learner_that_is_killed_while_its_thread_writes_leaves_the_last_checkpoint_and_no_other(
+    num_files: int, tmp_path: Path
+) -> None:
+    root = tmp_path / "checkpoints"
+    command = [sys.executable, "-m", "tests.support.rows_engine", str(root), str(num_files)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as learner:
+        assert learner.stdout is not None
+        assert learner.stdout.readline().strip() == STANDS
+        learner.send_signal(signal.SIGKILL)
+        assert learner.wait(PATIENCE_S) == -signal.SIGKILL
+    (partial,) = root.glob(".partial-*")
+    assert len(list(partial.rglob("rows-*"))) == num_files + 1
+    saved, again = find_latest(root), RowsEngine(seed=1)
+    assert saved is not None
+    assert load_checkpoint(again, saved) == state(1)
+    assert again.weights_digest() == RowsEngine().weights_digest()
+    # Whoever comes next saves another version, and what was left is gone.
+    saver = CheckpointSaver(again, root, keep=2, background=Threads())
+    saver.begin(state(3))
+    published = saver.advance(newest_version=3, wait_s=PATIENCE_S)
+    assert published == find_latest(root)
+    assert {path.name for path in root.iterdir()} == {"latest", saved.name, published.name if published else ""}
+
+
+@pytest.mark.parametrize("room", [0, 4 * 4096, 3 * FILE_BYTES])
+def test_a_thread_that_finds_no_room_is_an_error_that_says_so_and_the_next_one_has_the_room(
+    room: int, tmp_path: Path
+) -> None:
+    engine = RowsEngine()
+    with small_disk(tmp_path / "checkpoints", 4 * MIB) as disk:
+        saved = save_checkpoint(engine, disk.path, state(1), keep=2)
+        digest = engine.weights_digest()
+        engine.table = (engine.table.detach() + 1).requires_grad_()
+        saver = CheckpointSaver(engine, disk.path, keep=2, background=Threads())
+        disk.fill(room)
+        with pytest.raises(CheckpointError, match=r"cannot be written: .*make room"):  # noqa: PT012 - either may find out
+            saver.begin(state(2))
+            saver.advance(newest_version=2, wait_s=PATIENCE_S)
+        assert saver.pending is None
+        assert find_latest(disk.path) == saved
+        assert [path.name for path in disk.path.iterdir() if path.name.startswith(".")] == []
+        fresh = RowsEngine(seed=1)
+        assert load_checkpoint(fresh, saved) == state(1)
+        assert fresh.weights_digest() == digest
+        disk.empty()
+        saver.begin(state(2))
+        assert saver.advance(newest_version=2, wait_s=PATIENCE_S) == find_latest(disk.path) != saved
