@@ -7,9 +7,6 @@ of every parameter, under names that are the same in all layouts.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +18,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.support.ranks import Ranks
+
 RESUMED_STEPS = 5
 JOB_FIELDS = ("resume", "steps", "save_after", "export", "unwritable_on", "replay", "model", "in_background")
 Results = list[dict[str, dict[str, Any]]]
@@ -30,13 +29,8 @@ def run_jobs(work: Path, num_ranks: int, jobs: Sequence[dict[str, Any]], *, acce
     """Run the jobs on `num_ranks` processes; by rank, the results by the jobs' names."""
     plan = work / f"plan-{num_ranks}-{jobs[0]['name']}.json"
     plan.write_text(json.dumps(jobs), encoding="utf-8")
-    environment = os.environ | {"DS_ACCELERATOR": accelerator, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    launcher = [sys.executable]
-    if num_ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
-    command = [*launcher, "-m", "tests.support.parallel_worker", str(plan), str(work)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    with Ranks("tests.support.parallel_worker", [str(plan), str(work)], num_ranks, plan, accelerator=accelerator) as ranks:
+        ranks.finish(900)
     return [json.loads(plan.with_suffix(f".{rank}.out").read_text(encoding="utf-8")) for rank in range(num_ranks)]
 
 
