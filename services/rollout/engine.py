@@ -15,11 +15,10 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal, Self
 
-import httpx
 import msgspec
 import numpy as np
 import structlog
@@ -106,14 +105,16 @@ class Engine:
 
     async def __aenter__(self) -> Self:
         """Raises: EngineUnreachable, EngineError."""
-        self._info = await self.server_info()
+        try:
+            self._info = await self.server_info()
+        except BaseException:
+            await self._http.aclose()
+            raise
         if not self._info.enable_deterministic_inference:
             log.info("engine_ignores_seeds", url=self.url, remedy="start it with --enable-deterministic-inference")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self._http.aclose()
 
     # Generation ----------------------------------------------------------------------------------------------------
@@ -328,7 +329,7 @@ class Engine:
 
         Raises: EngineUnreachable when nothing listens.
         """
-        return await self._http.status("/health", timeout_s=_HEALTH_TIMEOUT_S) == httpx.codes.OK
+        return await self._http.status("/health", timeout_s=_HEALTH_TIMEOUT_S) == HTTPStatus.OK
 
     @property
     def _server(self) -> ServerInfo:

@@ -6,20 +6,23 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-import httpx
 import psutil
 import structlog
+
+from services.rollout.engine_http import EngineHttp, EngineUnreachable
 
 log = structlog.get_logger()
 
 _TETHER: Final = Path(__file__).with_name("tether.py")
 _POLL_S: Final = 0.5
+_HEALTH_TIMEOUT_S: Final = 30.0
 _PROGRESS_S: Final = 5.0
 _TERM_GRACE_S: Final = 1.0
 _TAIL_LINES: Final = 25
@@ -171,14 +174,14 @@ class EngineServer:
         waited_s, reported_s = 0.0, 0.0
         clock = asyncio.get_running_loop().time
         begin = clock()
-        async with httpx.AsyncClient(trust_env=False, timeout=30.0) as client:
+        async with aclosing(EngineHttp(self.url, timeout_s=_HEALTH_TIMEOUT_S, stall_timeout_s=_HEALTH_TIMEOUT_S)) as http:
             while True:
                 if self._started.returncode is not None:
                     raise ServerError(await self.wait_dead())
                 try:
-                    if (await client.get(f"{self.url}/health")).status_code == httpx.codes.OK:
+                    if await http.status("/health", timeout_s=_HEALTH_TIMEOUT_S) == HTTPStatus.OK:
                         break
-                except httpx.TransportError:
+                except EngineUnreachable:
                     pass  # it does not listen yet
                 await asyncio.sleep(_POLL_S)
                 waited_s = clock() - begin

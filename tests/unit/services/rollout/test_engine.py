@@ -22,7 +22,7 @@ INFO = {
 
 def answer(status: int, body: Any) -> bytes:
     content = json.dumps(body).encode()
-    return b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(content), content)
+    return b"HTTP/1.1 %d X\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (status, len(content), content)
 
 
 def event(token_ids: list[int], total: int, finish: str | None = None, version: str = "1") -> dict[str, Any]:
@@ -119,10 +119,26 @@ async def test_what_the_server_does_wrong_is_one_of_our_errors(reply: bytes, err
     assert raised.type is error
 
 
+async def test_an_engine_whose_server_is_not_understood_leaves_no_connection_open() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        ended.set_result(await reader.read())
+        writer.close()
+
+    ended: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        with pytest.raises(EngineError, match="ServerInfo"):
+            async with Engine(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"):
+                pass
+        assert await asyncio.wait_for(ended, 10.0) == b""
+
+
 async def test_a_server_that_is_not_there_any_more_is_unreachable_and_refuses_no_request() -> None:
     http = EngineHttp(f"http://127.0.0.1:{free_port()}", timeout_s=5.0, stall_timeout_s=5.0)
     try:
-        with pytest.raises(EngineUnreachable, match="ConnectError"):
+        with pytest.raises(EngineUnreachable, match="ClientConnectorError"):
             await anext(http.answers(b"{}", stream=False))
     finally:
         await http.aclose()
