@@ -21,13 +21,15 @@ class TorchCpuPlatform(SRTPlatform):
     device_type = "cpu"
 
     def init_backend(self) -> None:
-        """Replace, in each worker, three compiled functions without a PyTorch reference, and the hash of weights."""
+        """Replace, in each worker, compiled functions without a PyTorch reference, decoding, and the hash of weights."""
         import sglang.srt.batch_invariant_ops as batch_invariant_ops
         from sglang.srt.layers import sampler
+        from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
         from sglang.srt.mem_cache.pool_host.common import ALLOC_MEMORY_FUNCS
         from sglang.srt.utils import weight_checker
 
         from services.sglang_cpu.checksums import hash_with_xxh3
+        from services.sglang_cpu.decode_backend import BatchedDecodeBackend
         from services.sglang_cpu.murmur import murmur_hash32
 
         # Routed-expert capture registers its host buffer with CUDA by default; there is nothing to register with.
@@ -35,6 +37,8 @@ class TorchCpuPlatform(SRTPlatform):
         # --enable-deterministic-inference, for one sampling seed per request: its hash is a compiled operation, and its
         # batch-invariant matrix products are Triton kernels without a CPU counterpart.
         sampler.murmur_hash32 = murmur_hash32
+        # The loop over requests of SGLang's own took most of a decoding step.
+        ATTENTION_BACKENDS["torch_native"] = BatchedDecodeBackend
         batch_invariant_ops.enable_batch_invariant_mode = _keep_ordinary_kernels
         hash_with_xxh3(weight_checker)
 
