@@ -81,6 +81,7 @@ async def sglang_server(settings: Settings, cores: frozenset[int], log_path: Pat
             log_path=log_path,
             dtype=settings.model.dtype,
             max_total_tokens=rollout.max_total_tokens,
+            max_running=rollout.max_running,
             extra_args=tuple(rollout.server_args),
         )
     )

@@ -184,6 +184,21 @@ async def _generate(
         context.destroy(linger=1000)
 
 
+def server_options(settings: Settings, name: str) -> ServerOptions:
+    """Of the SGLang server that the rollout of this name starts."""
+    rollout = settings.rollout
+    return ServerOptions(
+        model_path=settings.model.path,
+        log_path=settings.run.directory / "logs" / f"{name}-sglang.log",
+        dtype=settings.model.dtype,
+        port=rollout.server_port,
+        max_total_tokens=rollout.max_total_tokens,
+        max_running=rollout.max_running,
+        extra_args=tuple(rollout.server_args),
+        start_timeout_s=rollout.start_timeout_s,
+    )
+
+
 @asynccontextmanager
 async def _engine(settings: Settings, name: str, vocab_size: int, registry: CollectorRegistry) -> AsyncIterator[Engine]:
     """The client of a running server: the one at server_url, or one started here that ends with this process.
@@ -204,16 +219,7 @@ async def _engine(settings: Settings, name: str, vocab_size: int, registry: Coll
         async with client(rollout.server_url) as engine, _watched(fail_when_deaf(rollout.server_url)):
             yield engine
         return
-    options = ServerOptions(
-        model_path=settings.model.path,
-        log_path=settings.run.directory / "logs" / f"{name}-sglang.log",
-        dtype=settings.model.dtype,
-        port=rollout.server_port,
-        max_total_tokens=rollout.max_total_tokens,
-        extra_args=tuple(rollout.server_args),
-        start_timeout_s=rollout.start_timeout_s,
-    )
-    async with EngineServer(options) as server:
+    async with EngineServer(server_options(settings, name)) as server:
         registry.register(EngineMetrics(server.url))
         async with client(server.url) as engine, _watched(fail_when_dead(server), fail_when_deaf(server.url)):
             yield engine

@@ -26,6 +26,10 @@ _HEALTH_TIMEOUT_S: Final = 30.0
 _PROGRESS_S: Final = 5.0
 _TERM_GRACE_S: Final = 1.0
 _TAIL_LINES: Final = 25
+DECODE_STEPS: Final = 8
+"""Between two passes in which requests begin (on CPU)."""
+PREFILL_TOKENS: Final = 1024
+"""Of such a pass."""
 _NOISE: Final = (" - leaked ", " - ... skipped", "nanobind: ", "See https://nanobind", "warnings.warn(")
 """Lines that every SGLang process writes when it ends; they would push the error out of the tail."""
 _LOAD_FILES: Final = "/dev/shm/sglang_loads_"
@@ -50,6 +54,8 @@ class ServerOptions:
     """The version of the weights in `model_path`; every token carries it until an update."""
     max_total_tokens: int = 65536
     """Size of the KV cache on CPU; without it SGLang takes most of the machine's memory. On CUDA SGLang measures."""
+    max_running: int = 64
+    """Requests under way, at most. On CPU a new one waits for others to begin with while three quarters of so many run."""
     extra_args: tuple[str, ...] = ()
     """More arguments for sglang.launch_server; they come last and so win."""
     start_timeout_s: float = 600.0
@@ -230,6 +236,14 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
             "--device", "cpu",
             "--attention-backend", "torch_native",
             "--max-total-tokens", str(options.max_total_tokens),
+            # A pass for one new request takes here about as long as a decode step of all others, which wait meanwhile: those
+            # that come within eight steps begin together.
+            "--prefill-decode-interval", str(DECODE_STEPS),
+            "--prefill-decode-interval-min-bs", str(options.max_running * 3 // 4),
+            # A group's requests then come together, and after a weight update all do: one of each prompt goes first, the
+            # others wait for a next pass, as this one is full, and find the prompt in the cache.
+            "--schedule-policy", "lpm",
+            "--chunked-prefill-size", str(PREFILL_TOKENS),
         ]  # fmt: skip
     return [*command, *options.extra_args]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.rollout.__main__ import server_options
 from services.rollout.server import (
     EngineServer,
     ServerError,
@@ -21,6 +22,7 @@ from services.rollout.server import (
     server_environment,
     temporary_files,
 )
+from services.runtime.configuration import load_settings
 
 TETHER = Path(__file__).parents[4] / "services" / "rollout" / "tether.py"
 
@@ -45,6 +47,25 @@ def test_on_cpu_the_plug_in_serves_with_a_bounded_cache_on_one_thread() -> None:
     assert environment["OMP_NUM_THREADS"] == "1"
     assert environment["SGLANG_PLATFORM"] == "torch_cpu"
     assert environment["HOME"] == "/h"
+
+
+def test_on_cpu_requests_begin_together_one_of_each_prompt_first_unless_it_is_asked_otherwise() -> None:
+    command = server_command(options(max_running=24), port=1234, cuda=False)
+    assert value(command, "--prefill-decode-interval") == "8"
+    assert value(command, "--prefill-decode-interval-min-bs") == "18", "with a quarter of the places free none waits"
+    assert value(command, "--schedule-policy") == "lpm"
+    assert value(command, "--chunked-prefill-size") == "1024"
+    other = server_command(options(extra_args=("--schedule-policy", "fcfs")), port=1234, cuda=False)
+    assert other[::-1][other[::-1].index("--schedule-policy") - 1] == "fcfs", "the last one counts"
+    assert not {"--prefill-decode-interval", "--schedule-policy"} & set(server_command(options(), port=1234, cuda=True))
+
+
+def test_a_rollouts_settings_reach_its_server() -> None:
+    changes = {"max_running": 24, "max_total_tokens": 512, "server_args": ["--tp-size", "2"], "server_port": 77}
+    settings = load_settings(None, [f"rollout.{name}={value}" for name, value in changes.items()])
+    made = server_options(settings, "rollout-3")
+    assert (made.max_running, made.max_total_tokens, made.extra_args, made.port) == (24, 512, ("--tp-size", "2"), 77)
+    assert made.log_path == settings.run.directory / "logs" / "rollout-3-sglang.log"
 
 
 def test_on_cuda_the_stock_server_runs_and_further_arguments_come_last() -> None:
