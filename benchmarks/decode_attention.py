@@ -6,16 +6,13 @@ python benchmarks/decode_attention.py
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
-# As `services.sglang_cpu.launch`: placeholders where torchvision would be, which SGLang imports and text does not need.
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import services.sglang_cpu.launch  # noqa: F401
+import services.sglang_cpu.launch  # noqa: F401  (placeholders where torchvision would be)
 from services.sglang_cpu.decode_backend import BatchedDecodeBackend
 
 REPEATS = 15
@@ -31,16 +28,18 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=32, help="of a head (default: %(default)s)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
     print("| requests | loop, CPU ms a layer | one call | ratio |\n|---|---|---|---|")
     for num_requests in arguments.requests:
         loop, one = (
             cpu_ms(backend, num_requests, arguments.longest, arguments.heads, arguments.groups, arguments.width)
-            for backend in (BatchedDecodeBackend.__mro__[1], BatchedDecodeBackend)
+            for backend in (TorchNativeAttnBackend, BatchedDecodeBackend)
         )
         print(f"| {num_requests} | {loop:.2f} | {one:.2f} | {loop / one:.1f} |", flush=True)
 
 
-def cpu_ms(backend: type, num_requests: int, longest: int, num_heads: int, num_groups: int, width: int) -> float:
+def cpu_ms(backend: Any, num_requests: int, longest: int, num_heads: int, num_groups: int, width: int) -> float:
     """Median milliseconds of CPU of the attention of one layer and one step."""
     random = torch.Generator().manual_seed(0)
     num_slots = num_requests * longest
