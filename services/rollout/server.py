@@ -236,8 +236,8 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
             "--device", "cpu",
             "--attention-backend", "torch_native",
             "--max-total-tokens", str(options.max_total_tokens),
-            # A pass for one new request takes here about as long as a decode step of all others, which wait meanwhile: those
-            # that come within eight steps begin together.
+            # Each new request would have a pass of its own, which costs as much as some ten tokens, and all others wait for
+            # it: those that come within eight decode steps begin together.
             "--prefill-decode-interval", str(DECODE_STEPS),
             "--prefill-decode-interval-min-bs", str(options.max_running * 3 // 4),
             # A group's requests then come together, and after a weight update all do: one of each prompt goes first, the
