@@ -40,14 +40,14 @@ class School:
 
     most_careful_steps: int = 700
     """With the careful teacher at most: fewer where its answers are known before."""
-    known_loss: float = 0.008
+    known_loss: float = 0.02
     """They are known when the mean loss of a token over the last `window` steps is at most this."""
     window: int = 20
     careless_steps: int = 60
     """With the careless teacher, while the learning rate falls to 0."""
     step_tokens: int = 1_000
     """Of a step, padding counted."""
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     warmup_steps: int = 20
 
 
