@@ -165,3 +165,18 @@ async def test_an_action_comes_before_its_marker_and_can_keep_it_from_arriving()
         with pytest.raises(ConnectionResetError):
             await far.read()
         assert relay.num_bytes["up"] == 4
+
+
+async def test_a_relay_that_is_shut_refuses_who_comes_and_keeps_who_is_there() -> None:
+    async with relayed() as (relay, behind):
+        (near_reader, near_writer), (_, far_writer) = await connect(relay, behind)
+        port = relay.port
+        relay.shut()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        far_writer.write(b"still there")
+        assert await near_reader.readexactly(11) == b"still there"
+        relay.open()
+        assert relay.port == port
+        await connect(relay, behind)
+        near_writer.close()

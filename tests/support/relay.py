@@ -132,6 +132,14 @@ class Relay:
         """The far side of every connection is closed; the near side is neither told nor read."""
         self._call(self._half_open)
 
+    def shut(self) -> None:
+        """Refuse new connections, as a host does on which nobody listens, until ``open``; those that there are stay."""
+        self._call(self._server.close)
+
+    def open(self) -> None:
+        """Accept connections again."""
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(CALL_S)
+
     def flip(self, marker: bytes, behind: int, *, times: int = 1, direction: Direction = "down") -> Watch:
         """Flip a bit of the byte ``behind`` bytes after each of the next ``times`` occurrences of ``marker``."""
         return self._watch(Watch(marker, direction, times, flip_behind=behind))
@@ -165,21 +173,24 @@ class Relay:
         self._flowing, self._stop = asyncio.Event(), asyncio.Event()
         self._flowing.set()
         async with asyncio.TaskGroup() as tasks:
-
-            def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                self.num_connections += 1
-                self._start(tasks, self._relay(tasks, reader, writer))
-
-            server = await asyncio.start_server(accept, "127.0.0.1", self.port)
-            self.port = server.sockets[0].getsockname()[1]
+            self._group = tasks
+            await self._listen()
             self._started.set_result(None)
             await self._stop.wait()
-            server.close()
+            self._server.close()
             for connection in self._connections:
                 _abort(connection.near)
                 _abort(connection.far)
             for task in self._tasks:
                 task.cancel()
+
+    async def _listen(self) -> None:
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.num_connections += 1
+            self._start(self._group, self._relay(self._group, reader, writer))
+
+        self._server = await asyncio.start_server(accept, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
 
     def _start(self, tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = tasks.create_task(work)

@@ -1,0 +1,107 @@
+"""Weights sent through process groups, and somebody dies in the middle of an update. `make test-faults`."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protocol.messages import BroadcastRequest, Group
+from tests.faults.fleet import Fleet, Member
+from tests.support.ledger_audit import audit
+from tests.support.relay import Direction, Relay, tag_of
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
+START_S = 900.0
+FAILS_S = 60.0
+"""The longest that anything may take in a group; a peer that dies is noticed at once."""
+SIGMA_LIMIT = 2e-5
+"""Of engine against learner on tokens of the same version, in float32: other weights show as 100 times that."""
+ROLLOUTS = ("rollout-0", "rollout-1")
+
+
+def start(fleet: Fleet, relay: Relay) -> list[Member]:
+    """A run of two rollouts at work, whose engines are both in a group with the learner; returns them."""
+    fleet.start("broker")
+    fleet.start("learner", f"learner.advertised_weights_endpoint={relay.endpoint}")
+    members = [fleet.start("rollout", name=name) for name in ROLLOUTS]
+    fleet.wait_until("two groups", lambda: len(fleet.events("learner", "weights_group_opened")) == 2, START_S)
+    fleet.wait_batches(2)
+    return members
+
+
+def strike_when(fleet: Fleet, relay: Relay, kind: type, direction: Direction, kill: Callable[[], None]) -> None:
+    """Kill when such a message passes between a rollout and the learner."""
+    fleet.wait_until(f"a {kind.__name__}", relay.on(tag_of(kind), kill, direction=direction).seen.is_set, START_S)
+
+
+def group_fleet(directory: Path) -> Fleet:
+    return Fleet(
+        directory,
+        "security.allow_plaintext=true",
+        "learner.weights_group_backend=gloo",
+        "rollout.weights_path=group",
+        "learner.checkpoint_every_batches=2",
+    )
+
+
+def finish(fleet: Fleet) -> None:
+    """The end of a run in which every token was made by the weights that it says."""
+    fleet.finish()
+    assert [row["batch"] for row in fleet.rows("batch") if row["mismatch_sigma"] > SIGMA_LIMIT] == []
+    assert audit(fleet.directory).problems == []
+
+
+def test_a_learner_that_dies_in_an_update_leaves_no_engine_waiting_and_its_next_life_goes_on(tmp_path: Path) -> None:
+    fleet = group_fleet(tmp_path)
+    with fleet, Relay(fleet.weights_port) as relay:
+        rollouts = start(fleet, relay)
+        learner = fleet.members["learner"]
+
+        def kill() -> None:
+            learner.signal(signal.SIGKILL)
+            # What a relay accepts and cannot deliver would look like a learner that wants keys.
+            relay.shut()
+
+        # An engine is paused and waits for a broadcast; in the next life a rollout has just been promised a version.
+        points: list[tuple[type, Direction]] = [(BroadcastRequest, "up"), (Group, "down")]
+        for kind, direction in points:
+            published = len(fleet.events("learner", "published"))
+            failed = num_failed(fleet)
+            strike_when(fleet, relay, kind, direction, kill)
+            fleet.wait_until("a rollout that says so", lambda before=failed: num_failed(fleet) > before, FAILS_S)
+            fleet.wait_until(
+                "the next life", lambda before=published: len(fleet.events("learner", "published")) > before, START_S
+            )
+            relay.open()
+            fleet.wait_batches(len(fleet.rows("batch")) + 2, START_S)
+        assert learner.ends == [-signal.SIGKILL] * 2
+        assert [member.ends for member in rollouts] == [[], []], "an engine heard nobody any more"
+        finish(fleet)
+
+
+def test_engines_and_rollouts_that_die_in_an_update_are_no_trouble_to_the_learner(tmp_path: Path) -> None:
+    fleet = group_fleet(tmp_path)
+    with fleet, Relay(fleet.weights_port) as relay:
+        rollouts = start(fleet, relay)
+
+        def kill_engines() -> None:
+            for member in rollouts:
+                member.scheduler().kill()
+
+        def kill_rollouts() -> None:
+            for member in rollouts:
+                member.signal(signal.SIGKILL)
+
+        strike_when(fleet, relay, BroadcastRequest, "up", kill_engines)
+        fleet.wait_until("the ends of both rollouts", lambda: [len(member.ends) for member in rollouts] == [1, 1])
+        fleet.wait_batches(len(fleet.rows("batch")) + 2, START_S)
+        strike_when(fleet, relay, BroadcastRequest, "up", kill_rollouts)
+        fleet.wait_until("the next lives", lambda: len(fleet.events("learner", "weights_group_opened")) >= 6, START_S)
+        fleet.wait_batches(len(fleet.rows("batch")) + 2, START_S)
+        assert fleet.members["learner"].ends == []
+        finish(fleet)
+
+
+def num_failed(fleet: Fleet) -> int:
+    return sum(len(fleet.events(name, "weights_group_failed")) for name in ROLLOUTS)
