@@ -1,0 +1,10 @@
+"""What holds for all tests."""
+
+from hypothesis import HealthCheck, settings
+
+pytest_plugins = ["tests.support.leftovers"]
+
+# The same examples every time, however slow the machine: what fails is what the last change brought. Random search has
+# programs of its own (`make fuzz`, `make test-soak`).
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")

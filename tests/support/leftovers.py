@@ -1,0 +1,120 @@
+"""A pytest plugin: a process, a temporary file or shared memory that the tests leave behind is named and fails the session.
+
+The tests have a temporary folder of their own (`tmp_path` stays where pytest keeps it), which also tells their processes
+from everybody else's: it stands in their environment. SGLang's files in /dev/shm tell nobody's: they are judged where no
+other server was on the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+PATIENCE_S = 10.0
+"""For processes that are about to end."""
+SHARED = Path("/dev/shm")
+HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Python's own, which end with pytest."""
+before_key = pytest.StashKey["Before"]()
+found_key = pytest.StashKey[list[str]]()
+
+
+class Before:
+    """How things were when the session began."""
+
+    def __init__(self) -> None:
+        # Where pytest keeps tmp_path, and what is compiled once and used by everybody, do not move.
+        self.variables = {
+            "PYTEST_DEBUG_TEMPROOT": os.environ.get("PYTEST_DEBUG_TEMPROOT"),
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR"),
+            "TMPDIR": os.environ.get("TMPDIR"),
+        }
+        everybodys = tempfile.gettempdir()
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", everybodys)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{everybodys}/torchinductor_{os.getuid()}")
+        self.directory = Path(tempfile.mkdtemp(prefix="gspo-tests-"))
+        _use(str(self.directory))
+        self.shared = set(_shared_files())
+        self.is_alone = not _has_servers()
+
+    def restore(self) -> None:
+        for name, value in self.variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _use(self.variables["TMPDIR"])
+        shutil.rmtree(self.directory)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[before_key] = Before()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    found = leftovers(session.config.stash[before_key])
+    session.config.stash[found_key] = found
+    if found and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    found = config.stash.get(found_key, [])
+    if found:
+        terminalreporter.section("the tests left behind", red=True)
+        for line in found:
+            terminalreporter.line(line)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[before_key].restore()
+
+
+def leftovers(before: Before) -> list[str]:
+    """A line for each thing. Processes are ended, so that the next session does not find them."""
+    processes = list(_processes(before.directory))
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    lines = []
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            lines.append(f"process {process.pid}: {' '.join(process.cmdline()) or process.name()}")
+            process.kill()
+    lines += [f"temporary {'folder' if path.is_dir() else 'file'} {path}" for path in sorted(before.directory.iterdir())]
+    if before.is_alone and not _has_servers():
+        lines += [f"shared memory {path}" for path in sorted(set(_shared_files()) - before.shared)]
+    return lines
+
+
+def _use(directory: str | None) -> None:
+    if directory is not None:
+        os.environ["TMPDIR"] = directory
+    tempfile.tempdir = None
+
+
+def _processes(directory: Path) -> Iterator[psutil.Process]:
+    """This process's descendants, and those whose parent has gone: their temporary files are below ours."""
+    mine = psutil.Process()
+    descendants = set(mine.children(recursive=True))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            ours = process in descendants or process.environ().get("TMPDIR", "").startswith(str(directory))
+            is_helper = any(name in argument for argument in process.cmdline() for name in HELPERS)
+            if ours and process != mine and not is_helper and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+
+
+def _shared_files() -> Iterator[Path]:
+    return SHARED.glob("sglang_loads_*.shm")
+
+
+def _has_servers() -> bool:
+    """Whether anybody's SGLang runs on this machine."""
+    return any(process.info["name"].startswith("sglang::") for process in psutil.process_iter(["name"]))
