@@ -1,13 +1,14 @@
 """A task whose answers have a long tail: counting down.
 
-The policy reads "57>53=" and must answer "56,55,54,53": a short question with worked steps, of which there are as many
-as the problem needs. With the options' defaults a right answer has 24 tokens (bytes and an end) in the mean, half of
-them at most 18, one of twenty more than 66, and none more than 108.
+The policy reads "k04=" and must answer "04k,03k,02k,01k": a short question with worked steps, of which there are as many
+as the problem needs. With the options' defaults a right answer has 24 tokens (bytes and an end) in the mean, and the longest
+has 108.
 """
 
 from __future__ import annotations
 
 import random
+from string import ascii_lowercase
 from typing import Annotated
 
 import msgspec
@@ -33,11 +34,11 @@ SLIPS = 0.01
 
 
 class CountingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far is counted. Numbers have two digits."""
+    """How far is counted."""
 
-    mean_steps: Annotated[float, msgspec.Meta(ge=1, le=80)] = 8.0
-    """How many numbers an answer has falls off exponentially, with about this mean."""
-    most_steps: Annotated[int, msgspec.Meta(ge=1, le=80)] = 36
+    mean_steps: Annotated[float, msgspec.Meta(ge=1, le=99)] = 6.2
+    """How many items an answer has falls off exponentially, with about this mean."""
+    most_steps: Annotated[int, msgspec.Meta(ge=1, le=99)] = 27
     """Longer ones are drawn again."""
     num_eval_tasks: Annotated[int, msgspec.Meta(ge=1)] = 256
     """Size of the held-out split; the training split has no end."""
@@ -84,32 +85,33 @@ class Counting(DemonstratingEnvironment):
         num_steps = self._options.most_steps + 1
         while num_steps > self._options.most_steps:
             num_steps = 1 + int(rng.expovariate(1 / (self._options.mean_steps - 0.5)))
-        end = rng.randint(10, 99 - num_steps)
-        return f"{end + num_steps}>{end}"
+        return f"{rng.choice(ascii_lowercase)}{num_steps:02}"
 
 
 def right_answer(problem: str) -> str:
-    """Every number below the first, down to the second: "20>17" gives "19,18,17". Raises ValueError for no problem."""
-    start, end = _numbers(problem)
-    return ",".join(str(each) for each in range(start - 1, end - 1, -1))
+    """Every number from the problem's to 1 with its letter: "k02" gives "02k,01k". Raises ValueError for no problem."""
+    letter, count = _parts(problem)
+    return ",".join(f"{number:02}{letter}" for number in range(count, 0, -1))
 
 
 def careless_answer(problem: str, rng: random.Random) -> str:
-    """Right up to where the teacher gives up ("?") or slips, and goes on from there."""
-    number, end = _numbers(problem)
+    """Right up to where the teacher gives up ("?") or leaves out a number, and goes on from there."""
+    letter, number = _parts(problem)
     if rng.random() < GIVES_UP_AT_ONCE:
         return "?"
     said: list[str] = []
-    while number > end:
+    while number > 0:
         if said and rng.random() < GIVES_UP:
             return ",".join([*said, "?"])
-        number -= 2 if rng.random() < SLIPS else 1
-        said.append(str(number))
+        if number > 1 and rng.random() < SLIPS:
+            number -= 1
+        said.append(f"{number:02}{letter}")
+        number -= 1
     return ",".join(said)
 
 
-def _numbers(problem: str) -> tuple[int, int]:
-    start, between, end = problem.partition(">")
-    if not (between and start.isdecimal() and end.isdecimal() and 10 <= int(end) < int(start) <= 99):
-        raise ValueError(f"the problem is {problem!r}: it must be START>END, both of two digits, the first the larger")
-    return int(start), int(end)
+def _parts(problem: str) -> tuple[str, int]:
+    letter, digits = problem[:1], problem[1:]
+    if not (letter and letter in ascii_lowercase and len(digits) == 2 and digits.isdecimal() and int(digits) > 0):
+        raise ValueError(f"the problem is {problem!r}: it must be a letter and two digits, such as k04, and not 00")
+    return letter, int(digits)

@@ -30,29 +30,27 @@ SMALL = ModelSize(hidden_size=64, num_hidden_layers=1, moe_intermediate_size=16,
 SHORT = School(most_careful_steps=4, window=2, known_loss=0.0, careless_steps=2, step_tokens=200, warmup_steps=1)
 
 
-@given(st.integers(10, 98), st.integers(1, 89))
-def test_a_right_answer_has_every_number_down_to_the_end(end: int, steps: int) -> None:
-    start = min(end + steps, 99)
-    numbers = [int(each) for each in right_answer(f"{start}>{end}").split(",")]
-    assert len(numbers) == start - end
-    assert numbers[-1] == end
-    assert {after - before for before, after in zip([start, *numbers], numbers, strict=False)} == {-1}
+@given(st.sampled_from("akz"), st.integers(1, 99))
+def test_a_right_answer_has_every_number_down_to_one_and_the_letter_with_each(letter: str, count: int) -> None:
+    items = right_answer(f"{letter}{count:02}").split(",")
+    assert [int(item[:2]) for item in items] == list(reversed(range(1, count + 1)))
+    assert {item[2:] for item in items} == {letter}
 
 
-@pytest.mark.parametrize("problem", ["20>20", "20", "17>20", "20-17", "100>20", "20>9", ">13", ""])
+@pytest.mark.parametrize("problem", ["k00", "k4", "k004", "k-4", "K04", "04", "104", "k", ""])
 def test_what_is_no_problem_is_refused(problem: str) -> None:
-    with pytest.raises(ValueError, match="it must be START>END"):
+    with pytest.raises(ValueError, match="it must be a letter and two digits"):
         right_answer(problem)
 
 
 @pytest.mark.parametrize(
     ("answer", "reward"),
-    [("19,18", 1.0), (" 19,18\n", 1.0), ("18", 0.0), ("19,18,", 0.0), ("19,18,17", 0.0), ("19,?", 0.0), ("", 0.0)],
+    [("02k,01k", 1.0), (" 02k,01k\n", 1.0), ("01k", 0.0), ("02k,01k,", 0.0), ("02k,01j", 0.0), ("02k,?", 0.0), ("", 0.0)],
 )
 def test_only_the_whole_right_answer_is_rewarded(answer: str, reward: float) -> None:
     environment = Counting(CountingOptions())
-    start = environment.start({"problem": "20>18"}, seed=3)
-    assert start.messages == [{"role": "user", "content": "20>18="}]
+    start = environment.start({"problem": "k02"}, seed=3)
+    assert start.messages == [{"role": "user", "content": "k02="}]
     step = environment.step(start.state, answer)
     assert (step.reward, step.done, step.messages) == (reward, True, [])
 
@@ -61,10 +59,10 @@ def test_answers_have_the_long_tail_that_the_task_is_made_for() -> None:
     source = Counting(CountingOptions()).tasks("train")
     answers = [right_answer(str(source.task(index)["problem"])) for index in range(2_000)]
     lengths = sorted(len(answer) + 1 for answer in answers)
-    assert 22 < fmean(lengths) < 26
-    assert lengths[len(lengths) // 2] <= 18
-    assert lengths[int(0.95 * len(lengths))] > 60
-    assert 100 < lengths[-1] <= 108
+    assert 21 < fmean(lengths) < 26
+    assert lengths[len(lengths) // 2] <= 20
+    assert lengths[int(0.95 * len(lengths))] > 56
+    assert lengths[-1] == 108
     assert Counting(CountingOptions()).tasks("eval").num_tasks == 256
 
 
@@ -74,16 +72,16 @@ def test_the_careless_teacher_gives_up_and_slips_and_is_right_less_often_the_lon
     def said(problem: str) -> list[str]:
         return [careless_answer(problem, rng) for _ in range(4_000)]
 
-    short, long = said("21>20"), said("54>30")
-    right = fmean(answer == right_answer("21>20") for answer in short)
-    assert right == pytest.approx((1 - GIVES_UP_AT_ONCE) * (1 - SLIPS), abs=0.03)
-    right = fmean(answer == right_answer("54>30") for answer in long)
-    assert right == pytest.approx((1 - GIVES_UP_AT_ONCE) * (1 - GIVES_UP) ** 23 * (1 - SLIPS) ** 24, abs=0.03)
+    short, long = said("a01"), said("b24")
+    right = fmean(answer == right_answer("a01") for answer in short)
+    assert right == pytest.approx(1 - GIVES_UP_AT_ONCE, abs=0.03)
+    right = fmean(answer == right_answer("b24") for answer in long)
+    assert right == pytest.approx((1 - GIVES_UP_AT_ONCE) * (1 - GIVES_UP) ** 23 * (1 - SLIPS) ** 23, abs=0.03)
     assert fmean(answer == "?" for answer in long) == pytest.approx(GIVES_UP_AT_ONCE, abs=0.03)
-    slipped = next(answer for answer in long if "?" not in answer and answer != right_answer("54>30"))
-    numbers = [int(each) for each in slipped.split(",")]
-    assert numbers[-1] in (29, 30), "it goes on to the end"
-    assert {before - after for before, after in pairwise(numbers)} <= {1, 2}
+    slipped = next(answer for answer in long if "?" not in answer and answer != right_answer("b24"))
+    numbers = [int(item[:2]) for item in slipped.split(",")]
+    assert numbers[-1] == 1, "it goes on to the end"
+    assert {before - after for before, after in pairwise([25, *numbers])} == {1, 2}
 
 
 def test_lessons_of_a_step_fill_its_tokens_and_train_answers_alone() -> None:
