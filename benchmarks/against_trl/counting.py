@@ -27,9 +27,9 @@ from services.environments.generated import GeneratedTasks, draw_problem
 
 GIVES_UP_AT_ONCE = 0.25
 """How often the careless teacher has no mind to begin."""
-GIVES_UP = 0.04
+GIVES_UP = 0.08
 """How often it stops at a step, each of them: the longer the answer, the rarer is a right one."""
-SLIPS = 0.01
+SLIPS = 0.02
 """How often it leaves a number out, each time; it goes on from the next."""
 
 
