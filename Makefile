@@ -23,8 +23,8 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
-	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-pipeline bench-trl bench-weights bench-stalls \
-	test lint types contracts unit test-demo test-wheel test-parity test-deploy test-pods test-faults test-ranks test-gpu \
+	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-pipeline bench-update bench-trl bench-weights \
+	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-deploy test-pods test-faults test-ranks test-gpu \
 	test-monitoring test-soak kills fuzz monitor images clean
 
 help: ## list the targets
@@ -86,6 +86,9 @@ bench-step: $(PARITY)/.installed models/tiny/config.json ## the learner's step b
 bench-logprobs: setup ## what log-probs take of memory, by tokens and vocabulary
 	$(BIN)/python -m benchmarks.logprob_memory --plot docs/images/logprob_memory.png --json runs/logprob_memory.json
 
+bench-update: setup ## what a weight update costs SGLang in the midst of its answers; about 5 minutes
+	$(BIN)/python -m benchmarks.pipeline.update_cost --json runs/update_cost.json
+
 bench-pipeline: setup models/tiny/config.json ## the whole run beside SGLang alone and the learner alone, asynchronous beside synchronous
 	$(BIN)/python -m benchmarks.pipeline --plot docs/images/pipeline.png --json runs/pipeline.json
 
@@ -110,8 +113,16 @@ types: setup
 contracts: setup
 	$(BIN)/lint-imports --no-cache
 
+# Two sessions side by side, as most tests of processes wait. Each prints when it has ended.
+UNMARKED := not demo and not packaging and not parity and not deploy and not monitoring and not pods and not faults and not ranks and not gpu
 unit: setup
-	$(BIN)/python -m pytest -m "not demo and not packaging and not parity and not deploy and not monitoring and not pods and not faults and not ranks and not gpu"
+	+@$(MAKE) --no-print-directory --output-sync=target --jobs=2 unit-alone unit-processes
+
+unit-alone:
+	$(BIN)/python -m pytest -m "$(UNMARKED)" --ignore=tests/integration
+
+unit-processes:
+	$(BIN)/python -m pytest -m "$(UNMARKED)" tests/integration
 
 test-demo: setup models/tiny/config.json ## whole demo runs: three seeds, kills of each process
 	$(BIN)/python -m pytest -m demo
