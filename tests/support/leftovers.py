@@ -8,6 +8,7 @@ other server was on the machine.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
 import os
 import shutil
 import tempfile
@@ -39,6 +40,8 @@ class Before:
         everybodys = tempfile.gettempdir()
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", everybodys)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{everybodys}/torchinductor_{os.getuid()}")
+        # Python's own folder for processes, which it removes when this process ends: now, so that it is not in ours.
+        multiprocessing.util.get_temp_dir()
         self.directory = Path(tempfile.mkdtemp(prefix="gspo-tests-"))
         _use(str(self.directory))
         self.shared = set(_shared_files())
