@@ -94,6 +94,7 @@ bench-pipeline: setup models/tiny/config.json ## the whole run beside SGLang alo
 
 bench-trl: $(PARITY)/.installed models/tiny/config.json ## seconds to a held-out reward of 0.85, beside TRL's GRPOTrainer; needs the package index
 	$(PARITY)/bin/python -m benchmarks.against_trl --seeds 0 1 2
+	$(PARITY)/bin/python -m benchmarks.against_trl --task counting --seeds 0
 
 bench-stalls: setup ## what training waits for when it publishes and saves; 2 minutes
 	$(BIN)/python -m benchmarks.training_stalls --json runs/stalls.json
