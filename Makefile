@@ -56,7 +56,7 @@ demo-gsm8k: ## 3 batches on GSM8K rows (GSPO_DATA_DIR/gsm8k/train.jsonl)
 	    --set environment.options.train_path=$(GSPO_DATA_DIR)/gsm8k/train.jsonl \
 	    --set environment.options.eval_path=$(GSPO_DATA_DIR)/gsm8k/test.jsonl"
 
-demo-seeds: setup ## the demo on three seeds, with the table of docs/results.md
+demo-seeds: setup ## the demo on three seeds, with the table of docs/evidence/results.md
 	$(BIN)/python benchmarks/demo_seeds.py --config $(CONFIG) --seeds 0 1 2
 
 demo-clip: setup ## how much the demo clips, synchronous and asynchronous, by anchor and band
@@ -84,13 +84,13 @@ bench-step: $(PARITY)/.installed models/tiny/config.json ## the learner's step b
 	$(PARITY)/bin/python -m benchmarks.learner_step --json runs/learner_step.json
 
 bench-logprobs: setup ## what log-probs take of memory, by tokens and vocabulary
-	$(BIN)/python -m benchmarks.logprob_memory --plot docs/images/logprob_memory.png --json runs/logprob_memory.json
+	$(BIN)/python -m benchmarks.logprob_memory --plot docs/evidence/images/logprob_memory.png --json runs/logprob_memory.json
 
 bench-update: setup ## what a weight update costs SGLang in the midst of its answers; about 5 minutes
 	$(BIN)/python -m benchmarks.pipeline.update_cost --json runs/update_cost.json
 
 bench-pipeline: setup models/tiny/config.json ## the whole run beside SGLang alone and the learner alone, asynchronous beside synchronous
-	$(BIN)/python -m benchmarks.pipeline --plot docs/images/pipeline.png --json runs/pipeline.json
+	$(BIN)/python -m benchmarks.pipeline --plot docs/evidence/images/pipeline.png --json runs/pipeline.json
 
 bench-trl: $(PARITY)/.installed models/tiny/config.json ## seconds to a held-out reward of 0.85, beside TRL's GRPOTrainer; needs the package index
 	$(PARITY)/bin/python -m benchmarks.against_trl --seeds 0 1 2

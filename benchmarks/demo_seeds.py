@@ -1,4 +1,4 @@
-"""Runs the demo on several seeds (model, tasks and sampling follow each) and prints the table of docs/results.md.
+"""Runs the demo on several seeds (model, tasks and sampling follow each) and prints the table of docs/evidence/results.md.
 
 make demo-seeds            # or: python benchmarks/demo_seeds.py --config examples/calculator.toml --seeds 0 1 2
 """

@@ -46,7 +46,7 @@ TASKS: Final[dict[TaskName, Task]] = {
         num_batches=30,
         ours=OURS,
         theirs=THEIRS,
-        plot=Path("docs/images/against-trl.png"),
+        plot=Path("docs/evidence/images/against-trl.png"),
     ),
     "counting": Task(
         config=Path(__file__).with_name("counting.toml"),
@@ -56,7 +56,7 @@ TASKS: Final[dict[TaskName, Task]] = {
             "2 threads": Theirs(threads=2),
             "2 threads, micro-batches of 16": Theirs(threads=2, micro_batch=16),
         },
-        plot=Path("docs/images/against-trl-counting.png"),
+        plot=Path("docs/evidence/images/against-trl-counting.png"),
     ),
 }
 """Answers of three tokens and a quarter of a million parameters, where a sample costs what is around the model; long-tailed

@@ -1,1 +1,1 @@
-"""The size of the fleet under an autoscaler, simulated: `python -m benchmarks.autoscaling`; docs/autoscaling.md."""
+"""The size of the fleet under an autoscaler, simulated: `python -m benchmarks.autoscaling`; docs/evidence/autoscaling.md."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.autoscaling`: everything in docs/autoscaling.md, in some minutes of one core."""
+"""`python -m benchmarks.autoscaling`: everything in docs/evidence/autoscaling.md, in some minutes of one core."""
 
 import argparse
 from pathlib import Path

@@ -1,6 +1,6 @@
 """What the whole pipeline trains, beside what each half could by itself, and beside taking turns.
 
-    python -m benchmarks.pipeline --plot docs/images/pipeline.png --json pipeline.json
+    python -m benchmarks.pipeline --plot docs/evidence/images/pipeline.png --json pipeline.json
 
 First a short run, after which prompts are made so long that generating a batch takes about as long as training it. Then one
 run of everything that `gspo run` starts, with real SGLang, broker and DeepSpeed learner, SGLang and its agent on half of the

@@ -74,7 +74,7 @@ SERVING = Panel(
     (Query(latest("gspo_broker_rollouts", by="status"), "{{status}}"),),
 )  # fmt: skip
 ALERTS = Panel(
-    "Alerts that fire", "short", "What they mean and what to do: docs/monitoring.md.",
+    "Alerts that fire", "short", "What they mean and what to do: docs/guide/monitoring.md.",
     (Query('count by (alertname) (ALERTS{alertstate="firing",alertname=~"Gspo.*"})', "{{alertname}}"),),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from deploy.monitoring.panels import Query
 from tests.monitoring.promql import Unknown, labels_of, legend_labels, with_recorded
 from tests.monitoring.vocabulary import Vocabulary, recorded, rules, vocabulary
 
-DOCS = HERE.parents[1] / "docs" / "monitoring.md"
+DOCS = HERE.parents[1] / "docs" / "guide" / "monitoring.md"
 ALERTS = {rule["alert"]: rule for rule in rules() if "alert" in rule}
 QUERIES = [
     pytest.param(query, id=f"{page.uid}-{panel.title}-{query.legend}")
@@ -52,7 +52,7 @@ def test_each_alert_says_how_bad_it_is_what_is_wrong_by_how_much_and_where_to_re
         summary, description = alert["annotations"]["summary"], alert["annotations"]["description"]
         assert "{{" in summary + description or name in ("GspoDiskFilling",), name
         assert len(summary) < 80 < len(summary) + len(description), name
-        assert alert["annotations"]["runbook_url"] == f"docs/monitoring.md#{name.lower()}"
+        assert alert["annotations"]["runbook_url"] == f"docs/guide/monitoring.md#{name.lower()}"
 
 
 def test_each_alert_has_a_section_that_says_what_it_means_what_to_look_at_and_what_to_do() -> None:
