@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 
 from protocol.messages import Chunk, Segment, VersionRun
-from services.audit.audit import audit_run
-from services.broker.batches import batch_stats
 from services.broker.entry import RECORD_FILE
-from services.broker.ledger import Ledger
-from services.broker.payload import stored_chunk
-from services.broker.reader import LEDGER_FILE
-from services.broker.record import RecordFile
+from services.broker.ledger.batches import batch_stats
+from services.broker.ledger.ledger import Ledger
+from services.broker.ledger.state import LedgerConfig
+from services.broker.metrics_file import RecordFile
 from services.broker.records import BatchRow, GroupRow, Row, SettledRow, TrainedRow, TrajectoryRow, VersionRow
-from services.broker.state import LedgerConfig
-from services.broker.store import Changes, Store
-from services.runtime.run_settings import write_run_settings
-from services.runtime.settings import BatchSection, Run, Settings
+from services.broker.store.payload import stored_chunk
+from services.broker.store.reader import LEDGER_FILE
+from services.broker.store.store import Changes, Store
+from services.runs.audit.audit import audit_run
+from services.runtime.settings.run_settings import write_run_settings
+from services.runtime.settings.sections import BatchSection, Run, Settings
 
 GROUP_SIZE, GROUPS_PER_BATCH, CHUNK_TOKENS, PROMPT_TOKENS = 8, 32, 40, 8
 ACTION_TOKENS = 2 * CHUNK_TOKENS - PROMPT_TOKENS

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.broker_resume import GROUP_SIZE, GROUPS_PER_BATCH, num_batches_of, write_ledger
-from services.runtime.configuration import load_settings
-from services.runtime.fingerprint import run_fingerprint
-from tests.support.broker_process import BrokerProcess, free_port
+from services.runtime.settings.configuration import load_settings
+from services.runtime.settings.fingerprint import run_fingerprint
+from tests.support.broker.process import BrokerProcess, free_port
 
 MODELS: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "moe_intermediate_size": 64},
@@ -41,13 +41,13 @@ def make_checkpoint(model: str, config: Path, batch_position: int) -> int:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     from gspo.staleness import MismatchTracker
-    from services.learner.checkpoint import CheckpointState
-    from services.learner.engine import LearnerEngine
-    from services.learner.engine_settings import engine_settings_of
-    from services.learner.saving import save_checkpoint
+    from services.learner.checkpoints.format import CheckpointState
+    from services.learner.checkpoints.saving import save_checkpoint
+    from services.learner.engine.engine import LearnerEngine
+    from services.learner.start.engine_settings import engine_settings_of
     from services.learner.trainer import train_batch
-    from services.runtime.objective import objective_of
-    from tests.support.sequences import random_groups
+    from services.runtime.settings.objective import objective_of
+    from tests.support.loss.sequences import random_groups
 
     torch.manual_seed(0)
     settings = load_settings(config)
@@ -88,14 +88,14 @@ def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
     import torch
     from prometheus_client import CollectorRegistry
 
-    from gspo.policy import load_policy
+    from gspo.model.policy import load_policy
     from protocol.messages import Welcome
-    from services.learner.engine import LearnerEngine
-    from services.learner.engine_settings import engine_settings_of
-    from services.learner.link import Link
+    from services.learner.broker.client import Link
+    from services.learner.engine.engine import LearnerEngine
     from services.learner.metrics import LearnerMetrics
-    from services.learner.process_group import init_distributed
+    from services.learner.ranks.process_group import init_distributed
     from services.learner.service import LearnerService
+    from services.learner.start.engine_settings import engine_settings_of
     from services.runtime.clock import MonotonicClock
     from services.runtime.logs import configure_logging
     from services.runtime.telemetry import Health

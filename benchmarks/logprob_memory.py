@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from gspo.logprobs import CHUNK_BYTES, KEPT_BYTES, chunked_logprobs, rows_at_once
+from gspo.model.logprobs import CHUNK_BYTES, KEPT_BYTES, chunked_logprobs, rows_at_once
 
 HIDDEN, CHUNK_TOKENS = 64, 512
 VOCABULARIES = (1_024, 8_192, 32_768, 151_936)
@@ -127,7 +127,7 @@ def is_bounded(row: dict[str, Any]) -> bool:
 
 
 def report(figures: dict[str, Any]) -> list[str]:
-    """The table of docs/performance.md, in MiB."""
+    """The table of docs/evidence/performance.md, in MiB."""
     lines = [
         "| vocabulary | tokens | chunks, MiB | of that gradients | log_softmax and gather, MiB | ratio | T x V x 4, MiB |",
         "|---|---|---|---|---|---|---|",

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from gspo import Objective, objective_loss
-from gspo.logprobs import chunked_logprobs
+from gspo.model.logprobs import chunked_logprobs
 
 HIDDEN, VOCABULARY, CHUNK_TOKENS = 64, 264, 512
 MEAN_LENGTH = 500
@@ -220,7 +220,7 @@ def main() -> int:
 
 
 def report(figures: dict[str, Any]) -> None:
-    """Print the tables of docs/results.md."""
+    """Print the tables of docs/evidence/results.md."""
     print(f"{figures['tokens']:,} packed tokens, hidden {HIDDEN}, vocabulary {VOCABULARY}, float32, one thread\n")
     print("| CPU seconds | plain | GSPO | ratio (quartiles) |\n|---|---|---|---|")
     for name, row in (

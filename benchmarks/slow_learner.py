@@ -1,6 +1,6 @@
 """A learner that is far too slow for its rollouts: who waits, how much memory and how long queues that takes, what is lost.
 
-    python -m benchmarks.slow_learner --batches 10 --train-s 60 --plot docs/images/slow_learner.png
+    python -m benchmarks.slow_learner --batches 10 --train-s 60 --plot docs/evidence/images/slow_learner.png
 
 A real broker process and real rollout connections, one process each, which have no engine: they generate as fast as the
 broker takes it. The learner takes one batch, says after `train-s` that it is trained, and publishes. In between memory and
@@ -26,12 +26,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.channels import BATCH
 from protocol.messages import Batch, BatchRequest, Checkpointed, Published, Resume, Trained
-from services.audit.audit import audit_run
+from services.runs.audit.audit import audit_run
 from services.runtime.clock import MonotonicClock
 from services.runtime.logs import configure_logging
-from services.runtime.peer import PeerClient
-from tests.support.broker_peers import PROMPT_TOKENS, ScriptedRollout, running
-from tests.support.broker_process import BrokerProcess, broker_process
+from services.runtime.net.peer import PeerClient
+from tests.support.broker.peers import PROMPT_TOKENS, ScriptedRollout, running
+from tests.support.broker.process import BrokerProcess, broker_process
 
 GROUP_SIZE, GROUPS_PER_BATCH, MAX_LAG = 8, 32, 2
 ACTION_TOKENS, CAPACITY = 125, 64

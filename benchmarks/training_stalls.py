@@ -25,16 +25,16 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gspo.staleness import MismatchTracker
-from services.learner.checkpoint import CheckpointState
-from services.learner.delta import encode_delta
-from services.learner.engine import LearnerEngine
-from services.learner.engine_settings import LearnerEngineSettings
-from services.learner.saving import CheckpointSaver, Threads
-from services.learner.snapshot import copy_weights, seal
+from services.learner.checkpoints.format import CheckpointState
+from services.learner.checkpoints.saving import CheckpointSaver, Threads
+from services.learner.engine.engine import LearnerEngine
+from services.learner.start.engine_settings import LearnerEngineSettings
 from services.learner.trainer import train_batch
-from services.runtime.objective import objective_of
-from services.runtime.settings import ObjectiveSection
-from tests.support.sequences import random_groups
+from services.learner.weights.delta import encode_delta
+from services.learner.weights.snapshot import copy_weights, seal
+from services.runtime.settings.objective import objective_of
+from services.runtime.settings.sections import ObjectiveSection
+from tests.support.loss.sequences import random_groups
 
 MODELS: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "moe_intermediate_size": 64},

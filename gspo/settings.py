@@ -33,10 +33,10 @@ class Objective:
     """The GSPO-token objective of a run; ValueError names the field, its value and the way out.
 
     The defaults are the paper's clip (arXiv 2507.18071: 3e-4 below, 4e-4 above, on sequence ratios) around the learner's
-    own log-probs at the start of the batch, with a truncated weight for the engine's mismatch: of what docs/study.md
-    compares, it alone clips stale sequences as it clips fresh ones. With `anchor="behaviour", mismatch_mode="off"` no
-    forward pass is added, and the band is widened by one eps per version of lag and by one standard deviation of engine
-    noise. `Objective.gspo()` and `Objective.grpo()` are the papers' own; `dataclasses.replace` changes a field of either.
+    own log-probs at the start of the batch, with a truncated weight for the engine's mismatch: of the objectives that
+    docs/evidence/study.md compares, only this one clips stale sequences as it clips fresh ones. With `anchor="behaviour",
+    mismatch_mode="off"` no forward pass is added, and the band is widened by one eps per version of lag and by one standard
+    deviation of engine noise. `Objective.gspo()` and `Objective.grpo()` are the papers' own; `dataclasses.replace` changes a field of either.
     """
 
     ratio_unit: RatioUnit = "sequence"

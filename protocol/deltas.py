@@ -12,7 +12,7 @@ of tensors, so that small tensors share one. A bucket is written as byte streams
 
 Applying a delta twice is harmless: an element that has its new value already is itself the nearest of its residue. At small
 learning rates nearly all changes are residues, which compress to fewer bits than values do. Streams differ in entropy, so
-each is compressed by itself (services.runtime.compression), in this order.
+each is compressed by itself (services.weights.compression), in this order.
 """
 
 from collections.abc import Iterator, Sequence

@@ -2,7 +2,7 @@
 
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.support.leftovers"]
+pytest_plugins = ["tests.support.processes.leftovers"]
 
 # The same examples every time, however slow the machine: what fails is what the last change brought. Random search has
 # programs of its own (`make fuzz`, `make test-soak`).

@@ -43,7 +43,7 @@ from benchmarks.against_trl.report import (
 )
 from benchmarks.against_trl.settings import TASKS, TIMEOUT_S, TaskName, Theirs, say
 from benchmarks.against_trl.theirs import run_theirs
-from services.runtime.configuration import load_settings
+from services.runtime.settings.configuration import load_settings
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--theirs", nargs="+", help="settings of TRL to try (default: all of the task)")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--json", type=Path, help="(default: runs/against-trl-TASK.json)")
-    parser.add_argument("--plot", type=Path, help="(default: the task's picture in docs/images)")
+    parser.add_argument("--plot", type=Path, help="(default: the task's picture in docs/evidence/images)")
     arguments = parser.parse_args()
     task = TASKS[arguments.task]
     for tried, known in ((arguments.ours, task.ours), (arguments.theirs, task.theirs)):

@@ -16,7 +16,7 @@ import psutil
 from benchmarks.against_trl.curve import Point, Run
 from benchmarks.demo_seeds import served_at
 from benchmarks.random_kills.memory import role
-from tests.support.run_process import RunProcess
+from tests.support.processes.run_process import RunProcess
 
 SAMPLE_S: Final = 1.0
 

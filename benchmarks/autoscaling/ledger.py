@@ -1,8 +1,8 @@
 """The broker's decisions about who may generate what, and what goes into a batch: its own ``Window`` and ``choose_batch``.
 
-The order of grants is that of services/broker/work.py: unfinished trajectories by the floor of their group, then those of
-groups without tokens, then new groups. The window is kept between requests instead of being counted anew for each: it
-changes by grants, and is counted again when a version, a batch or a lost lease changes floors otherwise.
+The order of grants is that of services/broker/ledger/work.py: unfinished trajectories by the floor of their group, then
+those of groups without tokens, then new groups. The window is kept between requests instead of being counted anew for
+each: it changes by grants, and is counted again when a version, a batch or a lost lease changes floors otherwise.
 """
 
 import heapq
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from benchmarks.autoscaling.config import Config
 from benchmarks.autoscaling.engine import Group, Trajectory
-from services.broker.admission import Outstanding, Window, choose_batch
+from services.broker.ledger.admission import Outstanding, Window, choose_batch
 
 
 class Ledger:

@@ -32,11 +32,11 @@ from protocol.channels import BATCH
 from protocol.messages import Published, Resume
 from services.runtime.clock import MonotonicClock
 from services.runtime.logs import configure_logging
-from services.runtime.peer import PeerClient
-from services.runtime.security import PLAINTEXT, Security, write_key_pair
-from services.runtime.settings import SecuritySection
-from tests.support.broker_peers import running
-from tests.support.broker_process import BrokerProcess, broker_process
+from services.runtime.net.peer import PeerClient
+from services.runtime.net.security import PLAINTEXT, Security, write_key_pair
+from services.runtime.settings.sections import SecuritySection
+from tests.support.broker.peers import running
+from tests.support.broker.process import BrokerProcess, broker_process
 
 GROUP_SIZE, GROUPS_PER_BATCH, MAX_LAG = 8, 64, 127
 GROUPS_ALLOWED = GROUPS_PER_BATCH * (MAX_LAG + 1)

@@ -21,9 +21,9 @@ from benchmarks.broker_intake.child import serve
 from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY, a_chunk, arrays_of
 from protocol.channels import WORK
 from protocol.codec import encode
-from services.broker.payload import stored_chunk
 from services.broker.records import TrajectoryRow
-from services.broker.schema import CREATE, TABLES
+from services.broker.store.payload import stored_chunk
+from services.broker.store.schema import CREATE, TABLES
 
 INSERT_CHUNK = "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 

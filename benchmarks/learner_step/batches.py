@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gspo.packing import TrainGroup, TrainSequence
+from gspo.model.packing import TrainGroup, TrainSequence
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = 24

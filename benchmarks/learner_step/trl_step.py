@@ -20,7 +20,7 @@ from benchmarks.learner_step.batches import padded_micro_batches  # noqa: E402
 from benchmarks.learner_step.models import Shape, build  # noqa: E402
 from benchmarks.learner_step.steps import LEARNING_RATE, Step  # noqa: E402
 from gspo.advantages import group_advantages  # noqa: E402
-from gspo.packing import TrainGroup  # noqa: E402
+from gspo.model.packing import TrainGroup  # noqa: E402
 
 
 class _GivenInputs(GRPOTrainer):  # type: ignore[misc]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from services.environments.base import Environment, Split, Start, State, Step, Task, TaskSource
+from gspo.environments import Environment, Split, Start, State, Step, Task, TaskSource
 from services.environments.generated import GeneratedTasks
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -15,12 +15,12 @@ from benchmarks.pipeline.measures import CpuSample, TrainedBatch
 from benchmarks.pipeline.processes import ProcessWatch, now
 from benchmarks.pipeline.run import PINNED, cores_word
 from benchmarks.pipeline.workload import Cores
-from services.broker.reader import LEDGER_FILE, Reader, reading
-from services.rollout.engine import Engine
-from services.rollout.generation import GenerateRequest, Sampling
-from services.rollout.server import EngineServer, ServerOptions
-from services.rollout.tokens import ChatTokenizer
-from services.runtime.settings import Settings
+from services.broker.store.reader import LEDGER_FILE, Reader, reading
+from services.rollout.sglang.client import Engine
+from services.rollout.sglang.generation import GenerateRequest, Sampling
+from services.rollout.sglang.server import EngineServer, ServerOptions
+from services.rollout.tokenizer import ChatTokenizer
+from services.runtime.settings.sections import Settings
 
 BATCH_LINE: Final = re.compile(r"batch (\d+) ")
 SAME_WEIGHTS: Final = "bit for bit the same"
@@ -159,7 +159,7 @@ async def replay(run: Path, out: Path, tokens: dict[int, int], num_batches: int,
     Raises: RuntimeError with the end of its output.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", PINNED, cores_word(cores), "services.replay", str(run), "--out", str(out),
+        sys.executable, "-m", PINNED, cores_word(cores), "services.runs.replay", str(run), "--out", str(out),
         "--batches", str(num_batches),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},

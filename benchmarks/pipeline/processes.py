@@ -19,7 +19,7 @@ LOOK_EVERY: Final = 50
 MODULES: Final = {
     "services.broker": "broker",
     "services.learner": "learner",
-    "services.replay": "learner",
+    "services.runs.replay": "learner",
     "services.rollout": "agent",
 }
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from benchmarks.pipeline.processes import ProcessWatch
 from benchmarks.pipeline.workload import Cores, RunFiles
-from services.cli.processes import process_specs
-from services.cli.record import batch_rows
-from services.cli.run import forwarded_arguments, run_processes
-from services.cli.supervisor import ProcessSpec
+from services.cli.running.command import forwarded_arguments, run_processes
+from services.cli.running.metrics_file import batch_rows
+from services.cli.running.processes import process_specs
+from services.cli.running.supervisor import ProcessSpec
 
 PINNED: Final = "benchmarks.pipeline.pinned"
 METRICS_FILE: Final = "metrics.jsonl"

@@ -31,10 +31,10 @@ import psutil
 import structlog
 
 from benchmarks.pipeline.processes import SCHEDULER, SERVER, role_of
-from services.rollout.engine import Engine, PauseMode
-from services.rollout.generation import GenerateRequest, Sampling
-from services.rollout.server import EngineServer, ServerOptions
-from services.rollout.tokens import ChatTokenizer
+from services.rollout.sglang.client import Engine, PauseMode
+from services.rollout.sglang.generation import GenerateRequest, Sampling
+from services.rollout.sglang.server import EngineServer, ServerOptions
+from services.rollout.tokenizer import ChatTokenizer
 from services.runtime.logs import configure_logging
 
 log = structlog.get_logger()

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.pipeline.pinned import parse_cores
-from services.runtime.configuration import load_settings
-from services.runtime.settings import Settings
-from tests.support.run_process import free_ports
+from services.runtime.settings.configuration import load_settings
+from services.runtime.settings.sections import Settings
+from tests.support.processes.run_process import free_ports
 
 ENVIRONMENT: Final = "benchmarks.pipeline.environment:Letters"
 CONFIG: Final = """\

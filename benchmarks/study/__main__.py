@@ -96,7 +96,7 @@ def _run(directory: Path, missing: list[RunConfig], jobs: int, *, probes: bool) 
 
 
 def _evaluate(directory: Path, *, condense: bool) -> int:
-    from benchmarks.study.report import write_report
+    from benchmarks.study.reporting.report import write_report
     from benchmarks.study.results import condense_records
 
     if condense:

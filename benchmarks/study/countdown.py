@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from services.environments.base import (
+from gspo.environments import (
     DemonstratingEnvironment,
     DemonstrationMessage,
     Split,

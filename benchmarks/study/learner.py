@@ -23,12 +23,12 @@ from benchmarks.study.measures import GradientNoise, flat_gradient, loss_record,
 from gspo.adaptive import AdaptiveClip
 from gspo.advantages import group_advantages
 from gspo.diagnostics import SequenceStats
-from gspo.experts import ExpertPicks, ExpertRecorder, changed_share
-from gspo.logprobs import TokenLogProbs
 from gspo.loss import gspo_loss
-from gspo.packing import PackedBatch, TrainSequence, pack
-from gspo.policy import prepare_policy
-from gspo.routing_replay import RoutingReplay
+from gspo.model.logprobs import TokenLogProbs
+from gspo.model.packing import PackedBatch, TrainSequence, pack
+from gspo.model.policy import prepare_policy
+from gspo.moe.experts import ExpertPicks, ExpertRecorder, changed_share
+from gspo.moe.routing_replay import RoutingReplay
 from gspo.staleness import (
     Band,
     MismatchMoments,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.study.grid import Cell, cells, runs
+from benchmarks.study.reporting.summary import Interval, RunSummary, interval, summarise_run
 from benchmarks.study.run_record import read_record, record_path
-from benchmarks.study.summary import Interval, RunSummary, interval, summarise_run
 
 RESULTS = Path(__file__).parent / "results"
 RUNS_FILE = "runs.jsonl"

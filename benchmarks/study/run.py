@@ -17,8 +17,8 @@ from benchmarks.study.learner import DivergedError, Learner
 from benchmarks.study.run_record import record_path
 from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Sampler
 from benchmarks.study.start_model import NUM_STEPS, load_start_model, study_environment
-from services.environments.base import Task
-from services.learner.tiny import build_tokenizer
+from gspo.environments import Task
+from services.models.tiny import build_tokenizer
 
 TASKS_PER_SEED = 1_000_000
 NUM_START_MODELS = 3

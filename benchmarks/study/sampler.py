@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
 from benchmarks.study.config import Noise
-from gspo.packing import TrainSequence
-from services.environments.base import ChatMessage, DemonstratingEnvironment, RewardJob, Task
+from gspo.environments import ChatMessage, DemonstratingEnvironment, RewardJob, Task
+from gspo.model.packing import TrainSequence
 
 MAX_NEW_TOKENS = {"arithmetic": 16, "countdown": 64}
 """The longest right answers have 3 and 60 tokens."""

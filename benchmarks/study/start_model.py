@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
 from benchmarks.study.config import TaskName
-from services.environments.base import DemonstratingEnvironment
+from gspo.environments import DemonstratingEnvironment
 from services.environments.registry import create_environment
-from services.learner.tiny import IGNORED_LABEL, build_model, build_tokenizer, encode
+from services.models.tiny import IGNORED_LABEL, build_model, build_tokenizer, encode
 
 ENVIRONMENTS: dict[TaskName, str] = {
     "arithmetic": "arithmetic",

@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks.weight_updates.versions import must, random_versions
 from protocol.digests import tensor_digest
-from services.learner.delta import encode_delta
-from services.rollout.held import HeldWeights
-from services.runtime.compression import compress
+from services.learner.weights.delta import encode_delta
+from services.rollout.weights.replica import HeldWeights
+from services.weights.compression import compress
 
 NUM_BYTES = 128 * 1024 * 1024
 

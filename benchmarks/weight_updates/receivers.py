@@ -12,13 +12,13 @@ import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
 from protocol.channels import WEIGHTS
-from services.rollout.held import HeldWeights
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.neighbours import Neighbours
-from services.rollout.weights import fetch_newest
+from services.rollout.weights.fetch import fetch_newest
+from services.rollout.weights.peers import Neighbours
+from services.rollout.weights.replica import HeldWeights
 from services.runtime.clock import MonotonicClock
-from services.runtime.peer import PeerClient
-from services.runtime.security import PLAINTEXT
+from services.runtime.net.peer import PeerClient
+from services.runtime.net.security import PLAINTEXT
 
 ANY_PORT: Final = "tcp://127.0.0.1:*"
 ASK_S: Final = 0.05

@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry
 
 from protocol.channels import WEIGHTS
 from services.learner.metrics import LearnerMetrics
-from services.learner.snapshot import SnapshotStore
-from services.learner.weight_server import WeightServer
-from services.runtime.channel import RouterChannel
+from services.learner.weights.server import WeightServer
+from services.learner.weights.snapshot import SnapshotStore
 from services.runtime.clock import MonotonicClock
-from services.runtime.gate import Gate
-from services.runtime.security import PLAINTEXT
+from services.runtime.net.authenticator import Gate
+from services.runtime.net.channel import RouterChannel
+from services.runtime.net.security import PLAINTEXT
 
 ANY_PORT: Final = "tcp://127.0.0.1:*"
 

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from gspo.serving import serving_weights
-from services.learner.snapshot import Delta, Snapshot, build_snapshot
+from gspo.model.serving import serving_weights
+from services.learner.weights.snapshot import Delta, Snapshot, build_snapshot
 
 VOCABULARY = 264
 

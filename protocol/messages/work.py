@@ -145,7 +145,8 @@ class LeaseEnded(Message, frozen=True, tag="lease_ended"):
 
 RolloutStatus = Literal["starting", "verifying", "serving", "draining", "quarantined"]
 """What a rollout says of itself: no weights yet; loading its first ones; a verified version is served; hands everything back
-and ends; its engine does not hold what was sent. The broker's table of what may follow what is services/broker/fleet.py."""
+and ends; its engine does not hold what was sent. services/broker/ledger/fleet.py has the broker's table
+of which state may follow which."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):

@@ -7,9 +7,9 @@ from pathlib import Path
 import structlog
 
 from services.broker.entry import run_broker
-from services.runtime.configuration import ConfigurationError, load_settings
 from services.runtime.lifecycle import EXIT_CONFIGURATION, run_process
 from services.runtime.logs import configure_logging
+from services.runtime.settings.configuration import ConfigurationError, load_settings
 
 
 def main() -> int:

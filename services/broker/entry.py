@@ -9,25 +9,25 @@ import structlog
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
+from gspo.environments import TaskSource
 from protocol.channels import BATCH, WORK
 from protocol.limits import MAX_FRAME_BYTES, MAX_TRAJECTORIES_PER_BATCH
-from services.broker.ledger import Ledger
+from services.broker.ledger.ledger import Ledger
+from services.broker.ledger.state import LedgerConfig
 from services.broker.metrics import BrokerMetrics
-from services.broker.reader import LEDGER_FILE, StoreMismatch
-from services.broker.record import RecordFile
+from services.broker.metrics_file import RecordFile
 from services.broker.service import Broker
-from services.broker.state import LedgerConfig
-from services.broker.store import Store, StoreUnavailable
-from services.environments.base import TaskSource
+from services.broker.store.reader import LEDGER_FILE, StoreMismatch
+from services.broker.store.store import Store, StoreUnavailable
 from services.environments.registry import create_environment
-from services.runtime.channel import RouterChannel
 from services.runtime.clock import MonotonicClock
-from services.runtime.configuration import ConfigurationError
-from services.runtime.fingerprint import run_fingerprint
-from services.runtime.gate import Gate
-from services.runtime.run_settings import write_run_settings
-from services.runtime.security import Security
-from services.runtime.settings import Settings
+from services.runtime.net.authenticator import Gate
+from services.runtime.net.channel import RouterChannel
+from services.runtime.net.security import Security
+from services.runtime.settings.configuration import ConfigurationError
+from services.runtime.settings.fingerprint import run_fingerprint
+from services.runtime.settings.run_settings import write_run_settings
+from services.runtime.settings.sections import Settings
 from services.runtime.telemetry import Health, TelemetryServer
 
 log = structlog.get_logger()

@@ -7,10 +7,10 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.broker.fleet import STATES
-from services.broker.ledger import ALLOWED, Ledger
-from services.broker.status import groups_by_state
-from services.runtime import gate
+from services.broker.ledger.fleet import STATES
+from services.broker.ledger.ledger import ALLOWED, Ledger
+from services.broker.ledger.status import groups_by_state
+from services.runtime.net import authenticator as gate
 from services.runtime.process_metrics import register_process
 
 REFUSAL_REASONS: Final = ("undecodable", "unknown_session", "fatal", "refused")
@@ -34,7 +34,7 @@ class BrokerMetrics:
         self.messages = counter("messages_total", "Messages received, by type.", ("type",))
         self.refused = counter("refused_total", "Messages refused, by type and reason.", ("type", "reason"))
         self.refused_connections = counter(
-            "refused_connections_total", "Connections refused or ignored, by reason (docs/security.md).", ("reason",)
+            "refused_connections_total", "Connections refused or ignored, by reason (docs/guide/security.md).", ("reason",)
         )
         self.connections = counter(
             "connections_total", "Connections accepted (TCP) and admitted (their handshake passed).", ("outcome",)

@@ -8,12 +8,14 @@ from typing import Any, Final, TypeVar
 import structlog
 from msgspec.structs import replace
 
+from gspo.environments import TaskSource
 from protocol.channels import ChannelSpec
 from protocol.codec import Array, message_type
 from protocol.errors import ProtocolError
 from protocol.limits import MAX_QUEUED_BYTES
 from protocol.messages import FOR_ONE_LIFE, Ack, Chunk, LeaseEnded, Message, Refused
-from services.broker.actions import (
+from services.broker.delivery import NO_TOKENS, batch_message, lease_message
+from services.broker.ledger.actions import (
     Action,
     Announce,
     AppendChunk,
@@ -25,18 +27,16 @@ from services.broker.actions import (
     Save,
     Who,
 )
-from services.broker.delivery import NO_TOKENS, batch_message, lease_message
-from services.broker.ledger import Ledger
+from services.broker.ledger.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
-from services.broker.payload import StoredChunk, stored_chunk
-from services.broker.reception import Answer, Arrival, Reception
-from services.broker.record import RecordFile
+from services.broker.metrics_file import RecordFile
 from services.broker.records import TrajectoryRow
-from services.broker.store import Changes, Store, StoreUnavailable
-from services.environments.base import TaskSource
-from services.runtime.channel import RouterChannel
+from services.broker.sessions import Answer, Arrival, Reception
+from services.broker.store.payload import StoredChunk, stored_chunk
+from services.broker.store.store import Changes, Store, StoreUnavailable
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError, until_stopped
+from services.runtime.net.channel import RouterChannel
 from services.runtime.telemetry import Health
 
 log = structlog.get_logger()

@@ -7,8 +7,8 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from services.audit.audit import audit_run
-from services.audit.findings import Audit
+from services.runs.audit.audit import audit_run
+from services.runs.audit.findings import Audit
 
 EXIT_VIOLATIONS: Final = 1
 SHOWN_NOTES: Final = 5

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from services.runtime.security import KEY_ROLES, KeyFileError, key_role, write_key_pair
+from services.runtime.net.security import KEY_ROLES, KeyFileError, key_role, write_key_pair
 
 NEEDS: Final = """\
 Give each process a directory of its own, as `security.keys`:
@@ -16,7 +16,7 @@ Give each process a directory of its own, as `security.keys`:
 
 Public keys are no secret: the same set may lie everywhere. A NAME.secret goes to that process alone; a rollout started with
 --name rollout-7 uses rollout-7.secret where there is one. On one machine the directory serves all as it is.
-In Kubernetes: one Secret per role and one with the *.public files, mounted together (docs/security.md).\
+In Kubernetes: one Secret per role and one with the *.public files, mounted together (docs/guide/security.md).\
 """
 
 

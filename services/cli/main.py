@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from services.runtime.arguments import add_configuration_arguments
-from services.runtime.configuration import ConfigurationError
 from services.runtime.lifecycle import EXIT_CONFIGURATION
+from services.runtime.settings.arguments import add_configuration_arguments
+from services.runtime.settings.configuration import ConfigurationError
 
 PROCESSES: Final = {
     "broker": "start the broker: the durable queue between rollouts and learner",
@@ -53,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in PROCESSES:
         return _become(f"services.{words[0]}", words[1:])
     if words[:1] == ["replay"]:
-        return _become("services.replay", words[1:])
+        return _become("services.runs.replay", words[1:])
     if words[:2] == ["model", "tiny"]:
-        return _become("services.learner.tiny_command", words[2:])
+        return _become("services.models.command", words[2:])
     arguments = _parser().parse_args(words)
     try:
         return _act(arguments)
@@ -122,24 +122,24 @@ def _parser() -> argparse.ArgumentParser:
 
 def _act(arguments: argparse.Namespace) -> int:
     if arguments.command == "run":
-        from services.cli.run import run_command
+        from services.cli.running.command import run_command
 
         return run_command(arguments.config, arguments.overrides, plain=arguments.plain)
     if arguments.command == "record":
-        from services.cli.recording import record_command
+        from services.cli.running.recording import record_command
 
         return record_command(arguments.config, arguments.overrides, arguments.out, arguments.groups, plain=arguments.plain)
     if arguments.command == "check":
-        from services.runtime.configuration import load_settings
+        from services.runtime.settings.configuration import load_settings
 
         print(load_settings(arguments.config, arguments.overrides).model_dump_json(indent=2))
         return 0
     if arguments.command == "doctor":
-        from services.cli.doctor import doctor_command
+        from services.cli.watching.doctor import doctor_command
 
         return doctor_command(arguments.run, arguments.overrides)
     if arguments.command == "stop":
-        from services.cli.stop import stop_command
+        from services.cli.watching.stop import stop_command
 
         return stop_command(arguments.directory, arguments.reason)
     if arguments.command == "keys":
@@ -158,7 +158,7 @@ def _act(arguments: argparse.Namespace) -> int:
 def _plot(directory: Path) -> int:
     from rich.console import Console
 
-    from services.cli.report import summary_table, write_plot
+    from services.cli.running.report import summary_table, write_plot
 
     path = write_plot(directory)
     Console().print(summary_table(directory))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from services.environments.base import (
+from gspo.environments import (
     DemonstratingEnvironment,
     DemonstrationMessage,
     Split,

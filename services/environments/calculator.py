@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from services.environments.base import (
+from gspo.environments import (
     ChatMessage,
     DemonstratingEnvironment,
     DemonstrationMessage,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import structlog
 
-from services.environments.base import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
+from gspo.environments import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
 
 log = structlog.get_logger(__name__)
 

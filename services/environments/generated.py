@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Callable
 
-from services.environments.base import Split, Task
+from gspo.environments import Split, Task
 
 HELD_OUT_ONE_IN = 5
 """One problem in five is held out, whoever asks and in whatever order: its text decides."""

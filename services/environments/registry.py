@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from services.environments.base import Environment
+from gspo.environments import Environment
 
 ENVIRONMENTS: Mapping[str, str] = MappingProxyType(
     {

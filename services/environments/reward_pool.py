@@ -19,7 +19,7 @@ import msgpack
 import msgspec
 import structlog
 
-from services.environments.base import RewardJob
+from gspo.environments import RewardJob
 from services.environments.isolation import worker_environment
 from services.environments.reward_worker import LENGTH, MAX_MESSAGE_BYTES
 

@@ -13,13 +13,10 @@ from typing import Final
 import structlog
 from prometheus_client import CollectorRegistry
 
-from services.learner.engine_settings import engine_settings_of
-from services.learner.parallelism import parallelism_of, read_model_config, require_supported
-from services.learner.ranks import Node, ended_by_signals, is_rank, run_ranks
-from services.runtime.arguments import parse_process_arguments
-from services.runtime.channel import EndpointError
+from services.learner.start.engine_settings import engine_settings_of
+from services.learner.start.parallelism import parallelism_of, read_model_config, require_supported
+from services.learner.start.ranks import Node, ended_by_signals, is_rank, run_ranks
 from services.runtime.clock import MonotonicClock
-from services.runtime.configuration import ConfigurationError
 from services.runtime.lifecycle import (
     EXIT_CONFIGURATION,
     EXIT_FAILED,
@@ -32,7 +29,10 @@ from services.runtime.lifecycle import (
     flatten,
 )
 from services.runtime.logs import configure_logging
-from services.runtime.settings import Learner, Settings
+from services.runtime.net.channel import EndpointError
+from services.runtime.settings.arguments import parse_process_arguments
+from services.runtime.settings.configuration import ConfigurationError
+from services.runtime.settings.sections import Learner, Settings
 from services.runtime.telemetry import LOOP_STALL_S, Health, TelemetryServer
 
 log = structlog.get_logger()
@@ -53,7 +53,7 @@ def main() -> int:
             "Train: batches in, policy versions out (DeepSpeed).",
             default_name="learner",
             shorthands={
-                "--profile": ("learner.profile=true", "say where the time of each batch goes (docs/performance.md)")
+                "--profile": ("learner.profile=true", "say where the time of each batch goes (docs/evidence/performance.md)")
             },
         )
         _require_model(arguments.settings)
@@ -123,12 +123,12 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch and DeepSpeed take seconds to import: only when the configuration is known to be good.
     import torch
 
-    from services.learner.engine import LearnerEngine
-    from services.learner.link import Link
-    from services.learner.lost_rank import lost_ranks_named
+    from services.learner.broker.client import Link
+    from services.learner.engine.engine import LearnerEngine
     from services.learner.metrics import LearnerMetrics
-    from services.learner.process_group import init_distributed
-    from services.learner.profile_report import profiled
+    from services.learner.profiling.report import profiled
+    from services.learner.ranks.lost_rank import lost_ranks_named
+    from services.learner.ranks.process_group import init_distributed
     from services.learner.service import LearnerService
     from services.learner.trainer import train_batch
 

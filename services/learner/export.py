@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from services.learner.durable import make_partial_directory, partial_path, publish_directory
+from services.runtime.durable import make_partial_directory, partial_path, publish_directory
 from services.runtime.lifecycle import ServiceError
 
 if TYPE_CHECKING:
-    from services.learner.engine import LearnerEngine
+    from services.learner.engine.engine import LearnerEngine
 
 # Of a model directory these are weights or what this module writes itself; the rest belongs to tokenizer and prompt.
 _NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "config.json")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.runtime.gate import REFUSAL_REASONS, GateCounters
+from services.runtime.net.authenticator import REFUSAL_REASONS, GateCounters
 from services.runtime.process_metrics import register_process
 
 
@@ -61,7 +61,7 @@ class LearnerMetrics:
         )
         self.refused_connections = Counter(
             "gspo_learner_refused_connections_total",
-            "Connections to the weight server refused or ignored, by reason (docs/security.md).",
+            "Connections to the weight server refused or ignored, by reason (docs/guide/security.md).",
             ["reason"],
             registry=registry,
         )

@@ -8,31 +8,31 @@ import structlog
 import torch
 
 from gspo.adaptive import AdaptiveClip
-from gspo.packing import TrainGroup
+from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
 from protocol.messages import EndOfRun, Welcome
-from services.learner.batches import groups_of
-from services.learner.checkpoint import (
+from services.learner.broker.batches import groups_of
+from services.learner.broker.exchange import BatchArrived
+from services.learner.checkpoints.format import (
     CheckpointState,
     find_latest,
     load_checkpoint,
     reserve_version,
     reserved_version,
 )
-from services.learner.conversation import BatchArrived
-from services.learner.engine import LearnerEngine
+from services.learner.checkpoints.saving import Background, CheckpointSaver, Threads
+from services.learner.engine.engine import LearnerEngine
 from services.learner.export import export_model
 from services.learner.metrics import LearnerMetrics
-from services.learner.profile import NO_PROFILE, Phases
-from services.learner.saving import Background, CheckpointSaver, Threads
-from services.learner.share import share, stop_anywhere
-from services.learner.snapshot import WeightCopy, copy_weights
+from services.learner.profiling.profile import NO_PROFILE, Phases
+from services.learner.ranks.share import share, stop_anywhere
 from services.learner.trainer import AdvantageSettings, BatchReport, train_batch
+from services.learner.weights.snapshot import WeightCopy, copy_weights
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError
-from services.runtime.objective import objective_of
-from services.runtime.settings import Settings
+from services.runtime.settings.objective import objective_of
+from services.runtime.settings.sections import Settings
 from services.runtime.telemetry import Health
 
 log = structlog.get_logger()
@@ -65,7 +65,7 @@ class TrainBatch(Protocol):
 
 
 class BatchLink(Protocol):
-    """`services.learner.link.Link`, or what stands in for it where batches are recorded ones."""
+    """`services.learner.broker.client.Link`, or what stands in for it where batches are recorded ones."""
 
     @property
     def waiting_for(self) -> str: ...

@@ -13,13 +13,13 @@ from typing import Final
 import structlog
 from prometheus_client import CollectorRegistry
 
-from services.runtime.arguments import parse_process_arguments
-from services.runtime.channel import EndpointError
 from services.runtime.clock import MonotonicClock
-from services.runtime.configuration import ConfigurationError
 from services.runtime.lifecycle import EXIT_CONFIGURATION, EXIT_FAILED, ServiceError, flatten
 from services.runtime.logs import configure_logging
-from services.runtime.settings import Settings
+from services.runtime.net.channel import EndpointError
+from services.runtime.settings.arguments import parse_process_arguments
+from services.runtime.settings.configuration import ConfigurationError
+from services.runtime.settings.sections import Settings
 from services.runtime.telemetry import Health, TelemetryServer
 
 log = structlog.get_logger()
@@ -51,13 +51,13 @@ def main() -> int:
 
 def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch takes seconds to import: only when the configuration is known to be good.
-    from gspo.policy import load_policy
-    from gspo.serving import serving_weights
-    from services.learner.checkpoint import reserve_version, reserved_version
-    from services.learner.link import Link
+    from gspo.model.policy import load_policy
+    from gspo.model.serving import serving_weights
+    from services.learner.broker.client import Link
+    from services.learner.checkpoints.format import reserve_version, reserved_version
     from services.learner.metrics import LearnerMetrics
     from services.learner.service import DTYPES
-    from services.learner.snapshot import copy_weights
+    from services.learner.weights.snapshot import copy_weights
 
     clock, registry = MonotonicClock(), CollectorRegistry()
     metrics, health = LearnerMetrics(registry), Health(clock, MAX_QUIET_S)

@@ -20,16 +20,16 @@ from torch import Tensor
 from gspo.adaptive import AdaptiveClip
 from gspo.advantages import group_advantages, turn_advantages
 from gspo.diagnostics import SequenceStats, summarise
-from gspo.experts import ExpertPicks, ExpertTally
-from gspo.logprobs import TokenLogProbs
 from gspo.loss import objective_loss
-from gspo.packing import PackedBatch, TrainGroup, TrainSequence, pack, plan_micro_batches
+from gspo.model.logprobs import TokenLogProbs
+from gspo.model.packing import PackedBatch, TrainGroup, TrainSequence, pack, plan_micro_batches
+from gspo.moe.experts import ExpertPicks, ExpertTally
 from gspo.settings import Objective
 from gspo.staleness import MismatchMoments, MismatchTracker, mismatch_sums, sequence_lag
 from gspo.validation import trusted_values
-from services.learner.gradients import NonFiniteLossError
-from services.learner.profile import NO_PROFILE, Phases
-from services.learner.step import LossFn, ReplayFn, StepResult
+from services.learner.engine.gradients import NonFiniteLossError
+from services.learner.engine.step import LossFn, ReplayFn, StepResult
+from services.learner.profiling.profile import NO_PROFILE, Phases
 
 Credit = Literal["sequence", "return_to_go", "per_turn"]
 
@@ -71,7 +71,7 @@ class BatchReport:
     """What training on one batch did; the same on every rank."""
 
     metrics: dict[str, float]
-    """Per batch by name; those of `gspo.diagnostics.summarise` and `gspo.experts` by "name/bucket"."""
+    """Per batch by name; those of `gspo.diagnostics.summarise` and `gspo.moe.experts` by "name/bucket"."""
 
 
 @dataclass(frozen=True)

@@ -16,26 +16,26 @@ from protocol.channels import WORK
 from services.environments.registry import create_environment
 from services.environments.reward_pool import RewardPool, RewardPoolOptions
 from services.rollout.agent import Agent
-from services.rollout.engine import Engine, EngineError
-from services.rollout.engine_metrics import EngineMetrics
-from services.rollout.group import EngineGroup
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.neighbours import Neighbours
-from services.rollout.server import EngineServer, ServerError, ServerOptions
 from services.rollout.service import RolloutService
-from services.rollout.sync import WeightSync
-from services.rollout.tokens import ChatTokenizer, TokenizerError
-from services.rollout.watch import fail_when_dead, fail_when_deaf
-from services.rollout.weights_directory import weights_directory
-from services.runtime.arguments import ProcessArguments, parse_process_arguments
+from services.rollout.sglang.client import Engine, EngineError
+from services.rollout.sglang.metrics import EngineMetrics
+from services.rollout.sglang.server import EngineServer, ServerError, ServerOptions
+from services.rollout.sglang.watch import fail_when_dead, fail_when_deaf
+from services.rollout.tokenizer import ChatTokenizer, TokenizerError
+from services.rollout.weights.directory import weights_directory
+from services.rollout.weights.peers import Neighbours
+from services.rollout.weights.process_group import EngineGroup
+from services.rollout.weights.sync import WeightSync
 from services.runtime.clock import Clock, MonotonicClock
-from services.runtime.configuration import ConfigurationError
-from services.runtime.fingerprint import run_fingerprint
 from services.runtime.lifecycle import EXIT_CONFIGURATION, ServiceError, run_process, until_stopped
 from services.runtime.logs import configure_logging
-from services.runtime.peer import PeerClient
-from services.runtime.security import Security
-from services.runtime.settings import Settings
+from services.runtime.net.peer import PeerClient
+from services.runtime.net.security import Security
+from services.runtime.settings.arguments import ProcessArguments, parse_process_arguments
+from services.runtime.settings.configuration import ConfigurationError
+from services.runtime.settings.fingerprint import run_fingerprint
+from services.runtime.settings.sections import Settings
 from services.runtime.telemetry import Health, TelemetryServer
 
 log = structlog.get_logger()

@@ -12,20 +12,20 @@ import msgpack
 import msgspec
 import structlog
 
+from gspo.environments import Environment, RewardJob, Step
 from protocol.errors import ProtocolError
 from protocol.limits import MAX_STATE_BYTES, MAX_TURNS
 from protocol.messages import Finish, Lease, Plain
 from protocol.messages.base import require_plain
-from services.environments.base import Environment, RewardJob, Step
 from services.environments.reward_pool import RewardPool
-from services.rollout.engine import Engine, EngineError, EngineRefused
-from services.rollout.generation import GenerateRequest
-from services.rollout.generation import Sampling as EngineSampling
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.tokens import ChatTokenizer, Messages, TokenizerError
+from services.rollout.sglang.client import Engine, EngineError, EngineRefused
+from services.rollout.sglang.generation import GenerateRequest
+from services.rollout.sglang.generation import Sampling as EngineSampling
+from services.rollout.tokenizer import ChatTokenizer, Messages, TokenizerError
 from services.rollout.trajectory import Trajectory
-from services.runtime.peer import PeerClient
-from services.runtime.settings import Sampling
+from services.runtime.net.peer import PeerClient
+from services.runtime.settings.sections import Sampling
 
 log = structlog.get_logger()
 

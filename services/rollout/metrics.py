@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from protocol.messages.work import RolloutStatus
 from services.environments.reward_pool import FailureReason
-from services.runtime.gate import REFUSAL_REASONS, GateCounters
+from services.runtime.net.authenticator import REFUSAL_REASONS, GateCounters
 from services.runtime.process_metrics import register_process
 
 STATUSES: Final = get_args(RolloutStatus)
@@ -67,7 +67,7 @@ class RolloutMetrics:
         )
         self.refused_connections = Counter(
             "gspo_rollout_refused_connections_total",
-            "Connections of other rollouts refused or ignored, by reason (docs/security.md)",
+            "Connections of other rollouts refused or ignored, by reason (docs/guide/security.md)",
             ["reason"],
             registry=registry,
         )

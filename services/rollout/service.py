@@ -21,14 +21,14 @@ from protocol.messages import (
 )
 from protocol.messages.work import RolloutStatus
 from services.rollout.agent import Agent, EpisodeFailed
-from services.rollout.engine import EngineError
 from services.rollout.metrics import STATUSES, RolloutMetrics
-from services.rollout.sync import WeightSync
+from services.rollout.sglang.client import EngineError
 from services.rollout.trajectory import Trajectory
+from services.rollout.weights.sync import WeightSync
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import ServiceError, until_stopped
-from services.runtime.peer import Delivered, PeerClient
-from services.runtime.settings import Rollout
+from services.runtime.net.peer import Delivered, PeerClient
+from services.runtime.settings.sections import Rollout
 from services.runtime.telemetry import Health
 
 log = structlog.get_logger()

@@ -10,8 +10,8 @@ from typing import Final
 
 import structlog
 
-from services.runtime.channel import EndpointError
-from services.runtime.configuration import ConfigurationError
+from services.runtime.net.channel import EndpointError
+from services.runtime.settings.configuration import ConfigurationError
 
 log = structlog.get_logger()
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.ledger_audit import audit
-from tests.support.run_process import REPOSITORY, RunProcess
+from tests.support.broker.ledger_audit import audit
+from tests.support.processes.run_process import REPOSITORY, RunProcess
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(1500)]
 MODEL = REPOSITORY / "models" / "tiny"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from services.learner.ranks import RANKS_STOP_S
+from services.learner.start.ranks import RANKS_STOP_S
 from services.runtime.telemetry import LOOP_STALL_S
 from tests.deploy.cluster import Cluster, Object, Pods, matches, quantity
 

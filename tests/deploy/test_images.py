@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from services.cli.main import PROCESSES
-from services.runtime.settings import Settings
+from services.runtime.settings.sections import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "deploy" / "docker"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.runtime.configuration import load_settings
-from services.runtime.security import KEY_ROLES
+from services.runtime.net.security import KEY_ROLES
+from services.runtime.settings.configuration import load_settings
 from tests.deploy.cluster import K8S
 from tests.deploy.kustomizations import FILE, files_of, parts, read
 from tests.deploy.program import metric_names
@@ -40,7 +40,7 @@ def test_every_file_is_named_and_every_name_is_a_file(directory: Path) -> None:
 
 
 def test_every_component_is_offered_by_an_overlay_or_the_docs() -> None:
-    docs = (ROOT / "docs" / "kubernetes.md").read_text()
+    docs = (ROOT / "docs" / "guide" / "kubernetes.md").read_text()
     for component in sorted(path.name for path in (K8S / "components").iterdir()):
         assert f"`{component}`" in docs, component
 
@@ -83,7 +83,7 @@ def test_both_autoscalers_ask_the_same_question() -> None:
 
 
 def test_metrics_in_the_docs_are_exported() -> None:
-    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    text = (ROOT / "docs" / "guide" / "kubernetes.md").read_text()
     named = set(re.findall(r"\bgspo_[a-z0-9_]+", text.replace("gspo_broker_*", "")))
     assert len(named) >= 5
     assert named <= metric_names()

@@ -17,9 +17,9 @@ from typing import Any, Final, Self
 
 import psutil
 
-from services.broker.reader import LEDGER_FILE
-from services.rollout.server import ServerOptions, server_command, server_environment
-from tests.support.run_process import REPOSITORY, free_ports
+from services.broker.store.reader import LEDGER_FILE
+from services.rollout.sglang.server import ServerOptions, server_command, server_environment
+from tests.support.processes.run_process import REPOSITORY, free_ports
 
 POLL_S: Final = 0.05
 RESTART_S: Final = 3.0

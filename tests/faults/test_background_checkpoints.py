@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.checkpoint import CheckpointError, find_latest, load_checkpoint
-from services.learner.saving import CheckpointSaver, Threads, save_checkpoint
-from tests.support.rows_engine import FILE_BYTES, NUM_FILES, STANDS, RowsEngine, state
-from tests.support.run_process import REPOSITORY
-from tests.support.small_disk import small_disk
+from services.learner.checkpoints.format import CheckpointError, find_latest, load_checkpoint
+from services.learner.checkpoints.saving import CheckpointSaver, Threads, save_checkpoint
+from tests.support.engines.rows_engine import FILE_BYTES, NUM_FILES, STANDS, RowsEngine, state
+from tests.support.processes.run_process import REPOSITORY
+from tests.support.processes.small_disk import small_disk
 
 PATIENCE_S = 60.0
 MIB = 2**20
@@ -23,7 +23,7 @@ def test_a_learner_that_is_killed_while_its_thread_writes_leaves_the_last_checkp
     num_files: int, tmp_path: Path
 ) -> None:
     root = tmp_path / "checkpoints"
-    command = [sys.executable, "-m", "tests.support.rows_engine", str(root), str(num_files)]
+    command = [sys.executable, "-m", "tests.support.engines.rows_engine", str(root), str(num_files)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as learner:
         assert learner.stdout is not None
         assert learner.stdout.readline().strip() == STANDS

@@ -9,8 +9,8 @@ import pytest
 
 from protocol.messages import WeightChunk
 from tests.faults.fleet import Fleet, Member
-from tests.support.ledger_audit import audit
-from tests.support.relay import Relay, tag_of
+from tests.support.broker.ledger_audit import audit
+from tests.support.wire.relay import Relay, tag_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
 WORK_STALL_S = 20.0

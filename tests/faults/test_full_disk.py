@@ -9,7 +9,7 @@ import pytest
 import torch
 import zmq.asyncio
 
-from services.learner.checkpoint import (
+from services.learner.checkpoints.format import (
     CheckpointError,
     CheckpointState,
     find_latest,
@@ -17,14 +17,14 @@ from services.learner.checkpoint import (
     reserve_version,
     reserved_version,
 )
-from services.learner.saving import save_checkpoint
+from services.learner.checkpoints.saving import save_checkpoint
 from tests.faults.fleet import Fleet
-from tests.support.bigram_engine import BigramEngine
-from tests.support.broker_peers import ScriptedLearner, ScriptedRollout
-from tests.support.broker_process import BrokerDidNotStart, BrokerProcess, broker_process
-from tests.support.ledger_audit import audit
-from tests.support.small_disk import small_disk
-from tests.support.zmq_ends import zmq_context
+from tests.support.broker.ledger_audit import audit
+from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
+from tests.support.broker.process import BrokerDidNotStart, BrokerProcess, broker_process
+from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.processes.small_disk import small_disk
+from tests.support.wire.zmq_ends import zmq_context
 
 RUN_S = 60.0
 NUM_BATCHES = 6

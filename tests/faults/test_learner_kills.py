@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from protocol.messages import Batch, Checkpointed, Published, Trained
-from services.learner.checkpoint import reserved_version
+from services.learner.checkpoints.format import reserved_version
 from tests.faults.fleet import Fleet
-from tests.support.ledger_audit import audit
-from tests.support.relay import Relay, tag_of
+from tests.support.broker.ledger_audit import audit
+from tests.support.wire.relay import Relay, tag_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 TRAINING_S = 0.1

@@ -8,11 +8,11 @@ import pytest
 import zmq.asyncio
 
 from protocol.messages import Chunk
-from tests.support.broker_peers import ScriptedLearner, ScriptedRollout
-from tests.support.broker_process import BrokerProcess, broker_process, eventually
-from tests.support.ledger_audit import audit
-from tests.support.relay import Relay, tag_of
-from tests.support.zmq_ends import zmq_context
+from tests.support.broker.ledger_audit import audit
+from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
+from tests.support.broker.process import BrokerProcess, broker_process, eventually
+from tests.support.wire.relay import Relay, tag_of
+from tests.support.wire.zmq_ends import zmq_context
 
 RUN_S = 60.0
 LEASE_S = 1.0

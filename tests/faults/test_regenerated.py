@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from services.broker.reader import LEDGER_FILE
+from services.broker.store.reader import LEDGER_FILE
 from tests.faults.fleet import Fleet
-from tests.support.ledger_audit import audit
+from tests.support.broker.ledger_audit import audit
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
 ONE_STEP_A_LINE = 'rollout.server_args=["--decode-log-interval","1","--disable-overlap-schedule","--disable-radix-cache"]'

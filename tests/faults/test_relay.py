@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.relay import Finder, Relay
+from tests.support.wire.relay import Finder, Relay
 
 PATIENCE_S = 10.0
 QUIET_S = 0.1

@@ -8,8 +8,8 @@ import pytest
 
 from protocol.messages import BroadcastRequest, Group
 from tests.faults.fleet import Fleet, Member
-from tests.support.ledger_audit import audit
-from tests.support.relay import Direction, Relay, tag_of
+from tests.support.broker.ledger_audit import audit
+from tests.support.wire.relay import Direction, Relay, tag_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
 START_S = 900.0

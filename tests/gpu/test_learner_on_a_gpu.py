@@ -17,10 +17,10 @@ import psutil
 import pytest
 import torch
 
-from gspo.attention import segment_attention
-from gspo.logprobs import chunked_logprobs
-from tests.support.parallel_jobs import Results, gradient_job, job, require_gradients, run_jobs
-from tests.support.training_groups import write_model_and_groups
+from gspo.model.attention import segment_attention
+from gspo.model.logprobs import chunked_logprobs
+from tests.support.learner.parallel_jobs import Results, gradient_job, job, require_gradients, run_jobs
+from tests.support.learner.training_groups import write_model_and_groups
 
 pytestmark = pytest.mark.gpu
 
@@ -134,7 +134,7 @@ def test_a_step_of_a_model_of_random_weights_uses_the_gpu(size: str, record_prop
         pytest.skip(f"{size} needs {wanted / 1e9 + 10:.0f} GB of GPU memory")
     if psutil.virtual_memory().available < on_host:
         pytest.skip(f"{size} with an offloaded optimizer needs {on_host / 1e9:.0f} GB of host memory")
-    command = [sys.executable, "-m", "tests.support.gpu_worker", json.dumps(common | QWEN3[size]), offload]
+    command = [sys.executable, "-m", "tests.support.learner.gpu_worker", json.dumps(common | QWEN3[size]), offload]
     environment = os.environ | {"DS_ACCELERATOR": "cuda", "OMP_NUM_THREADS": str(os.cpu_count())}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

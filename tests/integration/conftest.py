@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 import zmq.asyncio
 
-from services.rollout.server import EngineServer, ServerOptions
-from tests.support.tiny_model import save_tiny_model
+from services.rollout.sglang.server import EngineServer, ServerOptions
+from tests.support.learner.tiny_model import save_tiny_model
 
 TIMEOUT_S = 900.0
 """A server's start is in the time of the first test that needs it, and takes minutes on a busy machine."""

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from deploy.monitoring.generate import RULES
 from deploy.monitoring.monitor import command, configuration
-from tests.support.broker_process import free_port
+from tests.support.broker.process import free_port
 
 FASTER = 10
 """Windows and waits are so much shorter than an operator's."""

@@ -11,11 +11,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from protocol.messages import Heartbeat
-from services.broker.actions import Who
+from services.broker.ledger.actions import Who
 from services.broker.metrics import ROLLOUT_STATUSES, SILENT, BrokerMetrics
 from services.learner.metrics import LearnerMetrics
 from services.rollout.metrics import STATUSES, RolloutMetrics
-from tests.support.broker_ledger import LEARNER, LedgerHarness, config_with
+from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:

@@ -21,9 +21,9 @@ from deploy.monitoring.content import DASHBOARDS
 from protocol.channels import WORK
 from services.runtime.lifecycle import ServiceError
 from tests.monitoring.server import PrometheusServer
-from tests.support.keys import make_keys, security_of
-from tests.support.run_process import REPOSITORY, RunProcess, free_ports
-from tests.support.zmq_ends import a_client, zmq_context
+from tests.support.processes.run_process import REPOSITORY, RunProcess, free_ports
+from tests.support.wire.keys import make_keys, security_of
+from tests.support.wire.zmq_ends import a_client, zmq_context
 
 pytestmark = [pytest.mark.monitoring, pytest.mark.timeout(1800)]
 MODEL = REPOSITORY / "models" / "tiny"

@@ -14,24 +14,24 @@ from prometheus_client import CollectorRegistry
 from protocol.channels import BATCH, WEIGHTS, WORK
 from protocol.messages import Published, TensorInfo
 from services.learner.metrics import LearnerMetrics
-from services.learner.snapshot import SnapshotStore, build_snapshot
-from services.learner.weight_server import WeightServer
+from services.learner.weights.server import WeightServer
+from services.learner.weights.snapshot import SnapshotStore, build_snapshot
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
-from services.rollout.sync import WeightSync
-from services.rollout.tokens import ChatTokenizer
-from services.runtime.channel import RouterChannel
+from services.rollout.tokenizer import ChatTokenizer
+from services.rollout.weights.sync import WeightSync
 from services.runtime.clock import MonotonicClock
-from services.runtime.peer import PeerClient
-from services.runtime.settings import Rollout
+from services.runtime.net.channel import RouterChannel
+from services.runtime.net.peer import PeerClient
+from services.runtime.settings.sections import Rollout
 from services.runtime.telemetry import Health, TelemetryServer
-from services.runtime.weight_server import Parts
+from services.weights.server import Parts
 from tests.monitoring.server import PrometheusServer
-from tests.support.broker_process import BrokerProcess, broker_process
-from tests.support.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
+from tests.support.broker.process import BrokerProcess, broker_process
+from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
+from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.episodes import an_agent
-from tests.support.scripted_engine import ScriptedEngine
-from tests.support.zmq_ends import ANY_PORT, in_background, zmq_context
+from tests.support.wire.zmq_ends import ANY_PORT, in_background, zmq_context
 
 pytestmark = pytest.mark.monitoring
 MODEL = {"model.norm.weight": torch.tensor([0.5, 0.25])}

@@ -11,9 +11,9 @@ import yaml
 
 from deploy.monitoring.generate import RULES
 from deploy.monitoring.monitor import command, targets, write_configuration
-from services.runtime.configuration import load_settings
+from services.runtime.settings.configuration import load_settings
 from tests.monitoring.server import impatient
-from tests.support.run_process import REPOSITORY
+from tests.support.processes.run_process import REPOSITORY
 
 DEMO = REPOSITORY / "examples/arithmetic.toml"
 

@@ -11,16 +11,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from deploy.monitoring.generate import RULES
-from gspo.experts import ExpertPicks, ExpertTally
+from gspo.moe.experts import ExpertPicks, ExpertTally
 from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
 from services.broker.metrics import BrokerMetrics
 from services.learner.metrics import LearnerMetrics
 from services.learner.trainer import train_batch
-from services.rollout.engine_metrics import ENGINE_METRICS, EngineMetrics
 from services.rollout.metrics import RolloutMetrics
-from tests.support.bigram_engine import BigramEngine
-from tests.support.sequences import random_groups
+from services.rollout.sglang.metrics import ENGINE_METRICS, EngineMetrics
+from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.loss.sequences import random_groups
 
 TARGET_LABELS = frozenset({"namespace", "pod", "component", "instance", "job"})
 """Put on every sample by the scrape: by deploy/monitoring/monitor.py, and by the PodMonitor of deploy/k8s."""
@@ -57,7 +57,7 @@ def vocabulary() -> Vocabulary:
     engine = CollectorRegistry()
     engine.register(EngineMetrics("http://127.0.0.1:1"))
     _add(known, engine)
-    # That SGLang exports these is asked of a real server in tests/integration/test_engine_metrics.py.
+    # That SGLang exports these is asked of a real server in tests/integration/rollout/test_engine_metrics.py.
     for name in ENGINE_METRICS:
         suffixes = ("_bucket", "_sum", "_count") if name.endswith("_seconds") else ("", "_total")
         known |= {name + suffix: Samples({"model_name", "le"} | TARGET_LABELS) for suffix in suffixes}

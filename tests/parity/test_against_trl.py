@@ -10,10 +10,10 @@ import torch
 
 from benchmarks.against_trl.theirs import read_theirs
 from services.environments.registry import create_environment
-from services.learner.tiny import build_model, build_tokenizer
-from services.rollout.tokens import ChatTokenizer
-from services.runtime.configuration import load_settings
-from services.runtime.settings import Settings
+from services.models.tiny import build_model, build_tokenizer
+from services.rollout.tokenizer import ChatTokenizer
+from services.runtime.settings.configuration import load_settings
+from services.runtime.settings.sections import Settings
 
 pytestmark = pytest.mark.parity
 

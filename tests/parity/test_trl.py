@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gspo import LossOutput, Objective, clip_band, gspo_loss
-from gspo.logprobs import chunked_logprobs
+from gspo.model.logprobs import chunked_logprobs
 from tests.parity.batch import PaddedBatch, random_batch
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.parallel_jobs import RESUMED_STEPS, Results, gradient_job, job, run_jobs
-from tests.support.training_groups import write_model_and_groups
+from tests.support.learner.parallel_jobs import RESUMED_STEPS, Results, gradient_job, job, run_jobs
+from tests.support.learner.training_groups import write_model_and_groups
 
 REPLAY = {"routing_replay": True, "max_grad_norm": 0.0}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks.conftest import REPLAY
-from tests.support.parallel_jobs import (
+from tests.support.learner.parallel_jobs import (
     RESUMED_STEPS,
     Results,
     gradient_job,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lost_rank_worker import STATUS
-from tests.support.training_groups import write_model_and_groups
-from tests.support.two_ranks import PATIENCE_S, two_ranks
+from tests.support.learner.lost_rank_worker import STATUS
+from tests.support.learner.training_groups import write_model_and_groups
+from tests.support.learner.two_ranks import PATIENCE_S, two_ranks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.parallel_jobs import (
+from tests.support.learner.parallel_jobs import (
     RESUMED_STEPS,
     Results,
     gradient_job,

@@ -22,13 +22,13 @@ from safetensors.torch import load_file
 
 from protocol.channels import BATCH, WEIGHTS
 from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Hello, Message, Resume, Trained
-from services.learner.checkpoint import find_latest, read_metadata
-from services.learner.state_files import TensorDirectory
-from services.rollout.weights import fetch_newest, write_for_engine
-from tests.integration.test_learner_service import a_batch
-from tests.support.run_process import free_ports
-from tests.support.tiny_model import save_tiny_model
-from tests.support.zmq_ends import ANY_PORT, ScriptedEnd, a_client, a_welcome, in_background, zmq_context
+from services.learner.checkpoints.format import find_latest, read_metadata
+from services.learner.checkpoints.state_files import TensorDirectory
+from services.rollout.weights.fetch import fetch_newest, write_for_engine
+from tests.integration.learner.test_learner_service import a_batch
+from tests.support.learner.tiny_model import save_tiny_model
+from tests.support.processes.run_process import free_ports
+from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, a_welcome, in_background, zmq_context
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000)]
 

@@ -93,7 +93,7 @@ BUGS = (
     ),
     Bug(
         name="a lease's epoch is not looked at",
-        module="services.broker.work",
+        module="services.broker.ledger.work",
         old='row.status != "leased" or row.epoch != epoch:\n            return None\n        return row if who',
         new='row.status != "leased":\n            return None\n        return row if who or who',
         invariants=("G1",),
@@ -102,7 +102,7 @@ BUGS = (
     ),
     Bug(
         name="a lease does not raise the epoch",
-        module="services.broker.groups",
+        module="services.broker.ledger.groups",
         old="epoch=row.epoch + 1,",
         new="epoch=max(row.epoch, 1),",
         invariants=("G1",),
@@ -110,7 +110,7 @@ BUGS = (
     ),
     Bug(
         name="a chunk may overlap what is stored",
-        module="services.broker.work",
+        module="services.broker.ledger.work",
         old="        if row.lease_start <= chunk.offset and end <= row.num_tokens:\n"
         "            return []  # delivered again after a broker restart\n"
         "        if chunk.offset != row.num_tokens:",
@@ -136,14 +136,14 @@ BUGS = (
     ),
     Bug(
         name="a resumed trajectory is granted without its last chunk",
-        module="services.broker.reader",
+        module="services.broker.store.reader",
         old="return join([_stored(values) for values in rows])",
         new="return join([_stored(values) for values in rows][:-1])",
         invariants=("G1", "no process ends by itself"),
     ),
     Bug(
         name="admission ignores the floor of a group that is under way",
-        module="services.broker.work",
+        module="services.broker.ledger.work",
         old="return window.lower(state.groups.counted_floor(row.group_id, state.batches.newest_version), version)",
         new="return True",
         invariants=("G3",),
@@ -152,7 +152,7 @@ BUGS = (
     ),
     Bug(
         name="a batch may pass over groups that must not get older",
-        module="services.broker.admission",
+        module="services.broker.ledger.admission",
         old="if last_of_floor and num_left > allowed:",
         new="if False:",
         invariants=("G3",),
@@ -160,28 +160,28 @@ BUGS = (
     ),
     Bug(
         name="what has become too old is trained",
-        module="services.broker.state",
+        module="services.broker.ledger.state",
         old="return max(1, self.batches.next_version - self.config.max_lag)",
         new="return 1",
         invariants=("G3", "G4", "no process ends by itself"),
     ),
     Bug(
         name="a prompt is skipped",
-        module="services.broker.state",
+        module="services.broker.ledger.state",
         old="self.next_prompt += 1",
         new="self.next_prompt += 2",
         invariants=("G2 no prompt",),
     ),
     Bug(
         name="a group is forgotten with the broker's memory",
-        module="services.broker.state",
+        module="services.broker.ledger.state",
         old="return group.group_id, [Save(row=group), *saves(self.groups.members(group.group_id))]",
         new="return group.group_id, saves(self.groups.members(group.group_id))",
         invariants=("G2", "no error", "no process"),
     ),
     Bug(
         name="a batch is delivered again in another order",
-        module="services.broker.reader",
+        module="services.broker.store.reader",
         old='"WHERE group_id = ? ORDER BY trajectory_id"',
         new='"WHERE group_id = ? ORDER BY (trajectory_id * 7919 + (SELECT count(*) FROM trained)) % 13"',
         invariants=("G2",),
@@ -189,7 +189,7 @@ BUGS = (
     ),
     Bug(
         name="a batch that comes twice is trained twice",
-        module="services.learner.conversation",
+        module="services.learner.broker.exchange",
         old="if wanted is None or message.index != wanted.index:",
         new="if False:",
         invariants=("G2", "G6"),
@@ -229,7 +229,7 @@ BUGS = (
     ),
     Bug(
         name="loaded weights are not verified",
-        module="services.rollout.sync",
+        module="services.rollout.weights.sync",
         old=", check=lambda: self._verify(expected))",
         new=")",
         invariants=("G4", "G5"),
@@ -237,7 +237,7 @@ BUGS = (
     ),
     Bug(
         name="a delta is applied and not checked",
-        module="services.rollout.held",
+        module="services.rollout.weights.replica",
         old="            if bytes.fromhex(digest)[:DIGEST_BYTES] != digests[index]:\n"
         "                raise ValueError(\n"
         '                    f"tensor {base.tensors[index].name} has digest {digest} now, expected '
@@ -252,7 +252,7 @@ BUGS = (
     ),
     Bug(
         name="a snapshot's digests are not looked at",
-        module="services.rollout.held",
+        module="services.rollout.weights.replica",
         old="if digest != expected:",
         new="if False:",
         invariants=("G5 what is held", "G4 only engines", "G5 only whole"),
@@ -260,7 +260,7 @@ BUGS = (
     ),
     Bug(
         name="a failed update counts as served",
-        module="services.rollout.sync",
+        module="services.rollout.weights.sync",
         old="self.policy_version, self.quarantined = 0, error",
         new='self.policy_version, self.quarantined = version, ""',
         invariants=("G4", "G5", "liveness"),
@@ -283,7 +283,7 @@ BUGS = (
     ),
     Bug(
         name="an episode is resumed with its first state",
-        module="services.broker.payload",
+        module="services.broker.store.payload",
         old="state = state if header.state is None else header.state",
         new="state = header.state if state is None else state",
         invariants=("G2 an episode",),
@@ -299,7 +299,7 @@ BUGS = (
     ),
     Bug(
         name="a request for a batch is made once",
-        module="services.learner.conversation",
+        module="services.learner.broker.exchange",
         old="            await self._ask_again()\n            await asyncio.sleep(self._request_interval_s)",
         new="            await asyncio.sleep(self._request_interval_s)",
         invariants=("liveness",),
@@ -307,7 +307,7 @@ BUGS = (
     ),
     Bug(
         name="a second learner is welcomed while the first lives",
-        module="services.broker.peers",
+        module="services.broker.ledger.peers",
         old="            self._require_silence(self.learner, who, now)\n",
         new="",
         invariants=("one learner",),
@@ -315,7 +315,7 @@ BUGS = (
     ),
     Bug(
         name="a learner's word does not count as a sign of life",
-        module="services.broker.peers",
+        module="services.broker.ledger.peers",
         old="        if peer.who == self.learner:\n            self._learner_heard_s = self._listened_s",
         new="        if peer.who == self.learner:\n            pass",
         invariants=("one learner",),
@@ -323,7 +323,7 @@ BUGS = (
     ),
     Bug(
         name="two learners of which one was cut off give one version to two weights",
-        module="services.learner.checkpoint",
+        module="services.learner.checkpoints.format",
         old="    if taken >= policy_version:\n",
         new="    if False:\n",
         invariants=("versions grow",),
@@ -331,7 +331,7 @@ BUGS = (
     ),
     Bug(
         name="processes of one name share a connection",
-        module="services.runtime.peer",
+        module="services.runtime.net.peer",
         old='f"{peer}/{session}"',
         new="peer",
         invariants=("one learner", "liveness", "G1", "no peer"),
@@ -339,7 +339,7 @@ BUGS = (
     ),
     Bug(
         name="a lease never expires",
-        module="services.broker.work",
+        module="services.broker.ledger.work",
         old="if deadline <= now]",
         new="if deadline < 0]",
         invariants=("liveness",),

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import numpy as np
 
+from gspo.environments import RewardJob
 from protocol.messages import TensorInfo, VersionRun
-from services.environments.base import RewardJob
 from services.environments.reward_pool import RewardResult
-from services.rollout.engine import EngineError
-from services.rollout.engine_answers import ServerInfo
-from services.rollout.generation import FinishReason, GenerateRequest, Piece
-from services.runtime.checksums import sha256_checksum
-from tests.simulation.audit import Audit
+from services.rollout.sglang.answers import ServerInfo
+from services.rollout.sglang.client import EngineError
+from services.rollout.sglang.generation import FinishReason, GenerateRequest, Piece
+from services.weights.checksums import sha256_checksum
+from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import FIRST_WORD, NUM_WORDS, STEPS, STOP, logprob_of, reward_of
 from tests.simulation.loop import Process
-from tests.support.scripted_engine import read_tensors
+from tests.support.engines.scripted_engine import read_tensors
 
 
 class SimEngine:
-    """What the rollout uses of ``services.rollout.engine.Engine``; dies with its rollout.
+    """What the rollout uses of ``services.rollout.sglang.client.Engine``; dies with its rollout.
 
     The weather sets ``fails``, ``fails_update`` and ``damages`` for what comes next, and ``dead`` for good.
     """

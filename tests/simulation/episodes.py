@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from services.environments.base import Environment, RewardJob, Split, Start, State, Step, Task
-from services.rollout.tokens import Messages
+from gspo.environments import Environment, RewardJob, Split, Start, State, Step, Task
+from services.rollout.tokenizer import Messages
 
 STOP = 1
 FIRST_WORD = 3

@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from gspo.packing import TrainGroup
+from gspo.model.packing import TrainGroup
 from protocol.messages import EndOfRun, Welcome
-from services.learner.conversation import BatchArrived, Conversation
-from services.learner.engine import LearnerEngine
-from services.learner.link import CALL_TIMEOUT_S
-from services.learner.snapshot import WeightCopy
+from services.learner.broker.client import CALL_TIMEOUT_S
+from services.learner.broker.exchange import BatchArrived, Conversation
+from services.learner.engine.engine import LearnerEngine
 from services.learner.trainer import BatchReport
+from services.learner.weights.snapshot import WeightCopy
 from services.runtime.lifecycle import ServiceError
-from tests.simulation.audit import Audit
+from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import tables_after, weights_after
 from tests.simulation.loop import Process
 
@@ -96,7 +96,7 @@ class Turns:
 
 
 class SimLink:
-    """`services.learner.link.Link` without its thread: the same calls, which take virtual time."""
+    """`services.learner.broker.client.Link` without its thread: the same calls, which take virtual time."""
 
     def __init__(self, conversation: Conversation, arrived: "asyncio.Queue[BatchArrived | EndOfRun]", audit: Audit) -> None:
         self._conversation = conversation
@@ -197,7 +197,7 @@ class SimJob:
 
 
 class SimBackground:
-    """`services.learner.saving.Threads` in virtual time; ends with the process."""
+    """`services.learner.checkpoints.saving.Threads` in virtual time; ends with the process."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
@@ -277,7 +277,7 @@ class SimTrainer:
         self.history.append(tuple(item.trajectory_id for item in arrived.batch.items))
         return BatchReport(metrics={"loss": 0.0})
 
-    # --- services.learner.checkpoint.CheckpointEngine --------------------------------------------------------------------
+    # --- services.learner.checkpoints.format.CheckpointEngine ---
 
     def layout(self) -> dict[str, Any]:
         return {}

@@ -1,4 +1,4 @@
-"""ZeroMQ's sockets without ZeroMQ: what services.runtime.channel uses of them, over connections that the weather spoils.
+"""ZeroMQ's sockets without ZeroMQ: what services.runtime.net.channel uses of them, over connections that the weather spoils.
 
 A connection keeps its order, as TCP does. What is on its way is lost when it breaks; what a dealer has not sent yet is kept,
 what a router has for a peer that is gone is refused (ROUTER_MANDATORY). Loss and duplication of single messages are harder
@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from services.runtime.channel import at_once
+from services.runtime.net.channel import at_once
 from tests.simulation.loop import NOBODY, PROCESS, Process, VirtualLoop
 
 HEARTBEAT_TIMEOUT_S = 4.0

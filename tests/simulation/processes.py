@@ -15,28 +15,28 @@ from protocol.channels import BATCH, WORK, ChannelSpec
 from protocol.codec import Array
 from protocol.messages import EndOfRun, Message
 from services.broker.entry import RECORD_FILE, ledger_config
-from services.broker.ledger import Ledger
+from services.broker.ledger.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
-from services.broker.reader import LEDGER_FILE
-from services.broker.record import RecordFile
+from services.broker.metrics_file import RecordFile
 from services.broker.service import MAX_QUEUED, Broker
-from services.broker.store import Changes, Store
-from services.learner.conversation import BatchArrived, Conversation
+from services.broker.store.reader import LEDGER_FILE
+from services.broker.store.store import Changes, Store
+from services.learner.broker.exchange import BatchArrived, Conversation
 from services.learner.metrics import LearnerMetrics
 from services.learner.service import LearnerService
 from services.rollout.agent import Agent
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.neighbours import Neighbours
 from services.rollout.service import RolloutService
-from services.rollout.sync import WeightSync
-from services.runtime.channel import Incoming, RouterChannel
-from services.runtime.fingerprint import run_fingerprint
-from services.runtime.gate import Gate
-from services.runtime.peer import PeerClient
-from services.runtime.security import PLAINTEXT, Security
-from services.runtime.settings import Settings
+from services.rollout.weights.peers import Neighbours
+from services.rollout.weights.sync import WeightSync
+from services.runtime.net.authenticator import Gate
+from services.runtime.net.channel import Incoming, RouterChannel
+from services.runtime.net.peer import PeerClient
+from services.runtime.net.security import PLAINTEXT, Security
+from services.runtime.settings.fingerprint import run_fingerprint
+from services.runtime.settings.sections import Settings
 from services.runtime.telemetry import Health
-from tests.simulation.audit import Audit
+from tests.simulation.audit.audit import Audit
 from tests.simulation.engine import SimEngine, SimRewards
 from tests.simulation.episodes import SimEnvironment, SimTokenizer
 from tests.simulation.learner import SimBackground, SimLink, SimTrainer, Turns

@@ -16,9 +16,9 @@ from typing import Any
 import structlog
 import torch
 
-from services.learner.checkpoint import find_latest
+from services.learner.checkpoints.format import find_latest
 from services.runtime.lifecycle import OccupiedError, ReplacedError, ServiceError, flatten
-from services.runtime.settings import (
+from services.runtime.settings.sections import (
     BatchSection,
     Broker,
     Evaluation,
@@ -29,15 +29,15 @@ from services.runtime.settings import (
     Sampling,
     Settings,
 )
-from tests.simulation.audit import Audit
-from tests.simulation.books import Rules, Violation
+from tests.simulation.audit.audit import Audit
+from tests.simulation.audit.books import Rules, Violation
 from tests.simulation.episodes import SimEnvironment, SimOptions, plain
 from tests.simulation.loop import NOBODY, PROCESS, Process, Stuck, VirtualLoop
 from tests.simulation.network import Network
 from tests.simulation.processes import BrokerProcess, LearnerProcess, Machinery, RolloutProcess
 from tests.simulation.storm import RESTART_S, Host, Part, Storm
 from tests.simulation.weather import STANDBY, Plan
-from tests.support.ledger_audit import audit as audit_ledger
+from tests.support.broker.ledger_audit import audit as audit_ledger
 
 CALM_S = 150.0
 """After the last event the run must be complete within so many virtual seconds, and every process must stop within

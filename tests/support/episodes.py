@@ -8,17 +8,17 @@ import msgspec
 import numpy as np
 from prometheus_client import CollectorRegistry
 
+from gspo.environments import Environment, RewardJob, Start, Step
 from protocol.codec import Array, decode, encode
 from protocol.messages import SEQUENCED, Chunk, Finish, Lease, Message, Segment
-from services.environments.base import Environment, RewardJob, Start, Step
 from services.environments.generated import GeneratedTasks
 from services.environments.reward_pool import RewardResult
 from services.rollout.agent import Agent
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.tokens import ChatTokenizer
+from services.rollout.tokenizer import ChatTokenizer
 from services.rollout.trajectory import Trajectory
-from services.runtime.settings import Sampling
-from tests.support.scripted_engine import ScriptedEngine
+from services.runtime.settings.sections import Sampling
+from tests.support.engines.scripted_engine import ScriptedEngine
 
 
 class CountingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -39,7 +39,17 @@ def test_that_leaves_a_process_without_a_parent():
 def run(directory: Path, text: str) -> subprocess.CompletedProcess[str]:
     path = directory / "test_one.py"
     path.write_text(text)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.support.leftovers", "-p", "no:cacheprovider", "-s", str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.support.processes.leftovers",
+        "-p",
+        "no:cacheprovider",
+        "-s",
+        str(path),
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_DEBUG_TEMPROOT"}
     environment |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(directory)}
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, timeout=120, check=False)

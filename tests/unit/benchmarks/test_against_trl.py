@@ -39,9 +39,9 @@ from benchmarks.against_trl.sizes import Row, Shape, make_model
 from benchmarks.against_trl.sizes import table as sizes_table
 from benchmarks.against_trl.theirs import read_theirs
 from services.environments.registry import create_environment
-from services.learner.tiny import build_model, build_tokenizer
-from services.rollout.tokens import ChatTokenizer
-from services.runtime.configuration import load_settings
+from services.models.tiny import build_model, build_tokenizer
+from services.rollout.tokenizer import ChatTokenizer
+from services.runtime.settings.configuration import load_settings
 
 BEGIN = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC).timestamp()
 

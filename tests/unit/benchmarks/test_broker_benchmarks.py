@@ -21,9 +21,9 @@ from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY
 from benchmarks.broker_intake.raw import RawStore
 from benchmarks.broker_resume import GROUP_SIZE, GROUPS_PER_BATCH, write_ledger
 from benchmarks.slow_learner import MIB, Outcome, Sample
-from services.audit.audit import audit_run
-from services.broker.reader import LEDGER_FILE
-from services.broker.store import Store
+from services.broker.store.reader import LEDGER_FILE
+from services.broker.store.store import Store
+from services.runs.audit.audit import audit_run
 
 
 def a_round(sqlite: float, router: float, router_curve: float, broker: float, broker_curve: float) -> dict[str, Rate]:

@@ -16,14 +16,14 @@ from benchmarks.study.countdown import Countdown, CountdownOptions, right_chain
 from benchmarks.study.grid import BANDS, Cell, cells, questions, runs
 from benchmarks.study.learner import DivergedError, Learner, length_weights, study_band
 from benchmarks.study.measures import GradientNoise
-from benchmarks.study.report import fill
+from benchmarks.study.reporting.report import fill
+from benchmarks.study.reporting.summary import Interval, RunSummary, interval, summarise_run
+from benchmarks.study.reporting.tables import FIXED, signed, staleness
 from benchmarks.study.results import Results
 from benchmarks.study.run import batches, execute
 from benchmarks.study.run_record import RunRecord, read_record, record_path
 from benchmarks.study.sampler import Answer, Episode
 from benchmarks.study.start_model import load_start_model
-from benchmarks.study.summary import Interval, RunSummary, interval, summarise_run
-from benchmarks.study.tables import FIXED, signed, staleness
 from benchmarks.study.volatility import probe
 from services.environments.generated import split_of
 

@@ -1,4 +1,4 @@
-"""docs/security.md names the limits that the code has."""
+"""docs/guide/security.md names the limits that the code has."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from protocol import limits
 from protocol.channels import BATCH, PEER_WEIGHTS, WEIGHTS, WORK
 from services.broker.service import MAX_QUEUED
 from services.environments.isolation import KEPT_VARIABLES
-from services.runtime.gate import HANDSHAKE_LIMIT_MS, REFUSAL_REASONS, RELOAD_S
+from services.runtime.net.authenticator import HANDSHAKE_LIMIT_MS, REFUSAL_REASONS, RELOAD_S
 from services.runtime.telemetry import MAX_CONNECTIONS, MAX_REQUEST_BYTES, REQUEST_S
 from tests.fuzz.bugs import BUGS
 
-TEXT = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+TEXT = (Path(__file__).parents[3] / "docs" / "guide" / "security.md").read_text()
 MIB = 1024 * 1024
 
 

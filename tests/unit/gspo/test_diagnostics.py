@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gspo.diagnostics import LAG_BUCKETS, NEGATIVE, POSITIVE, SequenceStats, effective_sample_size, summarise
-from tests.support.loss_cases import one_sequence, pack, random_sequence
+from tests.support.loss.loss_cases import one_sequence, pack, random_sequence
 
 
 def random_stats(generator: torch.Generator, lags: list[float]) -> SequenceStats:

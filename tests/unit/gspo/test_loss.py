@@ -11,7 +11,7 @@ import torch
 from gspo.loss import gspo_loss, objective_loss
 from gspo.settings import Objective, RatioUnit
 from gspo.staleness import clip_band
-from tests.support.loss_cases import EPS_HIGH, EPS_LOW, one_sequence, pack, random_sequence
+from tests.support.loss.loss_cases import EPS_HIGH, EPS_LOW, one_sequence, pack, random_sequence
 
 UNITS: tuple[RatioUnit, ...] = ("sequence", "turn", "token")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from services.cli.main import main
-from services.runtime.security import read_public_keys
-from tests.support.keys import secrets_in
+from services.runtime.net.security import read_public_keys
+from tests.support.wire.keys import secrets_in
 
 
 def test_the_keys_of_all_roles_are_made_and_it_is_said_who_needs_which(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gspo.environments import DemonstratingEnvironment, DemonstrationMessage, RewardJob, State, Step, Task
 from services.environments.arithmetic import Arithmetic, ArithmeticOptions
-from services.environments.base import DemonstratingEnvironment, DemonstrationMessage, RewardJob, State, Step, Task
 from services.environments.calculator import Calculator, CalculatorOptions
 from services.environments.generated import GeneratedTasks, split_of
 

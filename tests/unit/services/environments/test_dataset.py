@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from services.environments.base import RewardJob
+from gspo.environments import RewardJob
 from services.environments.dataset import Dataset, DatasetOptions, final_answer
 from services.environments.reward_pool import RewardPool
 

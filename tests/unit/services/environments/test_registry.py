@@ -2,8 +2,8 @@
 
 import pytest
 
+from gspo.environments import Environment, Split, Start, State, Step, Task, TaskSource
 from services.environments.arithmetic import Arithmetic
-from services.environments.base import Environment, Split, Start, State, Step, Task, TaskSource
 from services.environments.registry import ENVIRONMENTS, create_environment, find_environment
 
 HERE = "tests.unit.services.environments.test_registry"
@@ -43,7 +43,7 @@ def test_options_given_as_text_are_read_as_their_type() -> None:
         ("chess", {}, ["chess", "arithmetic, calculator, dataset", "package.module:ClassName"]),
         ("no_such_package.x:Chess", {}, ["no_such_package"]),
         (f"{HERE}:Chess", {}, [HERE, "Chess"]),
-        ("services.environments.base:Start", {}, ["Start"]),
+        ("gspo.environments:Start", {}, ["Start"]),
         ("arithmetic", {"max_operands": 3}, ["arithmetic", "max_operands", "max_operand, operators, num_eval_tasks"]),
         (f"{HERE}:Echo", {"loud": True}, ["loud", "none"]),
         ("arithmetic", {"max_operand": 3}, ["arithmetic", "max_operand", ">= 9"]),

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from services.environments.base import Plain, RewardJob
+from gspo.environments import Plain, RewardJob
 from services.environments.reward_pool import RewardPool, RewardPoolOptions
 from services.environments.reward_worker import MAX_MESSAGE_BYTES
 

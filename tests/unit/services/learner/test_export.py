@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from services.learner.export import ExportError, export_model
 from services.runtime.lifecycle import ServiceError
-from tests.support.small_disk import small_disk
+from tests.support.processes.small_disk import small_disk
 
 MIB = 1 << 20
 

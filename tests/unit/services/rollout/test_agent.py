@@ -12,10 +12,11 @@ import pytest
 from protocol.limits import MAX_TURNS
 from protocol.messages import Chunk, Segment
 from services.rollout.agent import Agent, EpisodeFailed
-from services.rollout.engine import EngineError, EngineRefused, EngineUnreachable
-from services.rollout.tokens import ChatTokenizer
+from services.rollout.sglang.client import EngineError, EngineRefused, EngineUnreachable
+from services.rollout.tokenizer import ChatTokenizer
 from services.rollout.trajectory import Trajectory
-from tests.support.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
+from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
+from tests.support.engines.scripted_engine import ScriptedEngine, some_logprob, some_token
 from tests.support.episodes import (
     RecordingBroker,
     ScriptedRewards,
@@ -27,7 +28,6 @@ from tests.support.episodes import (
     run_episode,
     whole,
 )
-from tests.support.scripted_engine import ScriptedEngine, some_logprob, some_token
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from services.runtime.channel import EndpointError
-from services.runtime.configuration import ConfigurationError
 from services.runtime.lifecycle import ReplacedError, ServiceError, flatten, run_process, until_stopped
+from services.runtime.net.channel import EndpointError
+from services.runtime.settings.configuration import ConfigurationError
 
 
 def ending_with(error: Exception | None) -> int:

@@ -5,8 +5,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from services.runtime.checksums import checksum_of, hash_of
 from services.sglang_cpu.checksums import hash_with_xxh3
+from services.weights.checksums import checksum_of, hash_of
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,226 @@
+"""The study's plots. Colours are Okabe and Ito's, which colour-blind readers can tell apart; lines differ in marker too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from benchmarks.study.reporting.summary import Interval, RunSummary, interval
+from benchmarks.study.results import Results
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+DPI = 80
+FIXED = "fixed (c=0)"
+LAGS = ("0", "0..2", "1", "4", "16", "64")
+
+
+def draw_all(results: Results, probes: Sequence[dict[str, Any]], directory: Path) -> list[Path]:
+    """Draw every plot whose runs are there; the files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    choices: list[tuple[str, Callable[[], Any], bool]] = [
+        ("objectives", lambda: _objectives(results), bool(results.rows("a"))),
+        ("collapse", lambda: _collapse(results), bool(results.rows("a-collapse"))),
+        ("volatility", lambda: _volatility(probes), bool(probes)),
+        ("precision", lambda: _precision(results), bool(results.rows("c"))),
+        ("staleness", lambda: _staleness(results), bool(results.rows("d-short"))),
+        ("groups", lambda: _groups(results), bool(results.rows("e"))),
+    ]
+    for name, draw, present in choices:
+        if present:
+            path = directory / f"{name}.png"
+            figure = draw()
+            figure.savefig(path, dpi=DPI)
+            plt.close(figure)
+            drawn.append(path)
+    return drawn
+
+
+def _curve(runs: Sequence[RunSummary], at: Callable[[RunSummary, int], float]) -> tuple[list[float], list[float]]:
+    """Mean position and mean held-out reward at each evaluation that all runs have."""
+    length = min(len(run.evals) for run in runs)
+    places = [sum(at(run, index) for run in runs) / len(runs) for index in range(length)]
+    return places, [interval([run.evals[index][1] for run in runs]).mean for index in range(length)]
+
+
+def _style(index: int) -> dict[str, Any]:
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "markersize": 4}
+
+
+def _points(axes: Any, index: int, label: str, places: Sequence[float], values: Sequence[Interval]) -> None:
+    """Means with their confidence intervals."""
+    widths = [0.0 if math.isnan(value.half_width) else value.half_width for value in values]
+    bars = {"linestyle": "none", "capsize": 2, "elinewidth": 0.9}
+    axes.errorbar(places, [value.mean for value in values], yerr=widths, label=label, **_style(index), **bars)
+
+
+def _figure(columns: int, width: float = 12.0, height: float = 4.2) -> tuple[Any, list[Any]]:
+    figure, axes = plt.subplots(1, columns, figsize=(width, height), constrained_layout=True, squeeze=False)
+    for each in axes[0]:
+        each.grid(alpha=0.25)
+        each.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes[0])
+
+
+def _objectives(results: Results) -> Any:
+    figure, (tokens, seconds, clips) = _figure(3, 14.0)
+    for index, row in enumerate(results.rows("a")):
+        runs = list(results.at("a", row, "2e-4").values())
+        tokens.plot(*_curve(runs, lambda run, at: run.tokens[at] / 1e3), label=row, **_style(index))
+        seconds.plot(*_curve(runs, lambda run, at: run.cpu[at]), **_style(index))
+        length = min(len(run.clip) for run in runs)
+        shares = [interval([run.clip[batch] for run in runs]).mean for batch in range(length)]
+        if any(shares):
+            clips.plot(range(1, length + 1), shares, color=COLOURS[index], linewidth=1.5)
+    tokens.set(xlabel="action tokens trained on (thousands)", ylabel="held-out reward, mean over seeds")
+    seconds.set(xlabel="CPU seconds (sampling and training)", ylabel="held-out reward, mean over seeds")
+    clips.set(xlabel="batch", ylabel="clipped share of tokens", yscale="log")
+    for share, label in ((0.15, "paper, GSPO: 15 %"), (0.0013, "paper, GRPO: 0.13 %")):
+        clips.axhline(share, color="#555555", linestyle=":", linewidth=1)
+        clips.annotate(label, (1, share * 1.06), fontsize=8, color="#555555")
+    tokens.legend(fontsize=8, loc="lower right")
+    figure.suptitle("Long answers, lag 0, learning rate 2e-4", fontsize=11)
+    return figure
+
+
+def _collapse(results: Results) -> Any:
+    rows = results.rows("a-collapse")
+    figure, panels = _figure(len(rows), 3.4 * len(rows), 3.6)
+    for axes, row in zip(panels, rows, strict=True):
+        for index, rate in enumerate(results.columns("a-collapse")):
+            for run in results.at("a-collapse", row, rate).values():
+                at, rewards = zip(*run.evals, strict=True)
+                axes.plot(at, rewards, linewidth=1.2, label=f"learning rate {rate}", **_style(index))
+        axes.set(xlabel="batch", ylim=(0, 1), title=row)
+    panels[0].set_ylabel("held-out reward")
+    handles, labels = panels[0].get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    panels[0].legend(named.values(), named.keys(), fontsize=8)
+    figure.suptitle("Long answers, lag 0: one line per seed", fontsize=11)
+    return figure
+
+
+def _volatility(probes: Sequence[dict[str, Any]]) -> Any:
+    figure, (changed, ratios) = _figure(2)
+    rates = sorted({probe["learning_rate"] for probe in probes} - {0.0})
+
+    def means(name: str, updates: int, reference: str) -> list[float]:
+        return [
+            interval(
+                [
+                    probe[name]
+                    for probe in probes
+                    if (probe["learning_rate"], probe["updates"], probe["reference"]) == (rate, updates, reference)
+                ]
+            ).mean
+            for rate in rates
+        ]
+
+    styles = [("float32", 1), ("float32", 4), ("bf16", 1), ("bf16", 4)]
+    for index, (reference, updates) in enumerate(styles):
+        label = f"{updates} update{'s' if updates > 1 else ''}, sampled in {reference}"
+        shares = [100 * value for value in means("changed", updates, reference)]
+        changed.plot(rates, shares, color=COLOURS[index], marker=MARKERS[index], label=label)
+    changed.axhline(10, color="#555555", linestyle=":", linewidth=1)
+    changed.annotate("paper: about 10 % (48 layers)", (rates[0], 11), fontsize=8, color="#555555")
+    changed.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="experts changed (% of picks)")
+    changed.legend(fontsize=8)
+    for index, (name, label) in enumerate(
+        (
+            ("token_std_free", "token, routers choose"),
+            ("token_std_replayed", "token, experts replayed"),
+            ("sequence_std_free", "sequence, routers choose"),
+            ("sequence_std_replayed", "sequence, experts replayed"),
+        )
+    ):
+        style = "-" if "free" in name else "--"
+        colour = COLOURS[index // 2]
+        ratios.plot(rates, means(name, 4, "float32"), style, color=colour, marker=MARKERS[index], label=label)
+    ratios.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="std of log-ratio after 4 updates (nats)")
+    ratios.axhline(3.5e-4, color="#555555", linestyle=":", linewidth=1)
+    ratios.annotate("GSPO's clip, 3.5e-4", (rates[0], 4e-4), fontsize=8, color="#555555")
+    ratios.legend(fontsize=8)
+    return figure
+
+
+def _precision(results: Results) -> Any:
+    figure, (reward, clip) = _figure(2, 13.0)
+    columns, rows = results.columns("c"), results.rows("c")
+    for index, row in enumerate(rows):
+        places = [place + 0.12 * (index - (len(rows) - 1) / 2) for place in range(len(columns))]
+        exact = results.at("c", row, columns[0])
+        differences = []
+        for column in columns:
+            found = results.at("c", row, column)
+            differences.append(interval([found[seed].area - exact[seed].area for seed in found if seed in exact]))
+        _points(reward, index, row, places[1:], differences[1:])
+        _points(clip, index, row, places, [results.mean("c", row, column, lambda run: run.mean_clip) for column in columns])
+    for axes in (reward, clip):
+        axes.set_xticks(range(len(columns)), columns, rotation=25, ha="right", fontsize=9)
+        axes.set_xlabel("what the sampler computes with")
+    reward.axhline(0, color="#555555", linewidth=0.8)
+    reward.set_ylabel("held-out reward less that with an exact sampler")
+    clip.set(ylabel="clipped share of tokens", ylim=(0, None))
+    reward.legend(fontsize=8, loc="lower left")
+    return figure
+
+
+def _staleness(results: Results) -> Any:
+    """Above short answers, below long ones: reward, its difference to the fixed band, and clipping."""
+    figure, panels = plt.subplots(2, 3, figsize=(15.0, 8.4), constrained_layout=True)
+    order = results.rows("d-short")
+    for line, (names, title) in enumerate(((("d-short", "d-oldest"), "short answers"), (("d-long",), "long answers"))):
+        used = [lag for lag in LAGS if any(lag in results.columns(name) for name in names)]
+        for row in results.rows(names[0]):
+            index = order.index(row)
+            found = [(name, lag) for lag in used for name in names if results.at(name, row, lag)]
+            places = [used.index(lag) + 0.08 * (index - len(order) / 2) for _, lag in found]
+            means = [results.mean(name, row, lag, lambda run: run.area).mean for name, lag in found]
+            panels[line, 0].plot(places, means, linewidth=1, label=row, **_style(index))
+            if row != FIXED:
+                paired = [results.paired(name, row, FIXED, [lag], lambda run: run.area) for name, lag in found]
+                _points(panels[line, 1], index, row, places, paired)
+            clips = [results.mean(name, row, lag, lambda run: run.mean_clip) for name, lag in found]
+            _points(panels[line, 2], index, row, places, clips)
+        for axes, label in zip(
+            panels[line],
+            ("held-out reward, mean over the run", "its difference to the fixed band", "clipped share of tokens"),
+            strict=True,
+        ):
+            axes.set(ylabel=label, xlabel="lag (batches)", title=title)
+            axes.set_xticks(range(len(used)), used)
+            axes.grid(alpha=0.25)
+            axes.spines[["top", "right"]].set_visible(False)
+        panels[line, 1].axhline(0, color="#555555", linewidth=0.8)
+        panels[line, 1].set_ylim(-0.45, 0.35)
+    panels[0, 0].legend(fontsize=7, loc="lower left")
+    return figure
+
+
+def _groups(results: Results) -> Any:
+    figure, (sizes, weights) = _figure(2)
+    rows = [row for row in results.rows("e") if row.startswith("group")]
+    numbers = [int(row.split()[-1]) for row in rows]
+    differences = [results.paired("e", row, "group of 8", ["arithmetic"], lambda run: run.area) for row in rows]
+    _points(sizes, 0, "mean over the run", numbers, differences)
+    sizes.axhline(0, color="#555555", linewidth=0.8)
+    sizes.set(
+        xscale="log", xlabel="trajectories per prompt (256 per batch)", ylabel="held-out reward less that of groups of 8"
+    )
+    sizes.set_xticks(numbers, [str(number) for number in numbers])
+    sizes.minorticks_off()
+    for index, row in enumerate(row for row in results.rows("e") if row.endswith("weighted")):
+        runs = list(results.at("e", row, "countdown").values())
+        weights.plot(*_curve(runs, lambda run, at: run.tokens[at] / 1e3), label=row, **_style(index))
+    weights.set(xlabel="action tokens trained on (thousands)", ylabel="held-out reward, mean over seeds")
+    weights.legend(fontsize=8)
+    return figure

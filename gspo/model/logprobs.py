@@ -1,0 +1,209 @@
+"""Float32 log-probabilities of given tokens without ever holding the full logits.
+
+log p_t = z_t[y_t] - logsumexp(z_t),   z_t = h_t W^T / temperature_t
+
+The head is computed in chunks of rows; backward computes each chunk again from the saved hidden states, except where the
+softmax of all of them is small. For 2,048 tokens and a vocabulary of 152k this takes a tenth of the memory of log_softmax
+and gather.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gspo.moe.experts import ExpertPicks
+
+CHUNK_BYTES: Final = 256 * 2**20
+"""Of float32 logits at once: some 440 rows of a vocabulary of 152k."""
+KEPT_BYTES: Final = 64 * 2**20
+"""A softmax of all tokens that is no larger is kept for backward, which would else multiply by the embedding again."""
+
+
+class TokenLogProbs(NamedTuple):
+    logprobs_T: Tensor
+    """float32 [T]; log-probability of each target."""
+    entropies_T: Tensor | None
+    """float32 [T], without gradient; of the distribution at the given temperature. None unless asked for."""
+    experts: ExpertPicks | None = None
+    """Chosen in this forward pass; None for a dense model, or where nothing recorded them."""
+
+
+class _ChunkedLogProbs(torch.autograd.Function):
+    """Forward keeps hidden states and logsumexp; backward rebuilds softmax a chunk at a time, unless it is small.
+
+    d log p_t / d z_t = onehot(y_t) - softmax(z_t)
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_TH: Tensor,
+        weight_VH: Tensor,
+        targets_T: Tensor,
+        temperatures_T: Tensor,
+        chunk_tokens: int,
+        with_entropy: bool,
+        keep_softmax: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        num_tokens = hidden_TH.shape[0]
+        logprobs_T = hidden_TH.new_empty(num_tokens, dtype=torch.float32)
+        normalisers_T = torch.empty_like(logprobs_T)
+        entropies_T = torch.empty_like(logprobs_T) if with_entropy else None
+        softmax_TV = logprobs_T.new_empty(num_tokens, weight_VH.shape[0]) if keep_softmax else None
+        for start in range(0, num_tokens, chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            logits = (hidden_TH[rows] @ weight_VH.t()).float().div_(temperatures_T[rows, None])
+            largest = logits.amax(dim=-1, keepdim=True)
+            # The one pass of exp serves the normaliser, the entropy and the softmax.
+            exponentials = (logits - largest).exp_()
+            sums = exponentials.sum(dim=-1, keepdim=True)
+            normaliser = (largest + sums.log()).squeeze(-1)
+            normalisers_T[rows] = normaliser
+            logprobs_T[rows] = logits.gather(-1, targets_T[rows, None]).squeeze(-1) - normaliser
+            if entropies_T is not None:
+                entropies_T[rows] = normaliser - logits.mul_(exponentials).sum(dim=-1) / sums.squeeze(-1)
+            if softmax_TV is not None:
+                torch.div(exponentials, sums, out=softmax_TV[rows])
+            # Not with the next chunk's beside them.
+            del logits, exponentials
+        ctx.save_for_backward(hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV)
+        ctx.chunk_tokens = chunk_tokens
+        if entropies_T is not None:
+            ctx.mark_non_differentiable(entropies_T)
+        return logprobs_T, entropies_T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None]:
+        hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV = ctx.saved_tensors
+        gradient_T = gradients[0] / temperatures_T
+        grad_hidden_TH = torch.empty_like(hidden_TH)
+        # float32, because hundreds of chunks are added up.
+        grad_weight_VH = torch.zeros(weight_VH.shape, dtype=torch.float32, device=weight_VH.device)
+        for start in range(0, hidden_TH.shape[0], ctx.chunk_tokens):
+            rows = slice(start, start + ctx.chunk_tokens)
+            hidden, gradient = hidden_TH[rows], gradient_T[rows, None]
+            if softmax_TV is None:
+                grad_logits = (hidden @ weight_VH.t()).float().div_(temperatures_T[rows, None])
+                grad_logits.sub_(normalisers_T[rows, None]).exp_().mul_(-gradient)
+            else:
+                grad_logits = softmax_TV[rows] * -gradient
+            grad_logits.scatter_add_(-1, targets_T[rows, None], gradient)
+            cast = grad_logits.to(hidden.dtype)
+            grad_hidden_TH[rows] = cast @ weight_VH
+            if hidden.dtype == torch.float32:
+                grad_weight_VH.addmm_(cast.t(), hidden)
+            else:
+                grad_weight_VH += cast.t() @ hidden
+            del grad_logits, cast
+        return grad_hidden_TH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None, None
+
+
+def rows_at_once(vocabulary: int, chunk_tokens: int) -> int:
+    """Rows of float32 logits that are held at a time: `chunk_tokens`, or what fits in CHUNK_BYTES."""
+    return min(chunk_tokens, max(1, CHUNK_BYTES // (4 * vocabulary)))
+
+
+def chunked_logprobs(
+    hidden_TH: Tensor,
+    weight_VH: Tensor,
+    targets_T: Tensor,
+    temperatures_T: Tensor,
+    *,
+    chunk_tokens: int,
+    with_entropy: bool = False,
+    kept_bytes: int = KEPT_BYTES,
+) -> TokenLogProbs:
+    """Log-probability of `targets_T` at `temperatures_T`, differentiable in hidden states and weight.
+
+    Args:
+        hidden_TH: [T, H] last hidden states.
+        weight_VH: [V, H] output embedding.
+        targets_T: int64 [T].
+        temperatures_T: float32 [T]; divides the logits, as the sampler did.
+        chunk_tokens: at most so many rows of logits are held at once, and no more than fit in CHUNK_BYTES; that two or
+            three times, whatever T and V.
+        kept_bytes: a softmax [T, V] of at most this size is kept for backward; 0 computes it again.
+    """
+    vocabulary = weight_VH.shape[0]
+    rows = rows_at_once(vocabulary, chunk_tokens)
+    keep_softmax = torch.is_grad_enabled() and 4 * hidden_TH.shape[0] * vocabulary <= kept_bytes
+    logprobs_T, entropies_T = _ChunkedLogProbs.apply(
+        hidden_TH, weight_VH, targets_T, temperatures_T, rows, with_entropy, keep_softmax
+    )
+    return TokenLogProbs(logprobs_T, entropies_T)
+
+
+class LogProbHead(nn.Module):
+    """The output embedding with log-probabilities in place of logits.
+
+    A module of its own, so that ZeRO-3's hooks gather the weight around its forward and backward. It holds
+    the very parameter of the linear layer it replaces: names and tied embeddings stay as they were.
+    """
+
+    def __init__(self, weight: nn.Parameter, *, chunk_tokens: int) -> None:
+        super().__init__()
+        self.weight = weight
+        self.chunk_tokens = chunk_tokens
+
+    def forward(self, hidden_TH: Tensor, targets_T: Tensor, temperatures_T: Tensor, with_entropy: bool) -> TokenLogProbs:
+        return chunked_logprobs(
+            hidden_TH,
+            self.weight,
+            targets_T,
+            temperatures_T,
+            chunk_tokens=self.chunk_tokens,
+            with_entropy=with_entropy,
+        )
+
+
+# Settings by which a model changes its logits after the output embedding, with the value that changes nothing.
+_NEUTRAL_LOGIT_SETTINGS: dict[str, float | None] = {
+    "final_logit_softcapping": None,
+    "logit_scale": None,
+    "logits_scaling": None,
+    "lm_head_multiplier": None,
+}
+
+
+def attach_logprob_head(model: Any, *, chunk_tokens: int) -> None:
+    """Make a Hugging Face causal language model return `TokenLogProbs` in place of logits.
+
+    Afterwards: `model(input_ids=[1, T], position_ids=[1, T], cu_seqlens=, targets_T=, temperatures_T=,
+    with_entropy=False)`. The router's auxiliary loss never enters: the backbone is called for its hidden
+    states alone.
+
+    Raises ValueError for a model whose logits are more than one matrix product of the hidden states.
+    """
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        raise ValueError(f"output embedding of {type(model).__name__} is {head}; use a model with a bias-free linear one")
+    if model.base_model is model:
+        raise ValueError(f"{type(model).__name__} has no backbone apart from its head; load it as a causal language model")
+    settings = model.config.to_dict()
+    for name, neutral in _NEUTRAL_LOGIT_SETTINGS.items():
+        if name in settings and settings[name] not in (neutral, 1, 1.0):
+            raise ValueError(f"{type(model).__name__} transforms its logits by {name} = {settings[name]}: not supported")
+    assert isinstance(head.weight, nn.Parameter)
+    model.set_output_embeddings(LogProbHead(head.weight, chunk_tokens=chunk_tokens))
+    model.forward = types.MethodType(_logprob_forward, model)
+
+
+def _logprob_forward(
+    self: Any,
+    *,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    cu_seqlens: tuple[int, ...],
+    targets_T: Tensor,
+    temperatures_T: Tensor,
+    with_entropy: bool = False,
+) -> TokenLogProbs:
+    states = self.base_model(input_ids=input_ids, position_ids=position_ids, cu_seqlens=cu_seqlens, use_cache=False)
+    result: TokenLogProbs = self.get_output_embeddings()(
+        states.last_hidden_state.squeeze(0), targets_T, temperatures_T, with_entropy
+    )
+    return result

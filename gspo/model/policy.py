@@ -1,0 +1,66 @@
+"""A Hugging Face causal language model made ready for training on packed sequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gspo.model.attention import register_segment_attention
+from gspo.model.logprobs import attach_logprob_head
+
+
+def load_policy(model_dir: Path, dtype: torch.dtype) -> Any:
+    """Load a causal language model from a local directory, with attention per segment.
+
+    Raises ValueError when the directory holds no model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if not (model_dir / "config.json").is_file():
+        raise ValueError(f"{model_dir} holds no config.json; give the directory of a Hugging Face model")
+    model = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=dtype, attn_implementation=register_segment_attention(), local_files_only=True
+    )
+    restore_rotary_frequencies(model)
+    return model
+
+
+def restore_rotary_frequencies(model: Any) -> None:
+    """Make the frequencies of rotary position embeddings float32 again, where something has rounded them.
+
+    DeepSpeed's ZeRO-3 makes every new floating-point buffer the model's type. In bfloat16 a frequency is off by up to 0.4 %,
+    so that at position 1,000 the fastest angle is wrong by radians: another model than the engine's.
+    """
+    for module in model.modules():
+        frequencies = module._buffers.get("inv_freq")
+        if frequencies is None or frequencies.dtype == torch.float32:
+            continue
+        exact = type(module)(module.config).to(frequencies.device)
+        for name, buffer in exact.named_buffers(recurse=False):
+            module._buffers[name] = buffer
+
+
+def prepare_policy(model: Any, *, logprob_chunk_tokens: int, activation_checkpointing: bool = False) -> None:
+    """Make `model` return log-probs of packed sequences (see `attach_logprob_head`), as the sampler sees them.
+
+    Dropout is switched off: with clip bands of 3e-4 its noise would clip everything.
+    Raises ValueError for a model that mixes tokens other than by full causal attention, or adds noise to routing.
+    """
+    config = model.config.to_dict()
+    others = set(config.get("layer_types") or ()) - {"full_attention"}
+    if others:
+        raise ValueError(f"{type(model).__name__} has layers of type {sorted(others)}; only full_attention can be packed")
+    if config.get("router_jitter_noise"):
+        raise ValueError(f"router_jitter_noise is {config['router_jitter_noise']}; set it to 0 in config.json")
+    model.set_attn_implementation(register_segment_attention())
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    attach_logprob_head(model, chunk_tokens=logprob_chunk_tokens)
+    if activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    # transformers checkpoints activations in training mode only.
+    model.train()

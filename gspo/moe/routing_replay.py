@@ -1,0 +1,128 @@
+"""Routing Replay: a forward pass with the experts of an earlier one, and gates of the present weights.
+
+From the GSPO paper (arXiv 2507.18071, section 5.3), where token-level ratios of a mixture of experts need it to train
+stably: after an update some ten percent of a token's experts are others, so that the ratio compares two networks. With
+replay, position t of layer l uses the experts e_1 .. e_k recorded there, and they are weighted as if the router had
+chosen them now; for Qwen3-MoE, with router logits z_t of the present weights,
+
+    g_j = p_{e_j} / sum_i p_{e_i},   p = softmax(z_t)        (without the division where norm_topk_prob is False)
+
+The router keeps its gradient through z. Any formula of a router is kept, because only the answer of its `torch.topk` is
+replaced: what follows it is the router's own code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from gspo.moe.experts import ExpertPicks, find_routers
+
+
+class RoutingReplay:
+    """Makes a model's routers choose what was recorded.
+
+    For Hugging Face models, and DeepSpeed's expert parallelism, whose routers call topk once, over all experts: Qwen2 and
+    Qwen3-MoE, Mixtral, OLMoE, GPT-OSS and their like. Routers that choose groups of experts first (DeepSeek), or leave
+    the choice to the module around them, are refused at the first pass.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """`model`: as for `ExpertRecorder`; it is changed only while replaying. Raises ValueError for a dense model."""
+        self._routers = find_routers(model)
+        if not self._routers:
+            raise ValueError(f"{type(model).__name__} has no routers: routing replay needs a mixture of experts")
+
+    @contextmanager
+    def replaying(self, picks: ExpertPicks) -> Iterator[None]:
+        """Replay `picks` in every forward pass inside, which must be of the tokens that they were recorded of.
+
+        Backward belongs inside as well where it computes layers again (activation checkpointing): outside, the second
+        computation would choose other experts than the first. A recorder that is on meanwhile sees the picks.
+
+        Raises ValueError for picks of another number of layers or with an index that is no expert; and, from within
+        the forward pass, of another number of tokens, of experts, or of experts per token, and for a router that cannot
+        be replayed.
+        """
+        num_layers = picks.indices_LTK.shape[0]
+        if num_layers != len(self._routers):
+            raise ValueError(f"picks are of {num_layers} layers, the model has {len(self._routers)} routers")
+        _require_experts(picks)
+        forwards = [router.__dict__.get("forward") for router in self._routers.values()]
+        for (name, router), indices_TK in zip(self._routers.items(), picks.indices_LTK, strict=True):
+            # Not a hook: one that fails between two others would leave its change behind.
+            router.__dict__["forward"] = _replayed(name, router, indices_TK, picks.num_experts)
+        try:
+            yield
+        finally:
+            for router, forward in zip(self._routers.values(), forwards, strict=True):
+                if forward is None:
+                    del router.__dict__["forward"]
+                else:
+                    router.__dict__["forward"] = forward
+
+
+def _replayed(name: str, router: nn.Module, indices_TK: Tensor, num_experts: int) -> Callable[..., Any]:
+    forward = router.forward
+
+    def replayed(*args: Any, **kwargs: Any) -> Any:
+        with _RecordedChoice(indices_TK, num_experts) as choice:
+            output = forward(*args, **kwargs)
+        if len(choice.found) != 1:
+            raise ValueError(
+                f"{name} ({type(router).__name__}) calls topk {len(choice.found)} times; only a router that chooses by one "
+                "call can be replayed, switch routing replay off"
+            )
+        for what, value in choice.found[0].items():
+            if value != choice.expected[what]:
+                raise ValueError(
+                    f"{name} has {value} {what} in this pass, the picks have {choice.expected[what]}; give those recorded "
+                    "of the same tokens and model"
+                )
+        return output
+
+    return replayed
+
+
+class _RecordedChoice(TorchFunctionMode):
+    """Answers topk by recorded indices, in their order, and the values at them; values keep their gradient."""
+
+    def __init__(self, indices_TK: Tensor, num_experts: int) -> None:
+        super().__init__()
+        self._indices_TK = indices_TK
+        self.expected = {"tokens": indices_TK.shape[0], "experts per token": indices_TK.shape[1], "experts": num_experts}
+        self.found: list[dict[str, int]] = []
+        """What each call was asked for."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.topk or func is Tensor.topk:
+            return self._topk(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _topk(self, scores_TE: Tensor, k: int, *args: Any, **kwargs: Any) -> Any:
+        *outer, num_experts = scores_TE.shape
+        self.found.append({"tokens": math.prod(outer), "experts per token": k, "experts": num_experts})
+        if self.found[-1] != self.expected:
+            # A router that calls it again for groups of experts: the pass is refused when its calls are known.
+            return torch.topk(scores_TE, k, *args, **kwargs)
+        indices = self._indices_TK.to(device=scores_TE.device, dtype=torch.int64).reshape(*outer, k)
+        return torch.return_types.topk((scores_TE.gather(-1, indices), indices))
+
+
+def _require_experts(picks: ExpertPicks) -> None:
+    if picks.indices_LTK.numel() == 0:
+        return
+    lowest, highest = (int(bound) for bound in torch.aminmax(picks.indices_LTK))
+    if lowest < 0 or highest >= picks.num_experts:
+        raise ValueError(
+            f"picks hold experts {lowest} to {highest}, the model has 0 to {picks.num_experts - 1}; every token of every "
+            "layer needs its own"
+        )

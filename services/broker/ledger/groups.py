@@ -1,0 +1,243 @@
+"""The groups in play and their trajectories: one transition per method, each returning the rows it changed."""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from msgspec.structs import replace
+
+from protocol.messages import Chunk, Finish, Split
+from services.broker.ledger.actions import Who
+from services.broker.ledger.admission import Outstanding
+from services.broker.ledger.tokens import ActionTokens
+from services.broker.records import DropReason, GroupRow, Row, Snapshot, TrajectoryRow
+
+
+class Groups:
+    """Every open or complete group, with its trajectories. Batched, dropped and evaluated ones are forgotten here."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._groups: dict[int, GroupRow] = {row.group_id: row for row in snapshot.groups}
+        self._trajectories: dict[int, TrajectoryRow] = {row.trajectory_id: row for row in snapshot.trajectories}
+        self._members: dict[int, tuple[int, ...]] = {}
+        self._floors: dict[int, int] = {}
+        self._free: set[int] = set()
+        self._leased: set[int] = set()
+        self._next_group_id = snapshot.next_group_id
+        self._next_trajectory_id = snapshot.next_trajectory_id
+        for row in snapshot.trajectories:
+            self._members[row.group_id] = (*self._members.get(row.group_id, ()), row.trajectory_id)
+            self._index(row)
+        for group_id in self._groups:
+            self._refresh_floor(group_id)
+
+    # --- what there is -----------------------------------------------------------------------------------------
+
+    def group(self, group_id: int) -> GroupRow:
+        return self._groups[group_id]
+
+    def trajectory(self, trajectory_id: int) -> TrajectoryRow | None:
+        """None: never existed, or its group is not in play any more."""
+        return self._trajectories.get(trajectory_id)
+
+    def members(self, group_id: int) -> list[TrajectoryRow]:
+        return [self._trajectories[trajectory_id] for trajectory_id in self._members[group_id]]
+
+    def of_split(self, split: Split) -> Iterator[GroupRow]:
+        return (row for row in self._groups.values() if row.split == split)
+
+    @property
+    def num_training(self) -> int:
+        """Admitted for training, neither batched nor dropped."""
+        return sum(1 for _ in self.of_split("train"))
+
+    @property
+    def num_complete(self) -> int:
+        """Complete ones for training."""
+        return sum(1 for row in self.of_split("train") if row.status == "complete")
+
+    def leased(self) -> list[TrajectoryRow]:
+        return [self._trajectories[trajectory_id] for trajectory_id in sorted(self._leased)]
+
+    def free(self) -> list[TrajectoryRow]:
+        """Trajectories that can be granted, in the order in which they should be: held-out first, then the oldest floor."""
+        rows = [self._trajectories[trajectory_id] for trajectory_id in self._free]
+        return sorted(rows, key=self._grant_order)
+
+    @property
+    def num_leased(self) -> int:
+        return len(self._leased)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def floor(self, group_id: int) -> int:
+        """Lower bound of the versions of the group's action tokens; 0 when nothing is generated or being generated."""
+        return self._floors[group_id]
+
+    def outstanding(self, newest_version: int) -> list[Outstanding]:
+        """The training groups as admission sees them."""
+        return [
+            Outstanding(
+                group_id=row.group_id,
+                floor=self.counted_floor(row.group_id, newest_version),
+                complete=row.status == "complete",
+            )
+            for row in self.of_split("train")
+        ]
+
+    def counted_floor(self, group_id: int, newest_version: int) -> int:
+        """The floor; for a group that has none, the newest version: it can have nothing older."""
+        floor = self._floors[group_id]
+        return floor if floor else newest_version
+
+    # --- transitions ----------------------------------------------------------------------------------------------
+
+    def start(self, split: Split, prompt: int, task_index: int, size: int, evaluation: int | None) -> GroupRow:
+        """A new group of ``size`` free trajectories (see ``members``); its id is the largest so far."""
+        group = GroupRow(
+            group_id=self._next_group_id,
+            split=split,
+            prompt=prompt,
+            task_index=task_index,
+            evaluation=evaluation,
+            status="open",
+        )
+        self._next_group_id += 1
+        rows = [
+            TrajectoryRow(trajectory_id=self._next_trajectory_id + index, group_id=group.group_id) for index in range(size)
+        ]
+        self._next_trajectory_id += size
+        self._groups[group.group_id] = group
+        self._members[group.group_id] = tuple(row.trajectory_id for row in rows)
+        for row in rows:
+            self._trajectories[row.trajectory_id] = row
+            self._index(row)
+        self._refresh_floor(group.group_id)
+        return group
+
+    def grant(self, trajectory_id: int, who: Who, engine_version: int) -> TrajectoryRow:
+        """The next epoch: all former holders are fenced off."""
+        row = self._trajectories[trajectory_id]
+        assert row.status == "free", row
+        return self._put(
+            replace(
+                row,
+                status="leased",
+                epoch=row.epoch + 1,
+                holder_peer=who.peer,
+                holder_session=who.session,
+                lease_version=engine_version,
+                lease_start=row.num_tokens,
+            )
+        )
+
+    def append(self, chunk: Chunk, actions: ActionTokens) -> TrajectoryRow:
+        """Count the chunk's tokens. Versions of an engine do not go back: the last one bounds what the holder makes next."""
+        row = self._trajectories[chunk.trajectory_id]
+        oldest = [version for version in (row.min_version, actions.oldest) if version]
+        return self._put(
+            replace(
+                row,
+                num_tokens=row.num_tokens + chunk.num_tokens,
+                num_action_tokens=row.num_action_tokens + actions.num,
+                version_sum=row.version_sum + actions.version_sum,
+                min_version=min(oldest, default=0),
+                lease_version=max(row.lease_version, actions.last),
+                num_turns=max(row.num_turns, actions.num_turns),
+            )
+        )
+
+    def finish(self, finish: Finish) -> list[Row]:
+        """The episode is complete, and with the last one its group."""
+        row = self._end_lease(
+            self._trajectories[finish.trajectory_id],
+            "finished",
+            finish_reason=finish.reason,
+            turn_rewards=tuple(finish.turn_rewards),
+        )
+        return [row, *self._complete_if_all_done(row.group_id)]
+
+    def release(self, trajectory_id: int, *, failed: bool) -> TrajectoryRow:
+        """The lease ends, the trajectory is free to go on elsewhere."""
+        row = self._trajectories[trajectory_id]
+        return self._end_lease(row, "free", attempts=row.attempts + int(failed))
+
+    def give_up(self, trajectory_id: int) -> list[Row]:
+        """A held-out trajectory failed for good: its group is done without it."""
+        row = self._end_lease(self._trajectories[trajectory_id], "failed")
+        return [row, *self._complete_if_all_done(row.group_id)]
+
+    def settle(self, group_ids: Iterable[int], batch: int | None) -> list[Row]:
+        """The groups went into ``batch``, or (None) their evaluation is over."""
+        status: Literal["batched", "evaluated"] = "evaluated" if batch is None else "batched"
+        return [replace(self._forget(group_id), status=status, batch=batch) for group_id in group_ids]
+
+    def drop(self, group_id: int, reason: DropReason) -> GroupRow:
+        return replace(self._forget(group_id), status="dropped", drop_reason=reason)
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _end_lease(
+        self,
+        row: TrajectoryRow,
+        status: Literal["free", "finished", "failed"],
+        *,
+        attempts: int | None = None,
+        finish_reason: Literal["done", "length"] | None = None,
+        turn_rewards: tuple[float, ...] = (),
+    ) -> TrajectoryRow:
+        assert row.status == "leased", row
+        return self._put(
+            replace(
+                row,
+                status=status,
+                holder_peer="",
+                holder_session="",
+                lease_version=0,
+                lease_start=0,
+                attempts=row.attempts if attempts is None else attempts,
+                finish_reason=finish_reason,
+                turn_rewards=turn_rewards,
+            )
+        )
+
+    def _complete_if_all_done(self, group_id: int) -> list[Row]:
+        if any(row.status in ("free", "leased") for row in self.members(group_id)):
+            return []
+        self._groups[group_id] = replace(self._groups[group_id], status="complete")
+        return [self._groups[group_id]]
+
+    def _put(self, row: TrajectoryRow) -> TrajectoryRow:
+        former = self._trajectories[row.trajectory_id]
+        self._trajectories[row.trajectory_id] = row
+        # Most rows are put for one more chunk, which changes neither.
+        if row.status != former.status:
+            self._index(row)
+        if (row.min_version, row.lease_version) != (former.min_version, former.lease_version):
+            self._refresh_floor(row.group_id)
+        return row
+
+    def _index(self, row: TrajectoryRow) -> None:
+        for status, index in (("free", self._free), ("leased", self._leased)):
+            if row.status == status:
+                index.add(row.trajectory_id)
+            else:
+                index.discard(row.trajectory_id)
+
+    def _refresh_floor(self, group_id: int) -> None:
+        bounds = [version for row in self.members(group_id) for version in (row.min_version, row.lease_version) if version]
+        self._floors[group_id] = min(bounds, default=0)
+
+    def _forget(self, group_id: int) -> GroupRow:
+        for trajectory_id in self._members.pop(group_id):
+            del self._trajectories[trajectory_id]
+            self._free.discard(trajectory_id)
+            self._leased.discard(trajectory_id)
+        del self._floors[group_id]
+        return self._groups.pop(group_id)
+
+    def _grant_order(self, row: TrajectoryRow) -> tuple[bool, bool, int, int]:
+        floor = self._floors[row.group_id]
+        is_eval = self._groups[row.group_id].split == "eval"
+        return (not is_eval, not floor, floor, row.trajectory_id)

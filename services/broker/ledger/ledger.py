@@ -1,0 +1,221 @@
+"""The broker's decisions: events in, actions out. No sockets, clocks, disks or logs; it knows ids, offsets, lengths,
+versions and epochs, never tokens.
+
+Each event is handled as a whole and returns the actions in order. The shell makes the rows (``Save``, ``AppendChunk``)
+durable first and carries out the rest afterwards, acknowledgements included: the ledger may therefore answer as if
+everything it decided were on disk already.
+"""
+
+from typing import Any, Final
+
+from protocol.codec import message_type
+from protocol.limits import PROTOCOL_VERSION
+from protocol.messages import (
+    SEQUENCED,
+    Ack,
+    AnyMessage,
+    BatchRequest,
+    Checkpointed,
+    Chunk,
+    Finish,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    LeaseRequest,
+    Message,
+    Published,
+    Refused,
+    Release,
+    Resume,
+    Role,
+    Status,
+    StatusRequest,
+    StopRequest,
+    Trained,
+    Welcome,
+)
+from services.broker.ledger.actions import Action, Note, Reply, Who
+from services.broker.ledger.fleet import Fleet
+from services.broker.ledger.peers import Peer, Peers, PlaceTaken, SessionRefused
+from services.broker.ledger.state import LedgerConfig, State
+from services.broker.ledger.status import status_of
+from services.broker.ledger.training import Training
+from services.broker.ledger.work import Work
+from services.broker.records import Snapshot
+
+UNKNOWN_SESSION: Final = "unknown session: say hello"
+ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
+    "rollout": (LeaseRequest, Chunk, Finish, Release, Heartbeat, Goodbye),
+    "learner": (BatchRequest, Published, Trained, Checkpointed, Resume, Heartbeat, Goodbye),
+    "operator": (StatusRequest, StopRequest, Goodbye),
+}
+
+
+class Ledger:
+    """The whole state machine."""
+
+    def __init__(self, config: LedgerConfig, snapshot: Snapshot, now: float) -> None:
+        self.state = State(config, snapshot)
+        run = snapshot.run
+        self.fleet = Fleet()
+        self.peers = Peers(now, Who(run.learner_peer, run.learner_session) if run.learner_session else None)
+        self.work = Work(self.state, now)
+        self.training = Training(self.state, self.work, now)
+
+    def on_hello(self, hello: Hello, now: float) -> list[Action]:
+        """First message of a session, or of a connection. The answer is Welcome or Refused: fatal, or to be tried again."""
+        self.peers.listen(now)
+        who = Who(hello.peer, hello.session)
+        if hello.protocol_version != PROTOCOL_VERSION:
+            reason = (
+                f"hello: protocol_version is {hello.protocol_version}, this broker speaks {PROTOCOL_VERSION}: "
+                "run the same release everywhere"
+            )
+            return [_refused(who, reason, "hello", fatal=True)]
+        if hello.fingerprint and hello.fingerprint != self.state.config.fingerprint:
+            # Before it has a session: another run's process must not take the place of one of this run's.
+            reason = (
+                f"hello: this broker's run has other settings (fingerprint {self.state.config.fingerprint}, sent was "
+                f"{hello.fingerprint}): run.seed, the model directory's name, [environment], [sampling] and [batch] must be "
+                "the same everywhere; or is this the broker of another run on the same port?"
+            )
+            return [_refused(who, reason, "hello", fatal=True)]
+        is_new = self.peers.get(who) is None
+        try:
+            replaced = self.peers.hello(who, hello.role, hello.first_seq, now)
+        except SessionRefused as error:
+            return [_refused(who, f"hello: {error}", "hello", fatal=True)]
+        except PlaceTaken as error:
+            return [_refused(who, f"hello: {error}", "hello")]
+        actions: list[Action] = [
+            Note(event="session_replaced", fields={"peer": other.peer, "session": other.session, "by": who.peer})
+            for other in replaced
+        ]
+        if hello.role == "rollout":
+            actions += [*(self.fleet.begins(who.peer) if is_new else ()), *self.work.session_started(who)]
+        elif hello.role == "learner":
+            actions += self.state.change_run(learner_peer=who.peer, learner_session=who.session)
+            if replaced:
+                self.training.session_ended()
+        actions.append(Note(event="hello", fields={"peer": who.peer, "session": who.session, "role": hello.role}))
+        newest = self.state.batches.newest
+        welcome = Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            run_id=self.state.config.run_id,
+            policy_version=self.state.batches.newest_version,
+            weights_endpoint=newest.endpoint if newest is not None else "",
+            next_batch=self.state.batches.settled,
+            fingerprint=self.state.config.fingerprint,
+        )
+        return [*actions, Reply(to=who, message=welcome), *self._advance(now)]
+
+    def on_message(self, who: Who, message: AnyMessage, seq: int | None, now: float) -> list[Action]:
+        """Any message of a session. A sequenced one is acknowledged, also when it is a duplicate or refused."""
+        self.peers.listen(now)
+        peer = self.peers.get(who)
+        kind = message_type(message)
+        if peer is None:
+            return [_refused(who, UNKNOWN_SESSION, kind)]
+        self.peers.hear(peer, now)
+        if not isinstance(message, ALLOWED[peer.role]):
+            return [_refused(who, f"{kind}: not expected from a {peer.role}", kind)]
+        if not isinstance(message, SEQUENCED):
+            return [*self._handle(peer, message, now), *self._advance_after(message, now)]
+        if seq is None:
+            return [_refused(who, f"{kind}: has no sequence number, and must arrive", kind)]
+        if not peer.inbox.offer(seq):
+            return [Reply(to=who, message=Ack(next_seq=peer.inbox.next_seq))]
+        actions = self._handle(peer, message, now)
+        ack = Reply(to=who, message=Ack(next_seq=peer.inbox.committed()))
+        return [*actions, ack, *self._advance_after(message, now)]
+
+    def on_undelivered(self, trajectory_id: int, epoch: int, reason: str, now: float) -> list[Action]:
+        """A Lease could not be sent; ``reason`` says why it never can be, and is empty when the peer is away."""
+        return [*self.work.undelivered(trajectory_id, epoch, reason), *self._advance(now)]
+
+    def on_tick(self, now: float) -> list[Action]:
+        """Time has passed: leases expire, silent peers are forgotten, a waiting learner hears what it waits for."""
+        self.peers.listen(now)
+        gone: list[Action] = []
+        for who in self.peers.prune(now):
+            gone += [
+                Note(event="peer_forgotten", fields={"peer": who.peer}),
+                *self.fleet.changes(who.peer, "gone", "silent"),
+            ]
+        return [*self.work.expire(now), *gone, *self._advance(now)]
+
+    def on_end(self) -> list[Action]:
+        """The broker ends in order, nobody knows for how long. A stop that was carried out, the learner gone with it, is
+        over; one that was not is for the next broker to go on with.
+        """
+        if not self.state.finished or self.peers.of_role("learner"):
+            return []
+        return self.state.stop_is_over()
+
+    def status(self, now: float) -> dict[str, Any]:
+        """A snapshot of the run for display."""
+        return status_of(self.state, self.peers, self.fleet, self.training, now)
+
+    def _handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
+        who = peer.who
+        match message:
+            case LeaseRequest():
+                peer.policy_version = message.policy_version
+                is_serving = self.fleet.state(who.peer) == "serving"
+                return self.work.on_lease_request(who, message, now, is_serving=is_serving)
+            case Chunk():
+                return self.work.on_chunk(who, message)
+            case Finish():
+                return self.work.on_finish(who, message)
+            case Release():
+                return self.work.on_release(who, message)
+            case Heartbeat() if peer.role == "learner":
+                return []  # It lives, which is all that it says.
+            case Heartbeat():
+                self.peers.heartbeat(who, message)
+                changes = self.fleet.changes(who.peer, message.status, "heartbeat")
+                return [*changes, *self.work.on_heartbeat(who, message, now)]
+            case Goodbye():
+                return self._on_goodbye(peer, message)
+            case StatusRequest():
+                return [Reply(to=who, message=Status(status=self.status(now)))]
+            case StopRequest():
+                return self.state.stop(f"stopped by {who.peer}: {message.reason}")
+            case _:
+                return self._handle_learners(who, message, now)
+
+    def _handle_learners(self, who: Who, message: Message, now: float) -> list[Action]:
+        match message:
+            case BatchRequest():
+                return self.training.on_batch_request(who, message)
+            case Published():
+                return self.training.on_published(who, message)
+            case Trained():
+                return self.training.on_trained(who, message, now)
+            case Checkpointed():
+                return self.training.on_checkpointed(who, message)
+            case Resume():
+                return self.training.on_resume(who, message)
+            case _:
+                raise AssertionError(f"{message_type(message)} is allowed and not handled")
+
+    def _on_goodbye(self, peer: Peer, goodbye: Goodbye) -> list[Action]:
+        """What it holds is free at once, and its place too."""
+        self.peers.leave(peer.who)
+        fields = {"peer": peer.who.peer, "session": peer.who.session, "role": peer.role, "reason": goodbye.reason}
+        if peer.role == "learner":
+            self.training.session_ended()
+            return [*self.state.change_run(learner_peer="", learner_session=""), Note(event="goodbye", fields=fields)]
+        ended: list[Action] = [*self.work.session_ended(peer.who), Note(event="goodbye", fields=fields)]
+        return [*self.fleet.changes(peer.who.peer, "gone", goodbye.reason or "goodbye"), *ended]
+
+    def _advance_after(self, message: Message, now: float) -> list[Action]:
+        """Frequent messages complete no group: what they may change otherwise is seen at the next tick."""
+        return [] if isinstance(message, (LeaseRequest, Chunk, Heartbeat)) else self._advance(now)
+
+    def _advance(self, now: float) -> list[Action]:
+        return [*self.state.start_evaluation_if_due(), *self.training.advance(now)]
+
+
+def _refused(who: Who, reason: str, kind: str, *, fatal: bool = False) -> Reply:
+    return Reply(to=who, message=Refused(reason=reason, message_type=kind, fatal=fatal))

@@ -1,0 +1,210 @@
+"""What both sides of the ledger share: the groups, the batches, the evaluations, and what ends the run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from protocol.messages import LeaseEnded
+from services.broker.ledger.actions import Action, Note, Record, Reply, Save, Who
+from services.broker.ledger.admission import Window
+from services.broker.ledger.batches import Batches
+from services.broker.ledger.evaluations import Evaluations
+from services.broker.ledger.groups import Groups
+from services.broker.ledger.tasks import TaskOrder
+from services.broker.records import DropReason, EvaluationRow, Row, Snapshot, TrajectoryRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerConfig:
+    """The run's rules, as far as the ledger needs them; see services.runtime.settings.sections for what each means."""
+
+    run_id: str
+    fingerprint: str
+    seed: int
+    num_batches: int
+    group_size: int
+    groups_per_batch: int
+    max_lag: int
+    max_tokens: int
+    lease_s: float
+    max_attempts: int
+    failure_budget: int
+    evaluate_every_batches: int
+    num_eval_tasks: int
+    """Held-out tasks per evaluation: not more than there are."""
+    num_train_tasks: int | None
+    """None: endless."""
+
+
+class State:
+    """The run as it stands."""
+
+    def __init__(self, config: LedgerConfig, snapshot: Snapshot) -> None:
+        self.config = config
+        self.groups = Groups(snapshot)
+        self.batches = Batches(snapshot)
+        self.evaluations = Evaluations(
+            snapshot,
+            every_batches=config.evaluate_every_batches,
+            num_batches=config.num_batches,
+            num_tasks=config.num_eval_tasks,
+        )
+        self.order = TaskOrder(config.seed, config.num_train_tasks)
+        self.next_prompt = snapshot.next_prompt
+        self.num_batched_groups = snapshot.num_batched_groups
+        self.num_dropped: dict[str, int] = dict(snapshot.num_dropped)
+        self.run = snapshot.run
+
+    @property
+    def stop_reason(self) -> str:
+        """Why no further batch is assembled, from the moment that it is known; empty while there is no reason."""
+        return self.run.stop_reason
+
+    @property
+    def oldest_allowed(self) -> int:
+        """Oldest version whose tokens can go into the next batch."""
+        return max(1, self.batches.next_version - self.config.max_lag)
+
+    @property
+    def num_wanted_groups(self) -> int:
+        """How many more groups may be admitted for the rest of the run: not one that no batch needs."""
+        batches_left = self.config.num_batches - self.batches.num_assembled
+        return batches_left * self.config.groups_per_batch - self.groups.num_training
+
+    @property
+    def end_reason(self) -> str:
+        """Why there is no further batch; empty while there is one."""
+        if self.stop_reason:
+            return self.stop_reason
+        complete = self.batches.num_assembled >= self.config.num_batches
+        if complete and self.batches.num_trained >= self.config.num_batches and not self.evaluations.final_is_missing:
+            return f"all {self.config.num_batches} batches are trained"
+        return ""
+
+    @property
+    def finished(self) -> bool:
+        """Nothing is left to do: what was assembled is trained, and nothing more will be."""
+        return bool(self.end_reason) and self.batches.num_trained >= self.batches.num_assembled
+
+    def window(self) -> Window:
+        """The admission window for the version of the next batch."""
+        newest = self.batches.newest_version
+        return Window(
+            (group.floor for group in self.groups.outstanding(newest)),
+            version=self.batches.next_version,
+            max_lag=self.config.max_lag,
+            groups_per_batch=self.config.groups_per_batch,
+        )
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    def start_group(self) -> tuple[int, list[Action]]:
+        """Admit the next prompt; returns the group's id too."""
+        prompt = self.next_prompt
+        self.next_prompt += 1
+        group = self.groups.start("train", prompt, self.order.task_index(prompt), self.config.group_size, None)
+        return group.group_id, [Save(row=group), *saves(self.groups.members(group.group_id))]
+
+    def drop_group(self, group_id: int, reason: DropReason) -> list[Action]:
+        """The group is trained on by nobody: recorded with its lengths, because long episodes are dropped more often."""
+        members = self.groups.members(group_id)
+        row = self.groups.drop(group_id, reason)
+        self.num_dropped[reason] = self.num_dropped.get(reason, 0) + 1
+        line = {
+            "event": "dropped",
+            "reason": reason,
+            "group_id": group_id,
+            "prompt": row.prompt,
+            "policy_version": self.batches.newest_version,
+            "num_tokens": [member.num_tokens for member in members],
+            "finished": [member.status == "finished" for member in members],
+        }
+        ended = [lease_ended(member, f"its group was dropped: {reason}") for member in members if member.status == "leased"]
+        note = Note(event="group_dropped", fields={"group_id": group_id, "reason": reason}, level="warning")
+        return [Save(row=row), *ended, Record(line=line), note]
+
+    def fail_attempt(self, row: TrajectoryRow, reason: str) -> list[Action]:
+        """An attempt at a leased trajectory failed for a reason of its own: once more, or give it up."""
+        note = Note(
+            event="attempt_failed",
+            fields={"trajectory_id": row.trajectory_id, "attempts": row.attempts + 1, "reason": reason},
+            level="warning",
+        )
+        if row.attempts + 1 < self.config.max_attempts:
+            return [note, Save(row=self.groups.release(row.trajectory_id, failed=True))]
+        if self.groups.group(row.group_id).split == "eval":
+            return [note, *saves(self.groups.give_up(row.trajectory_id)), *self.close_evaluation()]
+        self.groups.release(row.trajectory_id, failed=True)
+        actions = [note, *self.drop_group(row.group_id, "failed")]
+        failures = self.run.failures_in_a_row + 1
+        actions += self.change_run(failures_in_a_row=failures)
+        if failures >= self.config.failure_budget and not self.stop_reason:
+            error = f"{failures} groups in a row failed (broker.failure_budget), the last one because of: {reason}"
+            actions += [*self.change_run(error=error), *self.stop(error)]
+        return actions
+
+    def stop(self, reason: str) -> list[Action]:
+        """No further batch is assembled and nothing more is leased, also not by the next broker."""
+        if self.stop_reason:
+            return []
+        note = Note(event="run_stops", fields={"reason": reason}, level="warning")
+        return [*self.change_run(stop_reason=reason), note]
+
+    def stop_is_over(self) -> list[Action]:
+        """It was carried out, and whoever starts the run again wants it to go on."""
+        return self.change_run(stop_reason="", error="", failures_in_a_row=0)
+
+    def change_run(self, **changes: Any) -> list[Action]:
+        """Change what is known of the run as a whole."""
+        run = replace(self.run, **changes)
+        if run == self.run:
+            return []
+        self.run = run
+        return [Save(row=run)]
+
+    def start_evaluation_if_due(self) -> list[Action]:
+        newest = self.batches.newest
+        if newest is None or self.stop_reason or not self.evaluations.is_due(newest):
+            return []
+        row = self.evaluations.start(newest)
+        rows: list[Row] = [row]
+        for index in range(row.num_tasks):
+            group = self.groups.start("eval", index, index, 1, row.evaluation_id)
+            rows += [group, *self.groups.members(group.group_id)]
+        fields = {"policy_version": row.policy_version, "batch": row.batch, "num_tasks": row.num_tasks}
+        return [*saves(rows), Note(event="evaluation_started", fields=fields)]
+
+    def close_evaluation(self) -> list[Action]:
+        """Close the open evaluation if all its trajectories are done."""
+        row = self.evaluations.open
+        if row is None or any(group.status == "open" for group in self.groups.of_split("eval")):
+            return []
+        group_ids = [group.group_id for group in self.groups.of_split("eval")]
+        members = [member for group_id in group_ids for member in self.groups.members(group_id)]
+        done = self.evaluations.close(row.evaluation_id, members)
+        line = {
+            "event": "eval",
+            "eval/reward": done.reward,
+            "policy_version": done.policy_version,
+            "batch": done.batch,
+            "num_finished": done.num_finished,
+            "num_failed": done.num_failed,
+        }
+        return [*saves(self.groups.settle(group_ids, None)), Save(row=done), Record(line=line), evaluation_note(done)]
+
+
+def saves(rows: Sequence[Row]) -> list[Action]:
+    return [Save(row=row) for row in rows]
+
+
+def lease_ended(row: TrajectoryRow, reason: str) -> Reply:
+    """To the holder of a leased trajectory."""
+    message = LeaseEnded(trajectory_id=row.trajectory_id, epoch=row.epoch, reason=reason)
+    return Reply(to=Who(row.holder_peer, row.holder_session), message=message)
+
+
+def evaluation_note(row: EvaluationRow) -> Note:
+    fields = {"policy_version": row.policy_version, "batch": row.batch, "reward": row.reward, "num_failed": row.num_failed}
+    return Note(event="evaluation_done", fields=fields)

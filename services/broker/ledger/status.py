@@ -1,0 +1,78 @@
+"""The run as plain data, for whoever watches it."""
+
+from typing import Any
+
+from services.broker.ledger.fleet import Fleet
+from services.broker.ledger.peers import LEARNER_LEASE_S, Peer, Peers
+from services.broker.ledger.state import State
+from services.broker.ledger.training import Training
+
+
+def status_of(state: State, peers: Peers, fleet: Fleet, training: Training, now: float) -> dict[str, Any]:
+    """Plain data; what is not known yet is None."""
+    batches = state.batches
+    last = batches.last
+    evaluated = state.evaluations.last_done
+    evaluation = state.evaluations.open
+    return {
+        "run_id": state.config.run_id,
+        "batches_trained": batches.num_trained,
+        "batches_assembled": batches.num_assembled,
+        "batches_total": state.config.num_batches,
+        "batches_settled": batches.settled,
+        "policy_version": batches.newest_version,
+        "train_reward": last.stats.mean_reward if last is not None else None,
+        "lag_mean": last.stats.mean_lag if last is not None else None,
+        "lag_max": last.stats.max_lag if last is not None else None,
+        "eval_reward": evaluated.reward if evaluated is not None else None,
+        "eval_policy_version": evaluated.policy_version if evaluated is not None else None,
+        "eval_open_version": evaluation.policy_version if evaluation is not None else None,
+        "tokens_per_s": training.tokens_per_s,
+        "groups": groups_by_state(state),
+        "dropped": dict(state.num_dropped),
+        "prompts_started": state.next_prompt,
+        "rollouts": [_rollout(state, peer, fleet, now) for peer in peers.of_role("rollout")],
+        "rollouts_gone": fleet.gone,
+        **_learner(peers, now),
+        "waiting_for": training.waiting_for(),
+        "quiet_s": training.quiet_s(now),
+        "stopping": state.stop_reason,
+        "finished": state.finished,
+        "error": state.run.error,
+    }
+
+
+def _learner(peers: Peers, now: float) -> dict[str, Any]:
+    """The one that has the run, if it is connected, and the session of another one that wants it."""
+    holder = next(iter(peers.of_role("learner")), None)
+    waiting = peers.turned_away
+    waits = waiting is not None and now - waiting[1] < LEARNER_LEASE_S
+    return {
+        "learner": None if holder is None else holder.who.peer,
+        "learner_session": None if holder is None else holder.who.session,
+        "learner_silent_s": None if holder is None else now - holder.last_seen,
+        "learner_waiting": waiting[0].session if waiting is not None and waits else None,
+    }
+
+
+def groups_by_state(state: State) -> dict[str, int]:
+    """Training groups by what became of them."""
+    complete = state.groups.num_complete
+    return {
+        "open": state.groups.num_training - complete,
+        "complete": complete,
+        "batched": state.num_batched_groups,
+        "dropped": sum(state.num_dropped.values()),
+    }
+
+
+def _rollout(state: State, peer: Peer, fleet: Fleet, now: float) -> dict[str, Any]:
+    leases = sum(1 for row in state.groups.leased() if row.holder_peer == peer.who.peer)
+    return {
+        "peer": peer.who.peer,
+        "status": fleet.state(peer.who.peer),
+        "policy_version": peer.policy_version,
+        "leases": leases,
+        "silent_s": now - peer.last_seen,
+        "metrics": peer.metrics,
+    }

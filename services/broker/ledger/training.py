@@ -1,0 +1,252 @@
+"""The learner's side of the ledger: publications, batches in a recorded order, checkpoints, the end of the run."""
+
+import math
+from typing import Any, Final
+
+import msgspec
+
+from protocol.messages import (
+    BatchPending,
+    BatchRequest,
+    Checkpointed,
+    EndOfRun,
+    Published,
+    Pulse,
+    Refused,
+    Resume,
+    Trained,
+)
+from services.broker.ledger.actions import Action, Announce, DeliverBatch, Note, Record, Reply, Save, Who
+from services.broker.ledger.admission import Choice, choose_batch
+from services.broker.ledger.state import State, saves
+from services.broker.ledger.work import Work
+
+PENDING_INTERVAL_S: Final = 1.0
+NAMED_GROUPS: Final = 4
+"""So many groups are named in the text that says what a batch waits for."""
+
+
+class Training:
+    """What is published and trained. At most one request for a batch waits: the learner's latest."""
+
+    def __init__(self, state: State, work: Work, now: float) -> None:
+        self._state = state
+        self._work = work
+        self._waiting: tuple[Who, BatchRequest] | None = None
+        self._last_pending = now - PENDING_INTERVAL_S
+        self._last_trained_at: float | None = None
+        self._quiet_since = now
+        self.tokens_per_s: float | None = None
+        """Tokens of the last trained batch over the time since the one before."""
+
+    def session_ended(self) -> None:
+        """The learner left, or was replaced: what it asked for is not wanted any more."""
+        self._waiting = None
+        self._last_trained_at = None
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def on_published(self, who: Who, published: Published) -> list[Action]:
+        state = self._state
+        try:
+            rows = state.batches.publish(published)
+        except ValueError as error:
+            return [_refuse(who, f"published: {error}", "published")]
+        if not rows:
+            return []
+        fields = {"policy_version": published.policy_version, "trained_batches": published.trained_batches}
+        pulse = Pulse(
+            policy_version=published.policy_version, weights_endpoint=published.endpoint, stopping=bool(state.stop_reason)
+        )
+        return [*saves(rows), Note(event="version_published", fields=fields), Announce(message=pulse), *self._sweep()]
+
+    def on_trained(self, who: Who, trained: Trained, now: float) -> list[Action]:
+        state = self._state
+        again = state.batches.was_trained(trained.index)
+        try:
+            rows = state.batches.train(trained)
+        except ValueError as error:
+            return [_refuse(who, f"trained: {error}", "trained")]
+        if not rows:
+            return []
+        batch = state.batches.batch(trained.index)
+        self.tokens_per_s = None
+        if batch is not None and self._last_trained_at is not None and now > self._last_trained_at:
+            self.tokens_per_s = batch.stats.num_tokens / (now - self._last_trained_at)
+        self._last_trained_at = self._quiet_since = now
+        line: dict[str, Any] = {"event": "batch", **_finite(trained.metrics), "batch": trained.index}
+        line |= {"policy_version": trained.policy_version, "again": again, "tokens_per_s": self.tokens_per_s}
+        if batch is not None:
+            stats = batch.stats
+            line |= {
+                "assembled_at_version": batch.policy_version,
+                "num_tokens": stats.num_tokens,
+                "num_action_tokens": stats.num_action_tokens,
+                "num_trajectories": stats.num_trajectories,
+                "num_uniform_groups": stats.num_uniform_groups,
+                "train/reward": stats.mean_reward,
+                "lag/mean": stats.mean_lag,
+                "lag/max": stats.max_lag,
+            }
+        fields = {"batch": trained.index, "reward": line.get("train/reward"), "lag": line.get("lag/mean"), "again": again}
+        return [*saves(rows), Record(line=line), Note(event="batch_trained", fields=fields)]
+
+    def on_checkpointed(self, who: Who, checkpointed: Checkpointed) -> list[Action]:
+        try:
+            rows = self._state.batches.settle(checkpointed)
+        except ValueError as error:
+            return [_refuse(who, f"checkpointed: {error}", "checkpointed")]
+        return [*saves(rows), *(Note(event="batches_settled", fields=msgspec.to_builtins(row)) for row in rows)]
+
+    def on_resume(self, who: Who, resume: Resume) -> list[Action]:
+        try:
+            self._state.batches.check_resume(resume.next_batch)
+        except ValueError as error:
+            return [_refuse(who, str(error), "resume")]
+        return [Note(event="learner_resumed", fields={"next_batch": resume.next_batch})]
+
+    def on_batch_request(self, who: Who, request: BatchRequest) -> list[Action]:
+        """An assembled batch is delivered at once; the next one is waited for (see ``advance``)."""
+        batches = self._state.batches
+        if request.index > batches.num_assembled or request.index < batches.settled:
+            reason = (
+                f"batch_request: index is {request.index}: batches below {batches.settled} are settled by a checkpoint, "
+                f"{batches.num_assembled} is the next new one"
+            )
+            return [_refuse(who, reason, "batch_request")]
+        if request.index < batches.num_assembled:
+            self._waiting = None
+            return [DeliverBatch(to=who, index=request.index)]
+        self._waiting = (who, request)
+        return []
+
+    # --- after every event -------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> list[Action]:
+        """Answer the waiting request, if it can be: with a new batch, with the end of the run, or with what it waits for."""
+        if self._waiting is None:
+            return []
+        who, request = self._waiting
+        state = self._state
+        if state.end_reason:
+            self._waiting = None
+            return [Reply(to=who, message=EndOfRun(index=request.index, reason=state.end_reason))]
+        actions = self._sweep() if not self._blocked(request) else []
+        choice = self._choose() if not self._blocked(request) else Choice(group_ids=())
+        if choice.group_ids:
+            self._waiting = None
+            return [*actions, *self._assemble(choice.group_ids), DeliverBatch(to=who, index=request.index)]
+        if now - self._last_pending >= PENDING_INTERVAL_S:
+            self._last_pending = now
+            pending = BatchPending(
+                index=request.index,
+                groups_ready=state.groups.num_complete,
+                groups_needed=state.config.groups_per_batch,
+                waiting_for=self.waiting_for(),
+            )
+            actions.append(Reply(to=who, message=pending))
+        return actions
+
+    def quiet_s(self, now: float) -> float:
+        """Since a batch was trained, or this broker started."""
+        return now - self._quiet_since
+
+    def waiting_for(self) -> str:
+        """What the next batch waits for, in words, so that no wait is silent."""
+        state = self._state
+        if state.end_reason:
+            return ""
+        if self._waiting is not None:
+            blocked = self._blocked(self._waiting[1])
+            if blocked:
+                return blocked
+        if state.batches.newest is None:
+            return "the learner to publish its first weights"
+        choice = self._choose()
+        if choice.group_ids:
+            return "the learner to ask for the next batch"
+        if choice.due:
+            named = [self._describe(group_id) for group_id in choice.due[:NAMED_GROUPS]]
+            return f"{len(choice.due)} groups that must not get older: " + ", ".join(named)
+        groups = state.groups
+        return (
+            f"{state.config.groups_per_batch - choice.num_complete} more complete groups: {choice.num_complete} of "
+            f"{state.config.groups_per_batch} are ready, {groups.num_leased} trajectories under way, {groups.num_free} free"
+        )
+
+    def _blocked(self, request: BatchRequest) -> str:
+        """Why a batch cannot be assembled whatever the groups; empty if it can."""
+        state = self._state
+        batches = state.batches
+        if request.index >= state.config.num_batches:
+            evaluation = state.evaluations.open
+            if evaluation is None:
+                return "the weights after the last batch to be published, for the final evaluation"
+            done = sum(1 for group in state.groups.of_split("eval") if group.status == "complete")
+            return f"evaluation of version {evaluation.policy_version}: {done} of {evaluation.num_tasks} tasks done"
+        if batches.is_next_to_be_published(request.policy_version):
+            return ""
+        if batches.newest_version != request.policy_version:
+            return f"version {request.policy_version} to be published, {batches.newest_version} is the newest"
+        if batches.num_trained != batches.num_assembled:
+            return (
+                f"weights trained on {batches.num_assembled} batches to be published, version {batches.newest_version} was "
+                f"trained on {batches.num_trained}"
+            )
+        return ""
+
+    def _choose(self) -> Choice:
+        state = self._state
+        return choose_batch(
+            state.groups.outstanding(state.batches.newest_version),
+            version=state.batches.next_version,
+            max_lag=state.config.max_lag,
+            groups_per_batch=state.config.groups_per_batch,
+        )
+
+    def _assemble(self, group_ids: tuple[int, ...]) -> list[Action]:
+        state = self._state
+        version = state.batches.next_version
+        members = [state.groups.members(group_id) for group_id in group_ids]
+        assert all(version - row.min_version <= state.config.max_lag for group in members for row in group)
+        batch = state.batches.assemble(version, members)
+        rows = state.groups.settle(group_ids, batch.index)
+        state.num_batched_groups += len(rows)
+        fields = {"batch": batch.index, "policy_version": version, **msgspec.to_builtins(batch.stats)}
+        return [Save(row=batch), *saves(rows), Note(event="batch_assembled", fields=fields), *self._sweep()]
+
+    def _sweep(self) -> list[Action]:
+        """Drop groups that are too old for any batch to come, and take back leases whose tokens would be.
+
+        Does nothing while admission's theorem holds; versions jump when a learner restarts.
+        """
+        state = self._state
+        oldest = state.oldest_allowed
+        actions: list[Action] = []
+        for group in list(state.groups.of_split("train")):
+            floor = state.groups.floor(group.group_id)
+            if not floor or floor >= oldest:
+                continue
+            if any(0 < row.min_version < oldest for row in state.groups.members(group.group_id)):
+                actions += state.drop_group(group.group_id, "stale")
+            else:
+                actions += self._work.end_leases_older_than(oldest, group.group_id)
+        return actions
+
+    def _describe(self, group_id: int) -> str:
+        members = self._state.groups.members(group_id)
+        done = sum(1 for row in members if row.status == "finished")
+        holders = sorted({row.holder_peer for row in members if row.status == "leased"})
+        free = sum(1 for row in members if row.status == "free")
+        where = f"under way at {', '.join(holders[:NAMED_GROUPS])}" if holders else "under way nowhere"
+        return f"group {group_id} ({done} of {len(members)} finished, {free} free, {where})"
+
+
+def _finite(metrics: dict[str, float | None]) -> dict[str, float | None]:
+    """JSON knows no NaN and no infinity: null."""
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def _refuse(who: Who, reason: str, message_type: str) -> Reply:
+    """What a learner says that contradicts the ledger cannot be repaired by going on."""
+    return Reply(to=who, message=Refused(reason=reason, message_type=message_type, fatal=True))

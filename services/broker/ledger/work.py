@@ -1,0 +1,286 @@
+"""The work side of the ledger: leases, chunks, finished and failed episodes, heartbeats, expiry."""
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+from protocol.limits import MAX_LEASES_PER_PEER
+from protocol.messages import (
+    Chunk,
+    Finish,
+    Heartbeat,
+    LeaseEnded,
+    LeaseRequest,
+    NoLease,
+    Pulse,
+    Refused,
+    Release,
+)
+from services.broker.ledger.actions import Action, AppendChunk, GrantLease, Note, Reply, Save, Who
+from services.broker.ledger.admission import Window
+from services.broker.ledger.peers import LISTENING_S
+from services.broker.ledger.state import State, lease_ended, saves
+from services.broker.ledger.tasks import trajectory_seed
+from services.broker.ledger.tokens import action_tokens
+from services.broker.records import TrajectoryRow
+
+NoLeaseReason = Literal["window_full", "version_too_old", "no_prompts", "stopping", "not_serving"]
+RETRY_SOON_S: Final = 0.25
+RETRY_LATER_S: Final = 1.0
+
+
+class Work:
+    """Leases and what comes in under them. Deadlines are not durable: after a restart each lease gets a fresh one."""
+
+    def __init__(self, state: State, now: float) -> None:
+        self._state = state
+        self._deadlines: dict[int, float] = {}
+        self._last_tick = now
+        for row in state.groups.leased():
+            self._deadlines[row.trajectory_id] = now + state.config.lease_s
+
+    # --- leases ---------------------------------------------------------------------------------------------------------
+
+    def on_lease_request(self, who: Who, request: LeaseRequest, now: float, *, is_serving: bool = True) -> list[Action]:
+        """Grant up to ``capacity`` leases: held-out trajectories first, then unfinished ones, then new groups.
+
+        ``is_serving``: the rollout has said that its engine serves a verified version.
+        """
+        state = self._state
+        if state.stop_reason or state.finished:
+            return [_no_lease(who, request, "stopping")]
+        if not is_serving:
+            return [_no_lease(who, request, "not_serving")]
+        if request.policy_version > state.batches.newest_version:
+            reason = f"policy_version is {request.policy_version}: {state.batches.newest_version} is the newest published"
+            return [Reply(to=who, message=Refused(reason=reason, message_type="lease_request"))]
+        held = self._num_held(who, request.capacity)
+        if held + request.capacity > MAX_LEASES_PER_PEER:
+            reason = (
+                f"lease_request: capacity is {request.capacity}, {who.peer} holds {held} leases already, "
+                f"{MAX_LEASES_PER_PEER} allowed (MAX_LEASES_PER_PEER): use a smaller rollout.max_running"
+            )
+            return [Reply(to=who, message=Refused(reason=reason, message_type="lease_request"))]
+        actions: list[Action] = []
+        window = state.window()
+        left = request.capacity
+        for row in state.groups.free():
+            if not left:
+                break
+            if self._may_grant(window, row, request.policy_version):
+                actions += self._grant(who, row, request.policy_version, now)
+                left -= 1
+        while left and self._may_admit(window, request.policy_version):
+            group_id, started = state.start_group()
+            actions += started
+            for row in state.groups.members(group_id)[:left]:
+                actions += self._grant(who, row, request.policy_version, now)
+                left -= 1
+        if left:
+            actions.append(self._unfilled(who, request))
+        return actions
+
+    def _num_held(self, who: Who, wanted: int) -> int:
+        """Leases that a session holds; not counted (0) where all sessions together could have ``wanted`` more."""
+        groups = self._state.groups
+        if groups.num_leased + wanted <= MAX_LEASES_PER_PEER:
+            return 0
+        return sum(who == (row.holder_peer, row.holder_session) for row in groups.leased())
+
+    def _may_grant(self, window: Window, row: TrajectoryRow, version: int) -> bool:
+        state = self._state
+        group = state.groups.group(row.group_id)
+        if group.evaluation is not None:
+            evaluation = state.evaluations.open
+            assert evaluation is not None
+            return version >= evaluation.policy_version
+        if version < state.oldest_allowed:
+            return False
+        return window.lower(state.groups.counted_floor(row.group_id, state.batches.newest_version), version)
+
+    def _may_admit(self, window: Window, version: int) -> bool:
+        state = self._state
+        return version >= state.oldest_allowed and state.num_wanted_groups > 0 and window.add(version)
+
+    def _grant(self, who: Who, row: TrajectoryRow, version: int, now: float) -> list[Action]:
+        state = self._state
+        row = state.groups.grant(row.trajectory_id, who, version)
+        self._deadlines[row.trajectory_id] = now + state.config.lease_s
+        group = state.groups.group(row.group_id)
+        grant = GrantLease(
+            to=who,
+            trajectory_id=row.trajectory_id,
+            epoch=row.epoch,
+            group_id=row.group_id,
+            split=group.split,
+            task_index=group.task_index,
+            seed=trajectory_seed(state.config.seed, row.trajectory_id),
+            num_tokens=row.num_tokens,
+        )
+        return [Save(row=row), grant]
+
+    def _unfilled(self, who: Who, request: LeaseRequest) -> Reply:
+        state = self._state
+        newest = state.batches.newest_version
+        if newest == 0 or request.policy_version < min(state.oldest_allowed, newest):
+            return _no_lease(who, request, "version_too_old")
+        if state.num_wanted_groups <= 0:
+            return _no_lease(who, request, "no_prompts")
+        return _no_lease(who, request, "window_full")
+
+    def undelivered(self, trajectory_id: int, epoch: int, reason: str) -> list[Action]:
+        """A Lease could not be sent: nobody holds it. With a ``reason`` of its own it is a failed attempt."""
+        row = self._state.groups.trajectory(trajectory_id)
+        if row is None or row.status != "leased" or row.epoch != epoch:
+            return []
+        if reason:
+            return self._state.fail_attempt(row, reason)
+        return [Save(row=self._state.groups.release(trajectory_id, failed=False))]
+
+    def session_started(self, who: Who) -> list[Action]:
+        """Leases of the peer's former lives end: nobody is left who could extend them."""
+        return self._end_leases(
+            row for row in self._state.groups.leased() if row.holder_peer == who.peer and row.holder_session != who.session
+        )
+
+    def session_ended(self, who: Who) -> list[Action]:
+        """The session said Goodbye: what it did not hand back goes on elsewhere, and need not expire first."""
+        return self._end_leases(row for row in self._state.groups.leased() if who == (row.holder_peer, row.holder_session))
+
+    def _end_leases(self, rows: Iterable[TrajectoryRow]) -> list[Action]:
+        actions: list[Action] = []
+        for row in rows:
+            actions.append(Save(row=self._state.groups.release(row.trajectory_id, failed=False)))
+            fields = {"trajectory_id": row.trajectory_id, "peer": row.holder_peer, "num_tokens": row.num_tokens}
+            actions.append(Note(event="lease_of_former_session_ended", fields=fields))
+        return actions
+
+    def on_heartbeat(self, who: Who, heartbeat: Heartbeat, now: float) -> list[Action]:
+        """Renew exactly the leases that are named; whatever is named and not held has ended."""
+        state = self._state
+        actions: list[Action] = []
+        for key in heartbeat.leases:
+            row = self._held(who, key.trajectory_id, key.epoch)
+            if row is None:
+                actions.append(_ended(who, key.trajectory_id, key.epoch, "not held by this session"))
+            else:
+                self._deadlines[row.trajectory_id] = now + state.config.lease_s
+        newest = state.batches.newest
+        pulse = Pulse(
+            policy_version=state.batches.newest_version,
+            weights_endpoint=newest.endpoint if newest is not None else "",
+            stopping=bool(state.stop_reason) or state.finished,
+        )
+        return [*actions, Reply(to=who, message=pulse)]
+
+    def expire(self, now: float) -> list[Action]:
+        """Leases whose deadline has passed: their trajectories go on elsewhere.
+
+        Time in which the broker was not listening does not count: heartbeats of it are still to be read.
+        """
+        actions: list[Action] = []
+        deaf_s = now - self._last_tick
+        self._last_tick = now
+        if deaf_s > LISTENING_S:
+            for trajectory_id in self._deadlines:
+                self._deadlines[trajectory_id] += deaf_s
+        for trajectory_id in [key for key, deadline in self._deadlines.items() if deadline <= now]:
+            del self._deadlines[trajectory_id]
+            row = self._state.groups.trajectory(trajectory_id)
+            if row is not None and row.status == "leased":
+                actions.append(lease_ended(row, "it was not renewed in time"))
+                actions.append(Save(row=self._state.groups.release(trajectory_id, failed=False)))
+                fields = {"trajectory_id": trajectory_id, "peer": row.holder_peer, "num_tokens": row.num_tokens}
+                actions.append(Note(event="lease_expired", fields=fields, level="warning"))
+        return actions
+
+    def end_leases_older_than(self, version: int, group_id: int) -> list[Action]:
+        """After versions jumped: take back what engines may still generate with versions that are too old."""
+        actions: list[Action] = []
+        for row in self._state.groups.members(group_id):
+            if row.status == "leased" and row.lease_version < version:
+                actions.append(lease_ended(row, f"granted at version {row.lease_version}, {version} is the oldest allowed"))
+                actions.append(Save(row=self._state.groups.release(row.trajectory_id, failed=False)))
+        return actions
+
+    # --- episodes ---------------------------------------------------------------------------------------------------------
+
+    def on_chunk(self, who: Who, chunk: Chunk) -> list[Action]:
+        state = self._state
+        if self._is_finished(chunk.trajectory_id, chunk.epoch):
+            return []  # delivered again after a broker restart
+        row = self._held(who, chunk.trajectory_id, chunk.epoch)
+        if row is None:
+            return [_ended(who, chunk.trajectory_id, chunk.epoch, "not held by this session")]
+        end = chunk.offset + chunk.num_tokens
+        if row.lease_start <= chunk.offset and end <= row.num_tokens:
+            return []  # delivered again after a broker restart
+        if chunk.offset != row.num_tokens:
+            return self._refuse(
+                who, row, "chunk", f"gap: offset is {chunk.offset}, acknowledged are {row.num_tokens} tokens"
+            )
+        if end > state.config.max_tokens:
+            return self._refuse(who, row, "chunk", f"{end} tokens, {state.config.max_tokens} allowed (sampling.max_tokens)")
+        try:
+            actions = action_tokens(chunk, state.batches.newest_version)
+        except ValueError as error:
+            return self._refuse(who, row, "chunk", str(error))
+        return [Save(row=state.groups.append(chunk, actions)), AppendChunk(chunk=chunk)]
+
+    def on_finish(self, who: Who, finish: Finish) -> list[Action]:
+        state = self._state
+        if self._is_finished(finish.trajectory_id, finish.epoch):
+            return []  # delivered again after a broker restart
+        row = self._held(who, finish.trajectory_id, finish.epoch)
+        if row is None:
+            return [_ended(who, finish.trajectory_id, finish.epoch, "not held by this session")]
+        if finish.num_tokens != row.num_tokens:
+            reason = f"num_tokens is {finish.num_tokens}, acknowledged are {row.num_tokens} tokens"
+            return self._refuse(who, row, "finish", reason)
+        if row.num_action_tokens == 0:
+            return self._refuse(who, row, "finish", "it has no action token: there is nothing to train on")
+        if len(finish.turn_rewards) != row.num_turns:
+            reason = f"{len(finish.turn_rewards)} turn_rewards for {row.num_turns} action turns"
+            return self._refuse(who, row, "finish", reason)
+        actions = saves(state.groups.finish(finish))
+        group = state.groups.group(row.group_id)
+        if group.status == "complete" and group.split == "train":
+            actions += state.change_run(failures_in_a_row=0)
+            rewards = [member.reward for member in state.groups.members(row.group_id)]
+            fields = {"group_id": row.group_id, "mean_reward": sum(rewards) / len(rewards)}
+            actions.append(Note(event="group_complete", fields=fields))
+        return [*actions, *state.close_evaluation()]
+
+    def on_release(self, who: Who, release: Release) -> list[Action]:
+        row = self._held(who, release.trajectory_id, release.epoch)
+        if row is None:
+            return [_ended(who, release.trajectory_id, release.epoch, "not held by this session")]
+        if release.failed:
+            return self._state.fail_attempt(row, release.reason)
+        return [Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
+
+    def _is_finished(self, trajectory_id: int, epoch: int) -> bool:
+        """Whether the lease of this epoch has finished the trajectory."""
+        row = self._state.groups.trajectory(trajectory_id)
+        return row is not None and row.status == "finished" and row.epoch == epoch
+
+    def _held(self, who: Who, trajectory_id: int, epoch: int) -> TrajectoryRow | None:
+        """The trajectory if this session holds it in this epoch."""
+        row = self._state.groups.trajectory(trajectory_id)
+        if row is None or row.status != "leased" or row.epoch != epoch:
+            return None
+        return row if who == (row.holder_peer, row.holder_session) else None
+
+    def _refuse(self, who: Who, row: TrajectoryRow, message_type: str, reason: str) -> list[Action]:
+        """What the holder sent cannot be accepted: a failed attempt, and the lease ends."""
+        text = f"trajectory {row.trajectory_id}: {reason}"
+        refused = Reply(to=who, message=Refused(reason=text, message_type=message_type))
+        return [refused, _ended(who, row.trajectory_id, row.epoch, reason), *self._state.fail_attempt(row, text)]
+
+
+def _ended(who: Who, trajectory_id: int, epoch: int, reason: str) -> Reply:
+    return Reply(to=who, message=LeaseEnded(trajectory_id=trajectory_id, epoch=epoch, reason=reason))
+
+
+def _no_lease(who: Who, request: LeaseRequest, reason: NoLeaseReason) -> Reply:
+    retry_s = RETRY_SOON_S if reason in ("window_full", "version_too_old", "not_serving") else RETRY_LATER_S
+    return Reply(to=who, message=NoLease(request_id=request.request_id, reason=reason, retry_s=retry_s))

@@ -1,0 +1,152 @@
+"""Who says what: what came in through a socket becomes the ledger's events, and each session has a way back to it."""
+
+from dataclasses import dataclass
+
+import structlog
+from msgspec.structs import replace
+
+from protocol.channels import ChannelSpec
+from protocol.codec import Received, message_type
+from protocol.limits import MAX_REASON_CHARS
+from protocol.messages import MESSAGE_TYPES, Hello, Refused
+from services.broker.ledger.actions import Action, Reply, Who
+from services.broker.ledger.ledger import UNKNOWN_SESSION, Ledger
+from services.broker.metrics import BrokerMetrics
+from services.runtime.clock import Clock
+from services.runtime.logs import OccasionalLog
+from services.runtime.net.channel import Incoming, RouterChannel
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """One message and the socket that it came through."""
+
+    spec: ChannelSpec
+    incoming: Incoming
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """How a session is reached."""
+
+    spec: ChannelSpec
+    identity: bytes
+
+
+class Answer(Action, frozen=True, kw_only=True):
+    """A reply to a connection without a session."""
+
+    spec: ChannelSpec
+    identity: bytes
+    message: Refused
+
+
+class Reception:
+    """The sessions of the connections. A connection belongs to whoever was last welcomed over it."""
+
+    def __init__(
+        self, ledger: Ledger, channels: dict[ChannelSpec, RouterChannel], metrics: BrokerMetrics, clock: Clock
+    ) -> None:
+        self._ledger = ledger
+        self._channels = channels
+        self._metrics = metrics
+        self._routes: dict[Who, Route] = {}
+        # By channel, identity and key: an identity is what its sender says, a key is what it proved.
+        self._sessions: dict[tuple[str, bytes, bytes], Who] = {}
+        self._refusals = OccasionalLog(log, clock)
+
+    @property
+    def num_routes(self) -> int:
+        return len(self._routes)
+
+    def route(self, who: Who) -> Route | None:
+        """How a session is reached; None: it is not known, or not any more."""
+        return self._routes.get(who)
+
+    def actions(self, arrival: Arrival, now: float) -> list[Action]:
+        """What the ledger, or this reception in its place, decides about one arrival."""
+        received = arrival.incoming.received
+        if received is None:
+            return [self._undecodable(arrival)]
+        self._metrics.messages.labels(message_type(received.message)).inc()
+        if isinstance(received.message, Hello):
+            return self._hello(arrival, received.message, now)
+        return self._message(arrival, received, now)
+
+    def forget_gone(self) -> None:
+        """No way leads to a session that the ledger does not know any more."""
+        for who in [who for who in self._routes if self._ledger.peers.get(who) is None]:
+            del self._routes[who]
+        for key in [key for key, who in self._sessions.items() if who not in self._routes]:
+            del self._sessions[key]
+
+    def count_refusal(self, who: Who, refused: Refused) -> None:
+        """A session is told that something is refused."""
+        label = "fatal" if refused.fatal else "unknown_session" if refused.reason == UNKNOWN_SESSION else "refused"
+        self._count(refused.message_type, label, peer=who.peer, reason=refused.reason)
+
+    # --- inside -----------------------------------------------------------------------------------------------------------
+
+    def _hello(self, arrival: Arrival, hello: Hello, now: float) -> list[Action]:
+        """Nobody who is not welcomed gets the place of whoever has it: neither his name's connection nor his route."""
+        objection = self._channels[arrival.spec].objection(arrival.incoming, hello)
+        if objection:
+            return [self._refuse(arrival, "hello", "fatal", f"hello: {objection}")]
+        if hello.role not in arrival.spec.connects:
+            reason = (
+                f"hello: a {hello.role} does not belong on the {arrival.spec.name} channel, which is for "
+                f"{' and '.join(arrival.spec.connects)}: check the endpoint"
+            )
+            return [self._refuse(arrival, "hello", "fatal", reason)]
+        who = Who(hello.peer, hello.session)
+        actions = self._ledger.on_hello(hello, now)
+        if self._ledger.peers.get(who) is None:
+            return [self._without_session(arrival, who, action) for action in actions]
+        self._sessions[_key(arrival)] = who
+        self._routes[who] = Route(spec=arrival.spec, identity=arrival.incoming.peer)
+        return actions
+
+    def _without_session(self, arrival: Arrival, who: Who, action: Action) -> Action:
+        """To whoever said Hello in vain: his answer goes to where he spoke from."""
+        if not isinstance(action, Reply) or not isinstance(action.message, Refused):
+            return action
+        self.count_refusal(who, action.message)
+        message = replace(action.message, session=who.session)
+        return Answer(spec=arrival.spec, identity=arrival.incoming.peer, message=message)
+
+    def _message(self, arrival: Arrival, received: Received, now: float) -> list[Action]:
+        kind = message_type(received.message)
+        sender = self._sessions.get(_key(arrival))
+        if sender is None:
+            self._ledger.peers.hear_stranger(arrival.incoming.peer)
+            return [self._refuse(arrival, kind, "unknown_session", UNKNOWN_SESSION)]
+        if not self._channels[arrival.spec].admits(arrival.incoming):
+            return [self._refuse(arrival, kind, "fatal", "its key is not in the allow-list any more")]
+        return self._ledger.on_message(sender, received.message, received.seq, now)
+
+    def _undecodable(self, arrival: Arrival) -> Answer:
+        """What is no message is answered with what is wrong with it. If it is the next in its sender's sequence it would be
+        sent again for ever, and nothing behind it be taken: the sender must end, loudly."""
+        incoming = arrival.incoming
+        who = self._sessions.get(_key(arrival))
+        peer = None if who is None else self._ledger.peers.get(who)
+        terminal = peer is not None and incoming.seq == peer.inbox.next_seq
+        kind = incoming.message_type if incoming.message_type in MESSAGE_TYPES else ""
+        return self._refuse(arrival, kind, "fatal" if terminal else "undecodable", incoming.error)
+
+    def _refuse(self, arrival: Arrival, kind: str, label: str, reason: str) -> Answer:
+        """Answer somebody who has no session."""
+        name = arrival.incoming.peer.decode(errors="replace")
+        self._count(kind, label, peer=name, reason=reason, channel=arrival.spec.name)
+        message = Refused(reason=reason[:MAX_REASON_CHARS], message_type=kind, fatal=label == "fatal")
+        return Answer(spec=arrival.spec, identity=arrival.incoming.peer, message=message)
+
+    def _count(self, kind: str, label: str, **fields: str) -> None:
+        self._metrics.refused.labels(kind, label).inc()
+        self._refusals.warning("message_refused", (kind, label), type=kind, **fields)
+
+
+def _key(arrival: Arrival) -> tuple[str, bytes, bytes]:
+    return arrival.spec.name, arrival.incoming.peer, arrival.incoming.key

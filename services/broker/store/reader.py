@@ -1,0 +1,261 @@
+"""Reading a ledger: what a broker goes on from, what a batch consists of. Writing is store.py's."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from services.broker.ledger.batches import REMEMBERED
+from services.broker.records import (
+    BatchRow,
+    EvaluationRow,
+    GroupRow,
+    Row,
+    RunRow,
+    Snapshot,
+    TrainedRow,
+    TrajectoryRow,
+    VersionRow,
+)
+from services.broker.store.payload import Payload, StoredChunk, join
+from services.broker.store.schema import RUN_KEY, SCHEMA_VERSION, TABLES
+from services.runtime.lifecycle import ServiceError
+
+LEDGER_FILE: Final = "ledger.sqlite3"
+WAL_SUFFIX: Final = "-wal"
+BUSY_S: Final = 5.0
+_NO_TEXT: Final = "Could not decode to UTF-8"
+RowType = TypeVar("RowType", bound=Row)
+
+
+class StoreMismatch(RuntimeError):
+    """The file belongs to something else: another schema or another run. The text names both."""
+
+
+class StoreCorrupt(ServiceError):
+    """What is on disk contradicts itself: `gspo audit` says how much of it."""
+
+
+@contextmanager
+def refusing_damage(path: Path) -> Iterator[None]:
+    """What SQLite finds to be damaged in ``path`` inside of the block. Raises: StoreCorrupt with the way out."""
+    try:
+        yield
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        # Of its subclasses (busy, full, a constraint) one alone speaks of damage: of text that is none.
+        if isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError) and _NO_TEXT not in str(error):
+            raise
+        raise StoreCorrupt(
+            f"{path} is damaged: {error}. Copy the file away before anything else; `gspo audit {path.parent}` says what "
+            "cannot be read. Checkpoints and exports do not depend on it: a new run can begin with an export as model.path"
+        ) from error
+
+
+class NoLedger(ValueError):
+    """There is no ledger to read, or not one of this release. The text names the file and the way out."""
+
+
+@contextmanager
+def reading(directory: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to ``directory``'s ledger that cannot write, in one transaction: one state of it, however long the reader
+    takes and whatever a living broker writes meanwhile.
+
+    A ledger with an unmerged log (of a broker that was killed) in a directory that cannot be written is copied first.
+    Raises: NoLedger; sqlite3.DatabaseError, from what is done with it, for a damaged file.
+    """
+    path = directory / LEDGER_FILE
+    if not path.is_file():
+        raise NoLedger(f"{directory} is no run directory: it has no {LEDGER_FILE}; give the run.directory of a run")
+    with TemporaryDirectory(prefix="gspo-ledger-") as scratch:
+        connection = _snapshot_of(path)
+        if connection is None:
+            copy = Path(scratch) / LEDGER_FILE
+            for suffix in ("", WAL_SUFFIX):
+                if path.with_name(path.name + suffix).is_file():
+                    copyfile(f"{path}{suffix}", f"{copy}{suffix}")
+            connection = _snapshot_of(copy)
+        if connection is None:
+            raise NoLedger(f"{path}: cannot be opened, and neither can a copy of it; is there room in {scratch}?")
+        try:
+            _require_schema(path, connection)
+            yield connection
+        except UnicodeDecodeError as error:
+            raise sqlite3.DatabaseError(f"{path} is damaged, and SQLite's word for it is no text") from error
+        finally:
+            connection.close()
+
+
+def _snapshot_of(path: Path) -> sqlite3.Connection | None:
+    """None: SQLite needs to write beside the file and cannot. Raises: NoLedger for what is no database."""
+    connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=BUSY_S)
+    try:
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+            return None
+        raise NoLedger(f"{path}: cannot be read: {error}") from error
+    # UnicodeDecodeError: SQLite's own message quotes what is broken in the file.
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        connection.close()
+        raise NoLedger(f"{path} is not a ledger: {error}") from error
+    return connection
+
+
+def _require_schema(path: Path, connection: sqlite3.Connection) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version != SCHEMA_VERSION:
+        raise NoLedger(f"{path}: schema {version}, this release reads {SCHEMA_VERSION}: use the release that began the run")
+
+
+class Reader:
+    """Rows and tokens of one ledger, through a connection that its maker opens and closes."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        """``path`` is named in errors."""
+        self.path = path
+        self._connection = connection
+
+    def snapshot(self) -> Snapshot:
+        """What a ledger goes on from, from the rows alone."""
+        groups = self.rows(GroupRow, "WHERE status IN ('open', 'complete') ORDER BY group_id")
+        in_play = "(SELECT group_id FROM groups WHERE status IN ('open', 'complete'))"
+        trajectories = self.rows(TrajectoryRow, f"WHERE group_id IN {in_play} ORDER BY trajectory_id")
+        settled = int(self._one("SELECT max(next_batch) FROM settled", default=0))
+        last = int(self._one("SELECT max(batch) FROM batches", default=0))
+        versions = self.rows(VersionRow, f"ORDER BY policy_version DESC LIMIT {REMEMBERED}")
+        trained = self.rows(TrainedRow, f"ORDER BY policy_version DESC, batch DESC LIMIT {REMEMBERED}")
+        dropped = self._select("SELECT drop_reason, count(*) FROM groups WHERE status = 'dropped' GROUP BY drop_reason")
+        return Snapshot(
+            groups=tuple(groups),
+            trajectories=tuple(trajectories),
+            batches=tuple(self.rows(BatchRow, "WHERE batch >= ? ORDER BY batch", (min(settled, last),))),
+            versions=tuple(reversed(versions)),
+            trained=tuple(reversed(trained)),
+            evaluations=tuple(self.rows(EvaluationRow, "ORDER BY evaluation_id")),
+            run=self._run(),
+            next_batch_settled=settled,
+            next_group_id=int(self._one("SELECT max(group_id) + 1 FROM groups", default=0)),
+            next_trajectory_id=int(self._one("SELECT max(trajectory_id) + 1 FROM trajectories", default=0)),
+            next_prompt=int(self._one("SELECT max(prompt) + 1 FROM groups WHERE split = 'train'", default=0)),
+            num_batched_groups=int(self._one("SELECT count(*) FROM groups WHERE status = 'batched'", default=0)),
+            num_dropped=dict(dropped),
+        )
+
+    def _run(self) -> RunRow:
+        found = self._select("SELECT value FROM meta WHERE key = ?", (RUN_KEY,))
+        try:
+            return msgspec.json.decode(found[0][0], type=RunRow) if found else RunRow()
+        except msgspec.MsgspecError as error:
+            raise StoreCorrupt(f"{self.path}: what is known of the run cannot be read: {error}") from error
+
+    def payload(self, trajectory_id: int) -> Payload:
+        """All acknowledged tokens of a trajectory. Raises: StoreCorrupt when they are not what was acknowledged."""
+        rows = self._select(
+            "SELECT trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum FROM chunks "
+            "WHERE trajectory_id = ? ORDER BY start",
+            (trajectory_id,),
+        )
+        try:
+            return join([_stored(values) for values in rows])
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StoreCorrupt(f"{self.path}: {error}") from error
+
+    def batch(self, index: int) -> tuple[BatchRow, list[tuple[TrajectoryRow, Payload]]]:
+        """A recorded batch with its trajectories, in its order.
+
+        Raises: StoreCorrupt when a trajectory's tokens are not what its row says.
+        """
+        rows = self.rows(BatchRow, "WHERE batch = ?", (index,))
+        if not rows:
+            raise StoreCorrupt(f"{self.path}: batch {index} is not there")
+        (row,) = rows
+        return row, self.members(row.group_ids)
+
+    def members(self, group_ids: Sequence[int]) -> list[tuple[TrajectoryRow, Payload]]:
+        """The trajectories of groups, in the order of the groups, with their tokens. Raises: StoreCorrupt."""
+        items: list[tuple[TrajectoryRow, Payload]] = []
+        for group_id in group_ids:
+            for trajectory in self.rows(TrajectoryRow, "WHERE group_id = ? ORDER BY trajectory_id", (group_id,)):
+                payload = self.payload(trajectory.trajectory_id)
+                if payload.num_tokens != trajectory.num_tokens:
+                    raise StoreCorrupt(
+                        f"{self.path}: trajectory {trajectory.trajectory_id} has {payload.num_tokens} tokens in its chunks, "
+                        f"{trajectory.num_tokens} in its row"
+                    )
+                items.append((trajectory, payload))
+        return items
+
+    def records_after(self, number: int) -> list[dict[str, Any]]:
+        """Lines of the run's record after line ``number``, in order, each with its own number as "record"."""
+        rows = self._select("SELECT record, line FROM records WHERE record > ? ORDER BY record", (number,))
+        return [{"record": found, **self._line(line)} for found, line in rows]
+
+    def elapsed_s(self) -> float:
+        """``time_s`` of the last line of the record; 0 without any."""
+        found = self._select("SELECT line FROM records ORDER BY record DESC LIMIT 1")
+        if not found:
+            return 0.0
+        time_s = self._line(found[0][0]).get("time_s")
+        if not isinstance(time_s, int | float):
+            raise StoreCorrupt(f"{self.path}: the last line of the record has time_s {time_s!r:.100}")
+        return float(time_s)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the database, without its write-ahead log."""
+        ((pages,),) = self._select("PRAGMA page_count")
+        ((page_bytes,),) = self._select("PRAGMA page_size")
+        return int(pages) * int(page_bytes)
+
+    def rows(self, row_type: type[RowType], rest: str, parameters: Sequence[Any] = ()) -> list[RowType]:
+        """Rows of one table, with what follows its name in a SELECT."""
+        table = TABLES[row_type]
+        try:
+            rows = [
+                table.row(values)
+                for values in self._select(f"SELECT {', '.join(table.columns)} FROM {table.name} {rest}", parameters)
+            ]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StoreCorrupt(f"{self.path}: a row of {table.name} cannot be read: {error}") from error
+        return [row for row in rows if isinstance(row, row_type)]
+
+    def _line(self, text: object) -> dict[str, Any]:
+        try:
+            line = json.loads(text) if isinstance(text, str) else None
+        except (ValueError, RecursionError) as error:
+            raise StoreCorrupt(f"{self.path}: a line of the record is not JSON: {error}") from error
+        if not isinstance(line, dict):
+            raise StoreCorrupt(f"{self.path}: a line of the record is {line!r:.100}, expected an object")
+        return line
+
+    def _select(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        with refusing_damage(self.path):
+            return self._connection.execute(query, parameters).fetchall()
+
+    def _one(self, query: str, default: int) -> int:
+        ((value,),) = self._select(query)
+        if value is not None and not isinstance(value, int):
+            raise StoreCorrupt(f"{self.path}: {value!r:.100} where a number should be ({query})")
+        return default if value is None else value
+
+
+def _stored(values: tuple[Any, ...]) -> StoredChunk:
+    trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum = values
+    return StoredChunk(
+        trajectory_id=trajectory_id,
+        start=start,
+        epoch=epoch,
+        num_tokens=num_tokens,
+        header=header,
+        token_ids=token_ids,
+        logprobs=logprobs,
+        checksum=checksum,
+    )

@@ -1,0 +1,61 @@
+"""Which processes a run consists of, from its settings."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from services.cli.running.supervisor import ProcessSpec
+from services.runtime.settings.configuration import ConfigurationError
+from services.runtime.settings.sections import Settings
+
+GRACE_S: Final = 20.0
+LEARNER_GRACE_S: Final = 600.0
+"""A learner that was told to stop finishes its batch and saves a checkpoint; at the end of a run it exports the model."""
+
+
+def process_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:
+    """Broker, learner and ``num_servers`` rollouts; ``forwarded``: configuration file and overrides.
+
+    Rollouts stop first, because they hand their trajectories to the broker; the learner saves a checkpoint and tells the
+    broker; the broker goes last. Raises: ConfigurationError for several rollouts on one server.
+    """
+    rollout = settings.rollout
+    if rollout.num_servers > 1 and (rollout.server_url or rollout.server_port):
+        key, value = ("server_url", rollout.server_url) if rollout.server_url else ("server_port", rollout.server_port)
+        raise ConfigurationError(
+            f"rollout.num_servers is {rollout.num_servers} and rollout.{key} is {value}: every rollout needs a server of "
+            f"its own; use rollout.num_servers = 1, or leave rollout.{key} out"
+        )
+    specs = [
+        ProcessSpec(
+            name="broker",
+            module="services.broker",
+            arguments=tuple(forwarded),
+            stop_order=2,
+            grace_s=GRACE_S,
+            ends_by_itself=False,
+        ),
+        ProcessSpec(
+            name="learner",
+            module="services.learner",
+            arguments=tuple(forwarded),
+            stop_order=1,
+            grace_s=LEARNER_GRACE_S,
+            ends_by_itself=False,
+        ),
+    ]
+    for index in range(rollout.num_servers):
+        first_port = rollout.metrics_port
+        port = first_port + index if first_port else 0
+        # Here a rollout that waited on would keep the run from ending.
+        own = ("--set", f"rollout.metrics_port={port}", "--set", "rollout.linger=false", "--name", f"rollout-{index}")
+        arguments = (*forwarded, *own)
+        specs.append(
+            ProcessSpec(
+                name=f"rollout-{index}",
+                module="services.rollout",
+                arguments=arguments,
+                stop_order=0,
+                grace_s=rollout.drain_s + GRACE_S,
+            )
+        )
+    return specs

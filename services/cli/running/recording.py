@@ -1,0 +1,60 @@
+"""`gspo record CONFIG`: generate without a learner, into a ledger that `gspo audit` checks and `gspo replay` trains on."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from services.cli.running.command import forwarded_arguments, require_model, run_processes
+from services.cli.running.processes import GRACE_S, process_specs
+from services.cli.running.supervisor import ProcessSpec
+from services.runtime.lifecycle import run_process
+from services.runtime.logs import configure_logging
+from services.runtime.settings.configuration import ConfigurationError, load_settings
+from services.runtime.settings.sections import Settings
+
+
+def record_command(config: Path, overrides: Sequence[str], out: Path, num_groups: int, *, plain: bool) -> int:
+    """Record. Returns the exit status."""
+    configure_logging("record")
+    settings, own = recording_settings(config, overrides, out, num_groups)
+    require_model(settings)
+    wanted = settings.run.num_batches * settings.batch.groups_per_batch
+    specs = recording_specs(settings, forwarded_arguments(config, [*overrides, *own]))
+    console = Console()
+    done = partial(_is_complete, wanted=wanted)
+    status = run_process(lambda stop: run_processes(settings, specs, console, stop, plain=plain, done=done))
+    if status == 0:
+        console.print(f"recorded in {out}: `gspo audit {out}` checks it, `gspo replay {out}` trains on it", soft_wrap=True)
+    return status
+
+
+def recording_settings(config: Path, overrides: Sequence[str], out: Path, num_groups: int) -> tuple[Settings, list[str]]:
+    """The recording's settings, and the overrides that make them of ``config``'s. Raises: ConfigurationError."""
+    if num_groups < 1:
+        raise ConfigurationError(f"--groups is {num_groups}: at least 1")
+    size = load_settings(config, overrides).batch.groups_per_batch
+    num_batches = -(-num_groups // size)
+    own = [
+        f"run.directory={out}",
+        f"run.num_batches={num_batches}",
+        f"batch.max_lag={num_batches - 1}",
+        "evaluation.every_batches=0",
+    ]
+    return load_settings(config, [*overrides, *own]), own
+
+
+def recording_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:
+    """Those of a run, with the publisher of the starting weights in the learner's place."""
+    return [_publisher(spec) if spec.name == "learner" else spec for spec in process_specs(settings, forwarded)]
+
+
+def _publisher(learner: ProcessSpec) -> ProcessSpec:
+    return dataclasses.replace(learner, name="weights", module="services.learner.starting_weights", grace_s=GRACE_S)
+
+
+def _is_complete(status: dict[str, Any], *, wanted: int) -> bool:
+    return bool(status["groups"]["complete"] >= wanted or status["finished"])

@@ -1,0 +1,101 @@
+"""What a run leaves for people: a table, and a picture of reward, lag, clip fraction and throughput."""
+
+import math
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+
+from services.cli.running.metrics_file import batch_rows, column, read_rows
+
+PLOT_FILE: Final = "plot.png"
+
+
+def summary_table(directory: Path) -> Table:
+    """First and last of what matters, from the run's metrics.jsonl."""
+    evals = read_rows(directory / "metrics.jsonl", "eval")
+    batches = batch_rows(directory / "metrics.jsonl")
+    table = Table(title=f"Run {directory}", show_header=True)
+    for heading in ("measure", "first", "last", "best"):
+        table.add_column(heading, justify="left" if heading == "measure" else "right")
+    _add(table, "held-out reward", column(evals, "eval/reward"), best=max)
+    _add(table, "training reward", column(batches, "reward_mean"), best=max)
+    _add(table, "lag (versions)", column(batches, "lag/all"), best=None)
+    _add(table, "clip fraction", column(batches, "clip_fraction/all"), best=None)
+    _add(table, "mismatch sigma", column(batches, "mismatch_sigma"), best=None)
+    _add(table, "entropy (nats/token)", column(batches, "entropy/all"), best=None)
+    _add(table, "tokens/s", column(batches, "tokens_per_s"), best=max)
+    table.add_section()
+    table.add_row("batches trained", "", str(len(batches)), "")
+    table.add_row("optimizer steps", "", f"{sum(_known(column(batches, 'optimizer_steps'))):.0f}", "")
+    dropped = read_rows(directory / "metrics.jsonl", "dropped")
+    table.add_row("groups dropped", "", str(len(dropped)), "")
+    if batches:
+        table.add_row("seconds", "", f"{column(batches, 'time_s')[-1]:.0f}", "")
+    return table
+
+
+def _known(values: list[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
+
+
+def _add(table: Table, name: str, values: list[float], *, best: object) -> None:
+    known = _known(values)
+    if not known:
+        table.add_row(name, "-", "-", "-")
+        return
+    top = f"{max(known):.4g}" if best is max else ""
+    table.add_row(name, f"{known[0]:.4g}", f"{known[-1]:.4g}", top)
+
+
+def write_plot(directory: Path) -> Path:
+    """Write plot.png into the run's directory. Raises: ValueError when there is nothing to draw."""
+    # matplotlib takes a second to import: only when a plot is wanted.
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    evals = read_rows(directory / "metrics.jsonl", "eval")
+    batches = batch_rows(directory / "metrics.jsonl")
+    if not batches and not evals:
+        raise ValueError(f"{directory / 'metrics.jsonl'}: no batch and no evaluation recorded yet, nothing to draw")
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), constrained_layout=True)
+    figure.suptitle(str(directory))
+    index = column(batches, "batch")
+    reward, lag, clip, speed = axes.flat
+    reward.plot(index, column(batches, "reward_mean"), color="tab:blue", alpha=0.5, label="training")
+    reward.plot(column(evals, "batch"), column(evals, "eval/reward"), "o-", color="tab:orange", label="held out")
+    reward.set(title="Reward", xlabel="batch")
+    rewards = _known([*column(batches, "reward_mean"), *column(evals, "eval/reward")])
+    if all(0 <= value <= 1 for value in rewards):
+        reward.set_ylim(-0.02, 1.05)
+    reward.legend()
+    lag.plot(index, column(batches, "lag/all"), color="tab:blue", label="mean")
+    lag.plot(index, column(batches, "lag/max"), color="tab:red", alpha=0.5, label="largest")
+    lag.set(title="Lag (policy versions)", xlabel="batch")
+    lag.legend()
+    for key, label, colour in _clip_curves():
+        values = column(batches, key)
+        if _known(values):
+            clip.plot(index, values, label=label, color=colour)
+    clip.set(title="Sequences clipped", xlabel="batch", ylim=(-0.02, 1.02))
+    if clip.lines:
+        clip.legend()
+    speed.plot(index, column(batches, "tokens_per_s"), color="tab:green")
+    speed.set(title="Throughput (tokens/s, trained on)", xlabel="batch")
+    speed.set_ylim(bottom=0)
+    path = directory / PLOT_FILE
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
+
+
+def _clip_curves() -> list[tuple[str, str, str]]:
+    return [
+        ("clip_fraction/all", "all", "black"),
+        ("clip_fraction/lag_0", "lag 0", "tab:blue"),
+        ("clip_fraction/lag_1", "lag 0-1", "tab:orange"),
+        ("clip_fraction/lag_2", "lag 1-2", "tab:red"),
+        ("clip_fraction/lag_3_4", "lag 2-4", "tab:purple"),
+    ]

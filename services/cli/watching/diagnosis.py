@@ -1,0 +1,200 @@
+"""What is wrong with a run, in words and with the way out: a pure function of what was observed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from services.cli.watching.observe import RECENT_LINES_S, Observation
+
+FREE_LEAST_BYTES: Final = 1 << 30
+SILENT_S: Final = 10.0
+QUIET_LEAST_S: Final = 120.0
+QUIET_FACTOR: Final = 10.0
+"""So many times its usual time may a batch take before that is remarkable."""
+QUIET_START_S: Final = 300.0
+"""The same before any rollout serves: models are loaded meanwhile."""
+REPEATED: Final = 6
+"""So many times within RECENT_LINES_S is a warning said again and again."""
+FOR_ANOTHER: Final = "message_for_another_session"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remark:
+    """One sentence. ``wrong``: something has to be done; otherwise it explains."""
+
+    text: str
+    wrong: bool = True
+
+
+def diagnose(seen: Observation) -> list[Remark]:
+    """The cause first, as far as it can be told."""
+    remarks = [*_disk(seen)]
+    if seen.status is None:
+        return [*remarks, *_without_broker(seen)]
+    return [*remarks, *_with_broker(seen, seen.status)]
+
+
+def _disk(seen: Observation) -> Iterator[Remark]:
+    for place, (free, total) in seen.free_bytes.items():
+        if free < min(FREE_LEAST_BYTES, total // 20):
+            yield Remark(text=f"{place} has {free / 2**20:,.0f} MiB free: make room, or the run stands still")
+
+
+def _without_broker(seen: Observation) -> Iterator[Remark]:
+    goal = seen.settings.run.num_batches
+    ledger = seen.ledger
+    log = seen.logs.get("broker")
+    if seen.turned_away:
+        yield Remark(text=f"the broker turns this command away: {seen.no_status}")
+        return
+    page = seen.pages.get("broker")
+    if page is not None and page.up:
+        yield Remark(
+            text=f"something serves {page.url} and does not answer on {seen.settings.broker.batch_endpoint}: another run's "
+            "broker, a broker that is stuck (its log says why), or one with other keys (security.keys)"
+        )
+        return
+    if ledger is None:
+        yield Remark(text=f"there is no broker, and no ledger: {seen.no_ledger}")
+        return
+    if ledger.trained >= goal:
+        text = f"the run is complete: {ledger.trained} of {goal} batches are trained; nothing runs any more"
+        yield Remark(text=text, wrong=False)
+        return
+    error = f" It ended with: {log.error}." if log is not None and log.error else ""
+    yield Remark(
+        text=f"the broker is not running.{error} {ledger.trained} of {goal} batches are trained, and what was acknowledged "
+        "is in the ledger: start it (`gspo run CONFIG`, or `gspo broker CONFIG`), and the run goes on from there"
+    )
+
+
+def _with_broker(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
+    if status["error"]:
+        yield Remark(text=f"the run has failed: {status['error']}")
+    if status["finished"]:
+        text = f"the run has ended after {status['batches_trained']} batches ({status['stopping'] or 'all are trained'})"
+        yield Remark(text=text, wrong=False)
+        return
+    if status["stopping"]:
+        yield Remark(text=f"the run stops: {status['stopping']}", wrong=False)
+    yield from _processes(seen, status)
+    yield from _warnings(seen)
+    yield from _progress(seen, status)
+
+
+def _processes(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
+    if status["learner"] is None:
+        yield Remark(text=f"no learner is connected{_ended(seen, 'learner')}: start it (`gspo learner CONFIG`)")
+    yield from _learner(status)
+    broker = seen.pages.get("broker")
+    if broker is not None and broker.ready is False:
+        yield Remark(text=f"the broker is not ready: {broker.text}")
+    learner = seen.pages.get("learner")
+    if learner is not None and learner.ready is False and status["learner"] is not None:
+        yield Remark(text=f"the learner is not ready: {learner.text}")
+    rollouts = {rollout["peer"]: rollout for rollout in status["rollouts"]}
+    if not rollouts and not seen.settings.rollout.num_servers:
+        yield Remark(text="no rollout is connected: start one (`gspo rollout CONFIG --name rollout-0`)")
+    for index in range(seen.settings.rollout.num_servers):
+        name = f"rollout-{index}"
+        if name not in rollouts:
+            page = seen.pages.get(name)
+            starting = f"; it says: {page.text}" if page is not None and page.up else ""
+            yield Remark(
+                text=f"{name} is not connected{starting or _ended(seen, name)}: it joins by itself when it is started "
+                f"(`gspo rollout CONFIG --name {name}`); SGLang takes a minute to start"
+            )
+    for name, rollout in rollouts.items():
+        yield from _rollout(seen, status, name, rollout)
+
+
+def _learner(status: dict[str, Any]) -> Iterator[Remark]:
+    silent_s = status.get("learner_silent_s")
+    if silent_s is not None and silent_s > SILENT_S:
+        yield Remark(
+            text=f"the learner has said nothing for {silent_s:.0f} s: its process, host or network stands still. If it does "
+            "not come back, start another one: it takes over at once, and the old one is fenced"
+        )
+    if status.get("learner_waiting"):
+        yield Remark(
+            text=f"a second learner (session {status['learner_waiting']}) waits while session "
+            f"{status['learner_session']} has the run; it ends by itself after 30 s. If two were not meant, stop one"
+        )
+
+
+def _rollout(seen: Observation, status: dict[str, Any], name: str, rollout: dict[str, Any]) -> Iterator[Remark]:
+    page = seen.pages.get(name)
+    why = f": {page.text}" if page is not None and page.ready is False else ""
+    lag = status["policy_version"] - rollout["policy_version"]
+    if rollout["silent_s"] > SILENT_S:
+        yield Remark(
+            text=f"{name} has said nothing for {rollout['silent_s']:.0f} s{why}: its process, host or network stands still; "
+            f"its {rollout['leases']} trajectories go on elsewhere after broker.lease_s = "
+            f"{seen.settings.broker.lease_s:g} s. Restart it; it is fenced from what others took over"
+        )
+    elif rollout["status"] == "quarantined":
+        yield Remark(
+            text=f"{name} is quarantined{why}: its engine does not hold what the learner sent, and gets no work. It tries "
+            f"again and ends after three failures; logs/{name}.log and logs/{name}-sglang.log say more. If it comes back "
+            "with every version: is the engine's model that of model.path, and its release one that is supported?"
+        )
+    elif rollout["status"] in ("starting", "verifying"):
+        yield Remark(text=f"{name} is {rollout['status']} and takes no work yet{why}", wrong=False)
+    elif rollout["status"] == "serving" and lag > seen.settings.batch.max_lag:
+        yield Remark(
+            text=f"{name} serves version {rollout['policy_version']}, the newest is {status['policy_version']}: too old for "
+            f"new work (batch.max_lag = {seen.settings.batch.max_lag}){why}. Does it reach the learner at "
+            f"{seen.settings.learner.advertised_weights_endpoint or seen.settings.learner.weights_endpoint}?"
+        )
+    elif page is not None and page.ready is False:
+        yield Remark(text=f"{name} is not ready{why}")
+
+
+def _progress(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
+    for reason, number in status["dropped"].items():
+        ways = {
+            "failed": "its log says why attempts fail (environment, reward, or engine)",
+            "stale": "batches were trained again after a restart of the learner, which leaves older groups behind",
+        }
+        yield Remark(text=f"{number} groups were dropped as {reason}: {ways.get(reason, 'see the log')}", wrong=False)
+    if status["waiting_for"]:
+        batch, total = status["batches_assembled"], status["batches_total"]
+        text = f"batch {batch} of {total} waits for {status['waiting_for']}"
+        yield Remark(text=text, wrong=False)
+    if status["batches_trained"] < status["batches_total"] and not status["stopping"]:
+        yield from _quiet(seen, status)
+
+
+def _quiet(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
+    """Also the first batches may not come for ever, although nobody knows yet how long one takes."""
+    ages, quiet_s = seen.batch_ages_s, status["quiet_s"]
+    if len(ages) > 1:
+        usual = (ages[0] - ages[-1]) / (len(ages) - 1)
+        if quiet_s > max(QUIET_LEAST_S, QUIET_FACTOR * usual):
+            yield Remark(text=f"no batch was trained for {quiet_s:.0f} s; before, one took {usual:.0f} s")
+        return
+    serves = any(rollout["status"] == "serving" for rollout in status["rollouts"])
+    if quiet_s > (QUIET_LEAST_S if serves else QUIET_START_S):
+        yield Remark(
+            text=f"no batch was trained for {quiet_s:.0f} s, and how long one takes is not known yet: if they are not "
+            f"simply long, look at who says nothing new in {seen.settings.run.directory}/logs"
+        )
+
+
+def _warnings(seen: Observation) -> Iterator[Remark]:
+    for name, log in seen.logs.items():
+        for event, number in log.warnings.items():
+            if event == FOR_ANOTHER:
+                text = (
+                    f"{name} gets answers that are meant for another process of its name ({event}, {number} times within "
+                    f"{RECENT_LINES_S:.0f} s): its own go astray as well. Stop the other one, and restart this one"
+                )
+                yield Remark(text=text)
+            elif number >= REPEATED:
+                text = f"{name} warns again and again: {event}, {number} times within {RECENT_LINES_S:.0f} s; see its log"
+                yield Remark(text=text, wrong=False)
+
+
+def _ended(seen: Observation, name: str) -> str:
+    log = seen.logs.get(name)
+    return f" (it ended with: {log.error})" if log is not None and log.error else ""

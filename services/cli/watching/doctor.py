@@ -1,0 +1,111 @@
+"""`gspo doctor RUN`: what is this run waiting for, and what is to be done?"""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from services.cli.watching.diagnosis import diagnose
+from services.cli.watching.observe import Observation, observe, process_names
+from services.runtime.logs import configure_logging
+from services.runtime.settings.configuration import load_settings, override_settings
+from services.runtime.settings.run_settings import read_run_settings
+from services.runtime.settings.sections import Settings
+
+EXIT_WRONG: Final = 1
+HEADINGS: Final = ("process", "is", "waits for", "last event", "version", "lag", "work")
+
+
+def doctor_command(run: Path, overrides: Sequence[str]) -> int:
+    """Look, tell, and return 0 when nothing is wrong. Raises: ConfigurationError when there is no such run."""
+    configure_logging("doctor")
+    settings = _settings(run, overrides)
+    seen = asyncio.run(observe(settings, datetime.now(tz=UTC)))
+    console = Console()
+    console.print(processes_table(seen))
+    remarks = diagnose(seen)
+    for remark in remarks:
+        mark = Text("wrong: ", style="bold red") if remark.wrong else Text("note: ")
+        console.print(mark + Text(remark.text), soft_wrap=True)
+    if not any(remark.wrong for remark in remarks):
+        console.print("nothing is wrong", style="bold green")
+        return 0
+    return EXIT_WRONG
+
+
+def _settings(run: Path, overrides: Sequence[str]) -> Settings:
+    """Of a run's directory, which may have been moved, or of a configuration file."""
+    if run.is_dir():
+        return override_settings(read_run_settings(run), [f"run.directory={run}", *overrides])
+    return load_settings(run, overrides)
+
+
+def processes_table(seen: Observation) -> Table:
+    """A row for each process; a dash for what nobody says."""
+    table = Table(title=f"Run {seen.settings.run.directory}")
+    for heading in HEADINGS:
+        table.add_column(heading)
+    rollouts = {} if seen.status is None else {rollout["peer"]: rollout for rollout in seen.status["rollouts"]}
+    for name in process_names(seen.settings, seen.status):
+        table.add_row(name, *_row(seen, name, rollouts.get(name)))
+    return table
+
+
+def _row(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tuple[str, str, str, str, str, str]:
+    page, log, status = seen.pages.get(name), seen.logs.get(name), seen.status
+    metrics = {} if page is None else page.metrics
+    event = "-" if log is None else f"{log.event}, {age(log.age_s)} ago"
+    state, waits = _state(seen, name, rollout)
+    if name == "broker":
+        if status is None:
+            version = "-" if seen.ledger is None else str(seen.ledger.version)
+            return state, waits, event, version, "-", "-"
+        groups = status["groups"]
+        queued = _number(metrics, "gspo_broker_queue_messages")
+        work = f"{groups['open']} groups open, {groups['complete']} ready; {queued} messages queued"
+        lag = "-" if status["lag_mean"] is None else f"{status['lag_mean']:.2f} mean, {status['lag_max']} most"
+        return state, waits, event, str(status["policy_version"]), lag, work
+    if name == "learner":
+        work = f"next batch {_number(metrics, 'gspo_learner_next_batch')}"
+        return state, waits, event, _number(metrics, "gspo_learner_policy_version"), "-", work
+    version = _number(metrics, "gspo_rollout_policy_version")
+    lag = "-"
+    work = f"{_number(metrics, 'gspo_rollout_unacknowledged_messages')} unacknowledged"
+    if rollout is not None and status is not None:
+        version, lag = str(rollout["policy_version"]), str(status["policy_version"] - rollout["policy_version"])
+        work = f"{rollout['leases']} episodes, {work}"
+    return state, waits, event, version, lag, work
+
+
+def _state(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tuple[str, str]:
+    """What the process is, and what it waits for."""
+    page, status = seen.pages.get(name), seen.status
+    answers = status is not None and (name == "broker" or rollout is not None or (name == "learner" and status["learner"]))
+    if page is None:
+        state = "connected" if answers else "unknown"
+    elif page.up:
+        state = "ready" if page.ready else "not ready"
+    else:
+        state = "connected" if answers else "down"
+    if rollout is not None:
+        state = f"{state}, {rollout['status']}"
+    waits = "-" if page is None or not page.up or page.ready else page.text
+    if name in ("broker", "learner") and status is not None and waits == "-":
+        waits = status["waiting_for"] or "-"
+    return state, waits
+
+
+def _number(metrics: dict[str, float], name: str) -> str:
+    return f"{metrics[name]:.0f}" if name in metrics else "-"
+
+
+def age(seconds: float) -> str:
+    """A duration as people say it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,252 @@
+"""Looks at a run from outside: its broker, its processes' pages, its files."""
+
+import json
+import shutil
+import sqlite3
+import urllib.error
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.broker.store.reader import LEDGER_FILE, NoLedger, StoreCorrupt, reading, refusing_damage
+from services.cli.running.supervisor import FINAL_EVENTS, last_error
+from services.cli.watching.operator import NoAnswer, TurnedAway, operator
+from services.runtime.settings.sections import Settings
+
+ANSWER_S: Final = 8.0
+PAGE_S: Final = 3.0
+PAGE_BYTES: Final = 4 * 1024 * 1024
+TAIL_BYTES: Final = 65_536
+RECENT_BATCHES: Final = 10
+RECENT_LINES_S: Final = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What a process's HTTP endpoint says. ``ready`` is None when nobody answers."""
+
+    url: str
+    ready: bool | None
+    text: str
+    """Of /readyz; why it could not be asked otherwise."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Samples of /metrics by name, summed over labels."""
+
+    @property
+    def up(self) -> bool:
+        return self.ready is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """The end of a process's log."""
+
+    event: str
+    """The last event."""
+    age_s: float
+    error: str
+    """The error it ended with; empty when its last line is none."""
+    warnings: dict[str, int] = field(default_factory=dict)
+    """How often each warning was given within RECENT_LINES_S, as far back as the end of the log goes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerState:
+    """What the ledger says, for a broker that does not."""
+
+    batches: int
+    trained: int
+    version: int
+    groups: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """A run from outside. What could not be had is None."""
+
+    settings: Settings
+    status: dict[str, Any] | None
+    """The broker's."""
+    no_status: str
+    """Why there is none."""
+    turned_away: bool
+    """There is a broker that will not talk to us, or we may not ask it."""
+    pages: dict[str, Page]
+    """By process."""
+    logs: dict[str, Log]
+    ledger: LedgerState | None
+    no_ledger: str
+    batch_ages_s: list[float]
+    """Of the last recorded batches, oldest first."""
+    free_bytes: dict[str, tuple[int, int]]
+    """By what is kept there: free and total bytes of its file system."""
+
+
+async def observe(settings: Settings, now: datetime) -> Observation:
+    """Ask everybody. ``now`` is the present, with a time zone."""
+    status, no_status, turned_away = None, "", False
+    try:
+        async with operator(settings) as broker:
+            status = await broker.status(ANSWER_S)
+    except NoAnswer as error:
+        no_status, turned_away = str(error), isinstance(error, TurnedAway)
+    directory = settings.run.directory
+    ledger, no_ledger = None, ""
+    try:
+        ledger = read_ledger(directory)
+    except (NoLedger, StoreCorrupt, sqlite3.OperationalError) as error:
+        no_ledger = str(error)
+    names = process_names(settings, status)
+    logs = {name: read_log(directory / "logs" / f"{name}.log", now) for name in names}
+    return Observation(
+        settings=settings,
+        status=status,
+        no_status=no_status,
+        turned_away=turned_away,
+        pages={name: read_page(f"http://{host}:{port}") for name, (host, port) in addresses(settings).items()},
+        logs={name: log for name, log in logs.items() if log is not None},
+        ledger=ledger,
+        no_ledger=no_ledger,
+        batch_ages_s=batch_ages(directory / "metrics.jsonl", now),
+        free_bytes=free_bytes(settings),
+    )
+
+
+def process_names(settings: Settings, status: dict[str, Any] | None) -> list[str]:
+    """The processes that there should be, and those that have come in addition."""
+    names = ["broker", "learner", *(f"rollout-{index}" for index in range(settings.rollout.num_servers))]
+    joined = [] if status is None else [rollout["peer"] for rollout in status["rollouts"]]
+    return [*names, *(name for name in joined if name not in names)]
+
+
+def addresses(settings: Settings) -> dict[str, tuple[str, int]]:
+    """Where the processes' pages are, as far as the settings say; a port 0 is known to nobody."""
+    here = settings.security.metrics_host
+    here = "127.0.0.1" if here in ("0.0.0.0", "::") else here
+    found = {
+        "broker": (_host(settings.broker.batch_endpoint, here), settings.broker.metrics_port),
+        "learner": (
+            _host(settings.learner.advertised_weights_endpoint or settings.learner.weights_endpoint, here),
+            settings.learner.metrics_port,
+        ),
+    }
+    first = settings.rollout.metrics_port
+    if first:
+        found |= {f"rollout-{index}": (here, first + index) for index in range(settings.rollout.num_servers)}
+    return {name: address for name, address in found.items() if address[1]}
+
+
+def _host(endpoint: str, here: str) -> str:
+    """The host that others reach a process at; this one's own address where the endpoint is private to it."""
+    host = urlsplit(endpoint).hostname
+    return here if host in (None, "*", "0.0.0.0", "::", "127.0.0.1", "localhost") else str(host)
+
+
+def read_page(base: str) -> Page:
+    """/readyz and /metrics of one process."""
+    try:
+        ready, text = _fetch(f"{base}/readyz")
+        _, page = _fetch(f"{base}/metrics")
+        metrics = metrics_of(page)
+    # Anything may listen there, also what speaks no HTTP.
+    except (OSError, ValueError, HTTPException) as error:
+        return Page(url=base, ready=None, text=f"{base} does not answer as a process of this run: {error!r:.200}")
+    return Page(url=base, ready=ready, text=text.strip(), metrics=metrics)
+
+
+def metrics_of(page: str) -> dict[str, float]:
+    """Samples of a page of metrics by name, summed over labels. Raises: ValueError for what is no such page."""
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            values[sample.name] = values.get(sample.name, 0.0) + float(sample.value)
+    return values
+
+
+def _fetch(url: str) -> tuple[bool, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=PAGE_S) as answer:
+            return True, answer.read(PAGE_BYTES).decode(errors="replace")
+    except urllib.error.HTTPError as error:
+        with error:
+            return False, error.read(PAGE_BYTES).decode(errors="replace")
+
+
+def read_log(path: Path, now: datetime) -> Log | None:
+    """None where there is no log, or no event in it."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    last: tuple[str, float] | None = None
+    warnings: Counter[str] = Counter()
+    for line in reversed(lines):
+        try:
+            event = json.loads(line)
+            age_s = (now - datetime.fromisoformat(event["timestamp"])).total_seconds()
+            name, is_warning = str(event["event"]), event.get("level") == "warning"
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            continue
+        last = last or (name, age_s)
+        if age_s > RECENT_LINES_S:
+            break
+        if is_warning:
+            left_out = event.get("left_out")
+            warnings[name] += 1 + (left_out if isinstance(left_out, int) else 0)
+    if last is None:
+        return None
+    return Log(
+        event=last[0], age_s=last[1], error=last_error(path) if last[0] in FINAL_EVENTS else "", warnings=dict(warnings)
+    )
+
+
+def read_ledger(directory: Path) -> LedgerState:
+    """Raises: NoLedger; StoreCorrupt for a damaged one; sqlite3.OperationalError for one that cannot be read now."""
+    with refusing_damage(directory / LEDGER_FILE), reading(directory) as connection:
+        newest = connection.execute(
+            "SELECT policy_version, trained_batches FROM versions ORDER BY policy_version DESC LIMIT 1"
+        ).fetchone()
+        batches = connection.execute("SELECT coalesce(max(batch) + 1, 0) FROM batches").fetchone()[0]
+        groups = connection.execute("SELECT status, count(*) FROM groups WHERE split = 'train' GROUP BY status")
+        version, trained = newest or (0, 0)
+        return LedgerState(batches=batches, trained=trained, version=version, groups=dict(groups.fetchall()))
+
+
+def batch_ages(path: Path, now: datetime) -> list[float]:
+    """How long ago the last batches were recorded, oldest first; empty without a record."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    times = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # cut at either end
+        if isinstance(row, dict) and row.get("event") == "batch" and isinstance(row.get("time"), float):
+            times.append(row["time"])
+    return [now.timestamp() - time for time in times[-RECENT_BATCHES:]]
+
+
+def free_bytes(settings: Settings) -> dict[str, tuple[int, int]]:
+    """Free and total bytes where the run writes, as far as it is on this host."""
+    places = {
+        f"run.directory ({settings.run.directory})": settings.run.directory,
+        f"rollout.weights_directory ({settings.rollout.weights_directory})": settings.rollout.weights_directory,
+    }
+    found = {}
+    for name, path in places.items():
+        if path.is_dir():
+            usage = shutil.disk_usage(path)
+            found[name] = (usage.free, usage.total)
+    return found

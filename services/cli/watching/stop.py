@@ -1,0 +1,36 @@
+"""`gspo stop RUN_DIR`: let a run finish the batch under way, save, and end."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Final
+
+from services.cli.watching.operator import NoAnswer, operator
+from services.runtime.logs import configure_logging
+from services.runtime.settings.run_settings import read_run_settings
+from services.runtime.settings.sections import Settings
+
+ANSWER_S: Final = 15.0
+
+
+def stop_command(directory: Path, reason: str) -> int:
+    """Returns 0 when the broker has agreed, 1 when it does not answer. Raises: ConfigurationError for no run."""
+    configure_logging("stop")
+    settings = read_run_settings(directory)
+    try:
+        text = asyncio.run(_stop(settings, reason))
+    except NoAnswer as error:
+        print(f"gspo stop: {error}; `gspo doctor {directory}` says what is running", file=sys.stderr)
+        return 1
+    print(text)
+    return 0
+
+
+async def _stop(settings: Settings, reason: str) -> str:
+    async with operator(settings) as broker:
+        status = await broker.stop(reason, ANSWER_S)
+    if status["finished"]:
+        return f"the run has ended: {status['batches_trained']} batches are trained"
+    assembled, trained = status["batches_assembled"], status["batches_trained"]
+    under_way = f"batch {assembled - 1} is finished first" if assembled > trained else "no batch is under way"
+    return f"the run stops ({status['stopping']}): {under_way}, then the learner saves and exports"

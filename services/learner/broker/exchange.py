@@ -1,0 +1,301 @@
+"""The learner's conversation with the world, in one event loop: the batch channel and the weight server.
+
+No threads here: `services.learner.broker.client` runs it in a thread of its own, beside the training thread.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import zmq.asyncio
+
+from protocol.channels import BATCH, WEIGHTS
+from protocol.codec import Array
+from protocol.messages import (
+    Batch,
+    BatchPending,
+    BatchRequest,
+    Checkpointed,
+    EndOfRun,
+    Heartbeat,
+    Message,
+    Published,
+    Resume,
+    Trained,
+    Welcome,
+)
+from services.learner.metrics import LearnerMetrics
+from services.learner.weights.delta import encode_delta
+from services.learner.weights.process_groups import EngineGroups, group_options
+from services.learner.weights.server import WeightServer
+from services.learner.weights.snapshot import SnapshotStore, WeightCopy, seal
+from services.runtime.clock import Clock
+from services.runtime.net.authenticator import Gate
+from services.runtime.net.channel import RouterChannel
+from services.runtime.net.peer import Delivered, PeerClient
+from services.runtime.net.security import Security
+from services.runtime.settings.fingerprint import run_fingerprint
+from services.runtime.settings.sections import Settings
+from services.runtime.telemetry import Health
+
+log = structlog.get_logger()
+
+REQUEST_INTERVAL_S: Final = 2.0
+HEARTBEAT_S: Final = 1.0
+MAX_ANNOUNCEMENTS: Final = 4
+"""A publication and the report of its batch, with room to spare."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchArrived:
+    """A batch with its arrays: int32 token_ids [T] and float32 logprobs [T]."""
+
+    batch: Batch
+    arrays: dict[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Publication:
+    policy_version: int
+    weights: WeightCopy
+    trained_batches: int
+    copied_at: float
+
+
+class Conversation:
+    """What the learner says and hears; its methods are called in the loop that it was made in.
+
+    Publications and the reports behind them are said by a task, in the order in which they were handed over, while training
+    goes on. One publication is under way at a time.
+
+    produces:     batches and ends of run, in order of request, given to ``arrived``; Published, then Trained
+    waits for:    the broker; the rollouts' requests for weights; digests and deltas, made in worker threads
+    unblocked by: Batch, EndOfRun; acknowledgements
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        context: zmq.asyncio.Context,
+        *,
+        session: str,
+        clock: Clock,
+        health: Health,
+        metrics: LearnerMetrics,
+        arrived: Callable[[BatchArrived | EndOfRun], None],
+        request_interval_s: float = REQUEST_INTERVAL_S,
+    ) -> None:
+        """Bind and connect. ``request_interval_s``: how often an unanswered request is repeated.
+
+        Raises: EndpointError; ConfigurationError for keys that cannot be used.
+        """
+        security = Security.load(settings.security, "learner")
+        self._clock = clock
+        self._health = health
+        self._metrics = metrics
+        self._arrived = arrived
+        self._request_interval_s = request_interval_s
+        self._store = SnapshotStore()
+        self._wanted: BatchRequest | None = None
+        self._resume: Resume | None = None
+        self._gate = Gate(context, security, clock, metrics.gate_counters)
+        channel = RouterChannel(context, WEIGHTS, settings.learner.weights_endpoint, self._gate)
+        self._weights_endpoint = settings.learner.advertised_weights_endpoint or channel.endpoint
+        options = group_options(settings.learner.weights_group_backend)
+        groups = None if options is None else EngineGroups(options)
+        self._server = WeightServer(channel, self._store, metrics, groups=groups)
+        self._client = PeerClient(
+            context,
+            BATCH,
+            settings.broker.batch_endpoint,
+            role="learner",
+            peer="learner",
+            session=session,
+            clock=clock,
+            fingerprint=run_fingerprint(settings),
+            security=security,
+        )
+        self.waiting_for = "the broker"
+        self.encoding = False
+        """Digests and a delta are being computed: that takes its time, whatever the broker does."""
+        self._policy_version = 0
+        self._handshakes_seen = 0
+        self._announcements: asyncio.Queue[_Publication | Trained] = asyncio.Queue(MAX_ANNOUNCEMENTS)
+        self._num_handed_over = 0
+        self._num_acknowledged = 0
+        self._unacknowledged: deque[int] = deque()
+        """For each announcement that was sent: how many messages the broker has acknowledged when it has this one."""
+
+    @property
+    def refused(self) -> str:
+        """Why the broker does not admit this learner (now), with the way out; empty while it does, or has not said so."""
+        return self._client.refused
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Keep it going until cancelled; ``started`` is called when it goes. Raises: ServiceError."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._gate.run(), name="gate")
+                tasks.create_task(self._server.run(), name="weight-server")
+                tasks.create_task(self._client.run(), name="batch-client")
+                tasks.create_task(self._receive(), name="receive")
+                tasks.create_task(self._announce(), name="announce")
+                tasks.create_task(self._repeat(), name="repeat")
+                tasks.create_task(self._beat(), name="heartbeat")
+                started()
+        finally:
+            # Also where a task never began: no socket may be left whose monitor nobody reads.
+            self._gate.close()
+            self._client.close()
+
+    # --- what the learner says -----------------------------------------------------------------------------------------
+
+    async def welcome(self) -> Welcome:
+        """The broker's Welcome, waited for."""
+        return await self._client.connected_welcome()
+
+    async def resume(self, next_batch: int) -> None:
+        """Tell the broker where the checkpoint stands: also again after each new handshake."""
+        self._resume = Resume(next_batch=next_batch)
+        await self._client.send(self._resume)
+
+    async def request(self, index: int, policy_version: int) -> None:
+        """Ask for a batch; repeated until it arrives."""
+        self._wanted = BatchRequest(index=index, policy_version=policy_version)
+        await self._client.send(self._wanted)
+
+    async def announced(self) -> None:
+        """Wait until everything that was handed over has been said: then no copy of weights is kept any more."""
+        await self._announcements.join()
+
+    async def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
+        """Have ``weights``, which are used up, served and announced; returns before they are.
+
+        One publication is under way at a time: a second one waits here for the first.
+        """
+        await self.announced()
+        await self._hand_over(
+            _Publication(
+                policy_version=policy_version,
+                weights=weights,
+                trained_batches=trained_batches,
+                copied_at=self._clock.now(),
+            )
+        )
+
+    async def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
+        """Report a trained batch, behind the version that came of it."""
+        await self._hand_over(Trained(index=index, policy_version=policy_version, metrics=metrics))
+
+    async def mark(self) -> int:
+        """A name for all publications and reports that were handed over so far; see ``acknowledged``."""
+        return self._num_handed_over
+
+    async def acknowledged(self, mark: int) -> bool:
+        """Whether the broker has everything that was handed over before ``mark``."""
+        self._count_acknowledged()
+        return self._num_acknowledged >= mark
+
+    async def checkpointed(self, next_batch: int, policy_version: int) -> None:
+        """Report a durable checkpoint, which is also what a later handshake says."""
+        self._resume = Resume(next_batch=next_batch)
+        await self._client.send(Checkpointed(next_batch=next_batch, policy_version=policy_version))
+
+    async def flushed(self) -> None:
+        """Wait until the broker has acknowledged everything."""
+        await self.announced()
+        await self._client.flushed()
+
+    async def _hand_over(self, announcement: _Publication | Trained) -> None:
+        await self._announcements.put(announcement)
+        self._num_handed_over += 1
+
+    async def _announce(self) -> None:
+        """Say what was handed over, in order.
+
+        produces:     Published, Trained
+        waits for:    digests and deltas; credit
+        unblocked by: worker threads; acknowledgements
+        """
+        while True:
+            announcement = await self._announcements.get()
+            message = await self._publication(announcement) if isinstance(announcement, _Publication) else announcement
+            del announcement  # The copy of the weights is not kept while the next one is waited for.
+            await self._client.send(message)
+            self._unacknowledged.append(self._client.num_acknowledged + self._client.num_unacknowledged)
+            self._count_acknowledged()
+            self._announcements.task_done()
+
+    async def _publication(self, publication: _Publication) -> Published:
+        """Serve a version: it is published only when it can be fetched, as a delta too."""
+        newest = self._store.newest
+        # Not in the loop: rollouts fetch the former version meanwhile.
+        self.encoding = True
+        snapshot = await asyncio.to_thread(seal, publication.policy_version, publication.weights)
+        delta = None if newest is None else await asyncio.to_thread(encode_delta, newest, snapshot)
+        self.encoding = False
+        self._store.add(snapshot, delta)
+        self._policy_version = snapshot.policy_version
+        self._metrics.policy_version.set(snapshot.policy_version)
+        self._metrics.announce_seconds.observe(self._clock.now() - publication.copied_at)
+        log.info("published", policy_version=snapshot.policy_version, num_bytes=snapshot.manifest.num_bytes)
+        return Published(
+            policy_version=snapshot.policy_version,
+            endpoint=self._weights_endpoint,
+            digest=snapshot.manifest.digest,
+            num_bytes=snapshot.manifest.num_bytes,
+            trained_batches=publication.trained_batches,
+        )
+
+    def _count_acknowledged(self) -> None:
+        while self._unacknowledged and self._unacknowledged[0] <= self._client.num_acknowledged:
+            self._unacknowledged.popleft()
+            self._num_acknowledged += 1
+
+    # --- what it hears ---------------------------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while True:
+            delivered = await self._client.inbox.get()
+            await self._on_message(delivered)
+
+    async def _on_message(self, delivered: Delivered) -> None:
+        message = delivered.message
+        wanted = self._wanted
+        if isinstance(message, Batch | EndOfRun):
+            if wanted is None or message.index != wanted.index:
+                return  # an answer to a request that was answered already
+            self._wanted = None
+            arrived = BatchArrived(batch=message, arrays=delivered.arrays) if isinstance(message, Batch) else message
+            self._arrived(arrived)
+        elif isinstance(message, BatchPending):
+            self.waiting_for = f"{message.groups_ready} of {message.groups_needed} groups; {message.waiting_for}"
+        elif isinstance(message, Welcome):
+            if self._resume is not None:
+                await self._client.send(self._resume)
+            self._handshakes_seen += 1
+            await self._ask_again()
+
+    async def _repeat(self) -> None:
+        while True:
+            self._health.turn()
+            await self._ask_again()
+            await asyncio.sleep(self._request_interval_s)
+
+    async def _beat(self) -> None:
+        """Say that this learner lives, whatever its training thread does: the run stays its own."""
+        while True:
+            await self._client.send(Heartbeat(policy_version=self._policy_version, status="serving", leases=[]))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _ask_again(self) -> None:
+        # Not "the broker": that it refuses this learner's key is what a person must see.
+        if self._client.refused:
+            self._health.not_ready(self._client.refused)
+        wanted: Message | None = self._wanted
+        # Behind a new handshake the broker first hears where the checkpoint stands.
+        if wanted is not None and self._handshakes_seen == self._client.num_handshakes:
+            await self._client.send(wanted)

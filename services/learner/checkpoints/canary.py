@@ -1,0 +1,69 @@
+"""Log-probs of a fixed sequence: what a checkpoint's weights answered when it was saved, asked again when it is loaded.
+
+A digest of the weights sees every bit of them and nothing of how they are used: partitions that were not gathered again,
+or experts that are called under each other's names, answer wrongly with the right digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from gspo.model.packing import PackedBatch, TrainSequence, pack
+from services.learner.checkpoints.format import CheckpointError
+
+NUM_TOKENS: Final = 32
+TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.3}
+"""Largest mean difference between layouts: other sums, and in bfloat16 now and then another expert, which moves one token's
+log-prob by 1 or more."""
+_FILE: Final = "canary.json"
+
+
+class _Canary(msgspec.Struct):
+    logprobs: list[float]
+
+
+def canary_batch(vocab_size: int) -> PackedBatch:
+    """One sequence of tokens from all over the vocabulary."""
+    positions = np.arange(NUM_TOKENS)
+    actions = positions > 0
+    sequence = TrainSequence(
+        token_ids=(positions * positions * 7919 + 31 * positions + 7) % vocab_size,
+        action_mask=actions,
+        behaviour_logprobs=np.zeros(NUM_TOKENS, dtype=np.float32),
+        versions=np.where(actions, 0, -1),
+        turn_ids=np.where(actions, 0, -1).astype(np.int32),
+        temperature=1.0,
+        advantages=np.zeros(NUM_TOKENS, dtype=np.float32),
+    )
+    return pack([sequence], policy_version=0)
+
+
+def write_canary(directory: Path, logprobs: Sequence[float]) -> Path:
+    """Raises OSError."""
+    path = directory / _FILE
+    path.write_bytes(msgspec.json.encode(_Canary([round(logprob, 6) for logprob in logprobs])))
+    return path
+
+
+def require_canary(directory: Path, logprobs: Sequence[float], dtype: str) -> None:
+    """Raises CheckpointError where the log-probs are not those that were written."""
+    path = directory / _FILE
+    try:
+        saved = msgspec.json.decode(path.read_bytes(), type=_Canary).logprobs
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; resume from another checkpoint") from error
+    if len(saved) != len(logprobs):
+        raise CheckpointError(f"{path} has {len(saved)} log-probs, not {len(logprobs)}; resume from another checkpoint")
+    differences = [abs(before - now) for before, now in zip(saved, logprobs, strict=True)]
+    # Not `> tolerance`, which NaN passes.
+    if not sum(differences) / len(differences) <= TOLERANCE[dtype]:
+        worst = int(np.argmax(differences))
+        raise CheckpointError(
+            f"{directory}: after loading, token {worst} of the test sequence has log-prob {logprobs[worst]:.5f}, saved was "
+            f"{saved[worst]:.5f}, in {dtype}: they compute something else here; resume in the layout that saved them"
+        )

@@ -1,0 +1,254 @@
+"""A learner's float32 weights and Adam moments, parameter by parameter, in files that any layout reads again.
+
+Each ZeRO stage keeps them elsewhere and in other parts. Here a parameter is put together on one rank, written, and
+forgotten before the next; a learner of another stage, number of ranks or expert-parallel size reads the rows it needs.
+
+    engine/
+        model.norm.weight.safetensors                         "model.norm.weight/weight", "/exp_avg", "/exp_avg_sq"
+        model.layers.0.mlp.experts.w1.0-of-2.safetensors      the first half of the experts' gates
+        state.json                                            optimizer steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from torch import Tensor, nn
+
+from gspo.model.serving import is_partitioned
+from gspo.moe.expert_layout import pieces
+from services.learner.checkpoints.state_files import TensorDirectory, TensorFile, read_steps, write_steps
+from services.learner.ranks.expert_parallel import WHOLE, ExpertShare
+
+OPTIMIZER: Final = "AdamW"
+_WEIGHT: Final = "weight"
+_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+_KINDS: Final = (_WEIGHT, *_MOMENTS)
+
+
+@dataclass(frozen=True)
+class _Fragment:
+    """What this rank holds of one parameter's state."""
+
+    start: int
+    """Of the fragment in the flattened parameter."""
+    values: Mapping[str, Tensor]
+    """float32 [n] by kind: views, so that copying into them changes the state."""
+
+
+class OptimizerState:
+    """The state of one DeepSpeed engine with torch's AdamW, in any ZeRO stage."""
+
+    def __init__(self, engine: Any, zero_stage: int, shares: Mapping[int, ExpertShare]) -> None:
+        self._engine = engine
+        self._zero_stage = zero_stage
+        self._shares = shares
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps made so far."""
+        states = self._adam().state.values()
+        return max((int(state["step"]) for state in states), default=0)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the whole pieces, all experts included: what a checkpoint and a learner must have in common."""
+        return {
+            piece.name: piece.shape(_whole_shape(parameter, self._share(parameter)))
+            for name, parameter in self._parameters()
+            for piece in pieces(name, _local_shape(parameter))
+        }
+
+    def save(self, directory: Path) -> None:
+        """Write everything into `directory`, which is made. Collective, and finishes on all ranks.
+
+        Raises OSError on ranks that could not write.
+        """
+        failure: OSError | None = None
+        try:
+            directory.mkdir(exist_ok=True)
+        except OSError as error:
+            failure = error
+        for file in self._files():
+            # The others go on: they wait for this rank in the next collective.
+            if failure is None:
+                failure = _failure(lambda file=file: file.write(directory))  # type: ignore[misc]
+        if torch.distributed.get_rank() == 0 and failure is None:
+            failure = _failure(lambda: write_steps(directory, self.num_steps))
+        if failure is not None:
+            raise failure
+
+    def copy(self) -> list[TensorFile]:
+        """The files of tensors that this rank writes in `save`, in CPU memory of their own: 12 bytes for each of the
+        parameters that fall to it, which all ranks share. Collective."""
+        views = self._zero_stage == 0
+        return [
+            replace(file, tensors={key: tensor.to("cpu", copy=views) for key, tensor in file.tensors.items()})
+            for file in self._files()
+        ]
+
+    def load(self, directory: Path) -> None:
+        """Read what any layout's `save` wrote, of a model with the same `shapes`. Collective.
+
+        Raises CheckpointError for files that do not hold it.
+        """
+        steps = read_steps(directory)
+        files = TensorDirectory(directory)
+        self._make_state()
+        for name, parameter in self._parameters():
+            fragment = self._fragment(parameter)
+            if fragment is None:
+                continue
+            for kind, values in fragment.values.items():
+                flat = _read(files, name, parameter, self._share(parameter), kind).reshape(-1)
+                values.copy_(flat[fragment.start : fragment.start + values.numel()])
+        for name, buffer in self._buffers().items():
+            buffer.copy_(files.read(f"{name}/{_WEIGHT}", 0, buffer.shape[0], tuple(buffer.shape)))
+        for state in self._adam().state.values():
+            # One of its own for each: shared by all, it would be counted up by each.
+            state["step"] = torch.tensor(float(steps), dtype=torch.float32)
+        self._weights_from_masters()
+
+    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self._engine.module.named_parameters())
+
+    def _buffers(self) -> dict[str, Tensor]:
+        values = self._engine.module.state_dict(keep_vars=True)
+        return {name: value for name, value in values.items() if not isinstance(value, nn.Parameter) and value.dim() > 0}
+
+    def _share(self, parameter: nn.Parameter) -> ExpertShare:
+        return self._shares.get(id(parameter), WHOLE)
+
+    def _adam(self) -> torch.optim.Optimizer:
+        optimizer = self._engine.optimizer if self._zero_stage == 0 else self._engine.optimizer.optimizer
+        assert isinstance(optimizer, torch.optim.AdamW)
+        return optimizer
+
+    def _masters(self) -> list[Tensor]:
+        """The tensors that Adam steps on, on this rank, by DeepSpeed's number of their group."""
+        optimizer = self._engine.optimizer
+        if self._zero_stage == 0:
+            return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if self._zero_stage == 3:
+            return list(optimizer.fp32_partitioned_groups_flat)
+        if isinstance(optimizer, BF16_Optimizer):
+            # DeepSpeed's choice for ZeRO 1 in bfloat16, with gradients added up in float32.
+            return list(optimizer.fp32_groups_flat_partition)
+        return list(optimizer.single_partition_of_fp32_groups)
+
+    def _make_state(self) -> None:
+        """Adam makes its moments in the first step; here they may be wanted before."""
+        states = self._adam().state
+        for master in self._masters():
+            if not states[master]:
+                moments = {kind: torch.zeros_like(master, memory_format=torch.preserve_format) for kind in _MOMENTS}
+                states[master].update(step=torch.zeros((), dtype=torch.float32), **moments)
+
+    def _fragment(self, parameter: Any) -> _Fragment | None:
+        """None where all of this parameter's state is on other ranks."""
+        if self._zero_stage == 0:
+            return self._views(parameter, 0, 0, parameter.numel())
+        optimizer = self._engine.optimizer
+        if self._zero_stage == 3:
+            group, offset, length = optimizer.grad_position[optimizer.get_param_id(parameter)]
+            start = length * torch.distributed.get_rank(parameter.ds_process_group)
+            # The last partitions are padded.
+            length = min(length, parameter.ds_numel - start)
+            return None if length <= 0 else self._views(self._masters()[group], offset, start, length)
+        mapping = parameter._hp_mapping
+        if mapping is None:
+            return None
+        master = self._masters()[mapping.param_group_index]
+        return self._views(
+            master, mapping.hp_fragment_address.start, mapping.lp_fragment_address.start, mapping.hp_fragment_address.numel
+        )
+
+    def _views(self, master: Tensor, offset: int, start: int, length: int) -> _Fragment:
+        state = self._adam().state[master]
+        tensors = {_WEIGHT: master.detach(), **{kind: state[kind] for kind in _MOMENTS}}
+        return _Fragment(start, {kind: tensor.view(-1).narrow(0, offset, length) for kind, tensor in tensors.items()})
+
+    def _collect(self, parameter: Any, kind: str, share: ExpertShare, writer: int) -> Tensor | None:
+        """The whole of one kind of this rank's share, float32, on `writer`. Collective among the share's replicas."""
+        fragment = self._fragment(parameter)
+        shape = _local_shape(parameter)
+        if self._zero_stage == 0:
+            assert fragment is not None
+            return fragment.values[kind].view(shape) if torch.distributed.get_rank() == writer else None
+        # Added up as integers: 0 + x is x, bit for bit, where in floating point -0.0 would lose its sign.
+        bits = torch.zeros(torch.Size(shape).numel(), dtype=torch.int32, device=self._engine.device)
+        if fragment is not None:
+            values = fragment.values[kind]
+            bits[fragment.start : fragment.start + values.numel()] = values.view(torch.int32)
+        torch.distributed.reduce(bits, dst=writer, group=share.replicas)
+        return bits.view(torch.float32).view(shape) if torch.distributed.get_rank() == writer else None
+
+    def _files(self) -> Iterator[TensorFile]:
+        """What this rank writes, one parameter after the other; views of the state without ZeRO, otherwise new tensors.
+        Collective, to be exhausted."""
+        self._make_state()
+        for index, (name, parameter) in enumerate(self._parameters()):
+            share = self._share(parameter)
+            members = torch.distributed.get_process_group_ranks(share.replicas)
+            writer = members[index % len(members)]
+            whole = {kind: self._collect(parameter, kind, share, writer) for kind in _KINDS}
+            if torch.distributed.get_rank() == writer:
+                yield _file(name, share, whole)
+        if torch.distributed.get_rank() == 0:
+            buffers = {f"{name}/{_WEIGHT}": value.to(torch.float32, copy=True) for name, value in self._buffers().items()}
+            if buffers:
+                yield TensorFile(stem="buffers", tensors=buffers)
+
+    def _weights_from_masters(self) -> None:
+        """What forward passes use: rounded to the model's type, whole on every rank or partitioned. Collective."""
+        optimizer = self._engine.optimizer
+        if self._zero_stage == 3:
+            optimizer.checkpoint_event_prologue()
+            for group in range(len(self._masters())):
+                optimizer._reassign_or_swap_out_partitioned_parameters(group)
+            optimizer.checkpoint_event_epilogue()
+        elif self._zero_stage > 0:
+            optimizer.update_lp_params()
+
+
+def _local_shape(parameter: Any) -> tuple[int, ...]:
+    return tuple(parameter.ds_shape if is_partitioned(parameter) else parameter.shape)
+
+
+def _whole_shape(parameter: nn.Parameter, share: ExpertShare) -> tuple[int, ...]:
+    first, *others = _local_shape(parameter)
+    return (first * share.num_shares, *others)
+
+
+def _file(name: str, share: ExpertShare, whole: Mapping[str, Tensor | None]) -> TensorFile:
+    tensors: dict[str, Tensor] = {}
+    num_rows = 0
+    for kind, tensor in whole.items():
+        assert tensor is not None
+        num_rows = tensor.shape[0]
+        tensors |= {f"{piece.name}/{kind}": piece.of(tensor) for piece in pieces(name, tensor.shape)}
+    stem = name if share.num_shares == 1 else f"{name}.{share.index}-of-{share.num_shares}"
+    return TensorFile(stem=stem, tensors=tensors, first_row=share.index * num_rows)
+
+
+def _failure(write: Callable[[], Path]) -> OSError | None:
+    try:
+        write()
+    except OSError as error:
+        return error
+    return None
+
+
+def _read(files: TensorDirectory, name: str, parameter: nn.Parameter, share: ExpertShare, kind: str) -> Tensor:
+    """This rank's share of a parameter's state, whatever shares wrote it."""
+    shape = _local_shape(parameter)
+    parts = [
+        files.read(f"{piece.name}/{kind}", share.index * shape[0], shape[0], piece.shape(shape))
+        for piece in pieces(name, shape)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -1,0 +1,48 @@
+"""What an engine's `save_state` would write, kept in memory while training goes on, and written by another thread."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.learner.checkpoints.canary import write_canary
+from services.learner.checkpoints.state_files import TensorFile, write_steps
+from services.learner.weights.snapshot import WeightCopy
+from services.runtime.durable import flush_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineCopy:
+    """One rank's part: 12 bytes for each parameter that it writes, and on rank 0 the weights, for their digest."""
+
+    rank: int
+    files: Sequence[TensorFile]
+    num_steps: int
+    canary: Sequence[float]
+    weights: WeightCopy
+
+    def write(self, directory: Path) -> None:
+        """Write into `directory`, which is made, and onto the disk. Raises OSError."""
+        directory.mkdir(exist_ok=True)
+        written = [file.write(directory) for file in self.files]
+        if self.rank == 0:
+            written += [write_steps(directory, self.num_steps), write_canary(directory, self.canary)]
+        for path in written:
+            flush_file(path)
+
+    def weights_digest(self) -> str:
+        """The engine's `weights_digest` of that moment; empty on all ranks but the first."""
+        if self.rank != 0:
+            return ""
+        pairs = zip(self.weights.tensors, self.weights.digests(), strict=True)
+        return state_digest(
+            (tensor.name, f"torch.{tensor.dtype}", tuple(tensor.shape), digest) for tensor, digest in pairs
+        ).hex()
+
+
+def state_digest(tensors: Iterable[tuple[str, str, tuple[int, ...], str]]) -> bytes:
+    """Digest of (name, type, shape, digest) of all tensors, in whatever order a layout has them."""
+    lines = sorted(f"{name}\0{dtype}\0{shape}\0{digest}\n" for name, dtype, shape, digest in tensors)
+    return hashlib.blake2b("".join(lines).encode(), digest_size=32).digest()

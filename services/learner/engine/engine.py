@@ -1,0 +1,380 @@
+"""The learner's model and optimizer in DeepSpeed: forward passes, optimizer steps, weights. No sockets.
+
+Every method marked collective must be called by all ranks in the same order with as many micro-batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from gspo.model.logprobs import TokenLogProbs
+from gspo.model.packing import PackedBatch
+from gspo.model.policy import load_policy, prepare_policy
+from gspo.model.serving import serving_weights
+from gspo.moe.experts import ExpertPicks, ExpertRecorder
+from gspo.moe.routing_replay import RoutingReplay
+from protocol.digests import tensor_digest
+from services.learner.checkpoints.canary import canary_batch, require_canary, write_canary
+from services.learner.checkpoints.optimizer_state import OPTIMIZER, OptimizerState
+from services.learner.checkpoints.state_copy import EngineCopy, state_digest
+from services.learner.engine.gradients import (
+    GradientWatch,
+    MissingGradientError,
+    NonFiniteGradientError,
+    NonFiniteLossError,
+)
+from services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
+from services.learner.profiling.flops import ModelCost, model_cost
+from services.learner.profiling.profile import NO_PROFILE, Phases
+from services.learner.ranks.expert_parallel import expert_shares, gathered
+from services.learner.ranks.process_group import init_distributed, limit_waiting
+from services.learner.start.engine_settings import DType, LearnerEngineSettings
+from services.learner.start.parallelism import (
+    autoep_config,
+    offload_config,
+    parallelism_of,
+    read_model_config,
+    require_supported,
+)
+from services.learner.weights.snapshot import copy_weights
+
+_DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_NEVER = 10**9
+
+
+class LearnerEngine:
+    """A policy in training. Make it with `create` or `from_model`, leave it with `close`."""
+
+    def __init__(self, engine: Any, settings: LearnerEngineSettings) -> None:
+        self._engine = engine
+        self.settings = settings
+        self.model: Any = engine.module
+        self.device = torch.device(engine.device)
+        self.rank = torch.distributed.get_rank()
+        self.world_size = torch.distributed.get_world_size()
+        self.token_budget = settings.token_budget
+        self.max_sequence_tokens = settings.max_sequence_tokens
+        self._shares = expert_shares(self.model)
+        self._watch = GradientWatch(self.model.named_parameters())
+        self._experts = ExpertRecorder(self.model)
+        self._replay = RoutingReplay(self.model) if settings.routing_replay else None
+        self._state = OptimizerState(engine, settings.zero_stage, self._shares)
+        self._coverage_known = False
+        self.profile: Phases = NO_PROFILE
+
+    @classmethod
+    def create(cls, model_dir: Path, settings: LearnerEngineSettings) -> LearnerEngine:
+        """Load the model of `model_dir` on all ranks; with ZeRO-3 no rank ever holds the whole of it. Collective.
+
+        Raises ValueError for a model that cannot be trained so (see `parallelism`), before it is loaded.
+        """
+        init_distributed(settings.device, settings.collective_timeout_s)
+        model_config = read_model_config(model_dir)
+        _require_supported(model_config, settings)
+        partition_while_loading = None
+        if settings.zero_stage == 3:
+            from transformers.integrations import HfDeepSpeedConfig
+
+            # from_pretrained looks for a living object of this class.
+            partition_while_loading = HfDeepSpeedConfig(_deepspeed_config(settings, model_config))
+        model = load_policy(model_dir, _DTYPES[settings.dtype])
+        del partition_while_loading
+        return cls.from_model(model, settings)
+
+    @classmethod
+    def from_model(cls, model: Any, settings: LearnerEngineSettings) -> LearnerEngine:
+        """Train a model that is in memory, the same on all ranks. Collective. The model is changed in place."""
+        init_distributed(settings.device, settings.collective_timeout_s)
+        model_config = model.config.to_dict()
+        _require_supported(model_config, settings)
+        torch.manual_seed(settings.seed)
+        prepare_policy(
+            model,
+            logprob_chunk_tokens=settings.logprob_chunk_tokens,
+            activation_checkpointing=settings.activation_checkpointing,
+        )
+        warmup = max(1, settings.warmup_steps)
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            # A list, as a generator here can pair checkpoints with the wrong parameters.
+            model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
+            config=_deepspeed_config(settings, model_config),
+            # DeepSpeed's own warm-up trains its first two steps at a learning rate of 0.
+            lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup)),
+            dist_init_required=False,
+        )
+        limit_waiting(settings.collective_timeout_s)
+        return cls(engine, settings)
+
+    def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
+        """Log-probs of one micro-batch under the present weights, without gradient. Collective."""
+        with torch.no_grad():
+            return self._forward(packed.to(self.device), with_entropy)
+
+    @property
+    def replays_routing(self) -> bool:
+        """Whether `train_mini_batch` takes experts to replay, and a batch is to be trained so."""
+        return self._replay is not None
+
+    def train_mini_batch(
+        self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
+    ) -> StepResult:
+        """One optimizer step on the sum of the micro-batches' losses over all ranks. Collective.
+
+        Args:
+            micro_batches: this rank's; as many on every rank, empty ones where there is nothing.
+            loss_fn: not called for an empty micro-batch.
+            replay: the experts of each micro-batch; only with `replays_routing`.
+
+        Raises NonFiniteLossError, NonFiniteGradientError or, in the first step, MissingGradientError: on all ranks
+        together and before the step.
+        """
+        if not micro_batches:
+            raise ValueError("a mini-batch needs at least one micro-batch, if only an empty one")
+        totals = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for index, micro_batch in enumerate(micro_batches):
+            packed = micro_batch.to(self.device)
+            self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
+            # Backward is inside, as it computes checkpointed activations again.
+            with self._replaying(None if replay is None else replay(packed)):
+                with self.profile.phase("forward"):
+                    result = self._forward(packed, with_entropy=True)
+                with self.profile.phase("loss"):
+                    loss = micro_batch_loss(packed, result, loss_fn)
+                with self.profile.phase("backward"):
+                    # DeepSpeed averages over ranks; the loss is a sum.
+                    self._engine.backward(loss * self.world_size, scale_wrt_gas=False)
+            totals[0] += loss.detach()
+            totals[1] += packed.num_tokens
+        with self.profile.phase("optimizer"):
+            loss_sum, num_tokens = self.sum_over_ranks(totals).tolist()
+            self._require_sound_gradients(loss_sum)
+            learning_rate = float(self._engine.get_lr()[0])
+            grad_norm = self._step()
+        return StepResult(loss=loss_sum, grad_norm=grad_norm, learning_rate=learning_rate, num_tokens=int(num_tokens))
+
+    def _replaying(self, picks: ExpertPicks | None) -> AbstractContextManager[None]:
+        if picks is None:
+            return nullcontext()
+        assert self._replay is not None, "experts to replay need settings.routing_replay"
+        return self._replay.replaying(picks)
+
+    def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
+        with self._experts.recording():
+            result: TokenLogProbs = self._engine(
+                input_ids=packed.input_ids,
+                position_ids=packed.position_ids,
+                cu_seqlens=packed.cu_seqlens,
+                targets_T=packed.targets_T,
+                temperatures_T=packed.temperatures_T,
+                with_entropy=with_entropy,
+            )
+        return result._replace(experts=self._experts.take())
+
+    def _require_sound_gradients(self, loss: float) -> None:
+        received, non_finite = self.sum_over_ranks(self._watch.take(self.device)).tolist()
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(f"the loss over all ranks is {loss}; no step was made")
+        bad = [name for name, count in zip(self._watch.names, non_finite, strict=True) if count]
+        if bad:
+            raise NonFiniteGradientError(f"{len(bad)} parameters have non-finite gradients: {_some(bad)}; no step was made")
+        if self._coverage_known:
+            return
+        pairs = zip(self._watch.names, received, strict=True)
+        missing = [name for name, count in pairs if count < self.world_size]
+        if missing:
+            raise MissingGradientError(
+                f"{len(missing)} of {len(received)} parameters got no gradient: {_some(missing)}; "
+                "they are frozen or cut off from the loss, no step was made"
+            )
+        self._coverage_known = True
+
+    def _step(self) -> float:
+        # In float32 without ZeRO DeepSpeed does not say, and with expert parallelism it clips by a mean of the ranks' norms.
+        before = self._clip_replicated() if self.settings.zero_stage == 0 else None
+        self._engine.step()
+        grad_norm = float(self._engine.get_global_grad_norm()) if before is None else before
+        if not math.isfinite(grad_norm):
+            raise NonFiniteGradientError(f"the gradient norm over all ranks is {grad_norm}; the weights are spoilt")
+        return grad_norm
+
+    def _clip_replicated(self) -> float:
+        """Clip gradients that no ZeRO stage has partitioned; their norm before. Collective."""
+        slabs = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) in self._shares]
+        others = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) not in self._shares]
+        square = torch.nn.utils.get_total_norm(others) ** 2
+        if slabs:
+            of_experts = torch.nn.utils.get_total_norm(slabs) ** 2
+            torch.distributed.all_reduce(of_experts, group=next(iter(self._shares.values())).group)
+            square = square + of_experts
+        norm = square.sqrt()
+        if self.settings.max_grad_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.settings.max_grad_norm, norm)
+        return float(norm)
+
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        """The element-wise sum of every rank's tensor; a new tensor on the engine's device. Collective."""
+        summed = tensor.detach().to(self.device, copy=True)
+        torch.distributed.all_reduce(summed)
+        return summed
+
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> Tensor:
+        """The tensor of rank `source`; the others give one of the same shape and type. Collective."""
+        received = tensor.detach().to(self.device, copy=True)
+        torch.distributed.broadcast(received, src=source)
+        return received
+
+    def barrier(self) -> None:
+        """Return when all ranks have come here. Collective."""
+        torch.distributed.barrier()
+
+    def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """All weights as inference engines load them, on rank 0; other ranks get nothing and must exhaust it. Collective.
+
+        See `gspo.model.serving.serving_weights`: a tensor is valid only until the next one is asked for.
+        """
+        return serving_weights(
+            self.model, gathered=lambda value: gathered(value, self._shares), emit=self.rank == 0, dtype=dtype
+        )
+
+    def weights_digest(self, dtype: torch.dtype | None = None) -> str:
+        """Hexadecimal digest of all serving weights, names and shapes included, in whatever layout; the same on every rank.
+        Collective."""
+        found = []
+        for name, tensor in self.serving_weights(dtype):
+            data = tensor.cpu().reshape(-1).view(torch.uint8).numpy().data
+            found.append((name, str(tensor.dtype), tuple(tensor.shape), tensor_digest(data)))
+        digest = torch.tensor(list(state_digest(found)), dtype=torch.uint8)
+        return bytes(self.broadcast(digest).tolist()).hex()
+
+    def cost(self) -> ModelCost:
+        """What a token costs, for a profile."""
+        return model_cost(self._state.shapes(), self.model.config.to_dict())
+
+    def layout(self) -> dict[str, Any]:
+        """What a checkpoint and the engine that loads it must have in common; plain values, as JSON keeps them."""
+        shapes = hashlib.blake2b(digest_size=16)
+        for name, shape in sorted(self._state.shapes().items()):
+            shapes.update(f"{name}\0{shape}\n".encode())
+        return {
+            "model": type(self.model).__name__,
+            "parameters": shapes.hexdigest(),
+            "dtype": self.settings.dtype,
+            "optimizer": OPTIMIZER,
+        }
+
+    def save_state(self, directory: Path) -> None:
+        """Write weights, Adam's moments and the number of steps into `directory`, which is made. Collective.
+
+        Every rank writes its part of the parameters. Raises OSError on ranks that could not, after the last collective.
+        """
+        canary = self._canary()
+        self._state.save(directory)
+        if self.rank == 0:
+            write_canary(directory, canary)
+
+    def copy_state(self) -> EngineCopy:
+        """What `save_state` would write, and the weights for their digest, copied: to be written while training goes on.
+        Collective."""
+        return EngineCopy(
+            rank=self.rank,
+            canary=self._canary(),
+            files=self._state.copy(),
+            num_steps=self._state.num_steps,
+            weights=copy_weights(self.serving_weights()),
+        )
+
+    def load_state(self, directory: Path) -> None:
+        """Read what `save_state` wrote, on whatever ranks. Collective.
+
+        Learning rate, betas and the like are the settings', not the checkpoint's; warm-up goes on at its step.
+        Raises CheckpointError for files that do not hold the state of this model, and where it computes other log-probs now.
+        """
+        self._state.load(directory)
+        self._resume_schedule(self._state.num_steps)
+        require_canary(directory, self._canary(), self.settings.dtype)
+
+    def _canary(self) -> list[float]:
+        packed = canary_batch(int(self.model.config.vocab_size))
+        logprobs: list[float] = self.logprobs(packed).logprobs_T[packed.mask_T].tolist()
+        return logprobs
+
+    def _resume_schedule(self, num_steps: int) -> None:
+        scheduler = self._engine.lr_scheduler
+        scheduler.last_epoch = num_steps
+        for group, base, rise in zip(
+            self._engine.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+        ):
+            group["lr"] = base * rise(num_steps)
+
+    def close(self) -> None:
+        """Leave the process group. Collective."""
+        self._engine.destroy()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def _require_supported(model_config: Mapping[str, Any], settings: LearnerEngineSettings) -> None:
+    require_supported(
+        parallelism_of(
+            model_config,
+            num_ranks=torch.distributed.get_world_size(),
+            expert_parallel=settings.expert_parallel,
+            zero_stage=settings.zero_stage,
+            dtype=settings.dtype,
+            routing_replay=settings.routing_replay,
+            offload=settings.offload,
+        )
+    )
+
+
+def _deepspeed_config(settings: LearnerEngineSettings, model_config: Mapping[str, Any]) -> dict[str, Any]:
+    world_size = torch.distributed.get_world_size()
+    size = settings.expert_parallel
+    return {
+        # Nominal: micro-batches are packed by tokens and the boundary of a step is set by hand.
+        "train_batch_size": world_size,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        # Without ZeRO the engine clips itself.
+        "gradient_clipping": settings.max_grad_norm if settings.zero_stage > 0 else 0.0,
+        "steps_per_print": _NEVER,
+        "bf16": {"enabled": settings.dtype == "bfloat16"},
+        # Added up in bfloat16, the gradient of 120 micro-batches is off by 1.6 % of its norm.
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_optimization": {
+            "stage": settings.zero_stage,
+            "reduce_bucket_size": 50_000_000,
+            "stage3_param_persistence_threshold": settings.zero3_persistence_elements,
+            **offload_config(settings.offload, pin_memory=settings.device == "cuda"),
+        },
+        **({} if size == 1 else {"expert_parallel": autoep_config(size, model_config)}),
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": settings.learning_rate,
+                "betas": list(settings.betas),
+                "eps": settings.adam_eps,
+                "weight_decay": settings.weight_decay,
+                # PyTorch's own: DeepSpeed's would be compiled at the first start.
+                "torch_adam": True,
+                # One vectorised pass over the host's memory on OMP_NUM_THREADS threads, as DeepSpeed's own, but built in.
+                **({} if settings.offload == "none" else {"fused": True}),
+            },
+        },
+    }
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

@@ -1,0 +1,260 @@
+"""Where the time of each batch goes: phases that add up to it, speed, packing, balance of the ranks, FLOPs.
+
+`gspo learner --profile` makes a `StepProfile`; without it everything is given `NO_PROFILE`, which does nothing. On a GPU
+the marks between phases are CUDA events on the stream: the host runs ahead as it does without, and waits once, when the
+batch is over. A phase's time is the device's then, and what the host did meanwhile costs nothing that is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from gspo.model.packing import PackedBatch, TrainSequence
+from services.learner.profiling.flops import ModelCost
+from services.runtime.clock import Clock
+
+Phase = Literal[
+    "wait",
+    "prepare",
+    "first_pass",
+    "forward",
+    "loss",
+    "backward",
+    "optimizer",
+    "diagnostics",
+    "export",
+    "publish",
+    "checkpoint",
+    "other",
+]
+"""wait: for the batch. prepare: groups, advantages, packing. first_pass: log-probs of the batch's start. forward: model and
+log-probs. loss: objective and its statistics. backward: with the reduction of gradients. optimizer: checks of the gradients,
+clipping, step. diagnostics: gathered from the ranks and summarised. export: weights to the host, digests. publish: delta,
+and until the link has taken the version. checkpoint: with the wait for the broker's acknowledgement. other: the rest."""
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+COMPUTE: Final[tuple[Phase, ...]] = ("first_pass", "forward", "loss", "backward", "optimizer")
+"""What the speed in tokens and FLOPs is of."""
+
+
+class Phases(Protocol):
+    """What the training loop tells of itself."""
+
+    def phase(self, name: Phase) -> AbstractContextManager[None]:
+        """The time inside is this phase's, except what an inner phase takes."""
+
+    def planned(
+        self, sequences: Sequence[TrainSequence], micro_batches: Sequence[Sequence[PackedBatch]], *, first_pass: bool
+    ) -> None:
+        """The batch's sequences on all ranks, and this rank's micro-batches of each mini-batch."""
+
+    def end_batch(self, index: int, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """The batch is over. Collective."""
+
+
+_NOTHING: Final[AbstractContextManager[None]] = nullcontext()
+
+
+class NoProfile:
+    """Does nothing."""
+
+    def phase(self, name: Phase) -> AbstractContextManager[None]:
+        return _NOTHING
+
+    def planned(
+        self, sequences: Sequence[TrainSequence], micro_batches: Sequence[Sequence[PackedBatch]], *, first_pass: bool
+    ) -> None:
+        return
+
+    def end_batch(self, index: int, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        return
+
+
+NO_PROFILE: Final = NoProfile()
+
+
+class Timeline(Protocol):
+    """Marks in time, read later."""
+
+    def mark(self) -> None:
+        """Remember now."""
+
+    def seconds(self) -> list[float]:
+        """Between each mark and the next; the last mark becomes the first of the following ones."""
+
+
+class HostTimeline:
+    """Marks of a clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._marks: list[float] = []
+
+    def mark(self) -> None:
+        self._marks.append(self._clock.now())
+
+    def seconds(self) -> list[float]:
+        gaps = [end - begin for begin, end in pairwise(self._marks)]
+        self._marks = self._marks[-1:]
+        return gaps
+
+
+class DeviceTimeline:
+    """CUDA events on the current stream; only `seconds` waits for the device."""
+
+    def __init__(self, make_event: Callable[[], torch.cuda.Event] = lambda: torch.cuda.Event(enable_timing=True)) -> None:
+        self._make_event = make_event
+        self._marks: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        event = self._make_event()
+        event.record()
+        self._marks.append(event)
+
+    def seconds(self) -> list[float]:
+        self._marks[-1].synchronize()
+        gaps = [begin.elapsed_time(end) / 1000 for begin, end in pairwise(self._marks)]
+        self._marks = self._marks[-1:]
+        return gaps
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchProfile:
+    """One batch; the same on every rank."""
+
+    batch: int
+    rank_seconds: list[dict[Phase, float]]
+    """Of each rank, by phase; they add up to the rank's time since the batch before."""
+    rank_tokens: list[int]
+    """Trained by each rank."""
+    tokens: int
+    num_micro_batches: int
+    """Rounds of forward and backward on each rank."""
+    packing_efficiency: float
+    """Tokens over the room in all micro-batches' token budgets; above 1 where sequences are longer than the budget."""
+    padding_efficiency: float
+    """Tokens over those of rows padded to the longest: what packing saves."""
+    flops: float
+    """Model FLOPs of the batch: training and the first pass, on all ranks."""
+    peak_flops: float | None
+    """Of one rank's device, per second; None: unknown."""
+
+    @property
+    def seconds(self) -> dict[Phase, float]:
+        """By phase, the mean over ranks."""
+        return {phase: sum(rank[phase] for rank in self.rank_seconds) / len(self.rank_seconds) for phase in PHASES}
+
+    @property
+    def slowest(self) -> dict[Phase, float]:
+        """By phase, of the rank that took longest in it."""
+        return {phase: max(rank[phase] for rank in self.rank_seconds) for phase in PHASES}
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def compute_s(self) -> float:
+        """Of the phases in which tokens are trained."""
+        return sum(self.seconds[phase] for phase in COMPUTE)
+
+    @property
+    def imbalance(self) -> float:
+        """Largest rank's tokens over the mean of ranks."""
+        return max(self.rank_tokens) * len(self.rank_tokens) / max(1, sum(self.rank_tokens))
+
+    @property
+    def mfu(self) -> float | None:
+        """Share of the devices' peak that the model's FLOPs are, while tokens are trained."""
+        if self.peak_flops is None or self.compute_s == 0:
+            return None
+        return self.flops / (self.compute_s * len(self.rank_seconds) * self.peak_flops)
+
+
+class StepProfile:
+    """One rank's stopwatch. Phases nest; a moment belongs to the innermost.
+
+    `report` is called with every batch's profile, on every rank.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        *,
+        rank: int,
+        world_size: int,
+        token_budget: int,
+        cost: ModelCost,
+        peak_flops: float | None,
+        report: Callable[[BatchProfile], None],
+    ) -> None:
+        self._timeline = timeline
+        self._rank, self._world_size = rank, world_size
+        self._token_budget = token_budget
+        self._cost = cost
+        self._peak_flops = peak_flops
+        self._report = report
+        self._inside: list[Phase] = ["other"]
+        self._begun: list[Phase] = []
+        """The phase that began at each mark but the last."""
+        self._lengths: list[int] = []
+        self._own_tokens = 0
+        self._num_micro_batches = 0
+        self._first_pass = False
+        timeline.mark()
+
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """The time inside is this phase's, except what an inner phase takes."""
+        self._turn_to(self._inside[-1])
+        self._inside.append(name)
+        try:
+            yield
+        finally:
+            self._turn_to(self._inside.pop())
+
+    def _turn_to(self, ended: Phase) -> None:
+        self._timeline.mark()
+        self._begun.append(ended)
+
+    def planned(
+        self, sequences: Sequence[TrainSequence], micro_batches: Sequence[Sequence[PackedBatch]], *, first_pass: bool
+    ) -> None:
+        """The batch's sequences on all ranks, and this rank's micro-batches of each mini-batch."""
+        self._lengths = [sequence.num_tokens for sequence in sequences]
+        self._own_tokens = sum(packed.num_tokens for part in micro_batches for packed in part)
+        self._num_micro_batches = sum(len(part) for part in micro_batches)
+        self._first_pass = first_pass
+
+    def end_batch(self, index: int, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Put the ranks' times together and report them. Collective."""
+        self._turn_to(self._inside[-1])
+        own = dict.fromkeys(PHASES, 0.0)
+        for phase, seconds in zip(self._begun, self._timeline.seconds(), strict=True):
+            own[phase] += seconds
+        self._begun = []
+        table = torch.zeros(self._world_size, len(PHASES) + 1, dtype=torch.float64)
+        table[self._rank] = torch.tensor([*own.values(), self._own_tokens], dtype=torch.float64)
+        rows = sum_over_ranks(table).tolist()
+        tokens = sum(self._lengths)
+        room = self._num_micro_batches * self._world_size * self._token_budget
+        passes = 4 if self._first_pass else 3
+        self._report(
+            BatchProfile(
+                batch=index,
+                rank_seconds=[dict(zip(PHASES, row[:-1], strict=True)) for row in rows],
+                rank_tokens=[int(row[-1]) for row in rows],
+                tokens=tokens,
+                num_micro_batches=self._num_micro_batches,
+                packing_efficiency=tokens / max(1, room),
+                padding_efficiency=tokens / max(1, len(self._lengths) * max(self._lengths, default=0)),
+                flops=passes * self._cost.forward(self._lengths),
+                peak_flops=self._peak_flops,
+            )
+        )

@@ -1,0 +1,71 @@
+"""DeepSpeed's AutoEP on this rank: which experts it holds, and the whole of a parameter for export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed
+from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
+from deepspeed.utils import groups
+from torch import Tensor, nn
+
+from gspo.model.serving import is_partitioned
+
+
+@dataclass(frozen=True)
+class ExpertShare:
+    """Which of a layer's experts the slabs of this rank hold."""
+
+    group: Any
+    """The process group that holds all experts of a layer, one share on each member."""
+    index: int
+    """Of this share in the group."""
+    num_shares: int
+    replicas: Any = None
+    """The process group whose members hold the same share; None: all ranks."""
+
+
+WHOLE = ExpertShare(group=None, index=0, num_shares=1)
+"""Of a parameter that every rank holds all of (ZeRO's partitions aside)."""
+
+
+def expert_shares(model: nn.Module) -> dict[int, ExpertShare]:
+    """The shares of all expert slabs, by id of the parameter; empty without expert parallelism."""
+    shares: dict[int, ExpertShare] = {}
+    for module in model.modules():
+        if isinstance(module, AutoEPMoELayer):
+            group = module.ep_group
+            share = ExpertShare(
+                group=group,
+                index=torch.distributed.get_rank(group),
+                num_shares=torch.distributed.get_world_size(group),
+                replicas=groups._get_expert_data_parallel_group(module.ep_group_name),
+            )
+            shares |= {id(parameter): share for parameter in module.experts.parameters()}
+    return shares
+
+
+@contextmanager
+def gathered(value: Tensor, shares: Mapping[int, ExpertShare]) -> Iterator[Tensor | None]:
+    """The whole of a parameter or buffer: of all ZeRO partitions, and of all experts. Collective.
+
+    None on ranks that need not emit it: other shares of the experts than rank 0's group, or not the first of it.
+    """
+    with deepspeed.zero.GatheredParameters([value], enabled=is_partitioned(value)):
+        share = shares.get(id(value), WHOLE)
+        yield value if share.num_shares == 1 else _all_experts(value.detach(), share)
+
+
+def _all_experts(local: Tensor, share: ExpertShare) -> Tensor | None:
+    """[E, ...] of [E / n, ...] on rank 0, which is the first of its group."""
+    # Every group holds all experts; only rank 0's is asked.
+    if torch.distributed.get_process_group_ranks(share.group)[0] != 0:
+        return None
+    parts = [torch.empty_like(local) for _ in range(share.num_shares)] if share.index == 0 else None
+    torch.distributed.gather(local.contiguous(), parts, dst=0, group=share.group)
+    return None if parts is None else torch.cat(parts)

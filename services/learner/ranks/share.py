@@ -1,0 +1,85 @@
+"""What rank 0 received, on every rank: a broadcast of a few numbers, and one of the encoded batch. No pickle."""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+
+from protocol.codec import decode, encode
+from protocol.messages import Batch, EndOfRun
+from services.learner.broker.exchange import BatchArrived
+
+WAIT: Final = 0
+BATCH: Final = 1
+END: Final = 2
+STOP: Final = 3
+MAX_SHARED_FRAMES: Final = 4
+NO_FRAME: Final = -1
+
+Directive = BatchArrived | EndOfRun | None
+"""What to do next; None: stop, or nothing arrived yet (see ``stop`` of ``share``)."""
+
+
+class Broadcaster(Protocol):
+    """The part of the engine that sharing needs."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor: ...
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor: ...
+
+
+def stop_anywhere(engine: Broadcaster, stop: bool) -> bool:
+    """Whether any rank was asked to stop: of several machines one alone may be. Collective."""
+    if engine.world_size == 1:
+        return stop
+    return bool(engine.sum_over_ranks(torch.tensor([int(stop)], dtype=torch.int64))[0])
+
+
+def share(engine: Broadcaster, arrived: Directive, stop: bool) -> tuple[Directive, bool]:
+    """Rank 0's ``arrived``, and whether any rank was asked to stop, on every rank. Collective.
+
+    What the other ranks say has arrived is ignored.
+    """
+    if engine.world_size == 1:
+        return arrived, stop
+    stop = stop_anywhere(engine, stop)
+    frames = _frames(arrived) if engine.rank == 0 else []
+    sizes = [len(frame) for frame in frames]
+    kind = STOP if stop else BATCH if isinstance(arrived, BatchArrived) else END if arrived is not None else WAIT
+    head = torch.tensor([kind, *sizes, *[NO_FRAME] * (MAX_SHARED_FRAMES - len(sizes))], dtype=torch.int64)
+    head = engine.broadcast(head)
+    kind, *sizes = (int(number) for number in head.tolist())
+    if kind in (WAIT, STOP):
+        return None, kind == STOP
+    sizes = [size for size in sizes if size != NO_FRAME]
+    if engine.rank == 0:
+        body = torch.from_numpy(np.frombuffer(b"".join(frames), dtype=np.uint8).copy())
+    else:
+        body = torch.empty(sum(sizes), dtype=torch.uint8)
+    data = engine.broadcast(body).cpu().numpy()
+    if engine.rank == 0:
+        return arrived, False
+    return _decode(data.tobytes(), sizes), False
+
+
+def _frames(arrived: Directive) -> Sequence[bytes]:
+    if arrived is None:
+        return []
+    encoded = encode(arrived.batch, arrived.arrays) if isinstance(arrived, BatchArrived) else encode(arrived)
+    return [bytes(frame) for frame in encoded]
+
+
+def _decode(data: bytes, sizes: Sequence[int]) -> Directive:
+    frames, offset = [], 0
+    for size in sizes:
+        frames.append(data[offset : offset + size])
+        offset += size
+    received = decode(frames)
+    if isinstance(received.message, Batch):
+        return BatchArrived(batch=received.message, arrays=received.arrays)
+    assert isinstance(received.message, EndOfRun)
+    return received.message

@@ -1,0 +1,186 @@
+"""Process groups of two, this learner and one engine: what SGLang's update_weights_from_distributed receives from.
+
+Rank 0 is the learner, rank 1 the engine. A group is made beside torch's default one, as SGLang makes its own half, so
+DeepSpeed never hears of it. It is one thread's: whatever goes wrong there ends the group and nothing else. An engine that
+waits for a broadcast notices at once, because its connection is closed.
+"""
+
+import queue
+import threading
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+import numpy as np
+import structlog
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import Backend, GroupName, PrefixStore, _new_process_group_helper, _world
+
+from services.learner.weights.snapshot import Snapshot
+
+log = structlog.get_logger()
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+MAX_QUEUED: Final = 64
+TIMEOUT_S: Final = 60.0
+"""For the engine to join, and to take one broadcast."""
+UNASKED_S: Final = 60.0
+"""For a rollout to ask for what it was promised. It may be gone, and its engine wait for a broadcast, deaf to everybody."""
+IDLE_S: Final = 1800.0
+"""A group into which nothing is sent for so long is closed: its engine may be gone, or it fetches chunks by now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOptions:
+    """``backend``: what the engine's device speaks. ``device``: of this process, from which it sends."""
+
+    backend: Literal["gloo", "nccl"]
+    device: str = "cpu"
+    timeout_s: float = TIMEOUT_S
+    unasked_s: float = UNASKED_S
+
+
+def group_options(backend: Literal["", "gloo", "nccl"]) -> GroupOptions | None:
+    """For the setting learner.weights_group_backend; None: no groups. NCCL sends from this process's GPU."""
+    if not backend:
+        return None
+    return GroupOptions(backend=backend, device=f"cuda:{torch.cuda.current_device()}" if backend == "nccl" else "cpu")
+
+
+class EngineGroup:
+    """One group, from the moment at which its store can be reached.
+
+    produces:     broadcasts
+    waits for:    the engine; ``send``
+    unblocked by: the engine; ``close``; the options' ``timeout_s``; ``unasked_s`` or twice that; IDLE_S
+    """
+
+    def __init__(self, options: GroupOptions) -> None:
+        """Raises: RuntimeError when no port can be bound."""
+        self.name = f"weights-{uuid.uuid4().hex}"
+        self.promised: Snapshot | None = None
+        """What will be sent next: held, so that it is not dropped before."""
+        self._options = options
+        self._timeout = timedelta(seconds=options.timeout_s)
+        # It listens on every address, as torch's own rendezvous does.
+        self._store = TCPStore("0.0.0.0", 0, 2, is_master=True, timeout=self._timeout, wait_for_workers=False)
+        self.port: int = self._store.port
+        self._queue: queue.Queue[Bytes | None] = queue.Queue(MAX_QUEUED)
+        self._ended = threading.Event()
+        # A daemon: a broadcast that nobody takes must not keep the process.
+        threading.Thread(target=self._run, name=self.name, daemon=True).start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._ended.is_set()
+
+    def send(self, data: Bytes) -> None:
+        """Broadcast ``data``, uint8 [n], when the engine is there and what was sent before has arrived. Returns at once.
+
+        What nobody can send any more closes the group, which the engine notices.
+        """
+        try:
+            self._queue.put_nowait(data)
+        except queue.Full:
+            self.close()
+
+    def close(self) -> None:
+        """Send nothing more, and take leave. A second call does nothing."""
+        self._ended.set()
+        self.promised = None
+        try:
+            self._queue.put_nowait(None)
+        except queue.Full:
+            # The thread looks at `ended` after each broadcast.
+            return
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except RuntimeError as error:
+            log.warning("weights_group_failed", group=self.name, error=str(error).partition("\n")[0][:500])
+        except queue.Empty:
+            log.info("weights_group_idle", group=self.name)
+        finally:
+            self._ended.set()
+            self.promised = None
+
+    def _serve(self) -> None:
+        """Raises: RuntimeError, as torch does for everything that goes wrong between two ranks; queue.Empty when idle."""
+        store = PrefixStore(self.name, self._store)
+        group, _ = _new_process_group_helper(
+            2, 0, [], Backend(self._options.backend), store, group_name=GroupName(self.name), timeout=self._timeout
+        )
+        _world.pg_group_ranks[group] = {0: 0, 1: 1}
+        try:
+            while (data := self._next()) is not None and not self._ended.is_set():
+                tensor = torch.from_numpy(data).to(self._options.device)
+                dist.broadcast(tensor, src=0, group=group)
+                if tensor.is_cuda:
+                    torch.cuda.synchronize(tensor.device)
+        finally:
+            # Its connections close with the last reference to it.
+            dist.destroy_process_group(group)
+            del group
+
+    def _next(self) -> Bytes | None:
+        """Raises: RuntimeError when what was promised is not asked for; queue.Empty when idle."""
+        idle_s, unasked = 0.0, 0
+        while True:
+            try:
+                return self._queue.get(timeout=self._options.unasked_s)
+            except queue.Empty:
+                idle_s += self._options.unasked_s
+                if idle_s >= IDLE_S:
+                    raise
+            promised = self.promised
+            version = 0 if promised is None else promised.policy_version
+            if version and version == unasked:
+                raise RuntimeError(f"nobody asked for version {version}, which was promised")
+            unasked = version
+
+
+class EngineGroups:
+    """At most one group for each rollout."""
+
+    def __init__(self, options: GroupOptions, *, kind: type[EngineGroup] = EngineGroup) -> None:
+        """``kind``: of the groups that are made."""
+        self.backend = options.backend
+        self._options = options
+        self._kind = kind
+        self._groups: dict[bytes, EngineGroup] = {}
+
+    def ready(self, peer: bytes, name: str) -> EngineGroup:
+        """The group ``name`` of ``peer``, or, when there is no such group (any more), a new one.
+
+        Raises: RuntimeError when no port can be bound.
+        """
+        group = self._groups.get(peer)
+        if group is not None and group.name == name and not group.ended:
+            return group
+        self.leave(peer)
+        # Of rollouts that are gone nothing else is heard.
+        self._groups = {known: each for known, each in self._groups.items() if not each.ended}
+        made = self._groups[peer] = self._kind(self._options)
+        log.info("weights_group_opened", peer=peer.decode(errors="replace"), group=made.name, port=made.port)
+        return made
+
+    def get(self, peer: bytes, name: str) -> EngineGroup | None:
+        """The group ``name`` of ``peer``; None: there is none (any more)."""
+        group = self._groups.get(peer)
+        return group if group is not None and group.name == name and not group.ended else None
+
+    def leave(self, peer: bytes) -> None:
+        """Close the group of ``peer``, if there is one."""
+        group = self._groups.pop(peer, None)
+        if group is not None:
+            group.close()
+
+    def close(self) -> None:
+        """Close all."""
+        for peer in list(self._groups):
+            self.leave(peer)

@@ -1,0 +1,196 @@
+"""A policy version as it is served: all tensors' bytes, one behind the other, with a digest each."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from msgspec import structs
+
+from protocol.digests import tensor_digest, version_digest
+from protocol.limits import MAX_WEIGHT_CHUNK_BYTES
+from protocol.messages import Manifest, TensorInfo
+from services.weights.server import Parts
+
+CHUNK_BYTES: Final = MAX_WEIGHT_CHUNK_BYTES
+DTYPE_NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+class Snapshot(Parts):
+    """One full policy version: all tensors in the manifest's order."""
+
+
+class Delta(Parts):
+    """One policy version as its changes against ``manifest.base_version`` (services.learner.weights.delta)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiedTensor:
+    """One tensor's bytes in this process's own memory."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class WeightCopy:
+    """The weights of one moment, on the CPU: training may go on, whatever is done with them afterwards."""
+
+    def __init__(self, tensors: list[CopiedTensor]) -> None:
+        self.tensors = tensors
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.data.nbytes for tensor in self.tensors)
+
+    def digests(self) -> list[str]:
+        """Of every tensor, in order; on all cores, as hashing is the slowest part of a publication."""
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            return list(pool.map(tensor_digest, [tensor.data.data for tensor in self.tensors]))
+
+
+def copy_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> WeightCopy:
+    """Copy ``weights`` (name in the serving layout, tensor on any device). All that training has to wait for.
+
+    Raises: ValueError for a dtype that the wire does not know.
+    """
+    copied: list[CopiedTensor] = []
+    for name, tensor in weights:
+        if tensor.dtype not in DTYPE_NAMES:
+            raise ValueError(f"tensor {name} has dtype {tensor.dtype}: one of {sorted(DTYPE_NAMES.values())} can be served")
+        # A copy also on the CPU: the tensor may be a buffer that is filled again for the next one.
+        own = tensor.detach().contiguous().to("cpu", copy=True).reshape(-1).view(torch.uint8)
+        copied.append(CopiedTensor(name=name, dtype=DTYPE_NAMES[tensor.dtype], shape=list(tensor.shape), data=own.numpy()))
+    return WeightCopy(copied)
+
+
+def seal(policy_version: int, weights: WeightCopy) -> Snapshot:
+    """Make a snapshot of ``weights``, which are used up: their memory goes over into the snapshot's tensor by tensor.
+
+    Raises: ValueError for no weights.
+    """
+    if not weights.tensors:
+        raise ValueError(f"policy version {policy_version} has no tensors")
+    digests = weights.digests()
+    data = np.empty(weights.num_bytes, dtype=np.uint8)
+    tensors: list[TensorInfo] = []
+    offset = 0
+    copied, weights.tensors = weights.tensors[::-1], []
+    for digest in digests:
+        tensor = copied.pop()
+        num_bytes = tensor.data.nbytes
+        data[offset : offset + num_bytes] = tensor.data
+        tensors.append(
+            TensorInfo(
+                name=tensor.name,
+                dtype=tensor.dtype,  # type: ignore[arg-type]
+                shape=tensor.shape,
+                offset=offset,
+                num_bytes=num_bytes,
+                digest=digest,
+            )
+        )
+        offset += num_bytes
+    manifest = Manifest(
+        policy_version=policy_version,
+        kind="snapshot",
+        base_version=0,
+        num_bytes=offset,
+        chunk_bytes=CHUNK_BYTES,
+        digest=version_digest(tensors),
+        tensors=tensors,
+    )
+    return Snapshot(manifest=manifest, data=data)
+
+
+def build_snapshot(policy_version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
+    """Copy and seal in one go.
+
+    Raises: ValueError for a dtype that the wire does not know, or no weights.
+    """
+    return seal(policy_version, copy_weights(weights))
+
+
+class SnapshotStore:
+    """What the learner serves: the newest snapshots, and the deltas of which a chain leads to the newest version.
+
+    Holds ``keep`` snapshots, so that a fetch under way survives one publication, and at most ``max_deltas`` deltas that
+    together are no larger than ``delta_share`` of the newest snapshot. While a version is published there is one more.
+    """
+
+    def __init__(self, keep: int = 2, *, max_deltas: int = 64, delta_share: float = 0.5) -> None:
+        self._keep = keep
+        self._max_deltas = max_deltas
+        self._delta_share = delta_share
+        self._snapshots: OrderedDict[int, Snapshot] = OrderedDict()
+        # By base, oldest first; each one's base is the former one's version.
+        self._deltas: OrderedDict[int, Delta] = OrderedDict()
+
+    @property
+    def newest(self) -> Snapshot | None:
+        return next(reversed(self._snapshots.values())) if self._snapshots else None
+
+    def get(self, policy_version: int, base_version: int = 0) -> Parts | None:
+        """The snapshot of a version, or its delta against ``base_version``; None: not held (any more)."""
+        if not base_version:
+            return self._snapshots.get(policy_version)
+        delta = self._deltas.get(base_version)
+        return delta if delta is not None and delta.policy_version == policy_version else None
+
+    def snapshot(self, policy_version: int) -> Snapshot | None:
+        """None: not held (any more)."""
+        return self._snapshots.get(policy_version)
+
+    def manifest_for(self, have_version: int) -> Manifest | None:
+        """What somebody who holds ``have_version`` should fetch next; None: nothing is held.
+
+        A delta, when a chain of deltas leads from there to the newest version in fewer bytes than its snapshot has;
+        otherwise that snapshot.
+        """
+        newest = self.newest
+        if newest is None:
+            return None
+        version, num_bytes = have_version, 0
+        while version in self._deltas:
+            num_bytes += self._deltas[version].manifest.num_bytes
+            version = self._deltas[version].policy_version
+        if version == have_version or num_bytes >= newest.manifest.num_bytes:
+            return newest.manifest
+        first = self._deltas[have_version].manifest
+        return first if first.policy_version == version else structs.replace(first, newest_version=version)
+
+    def add(self, snapshot: Snapshot, delta: Delta | None = None) -> None:
+        """Hold ``snapshot`` as the newest; ``delta`` is against the newest until now (None: there is no such delta).
+
+        Raises: ValueError when its version does not grow, or the delta is of other versions.
+        """
+        newest = self.newest
+        if newest is not None and snapshot.policy_version <= newest.policy_version:
+            raise ValueError(
+                f"policy version {snapshot.policy_version} after {newest.policy_version}: versions grow and are never reused"
+            )
+        if delta is None:
+            self._deltas.clear()  # They lead nowhere any more.
+        else:
+            base_version = 0 if newest is None else newest.policy_version
+            if (delta.manifest.base_version, delta.policy_version) != (base_version, snapshot.policy_version):
+                raise ValueError(
+                    f"delta {delta.manifest.base_version} -> {delta.policy_version} beside a publication of "
+                    f"{snapshot.policy_version} after {base_version}"
+                )
+            self._deltas[base_version] = delta
+        self._snapshots[snapshot.policy_version] = snapshot
+        while len(self._snapshots) > self._keep:
+            self._snapshots.popitem(last=False)
+        budget = self._delta_share * snapshot.manifest.num_bytes
+        while len(self._deltas) > 1 and (len(self._deltas) > self._max_deltas or self._delta_bytes > budget):
+            self._deltas.popitem(last=False)
+
+    @property
+    def _delta_bytes(self) -> int:
+        return sum(delta.manifest.num_bytes for delta in self._deltas.values())

@@ -1,0 +1,312 @@
+"""Starts and stops an SGLang server as a child process, on CPU through the platform plug-in and on CUDA as it is."""
+
+import asyncio
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import psutil
+import structlog
+
+from services.rollout.sglang.http import EngineHttp, EngineUnreachable
+
+log = structlog.get_logger()
+
+_TETHER: Final = Path(__file__).with_name("tether.py")
+_POLL_S: Final = 0.5
+_HEALTH_TIMEOUT_S: Final = 30.0
+_PROGRESS_S: Final = 5.0
+_TERM_GRACE_S: Final = 1.0
+_TAIL_LINES: Final = 25
+DECODE_STEPS: Final = 8
+"""Between two passes in which requests begin (on CPU)."""
+PREFILL_TOKENS: Final = 1024
+"""Of such a pass."""
+_NOISE: Final = (" - leaked ", " - ... skipped", "nanobind: ", "See https://nanobind", "warnings.warn(")
+"""Lines that every SGLang process writes when it ends; they would push the error out of the tail."""
+_LOAD_FILES: Final = "/dev/shm/sglang_loads_"
+
+
+class ServerError(RuntimeError):
+    """The server could not be started, or it died; the text holds the end of its log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """What to serve, and where."""
+
+    model_path: Path
+    log_path: Path
+    """The server's output is appended here."""
+    dtype: str = "float32"
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: any free port."""
+    weight_version: int = 0
+    """The version of the weights in `model_path`; every token carries it until an update."""
+    max_total_tokens: int = 65536
+    """Size of the KV cache on CPU; without it SGLang takes most of the machine's memory. On CUDA SGLang measures."""
+    max_running: int = 64
+    """Requests under way, at most. On CPU a new one waits for others to begin with while three quarters of so many run."""
+    extra_args: tuple[str, ...] = ()
+    """More arguments for sglang.launch_server; they come last and so win."""
+    start_timeout_s: float = 600.0
+
+
+class EngineServer:
+    """One SGLang server process and everything it starts. Use as a context manager: ready inside, gone after.
+
+    The server dies with the thread that entered the context (PR_SET_PDEATHSIG), also when that is killed by SIGKILL.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._process: asyncio.subprocess.Process | None = None
+        self._port = options.port
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._load_files: set[Path] = set()
+
+    @property
+    def url(self) -> str:
+        """Where the server answers; the port is known once it was started."""
+        return f"http://{self._options.host}:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server, which is also its session and process group."""
+        return self._started.pid
+
+    async def __aenter__(self) -> Self:
+        """Start and wait until ready. Raises: ServerError."""
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start the process and return once it has generated a token. Raises: ServerError; nothing is left running then."""
+        if self._process is not None:
+            raise ValueError(f"the server at {self.url} was started already: make a new EngineServer")
+        self._port = _claim_port(self._options.host, self._options.port)
+        cuda = cuda_visible(os.environ)
+        command = server_command(self._options, port=self._port, cuda=cuda)
+        try:
+            self._options.log_path.parent.mkdir(parents=True, exist_ok=True)
+            log_file = self._options.log_path.open("ab")
+        except OSError as error:
+            raise ServerError(f"{self._options.log_path}: the server's log cannot be written: {error.strerror}") from error
+        # Its files (metrics, sockets, a lock for each path from which an update failed) would stay otherwise.
+        self._temporary = tempfile.TemporaryDirectory(prefix="gspo-sglang-", ignore_cleanup_errors=True)
+        environment = server_environment(os.environ, cuda=cuda) | temporary_files(Path(self._temporary.name))
+        with log_file as output:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *command,
+                stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=asyncio.subprocess.STDOUT,
+                env=environment, start_new_session=True,
+            )  # fmt: skip
+        log.info("engine_server_started", pid=self.pid, url=self.url, cuda=cuda, log=str(self._options.log_path))
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s):
+                await self._wait_ready()
+        except TimeoutError as error:
+            await self.stop()
+            raise ServerError(
+                f"the SGLang server at {self.url} was not ready within {self._options.start_timeout_s:.0f} s; "
+                f"the end of {self._options.log_path}:\n{self.log_tail()}"
+            ) from error
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def wait_dead(self) -> str:
+        """Return when the server has died, with its exit status and the end of its log."""
+        status = await self._started.wait()
+        return f"the SGLang server ended with status {status}; the end of {self._options.log_path}:\n{self.log_tail()}"
+
+    async def stop(self) -> None:
+        """End the server and everything it started: SIGTERM, and SIGKILL after 1 s. A second call does nothing.
+
+        SGLang looks for a SIGTERM every 5 s and then waits for its requests; there is nothing in it worth waiting for.
+        """
+        if self._process is None:
+            return
+        process, tree = self._process, _tree(self._process.pid)
+        self._load_files |= load_files(member.pid for member in tree)
+        if process.returncode is None:
+            process.terminate()
+            try:
+                async with asyncio.timeout(_TERM_GRACE_S):
+                    await process.wait()
+            except TimeoutError:
+                pass
+        for member in {*tree, *_tree(process.pid)}:
+            # Only what is still the same process: psutil compares start times.
+            if member.is_running():
+                _kill(member)
+        await process.wait()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+        for path in self._load_files:
+            path.unlink(missing_ok=True)
+
+    def log_tail(self) -> str:
+        """The last lines of the server's log, without the noise that every exit adds."""
+        if not self._options.log_path.exists():
+            return "(no log)"
+        with self._options.log_path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
+            lines = file.read().decode(errors="replace").splitlines()
+        return "\n".join([line for line in lines if not any(noise in line for noise in _NOISE)][-_TAIL_LINES:])
+
+    @property
+    def _started(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            raise ValueError("the server was not started")
+        return self._process
+
+    async def _wait_ready(self) -> None:
+        """Poll /health, which answers 503 until the server is warm and then generates a token."""
+        waited_s, reported_s = 0.0, 0.0
+        clock = asyncio.get_running_loop().time
+        begin = clock()
+        async with aclosing(EngineHttp(self.url, timeout_s=_HEALTH_TIMEOUT_S, stall_timeout_s=_HEALTH_TIMEOUT_S)) as http:
+            while True:
+                if self._started.returncode is not None:
+                    raise ServerError(await self.wait_dead())
+                try:
+                    if await http.status("/health", timeout_s=_HEALTH_TIMEOUT_S) == HTTPStatus.OK:
+                        break
+                except EngineUnreachable:
+                    pass  # it does not listen yet
+                await asyncio.sleep(_POLL_S)
+                waited_s = clock() - begin
+                if waited_s - reported_s >= _PROGRESS_S:
+                    reported_s = waited_s
+                    last = self.log_tail().rpartition("\n")[2]
+                    log.info("engine_server_starting", waited_s=round(waited_s), last_line=last[:200])
+        # Known by now, in case it dies before it is stopped.
+        self._load_files = load_files(member.pid for member in _tree(self.pid))
+        log.info("engine_server_ready", pid=self.pid, url=self.url, start_s=round(clock() - begin, 1))
+
+
+def cuda_visible(environment: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
+    """Whether this process would see a CUDA device, found out without importing torch."""
+    if environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    return any(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia[0-9]*"))
+
+
+def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str]:
+    """The command line of the server. Raises: ServerError for arguments that would open it to other hosts."""
+    if any(argument == "--host" or argument.startswith("--host=") for argument in options.extra_args):
+        raise ServerError(
+            "rollout.server_args set --host: whoever reaches SGLang's API can replace the weights, so it stays on "
+            f"{options.host}; leave --host out, or start a server of your own and set rollout.server_url"
+        )
+    module = "sglang.launch_server" if cuda else "services.sglang_cpu.launch"
+    command = [
+        sys.executable, "-m", module,
+        "--model-path", str(options.model_path),
+        "--dtype", options.dtype,
+        "--host", options.host,
+        "--port", str(port),
+        "--weight-version", str(options.weight_version),
+        # Token ids in, token ids out: nothing is detokenised, and pieces hold new tokens only.
+        "--skip-tokenizer-init",
+        "--incremental-streaming-output",
+        "--enable-metrics",
+    ]  # fmt: skip
+    if not cuda:
+        # Sampling seeds are honoured in deterministic mode only. It is free here; on CUDA it costs throughput: ask for it
+        # in extra_args. An idle scheduler spins: on a CPU it takes a core from the others.
+        command += [
+            "--enable-deterministic-inference",
+            "--sleep-on-idle",
+            "--device", "cpu",
+            "--attention-backend", "torch_native",
+            "--max-total-tokens", str(options.max_total_tokens),
+            # Each new request would have a pass of its own, which costs as much as some ten tokens, and all others wait for
+            # it: those that come within eight decode steps begin together.
+            "--prefill-decode-interval", str(DECODE_STEPS),
+            "--prefill-decode-interval-min-bs", str(options.max_running * 3 // 4),
+            # A group's requests then come together, and after a weight update all do: one of each prompt goes first, the
+            # others wait for a next pass, as this one is full, and find the prompt in the cache.
+            "--schedule-policy", "lpm",
+            "--chunked-prefill-size", str(PREFILL_TOKENS),
+        ]  # fmt: skip
+    return [*command, *options.extra_args]
+
+
+def server_environment(environment: Mapping[str, str], *, cuda: bool) -> dict[str, str]:
+    """The server's environment: ours, offline, and on CPU with the platform plug-in on one thread."""
+    result = {**environment, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if not cuda:
+        # SGLANG_USE_CPU_ENGINE wants compiled kernels, which there are for CUDA machines only. With two threads on a busy
+        # machine OpenMP's spinning made the server up to 50 times slower.
+        result.pop("SGLANG_USE_CPU_ENGINE", None)
+        result |= {"SGLANG_PLATFORM": "torch_cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return result
+
+
+def temporary_files(directory: Path) -> dict[str, str]:
+    """Variables that keep a server's temporary files below ``directory``, but for compiled code, which the next one uses."""
+    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+    metrics = directory / "metrics"
+    metrics.mkdir()
+    return {"TMPDIR": str(directory), "PROMETHEUS_MULTIPROC_DIR": str(metrics), "TORCHINDUCTOR_CACHE_DIR": compiled}
+
+
+def load_files(pids: Iterable[int]) -> set[Path]:
+    """Files in shared memory by which these processes of a server tell each other their load.
+
+    SGLang gives them a random name, takes no directory for them and leaves them: 16 KiB of memory per start of a server.
+    """
+    found = set()
+    for pid in pids:
+        with suppress(OSError):  # It has ended, or there is no /proc.
+            lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+            found |= {Path(line[line.index(_LOAD_FILES) :]) for line in lines if _LOAD_FILES in line}
+    return {path for path in found if path.suffix == ".shm"}  # " (deleted)" stands behind what is gone.
+
+
+def _claim_port(host: str, port: int) -> int:
+    """A port that nobody listens on now. Raises: ServerError naming the port that is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ServerError(
+                f"port {port} on {host} cannot be used for the SGLang server ({error.strerror}): choose another, or 0"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def _tree(pid: int) -> set[psutil.Process]:
+    """The process, its descendants, and those of its session whose parent is gone already."""
+    members: set[psutil.Process] = set()
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == pid:
+                members.add(process)
+        except (ProcessLookupError, PermissionError):
+            continue
+    with suppress(psutil.NoSuchProcess):
+        members |= {psutil.Process(pid), *psutil.Process(pid).children(recursive=True)}
+    return members
+
+
+def _kill(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.kill()

@@ -1,0 +1,262 @@
+"""Fetch a policy version over the weight channel, as a snapshot or as deltas, and write it for the engine to load.
+
+Pull-based: the receiver asks for a window of chunks, so it never gets more than it can take, and asks again for what did not
+come. Every tensor's digest is checked against the manifest before anything is written (services.rollout.weights.replica).
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+from msgspec import structs
+
+from protocol.deltas import ITEM_BYTES
+from protocol.digests import version_digest
+from protocol.messages import Manifest, ManifestRequest, WeightChunk, WeightGone, WeightRequest
+from services.rollout.weights.file import write_safetensors
+from services.rollout.weights.replica import DamagedWeightsError, HeldWeights
+from services.runtime.net.peer import PeerClient
+
+log = structlog.get_logger()
+
+STALL_S: Final = 5.0
+MAX_STALLS: Final = 6
+"""Silences in a row, without one chunk between them, after which a fetch is given up."""
+WINDOW_CHUNKS: Final = 16
+
+
+class FetchError(RuntimeError):
+    """A version could not be fetched whole; nothing was written. The caller tries again."""
+
+
+class GoneError(FetchError):
+    """The other end does not hold that version (any more, or yet): ``newest_version`` is what it says it has."""
+
+    def __init__(self, policy_version: int, newest_version: int) -> None:
+        super().__init__(f"version {policy_version} is gone, newest is {newest_version}")
+        self.newest_version = newest_version
+
+
+class Sources(Protocol):
+    """Where else weights can be had."""
+
+    def next_request(self) -> ManifestRequest:
+        """What the weight server is asked now, but for the version that is held."""
+
+    async def fetch(self, manifest: Manifest) -> bytearray | None:
+        """The bytes of ``manifest``, unchecked, from one of its sources; None: from none of them."""
+
+    def were_wrong(self) -> None:
+        """What ``fetch`` returned was damaged."""
+
+
+class DamagedError(FetchError):
+    """A version came whole and was not what its manifest said; nothing is held any more. The next fetch is a snapshot."""
+
+
+async def fetch_newest(
+    client: PeerClient,
+    have_version: int,
+    held: HeldWeights | None = None,
+    *,
+    stall_s: float = STALL_S,
+    fetched: Callable[[Manifest], None] = lambda _: None,
+    sources: "Sources | None" = None,
+) -> HeldWeights | None:
+    """Bring ``held`` to the newest version of the weight server; None when ``have_version`` is the newest.
+
+    Against what ``held`` holds already (None: nothing) deltas are fetched, where the server has them; from other rollouts
+    where it names some and ``sources`` is given. ``fetched`` is called with the manifest of each snapshot or delta that
+    came. ``stall_s``: silence after which a request is sent again.
+    Returns ``held``, verified. Raises: FetchError when the server says nothing for too long, drops the version, or sends
+    wrong bytes.
+    """
+    held = HeldWeights() if held is None else held
+    try:
+        while True:
+            request = ManifestRequest(have_version=0) if sources is None else sources.next_request()
+            manifest = await newest_manifest(client, structs.replace(request, have_version=held.policy_version), stall_s)
+            if manifest is None or manifest.policy_version <= have_version:
+                return None
+            if held.manifest is not None and manifest.policy_version == held.policy_version:
+                return _same(held, manifest)
+            await _fetch(client, manifest, held, stall_s, sources)
+            fetched(manifest)
+            if manifest.newest_version <= manifest.policy_version:
+                return held
+    finally:
+        held.coming = 0
+
+
+async def _fetch(
+    client: PeerClient, manifest: Manifest, held: HeldWeights, stall_s: float, sources: "Sources | None"
+) -> None:
+    """Bring ``held`` to ``manifest``'s version. Raises: FetchError."""
+    if manifest.kind == "snapshot":
+        _check_layout(manifest)
+        # It is of no use any more, and there is not always room for both.
+        held.forget()
+    else:
+        _check_delta(manifest, held)
+    held.coming = manifest.policy_version
+    elsewhere = None if sources is None or not manifest.sources else await sources.fetch(manifest)
+    data = await fetch_chunks(client, manifest, stall_s) if elsewhere is None else elsewhere
+    try:
+        await held.take(manifest, data)
+    except DamagedWeightsError as error:
+        if sources is not None and elsewhere is not None:
+            sources.were_wrong()
+        raise DamagedError(f"version {manifest.policy_version}: {error}") from error
+
+
+def write_for_engine(weights: HeldWeights, directory: Path) -> int:
+    """Write what the engine has not loaded yet as one safetensors file into ``directory`` (created), under the engine's
+    parameter names. Returns the bytes of its tensors.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = list(weights.unloaded_tensors())
+    write_safetensors(directory / "model.safetensors", tensors)
+    return sum(info.num_bytes for info, _ in tensors)
+
+
+async def newest_snapshot(client: PeerClient, stall_s: float = STALL_S) -> Manifest | None:
+    """The manifest of the newest version's snapshot; None when the server holds nothing. Raises: FetchError."""
+    manifest = await newest_manifest(client, ManifestRequest(have_version=0), stall_s)
+    if manifest is not None:
+        _check_layout(manifest)
+    return manifest
+
+
+async def newest_manifest(client: PeerClient, request: ManifestRequest, stall_s: float) -> Manifest | None:
+    """The server's newest manifest; None when it holds nothing. Late answers to older requests are passed over.
+
+    Raises: FetchError after a silence.
+    """
+    await client.send(request)
+    try:
+        async with asyncio.timeout(stall_s):
+            while True:
+                message = (await client.inbox.get()).message
+                if isinstance(message, Manifest) and message.base_version in (0, request.have_version):
+                    return message
+                if isinstance(message, WeightGone) and message.policy_version == 0:
+                    return None
+    except TimeoutError as error:
+        raise FetchError(f"the weight server did not answer within {stall_s:g} s") from error
+
+
+def _same(held: HeldWeights, manifest: Manifest) -> HeldWeights:
+    """What is held is what the server has newest, though the engine does not serve it."""
+    assert held.manifest is not None
+    if manifest.digest != held.manifest.digest:
+        held.forget()
+        raise FetchError(
+            f"version {manifest.policy_version} has digest {manifest.digest}, held under this number is another"
+        )
+    return held
+
+
+def _check_delta(manifest: Manifest, held: HeldWeights) -> None:
+    """It is against what is held, and smaller: a manifest must not take more memory than the version that it describes."""
+    if held.manifest is None or manifest.base_version != held.policy_version:
+        raise FetchError(
+            f"version {manifest.policy_version} is a delta against {manifest.base_version}, held is {held.policy_version}"
+        )
+    if manifest.policy_version <= held.policy_version:
+        raise FetchError(f"version {manifest.policy_version} is a delta against the newer {held.policy_version}")
+    if manifest.num_bytes > held.manifest.num_bytes:
+        raise FetchError(
+            f"version {manifest.policy_version} is a delta of {manifest.num_bytes} bytes, larger than the "
+            f"{held.manifest.num_bytes} of the version itself"
+        )
+
+
+def _check_layout(manifest: Manifest) -> None:
+    """Tensors have different names, lie one behind the other, and fill the version exactly; there is at least one."""
+    if manifest.kind != "snapshot":
+        raise FetchError(f"manifest: version {manifest.policy_version} is a {manifest.kind}, a snapshot was asked for")
+    if not manifest.tensors:
+        raise FetchError(f"manifest: the snapshot of version {manifest.policy_version} has no tensors")
+    offset = 0
+    names: set[str] = set()
+    for tensor in manifest.tensors:
+        if tensor.offset != offset:
+            raise FetchError(f"manifest: tensor {tensor.name} is at {tensor.offset}, expected {offset}")
+        expected = math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+        if tensor.num_bytes != expected:
+            raise FetchError(
+                f"manifest: tensor {tensor.name} has {tensor.num_bytes} bytes, {tensor.dtype} {tensor.shape} has {expected}"
+            )
+        if tensor.name in names:
+            raise FetchError(f"manifest: tensor {tensor.name} is there twice")
+        names.add(tensor.name)
+        offset += tensor.num_bytes
+    if offset != manifest.num_bytes:
+        raise FetchError(f"manifest: tensors have {offset} bytes, num_bytes is {manifest.num_bytes}")
+    if version_digest(manifest.tensors) != manifest.digest:
+        raise FetchError(f"manifest of version {manifest.policy_version}: its digest does not match its tensors")
+
+
+async def fetch_chunks(client: PeerClient, manifest: Manifest, stall_s: float, max_stalls: int = MAX_STALLS) -> bytearray:
+    """All bytes of ``manifest``, unchecked. ``max_stalls``: silences in a row after which it is given up.
+
+    Raises: FetchError; GoneError, which is one.
+    """
+    # Grows with what arrives: a manifest alone must not take the memory that it names.
+    data = bytearray()
+    num_chunks = -(-manifest.num_bytes // manifest.chunk_bytes)
+    for first in range(0, num_chunks, WINDOW_CHUNKS):
+        missing = set(range(first, min(first + WINDOW_CHUNKS, num_chunks)))
+        data.extend(bytes(min((first + WINDOW_CHUNKS) * manifest.chunk_bytes, manifest.num_bytes) - len(data)))
+        stalls = 0
+        while missing:
+            wanted = len(missing)
+            lowest = min(missing)
+            await client.send(
+                WeightRequest(
+                    policy_version=manifest.policy_version,
+                    base_version=manifest.base_version,
+                    first_chunk=lowest,
+                    num_chunks=max(missing) - lowest + 1,
+                )
+            )
+            try:
+                await _receive_chunks(client, manifest, data, missing, stall_s)
+            except TimeoutError as error:
+                stalls = 0 if len(missing) < wanted else stalls + 1
+                if stalls == max_stalls:
+                    raise FetchError(
+                        f"version {manifest.policy_version}: chunk {min(missing)} did not come in {stalls} requests"
+                    ) from error
+                log.warning("weight_fetch_stalled", policy_version=manifest.policy_version, missing=len(missing))
+    return data
+
+
+async def _receive_chunks(
+    client: PeerClient, manifest: Manifest, data: bytearray, missing: set[int], stall_s: float
+) -> None:
+    """Put chunks in their place until none is missing. Raises: TimeoutError after a silence; FetchError."""
+    while missing:
+        async with asyncio.timeout(stall_s):
+            delivered = await client.inbox.get()
+        message = delivered.message
+        if isinstance(message, WeightGone) and message.policy_version == manifest.policy_version:
+            raise GoneError(manifest.policy_version, message.newest_version)
+        if not isinstance(message, WeightChunk) or not _belongs(message, manifest):
+            continue  # an answer to an older request
+        if message.chunk not in missing:
+            continue  # sent twice
+        begin = message.chunk * manifest.chunk_bytes
+        end = min(begin + manifest.chunk_bytes, manifest.num_bytes)
+        body = delivered.arrays["data"]
+        if body.shape != (end - begin,):
+            raise FetchError(f"chunk {message.chunk} has shape {body.shape}, expected ({end - begin},)")
+        data[begin:end] = body.data
+        missing.discard(message.chunk)
+
+
+def _belongs(chunk: WeightChunk, manifest: Manifest) -> bool:
+    return (chunk.policy_version, chunk.base_version) == (manifest.policy_version, manifest.base_version)

@@ -1,0 +1,214 @@
+"""Weights between rollouts: this one serves what it holds, and fetches from those that the learner names.
+
+Nothing that comes from another rollout is believed: it is checked against the learner's own manifest, like everything else,
+and where it was damaged, slow or not to be had the learner serves it instead.
+"""
+
+import asyncio
+import statistics
+from collections import deque
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+import structlog
+import zmq.asyncio
+
+from protocol.channels import PEER_WEIGHTS
+from protocol.messages import Loaded, Manifest, ManifestRequest, Source, WeightRequest
+from services.rollout.metrics import RolloutMetrics
+from services.rollout.weights.fetch import FetchError, GoneError, fetch_chunks
+from services.rollout.weights.replica import HeldWeights
+from services.runtime.clock import Clock
+from services.runtime.lifecycle import ServiceError, flatten
+from services.runtime.net.authenticator import Gate
+from services.runtime.net.channel import EndpointError, Incoming, RouterChannel
+from services.runtime.net.peer import PeerClient
+from services.runtime.net.security import KeyFileError, Security
+from services.weights.server import ChunkServer, Parts
+
+log = structlog.get_logger()
+
+KEEP_DELTAS: Final = 4
+"""For others that are a little behind."""
+CONNECT_S: Final = 3.0
+STALL_S: Final = 3.0
+PATIENCE_S: Final = 3.0
+"""How long a rollout that does not even fetch a version yet may take to begin. One that does is waited for."""
+POLL_S: Final = 0.05
+PATIENCE_GROWTH: Final = 4.0
+"""So much longer a second source may take than the first: where everybody is slow, the learner would have to serve all."""
+SLOW_SHARE: Final = 1 / 8
+"""A source that delivers less than this share of the usual rate is left."""
+NUM_RATES: Final = 9
+MIN_RATES: Final = 3
+
+
+class SlowError(FetchError):
+    """A source delivers, but so slowly that another one is quicker."""
+
+
+class NeighbourServer(ChunkServer):
+    """What this rollout holds, for other rollouts."""
+
+    def __init__(self, channel: RouterChannel, held: HeldWeights, metrics: RolloutMetrics) -> None:
+        super().__init__(
+            channel, PEER_WEIGHTS, refused=metrics.peer_messages_refused.inc, sent=metrics.weight_bytes_served.inc
+        )
+        self._held = held
+
+    @property
+    def newest_version(self) -> int:
+        return self._held.newest_version
+
+    def manifest_for(self, incoming: Incoming, request: ManifestRequest) -> Manifest | None:
+        """None: what there is to be had, the learner alone says."""
+        return None
+
+    def parts(self, incoming: Incoming, request: WeightRequest) -> Parts | None:
+        return self._held.parts(request.policy_version, request.base_version)
+
+    def on_loaded(self, incoming: Incoming, loaded: Loaded) -> None:
+        log.debug("loaded_elsewhere", peer=incoming.peer.decode(errors="replace"), policy_version=loaded.policy_version)
+
+
+class Neighbours:
+    """This rollout's part in the distribution of weights.
+
+    produces:     WeightChunk, WeightGone for other rollouts; the bytes of a manifest, from one of its sources
+    waits for:    requests; a source that is still fetching
+    unblocked by: the next request; the source's answers, CONNECT_S, STALL_S, PATIENCE_S
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        endpoint: str,
+        *,
+        peer: str,
+        session: str,
+        clock: Clock,
+        metrics: RolloutMetrics,
+        security: Security,
+        connect_s: float = CONNECT_S,
+        patience_s: float = PATIENCE_S,
+        stall_s: float = STALL_S,
+    ) -> None:
+        """Bind ``endpoint``, which is also what others are told. ``connect_s``: how long a source may take to welcome us;
+        ``stall_s``: how long it may be silent; ``patience_s``: see PATIENCE_S. Raises: EndpointError; KeyFileError.
+        """
+        self.held = HeldWeights(keep_deltas=KEEP_DELTAS)
+        self._context = context
+        self._peer = peer
+        self._session = session
+        self._clock = clock
+        self._metrics = metrics
+        self._security = security
+        self._connect_s = connect_s
+        self._patience_s = patience_s
+        self._stall_s = stall_s
+        self._gate = Gate(context, security, clock, metrics.gate_counters)
+        self._server = NeighbourServer(RouterChannel(context, PEER_WEIGHTS, endpoint, self._gate), self.held, metrics)
+        self._distrusts = False
+        # In bytes/s, of the last fetches from other rollouts.
+        self._rates: deque[float] = deque(maxlen=NUM_RATES)
+
+    @property
+    def endpoint(self) -> str:
+        return self._server.endpoint
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._gate.run(), name="peer-gate")
+                tasks.create_task(self._server.run(), name="peer-weights")
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Also where ``run`` never began. A second call does nothing."""
+        self._gate.close()
+        self._server.close()
+
+    # --- where to fetch ------------------------------------------------------------------------------------------------
+
+    def next_request(self) -> ManifestRequest:
+        """What the learner is asked now, but for the version that is held."""
+        direct, self._distrusts = self._distrusts, False
+        return ManifestRequest(have_version=0, endpoint=self.endpoint, direct=direct)
+
+    def were_wrong(self) -> None:
+        """The next version comes from the learner itself."""
+        self._metrics.weight_sources.labels(outcome="damaged").inc()
+        self._distrusts = True
+
+    async def fetch(self, manifest: Manifest) -> bytearray | None:
+        """The bytes of ``manifest`` from the first of its sources that has them; None: from none."""
+        patience = 1.0
+        for source in manifest.sources:
+            data = None if source.endpoint == self.endpoint else await self._try(source, manifest, patience)
+            if data is not None:
+                return data
+            patience *= PATIENCE_GROWTH
+        return None
+
+    async def _try(self, source: Source, manifest: Manifest, patience: float) -> bytearray | None:
+        data, outcome = None, "fetched"
+        reasons: list[str] = []
+        try:
+            data = await self._fetch_from(source, manifest, patience)
+        except* SlowError as group:
+            outcome, reasons = "slow", [str(error) for error in flatten(group)]
+        except* (FetchError, EndpointError, KeyFileError, ServiceError, TimeoutError) as group:
+            outcome, reasons = "failed", [str(error) or "no handshake" for error in flatten(group)]
+        if data is None:
+            log.warning("source_failed", source=source.endpoint, policy_version=manifest.policy_version, error=reasons)
+        self._metrics.weight_sources.labels(outcome=outcome).inc()
+        return data
+
+    async def _fetch_from(self, source: Source, manifest: Manifest, patience: float) -> bytearray:
+        """Raises: FetchError, EndpointError, KeyFileError, ServiceError, TimeoutError, alone or in a group."""
+        async with self._connected(source) as client:
+            async with asyncio.timeout(self._connect_s * patience):
+                await client.connected_welcome()
+            waited_s = 0.0
+            while True:
+                try:
+                    return await self._fetch_in_time(client, manifest, patience)
+                except GoneError as gone:
+                    # It says what it is fetching now: that it will have soon.
+                    is_coming = gone.newest_version == manifest.policy_version
+                    if gone.newest_version > manifest.policy_version or (not is_coming and waited_s >= self._patience_s):
+                        raise
+                    waited_s += 0 if is_coming else POLL_S
+                    await asyncio.sleep(POLL_S)
+
+    async def _fetch_in_time(self, client: PeerClient, manifest: Manifest, patience: float) -> bytearray:
+        """Raises: FetchError; SlowError, which is one."""
+        limit_s = None
+        if len(self._rates) >= MIN_RATES:
+            usual = statistics.median(self._rates)
+            limit_s = patience * max(self._stall_s, manifest.num_bytes / (SLOW_SHARE * usual))
+        begin = self._clock.now()
+        try:
+            async with asyncio.timeout(limit_s):
+                data = await fetch_chunks(client, manifest, self._stall_s * patience, max_stalls=1)
+        except TimeoutError as error:
+            raise SlowError(
+                f"version {manifest.policy_version}: {manifest.num_bytes} bytes did not come within {limit_s:.1f} s, "
+                f"{1 / SLOW_SHARE:g} times as long as they usually take"
+            ) from error
+        self._rates.append(manifest.num_bytes / max(self._clock.now() - begin, 1e-6))
+        return data
+
+    def _connected(self, source: Source) -> AbstractAsyncContextManager[PeerClient]:
+        return PeerClient(
+            self._context,
+            PEER_WEIGHTS,
+            source.endpoint,
+            role="rollout",
+            peer=self._peer,
+            session=self._session,
+            clock=self._clock,
+            security=self._security.with_server("rollout", source.key),
+        ).running("peer-weights-client")

@@ -1,0 +1,203 @@
+"""The learner sends a version straight into the engine, in a process group of the two (SGLang's distributed update).
+
+The rollout stays the one that decides: it asks the learner what the version is and what the engine must say when it holds
+it, lets the engine join, pauses it, asks for the bytes, and believes the engine's own checksums alone.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import structlog
+
+from protocol.messages import BroadcastRequest, Group, GroupRequest, Manifest, Refused, TensorInfo, WeightGone
+from services.rollout.sglang.client import Engine, EngineError, PauseMode
+from services.rollout.sglang.http import EngineHttp, EngineUnreachable
+from services.rollout.weights.verify import Verification, Verifier, compare_checksums
+from services.runtime.net.peer import PeerClient
+
+log = structlog.get_logger()
+
+BUCKET_BYTES: Final = 512 * 1024 * 1024
+"""The engine receives so many bytes at a time, beside the weights that it has."""
+ANSWER_S: Final = 60.0
+"""For the learner to hash a version, once, and for the engine to join."""
+CONNECT_S: Final = 5.0
+MAX_FAILURES: Final = 3
+
+
+class GroupError(RuntimeError):
+    """A version cannot be had this way now; the text says why."""
+
+
+class EngineGroup:
+    """The engine's place in a group with the learner.
+
+    One that fails is left at once, and the version is fetched in chunks. After MAX_FAILURES in a row nobody tries any more.
+    """
+
+    def __init__(self, engine: Engine, *, answer_s: float = ANSWER_S, bucket_bytes: int = BUCKET_BYTES) -> None:
+        """``answer_s``: how long the learner, or the engine, may take for one thing."""
+        self._engine = engine
+        self._verifier = Verifier(engine)
+        self._answer_s = answer_s
+        self._bucket_bytes = bucket_bytes
+        self._name = ""
+        self._expected: dict[str, str] = {}
+        self._num_failures = 0
+
+    @property
+    def usable(self) -> bool:
+        return self._num_failures < MAX_FAILURES
+
+    async def join(self, client: PeerClient, manifest: Manifest, endpoint: str) -> None:
+        """Make the learner, which answers at ``endpoint``, ready to send ``manifest``'s version, and the engine to take it.
+
+        Raises: GroupError, EngineError.
+        """
+        try:
+            device = await self._verifier.hash()
+        except ValueError as error:
+            raise GroupError(str(error)) from error
+        await client.send(
+            GroupRequest(
+                policy_version=manifest.policy_version,
+                device=device,
+                group=self._name,
+            )
+        )
+        answer = await self._answer(client, manifest.policy_version)
+        if answer.group != self._name:
+            await self.leave()
+            await require_open(host_of(endpoint), answer.port)
+            await self._engine.control(
+                "/init_weights_update_group",
+                {
+                    "master_address": host_of(endpoint),
+                    "master_port": answer.port,
+                    "rank_offset": 1,
+                    "world_size": 2,
+                    "group_name": answer.group,
+                    "backend": answer.backend,
+                },
+                timeout_s=self._answer_s,
+            )
+            self._name = answer.group
+        self._expected = answer.checksums
+
+    async def load(self, client: PeerClient, manifest: Manifest, mode: PauseMode) -> None:
+        """Give the paused engine the version. Raises: EngineError."""
+        async with self._engine.updating(manifest.policy_version) as http:
+            await self._begin(http)
+            try:
+                await self._receive(http, client, manifest, mode)
+            except EngineError:
+                # An open session would refuse the next one. What went wrong first is what is told.
+                with suppress(EngineError):
+                    await http.post("/end_weight_update", {})
+                raise
+            await http.post("/end_weight_update", {})
+
+    async def verify(self) -> Verification:
+        """Compare what the engine says that it holds with what it must say. Raises: EngineError."""
+        verification = compare_checksums(self._expected, await self._verifier.checksums())
+        if verification.ok:
+            self._num_failures = 0
+        return verification
+
+    async def failed(self) -> None:
+        """Leave the group: nobody knows what is under way in it."""
+        self._num_failures += 1
+        await self.leave()
+
+    async def leave(self) -> None:
+        """Take the engine out of its group, if it is in one."""
+        name, self._name = self._name, ""
+        if not name:
+            return
+        try:
+            await self._engine.control("/destroy_weights_update_group", {"group_name": name}, timeout_s=self._answer_s)
+        except EngineError as error:
+            log.warning("weights_group_not_left", group=name, error=str(error))
+
+    async def _begin(self, http: EngineHttp) -> None:
+        try:
+            await http.post("/begin_weight_update", {})
+        except EngineUnreachable:
+            raise
+        except EngineError:
+            # A rollout that was killed in an update has left it open at a server that it did not own.
+            await http.post("/end_weight_update", {})
+            await http.post("/begin_weight_update", {})
+
+    async def _receive(self, http: EngineHttp, client: PeerClient, manifest: Manifest, mode: PauseMode) -> None:
+        first = 0
+        for tensors in buckets(manifest.tensors, self._bucket_bytes):
+            await client.send(
+                BroadcastRequest(
+                    policy_version=manifest.policy_version,
+                    group=self._name,
+                    first_tensor=first,
+                    num_tensors=len(tensors),
+                )
+            )
+            first += len(tensors)
+            body: dict[str, Any] = {
+                "names": [tensor.name for tensor in tensors],
+                "dtypes": [tensor.dtype for tensor in tensors],
+                "shapes": [tensor.shape for tensor in tensors],
+                "group_name": self._name,
+                "load_format": "flattened_bucket",
+                "weight_version": str(manifest.policy_version),
+                "flush_cache": first == len(manifest.tensors) and mode != "in_place",
+            }
+            await http.post("/update_weights_from_distributed", body, timeout_s=self._answer_s)
+
+    async def _answer(self, client: PeerClient, policy_version: int) -> Group:
+        """Raises: GroupError."""
+        try:
+            async with asyncio.timeout(self._answer_s):
+                while True:
+                    message = (await client.inbox.get()).message
+                    if isinstance(message, Group) and message.policy_version == policy_version:
+                        return message
+                    if isinstance(message, WeightGone) and message.policy_version == policy_version:
+                        raise GroupError(f"version {policy_version} is gone, newest is {message.newest_version}")
+                    if isinstance(message, Refused):
+                        raise GroupError(f"the learner refused: {message.reason}; is learner.weights_group_backend set?")
+        except TimeoutError as error:
+            raise GroupError(f"the learner did not answer within {self._answer_s:g} s") from error
+
+
+def buckets(tensors: Sequence[TensorInfo], max_bytes: int) -> Iterator[list[TensorInfo]]:
+    """``tensors``, in their order, in lists of at most ``max_bytes``; a larger tensor is a list of its own."""
+    bucket: list[TensorInfo] = []
+    num_bytes = 0
+    for tensor in tensors:
+        if bucket and num_bytes + tensor.num_bytes > max_bytes:
+            yield bucket
+            bucket, num_bytes = [], 0
+        bucket.append(tensor)
+        num_bytes += tensor.num_bytes
+    if bucket:
+        yield bucket
+
+
+def host_of(endpoint: str) -> str:
+    """The host of a weights endpoint: where the learner's group can be reached, too."""
+    return urlsplit(endpoint).hostname or "127.0.0.1"
+
+
+async def require_open(host: str, port: int) -> None:
+    """Raises: GroupError where nobody listens.
+
+    An engine that is sent to such a port tries for half an hour, and hears nobody meanwhile.
+    """
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError) as error:
+        raise GroupError(f"the learner's group cannot be reached at {host}:{port}: {str(error) or 'no answer'}") from error
+    writer.close()

@@ -1,0 +1,251 @@
+"""A rollout's own copy of a version: one buffer that deltas are applied to, bit for bit what the learner published.
+
+It takes the model's bytes once, in the process's memory, for as long as the rollout lives; beside it a bucket's values for
+each core while a delta is applied, and below rollout.weights_directory what the engine is loading.
+"""
+
+import asyncio
+import os
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from msgspec import structs
+
+from protocol.deltas import DIGEST_BYTES, Bytes, apply_streams, check_bucket, decode_digests, stream_lengths
+from protocol.digests import tensor_digest, version_digest
+from protocol.messages import DeltaBucket, Manifest, TensorInfo
+from services.weights.compression import decompress
+from services.weights.server import Parts
+
+ROLLING_SHARE: Final = 1 / 16
+"""Of the version's bytes: tensors that a delta does not change are checked all the same, so many with each delta."""
+
+
+class DamagedWeightsError(ValueError):
+    """Bytes that are not those that the manifest describes; the text names the first tensor or bucket."""
+
+
+class HeldWeights:
+    """Nothing at first; then one verified version, from a snapshot or from deltas applied to one.
+
+    ``manifest`` is that of a snapshot of what is held, however it was come by. None: nothing is held; also while a delta is
+    being applied, and after one that was damaged.
+    """
+
+    def __init__(self, *, keep_deltas: int = 0) -> None:
+        """``keep_deltas``: so many of the last deltas are kept for others."""
+        self.manifest: Manifest | None = None
+        self.data = bytearray()
+        self.coming = 0
+        """The version that is being fetched or checked now; 0: none."""
+        self._keep_deltas = keep_deltas
+        # By base, oldest first.
+        self._deltas: OrderedDict[int, Parts] = OrderedDict()
+        self._changing = False
+        self._unloaded: set[int] | None = None
+        self._next_checked = 0
+
+    @property
+    def policy_version(self) -> int:
+        """0: nothing is held."""
+        return 0 if self.manifest is None else self.manifest.policy_version
+
+    @property
+    def digest(self) -> str:
+        """Of the whole version. Raises: ValueError when nothing is held."""
+        return self._held().digest
+
+    @property
+    def loads_all(self) -> bool:
+        """Whether the engine is to be given everything."""
+        return self._unloaded is None
+
+    @property
+    def newest_version(self) -> int:
+        """What others can have from here, now or in a moment; 0: nothing."""
+        return max(self.policy_version, self.coming)
+
+    def parts(self, policy_version: int, base_version: int) -> Parts | None:
+        """A version, or its delta against ``base_version`` (0: the snapshot), for others; None: not held (yet, or any more).
+
+        To be sent before the event loop gets its next turn: what is held changes.
+        """
+        if base_version:
+            delta = self._deltas.get(base_version)
+            return delta if delta is not None and delta.policy_version == policy_version else None
+        if self._changing or self.manifest is None or self.manifest.policy_version != policy_version:
+            return None
+        return Parts(manifest=self.manifest, data=np.frombuffer(self.data, dtype=np.uint8))
+
+    async def take(self, manifest: Manifest, data: bytearray) -> None:
+        """``replace`` by a snapshot or ``apply`` a delta, in a thread: hashing takes seconds."""
+        # In the loop's thread: what is served to others is read there.
+        self._changing = True
+        try:
+            await asyncio.to_thread(self.replace if manifest.kind == "snapshot" else self.apply, manifest, data)
+        finally:
+            self._changing = False
+        if manifest.kind == "delta" and self._keep_deltas:
+            self._deltas[manifest.base_version] = Parts(manifest=manifest, data=np.frombuffer(data, dtype=np.uint8))
+            while len(self._deltas) > self._keep_deltas:
+                self._deltas.popitem(last=False)
+
+    def tensors(self) -> Iterator[tuple[TensorInfo, memoryview]]:
+        """Each tensor's description and its bytes. Raises: ValueError when nothing is held."""
+        return self._some(range(len(self._held().tensors)))
+
+    def unloaded_tensors(self) -> Iterator[tuple[TensorInfo, memoryview]]:
+        """Those that are different since ``was_loaded``; all without it. Never none: an engine wants a file of something."""
+        tensors = self._held().tensors
+        if self._unloaded is None:
+            return self.tensors()
+        return self._some(sorted(self._unloaded) or [min(range(len(tensors)), key=lambda at: tensors[at].num_bytes)])
+
+    def was_loaded(self) -> None:
+        """The engine has what is held: from now on what is different since then counts as unloaded."""
+        self._unloaded = set()
+
+    def must_load_all(self) -> None:
+        """Nobody knows what the engine has."""
+        self._unloaded = None
+
+    def forget(self) -> None:
+        """Hold nothing, and give the memory back."""
+        self.manifest, self.data, self._unloaded = None, bytearray(), None
+        self._deltas.clear()
+
+    def replace(self, manifest: Manifest, data: bytearray) -> None:
+        """Take a snapshot instead of what is held. Raises: DamagedWeightsError; then nothing is held."""
+        self.forget()
+        view = memoryview(data)
+        self._check(
+            (index, tensor.digest, view[tensor.offset : tensor.offset + tensor.num_bytes], tensor.name)
+            for index, tensor in enumerate(manifest.tensors)
+        )
+        # Where it came from is of no interest to whoever gets it from here.
+        self.manifest, self.data = structs.replace(manifest, sources=[]), data
+
+    def apply(self, delta: Manifest, payload: bytes | bytearray) -> None:
+        """Become ``delta.policy_version``, in place; takes a second for each gigabyte and core.
+
+        Raises: ValueError for a delta against another version, which changes nothing; DamagedWeightsError for a payload that
+        is not what the manifest describes, or does not lead to its digest; then nothing is held.
+        """
+        base = self._held()
+        if delta.kind != "delta" or delta.base_version != base.policy_version:
+            raise ValueError(
+                f"{delta.kind} of version {delta.policy_version} against {delta.base_version}; held is {base.policy_version}"
+            )
+        # What is neither the one nor the other version must not be taken for one of them, whatever happens here.
+        self.manifest = None
+        try:
+            self.manifest = self._applied(base, delta, memoryview(payload))
+        except ValueError as error:
+            self.forget()
+            raise DamagedWeightsError(f"delta {delta.base_version} -> {delta.policy_version}: {error}") from error
+
+    def _applied(self, base: Manifest, delta: Manifest, payload: memoryview) -> Manifest:
+        digests, begin = decode_digests(payload, len(base.tensors))
+        _check_buckets(delta, base.tensors, digests.keys(), begin)
+        target: Bytes = np.frombuffer(self.data, dtype=np.uint8)
+        ends = np.cumsum([begin, *(sum(bucket.stream_bytes) for bucket in delta.buckets)]).tolist()
+        parts = [payload[start:end] for start, end in pairwise(ends)]
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            for _ in pool.map(lambda bucket, part: _apply_bucket(target, bucket, part), delta.buckets, parts):
+                pass
+            actual = dict(zip(digests, pool.map(lambda index: self._digest_of(base.tensors[index]), digests), strict=True))
+        tensors = list(base.tensors)
+        for index, digest in actual.items():
+            if bytes.fromhex(digest)[:DIGEST_BYTES] != digests[index]:
+                raise ValueError(
+                    f"tensor {base.tensors[index].name} has digest {digest} now, expected {digests[index].hex()}..."
+                )
+            tensors[index] = structs.replace(tensors[index], digest=digest)
+        if version_digest(tensors) != delta.digest:
+            raise ValueError("the version's digest does not match its tensors: the base was another one")
+        self._check_some(tensors, digests.keys())
+        if self._unloaded is not None:
+            self._unloaded |= digests.keys()
+        return structs.replace(base, policy_version=delta.policy_version, digest=delta.digest, tensors=tensors)
+
+    def _check_some(self, tensors: list[TensorInfo], fresh: Iterable[int]) -> None:
+        """Check tensors that were not changed, where the last call ended, up to ROLLING_SHARE of the bytes."""
+        fresh = set(fresh)
+        left = ROLLING_SHARE * len(self.data)
+        chosen: list[int] = []
+        for _ in tensors:
+            index = self._next_checked % len(tensors)
+            if left <= 0:
+                break
+            self._next_checked = index + 1
+            if index not in fresh:
+                chosen.append(index)
+                left -= tensors[index].num_bytes
+        view = memoryview(self.data)
+        self._check(
+            (at, tensors[at].digest, view[tensors[at].offset : tensors[at].offset + tensors[at].num_bytes], tensors[at].name)
+            for at in chosen
+        )
+
+    @staticmethod
+    def _check(tensors: Iterable[tuple[int, str, memoryview, str]]) -> None:
+        described = list(tensors)
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            digests = list(pool.map(lambda each: tensor_digest(each[2]), described))
+        for (_, expected, _, name), digest in zip(described, digests, strict=True):
+            if digest != expected:
+                raise DamagedWeightsError(f"tensor {name} has digest {digest}, the manifest says {expected}")
+
+    def _digest_of(self, tensor: TensorInfo) -> str:
+        return tensor_digest(memoryview(self.data)[tensor.offset : tensor.offset + tensor.num_bytes])
+
+    def _some(self, indices: Iterable[int]) -> Iterator[tuple[TensorInfo, memoryview]]:
+        tensors = self._held().tensors
+        view = memoryview(self.data)
+        for index in indices:
+            tensor = tensors[index]
+            yield tensor, view[tensor.offset : tensor.offset + tensor.num_bytes]
+
+    def _held(self) -> Manifest:
+        if self.manifest is None:
+            raise ValueError("no version is held: fetch a snapshot first")
+        return self.manifest
+
+
+def _check_buckets(delta: Manifest, tensors: list[TensorInfo], changed: Iterable[int], begin: int) -> None:
+    """Buckets follow each other, touch changed tensors alone, and fill the payload. Raises: ValueError."""
+    num_bytes = begin + sum(sum(bucket.stream_bytes) for bucket in delta.buckets)
+    if num_bytes != delta.num_bytes:
+        raise ValueError(f"head and buckets have {num_bytes} bytes, num_bytes is {delta.num_bytes}")
+    is_changed = np.zeros(len(tensors), dtype=bool)
+    is_changed[list(changed)] = True
+    offsets = [tensor.offset for tensor in tensors]
+    place = 0
+    for bucket in delta.buckets:
+        end = bucket.offset + bucket.num_elements * bucket.item_bytes
+        if bucket.offset < place:
+            raise ValueError(f"bucket at {bucket.offset} begins before {place}, where the former one ends")
+        # Without the empty tensors at its very beginning: they lie in the one before it.
+        first = bisect_right(offsets, bucket.offset) - 1
+        for index in range(first, bisect_right(offsets, end - 1)):
+            if not is_changed[index] and tensors[index].num_bytes:
+                raise ValueError(f"bucket at {bucket.offset} changes tensor {tensors[index].name}, of which no digest came")
+        place = end
+
+
+def _apply_bucket(target: Bytes, bucket: DeltaBucket, part: memoryview) -> None:
+    check_bucket(bucket, target.nbytes)
+    lengths = stream_lengths(bucket)
+    if len(lengths) != len(bucket.stream_bytes):
+        raise ValueError(f"bucket at {bucket.offset}: {len(bucket.stream_bytes)} streams, {len(lengths)} expected")
+    streams: list[bytes] = []
+    begin = 0
+    for length, compressed in zip(lengths, bucket.stream_bytes, strict=True):
+        streams.append(decompress(part[begin : begin + compressed], length))
+        begin += compressed
+    apply_streams(target, bucket, streams)

@@ -1,0 +1,304 @@
+"""Keeps the engine on the newest policy version: fetch, verify, pause, load, verify again, go on.
+
+A version counts as served only after the engine's own checksums agree with what was sent. Until the first such version, and
+after a failed update, the rollout is not serving: it takes no lease and generates nothing.
+
+The rollout holds a copy of what it fetched last, so that the next version can be a delta (`replica`). The engine
+is given the tensors that changed since the version that it serves, and everything when nobody knows what it has.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Final, Literal
+
+import structlog
+import zmq.asyncio
+from safetensors import SafetensorError
+
+from protocol.channels import WEIGHTS
+from protocol.messages import Loaded, Manifest
+from services.rollout.metrics import RolloutMetrics
+from services.rollout.sglang.client import Engine, EngineError
+from services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest, newest_snapshot, write_for_engine
+from services.rollout.weights.peers import Neighbours
+from services.rollout.weights.process_group import EngineGroup, GroupError
+from services.rollout.weights.replica import HeldWeights
+from services.rollout.weights.verify import Expected, Verification, Verifier
+from services.runtime.clock import Clock
+from services.runtime.lifecycle import ServiceError
+from services.runtime.net.peer import PeerClient
+from services.runtime.net.security import PLAINTEXT, Security
+
+log = structlog.get_logger()
+
+RETRY_S: Final = 1.0
+MAX_FAILED_LOADS: Final = 3
+CONNECT_S: Final = 10.0
+
+
+class VerificationError(RuntimeError):
+    """The engine does not hold what was sent."""
+
+
+class WeightSync:
+    """Follows the announced version.
+
+    produces:     ``policy_version``, the verified version that the engine serves (0: none yet)
+    waits for:    ``announce``; the weight server; the engine
+    unblocked by: the broker's Pulse, which repeats the newest version about every second
+    """
+
+    def __init__(
+        self,
+        *,
+        context: zmq.asyncio.Context,
+        engine: Engine,
+        work_directory: Path,
+        pause_mode: Literal["retract", "in_place"],
+        peer: str,
+        session: str,
+        clock: Clock,
+        metrics: RolloutMetrics,
+        retry_s: float = RETRY_S,
+        security: Security = PLAINTEXT,
+        neighbours: Neighbours | None = None,
+        group: EngineGroup | None = None,
+    ) -> None:
+        """``retry_s``: pause before a fetch or a load is tried again. ``neighbours``: other rollouts to share weights with;
+        None: the learner serves everything. ``group``: a place for the learner to send to, and chunks only where that fails.
+        """
+        self._context = context
+        self._engine = engine
+        self._verifier = Verifier(engine)
+        self._work_directory = work_directory
+        self._pause_mode = pause_mode
+        self._peer = peer
+        self._session = session
+        self._clock = clock
+        self._metrics = metrics
+        self._retry_s = retry_s
+        self._security = security
+        self._on_change: Callable[[], None] = lambda: None
+        self._neighbours = neighbours
+        self._group = group
+        self._held = HeldWeights() if neighbours is None else neighbours.held
+        self._takes_parts = True
+        self._announced = (0, "")
+        self._wake = asyncio.Event()
+        self._failed_loads = 0
+        self.policy_version = 0
+        self.quarantined = ""
+        self.loading = False
+        self.may_generate = asyncio.Event()
+        """Set while the engine serves a verified version and no update is under way."""
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """``callback`` is called when another version is served, or none."""
+        self._on_change = callback
+
+    def announce(self, policy_version: int, endpoint: str) -> None:
+        """The broker says that ``policy_version`` can be fetched at ``endpoint``."""
+        self._announced = (policy_version, endpoint)
+        if policy_version > self.policy_version and endpoint:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Follow until cancelled. Raises: ServiceError when updates keep failing: the engine must be started afresh."""
+        if self._neighbours is None:
+            await self._follow_announced()
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._neighbours.run(), name="neighbours")
+            await self._follow_announced()
+
+    async def _follow_announced(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            version, endpoint = self._announced
+            # The Pulse repeats a version while it is loaded: no connection is opened for what is served by now.
+            if version > self.policy_version:
+                await self._follow(endpoint)
+
+    async def _follow(self, endpoint: str) -> None:
+        """Load versions from one weight server until the newest is served or the server moved."""
+        async with self._connected(endpoint) as client:
+            while self._announced[1] == endpoint and self._announced[0] > self.policy_version:
+                try:
+                    async with asyncio.timeout(CONNECT_S):
+                        await client.connected_welcome()
+                    if await self._follow_in_group(client, endpoint):
+                        continue
+                    begin = self._clock.now()
+                    weights = await fetch_newest(
+                        client, self.policy_version, self._held, fetched=self._count, sources=self._neighbours
+                    )
+                except (FetchError, TimeoutError) as error:
+                    log.warning("weights_not_fetched", endpoint=endpoint, error=str(error) or "no handshake")
+                    self._metrics.weight_updates.labels(outcome="not_fetched").inc()
+                    self._metrics.weights_damaged.inc(isinstance(error, DamagedError))
+                    await asyncio.sleep(self._retry_s)
+                    continue
+                if weights is None:
+                    await asyncio.sleep(self._retry_s)
+                    continue
+                self._metrics.weight_fetch_seconds.observe(self._clock.now() - begin)
+                if await self._is_announced(weights.policy_version, endpoint):
+                    await self._load(client, weights)
+
+    def _count(self, manifest: Manifest) -> None:
+        self._metrics.weight_bytes.inc(manifest.num_bytes)
+        self._metrics.weight_fetches.labels(kind=manifest.kind).inc()
+
+    async def _is_announced(self, version: int, endpoint: str) -> bool:
+        """Wait until the broker has announced a version as new as this one; False when it turns out to be another.
+
+        The learner serves a version a moment before the broker has committed it, and may die in that moment: then it never
+        exists, and the broker would refuse its tokens.
+        """
+        waited = False
+        while self._announced[1] == endpoint and self._announced[0] < version:
+            waited = True
+            self._wake.clear()
+            await self._wake.wait()
+        return not waited or self._announced == (version, endpoint)
+
+    def _connected(self, endpoint: str) -> AbstractAsyncContextManager[PeerClient]:
+        return PeerClient(
+            self._context,
+            WEIGHTS,
+            endpoint,
+            role="rollout",
+            peer=self._peer,
+            session=self._session,
+            clock=self._clock,
+            security=self._security,
+        ).running("weights-client")
+
+    async def _load(self, client: PeerClient, weights: HeldWeights) -> None:
+        version, digest = weights.policy_version, weights.digest
+        if self.policy_version == 0 or not self._takes_parts:
+            weights.must_load_all()
+        directory = self._work_directory / f"version-{version}"
+        await self._write(weights, directory)
+        self.loading = True
+        try:
+            # Before the pause: hashing takes longer than loading.
+            expected = await self._verifier.expect(weights.tensors())
+            self.may_generate.clear()
+            begin = self._clock.now()
+            await self._engine.pause(self._pause_mode)
+            await self._engine.update_weights_from_disk(directory, version, check=lambda: self._verify(expected))
+            weights.was_loaded()
+            self.policy_version, self.quarantined = version, ""
+            await self._engine.resume()
+            self.may_generate.set()
+            pause_s = self._clock.now() - begin
+        except (EngineError, VerificationError) as error:
+            # Some engines rearrange what they load, and cannot take a part of it: from now on they get all of it.
+            self._takes_parts = self._takes_parts and weights.loads_all
+            await self._on_failed(client, version, digest, str(error))
+            return
+        finally:
+            self.loading = False
+            shutil.rmtree(directory, ignore_errors=True)
+        await self._on_loaded(client, version, digest, pause_s)
+
+    async def _follow_in_group(self, client: PeerClient, endpoint: str) -> bool:
+        """Let the learner send its newest version to the engine; False: that cannot be, and it has to be fetched."""
+        group = self._group
+        if group is None or not group.usable:
+            return False
+        manifest = await newest_snapshot(client)
+        if manifest is None or manifest.policy_version <= self.policy_version:
+            return False
+        if not await self._is_announced(manifest.policy_version, endpoint):
+            return True
+        try:
+            await group.join(client, manifest, endpoint)
+        except (GroupError, EngineError) as error:
+            await self._on_no_group(group, str(error))
+            return False
+        return await self._load_in_group(client, manifest, group)
+
+    async def _load_in_group(self, client: PeerClient, manifest: Manifest, group: EngineGroup) -> bool:
+        version, digest = manifest.policy_version, manifest.digest
+        # What was fetched before is not what the engine has, and is no base for what comes.
+        self._held.forget()
+        self.loading = True
+        self.may_generate.clear()
+        begin = self._clock.now()
+        try:
+            await self._engine.pause(self._pause_mode)
+            await group.load(client, manifest, self._pause_mode)
+            self._require(await group.verify())
+            self.policy_version, self.quarantined = version, ""
+            await self._engine.resume()
+            self.may_generate.set()
+            pause_s = self._clock.now() - begin
+        except (EngineError, VerificationError) as error:
+            await self._on_no_group(group, str(error))
+            await self._on_failed(client, version, digest, str(error))
+            return False
+        finally:
+            self.loading = False
+        self._metrics.weight_fetches.labels(kind="group").inc()
+        await self._on_loaded(client, version, digest, pause_s)
+        return True
+
+    async def _on_no_group(self, group: EngineGroup, error: str) -> None:
+        log.warning("weights_group_failed", error=error)
+        self._metrics.weight_updates.labels(outcome="no_group").inc()
+        await group.failed()
+
+    async def _on_loaded(self, client: PeerClient, version: int, digest: str, pause_s: float) -> None:
+        self._failed_loads = 0
+        self._metrics.policy_version.set(version)
+        self._metrics.pause_seconds.observe(pause_s)
+        self._metrics.weight_updates.labels(outcome="loaded").inc()
+        log.info("weights_loaded", policy_version=version, pause_s=round(pause_s, 3))
+        self._on_change()
+        await client.send(Loaded(policy_version=version, digest=digest, pause_s=pause_s))
+
+    async def _write(self, weights: HeldWeights, directory: Path) -> None:
+        try:
+            num_bytes = await asyncio.to_thread(write_for_engine, weights, directory)
+        except (OSError, SafetensorError) as error:
+            raise ServiceError(
+                f"policy version {weights.policy_version} ({len(weights.data)} bytes) cannot be written to {directory}: "
+                f"{error}; make room there or choose another rollout.weights_directory"
+            ) from error
+        log.debug("weights_written", policy_version=weights.policy_version, num_bytes=num_bytes)
+
+    async def _verify(self, expected: Expected) -> None:
+        """Which version it serves the engine's client has asked already."""
+        self._require(await self._verifier.verify(expected))
+
+    @staticmethod
+    def _require(verification: Verification) -> None:
+        """Raises: VerificationError."""
+        if not verification.ok:
+            raise VerificationError(
+                f"the engine's weights differ from what was sent: mismatched {verification.mismatched[:5]}, "
+                f"missing {verification.missing[:5]}"
+            )
+        if verification.unverified:
+            log.warning("tensors_unverified", number=len(verification.unverified), names=verification.unverified[:5])
+
+    async def _on_failed(self, client: PeerClient, version: int, digest: str, error: str) -> None:
+        """The engine stays paused: nothing is generated by weights that are in doubt. What is held is fetched anew, too."""
+        self.may_generate.clear()
+        self._held.forget()
+        self.policy_version, self.quarantined = 0, error
+        self._failed_loads += 1
+        self._metrics.policy_version.set(0)
+        self._metrics.weight_updates.labels(outcome="failed").inc()
+        log.error("weights_not_loaded", policy_version=version, error=error, attempt=self._failed_loads)
+        self._on_change()
+        await client.send(Loaded(policy_version=version, digest=digest, error=error[:4000]))
+        if self._failed_loads >= MAX_FAILED_LOADS:
+            raise ServiceError(f"the engine did not take policy version {version}: {error}")
+        await asyncio.sleep(self._retry_s)

@@ -1,0 +1,131 @@
+"""Does the engine hold what was sent? Its own checksums, against those of the tensors that were sent.
+
+What its parameters are made of is in services.weights.engine_parameters. What cannot be checked this way: quantised weights
+and MoE backends that reorder experts (they show as mismatches), servers of several ranks (EngineError), merged parameters of
+which only a part was sent (unverified). There `Engine.prompt_logprobs`, compared with the learner's own log-probs, is the
+probe that remains; it sees a wrong layer, not a wrong bit.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from protocol.messages import TensorInfo
+from services.rollout.sglang.client import Engine
+from services.weights.checksums import Hash, checksum_of, hash_of
+from services.weights.engine_parameters import EMBEDDING, HEAD, Buffer, Parameter, checksums_of, merge
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What the comparison found."""
+
+    mismatched: list[str] = field(default_factory=list)
+    """Engine parameters that hold something else than what was sent."""
+    missing: list[str] = field(default_factory=list)
+    """Sent tensors for which the engine has no parameter: it skipped them in silence."""
+    unsent: list[str] = field(default_factory=list)
+    """Engine parameters for which nothing was sent."""
+    unverified: list[str] = field(default_factory=list)
+    """Sent tensors that could not be compared, because other parts of their parameter were not sent."""
+
+    @property
+    def ok(self) -> bool:
+        """Nothing contradicts; `unverified` has to be looked at by itself."""
+        return not (self.mismatched or self.missing or self.unsent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What an engine must say that it holds, worked out before it is asked."""
+
+    parameters: Mapping[str, Parameter]
+    checksums: Mapping[str, str]
+    """Of the complete parameters, by name."""
+
+
+class Verifier:
+    """Asks one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._checksums: Mapping[str, str] | None = None
+        """The last that the engine told: they show what they are made with."""
+
+    async def hash(self) -> Hash:
+        """What the engine makes its checksums with; asks it for them, the first time.
+
+        Raises: EngineError, when the engine cannot say what it holds. ValueError for an engine on an unknown device.
+        """
+        info = await self._engine.server_info()
+        checksums = await self.checksums() if self._checksums is None else self._checksums
+        return hash_of(info.device, checksums.values())
+
+    async def checksums(self) -> dict[str, str]:
+        """Of each of the engine's parameters, by SGLang's names. Raises: EngineError."""
+        self._checksums = checksums = await self._engine.weights_checksums()
+        return checksums
+
+    async def expect(self, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Expected:
+        """What the engine will say when it has loaded these tensors: the slow half of the comparison, which needs no pause.
+
+        Raises: as `hash`.
+        """
+        checksum = checksum_of(await self.hash())
+        parameters = merge(tensors)
+        # Hashing can take seconds for each gigabyte: not in the event loop.
+        return Expected(parameters=parameters, checksums=await asyncio.to_thread(checksums_of, parameters, checksum))
+
+    async def verify(self, expected: Expected) -> Verification:
+        """Ask the engine what it holds, and compare. Raises: EngineError, when it cannot say so."""
+        verification = compare(expected.parameters, await self.checksums(), expected.checksums)
+        if not verification.ok:
+            log.warning(
+                "engine_weights_differ",
+                mismatched=len(verification.mismatched),
+                missing=len(verification.missing),
+                unsent=len(verification.unsent),
+            )
+        return verification
+
+
+async def verify_loaded(engine: Engine, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Verification:
+    """Compare a whole version with what the engine holds; call it while paused, before the engine goes on.
+
+    Raises: EngineError, when the engine cannot say what it holds.
+    """
+    verifier = Verifier(engine)
+    return await verifier.verify(await verifier.expect(tensors))
+
+
+def compare(parameters: Mapping[str, Parameter], actual: Mapping[str, str], expected: Mapping[str, str]) -> Verification:
+    """Compare parameters and their checksums with the engine's."""
+    missing: list[str] = []
+    unverified: list[str] = []
+    mismatched = [name for name, digest in expected.items() if name in actual and actual[name] != digest]
+    for name, parameter in parameters.items():
+        if not parameter.complete:
+            unverified += parameter.tensors
+        elif name not in actual and not _is_tied_head(parameter, parameters):
+            missing += parameter.tensors
+    unsent = [name for name in actual if name not in parameters]
+    return Verification(mismatched=mismatched, missing=missing, unsent=unsent, unverified=unverified)
+
+
+def compare_checksums(expected: Mapping[str, str], actual: Mapping[str, str]) -> Verification:
+    """Compare the checksums of all of an engine's parameters, of which nothing else is known here."""
+    mismatched = [name for name, digest in expected.items() if name in actual and actual[name] != digest]
+    missing = [name for name in expected if name not in actual]
+    if HEAD in missing and expected[HEAD] == expected.get(EMBEDDING):
+        missing.remove(HEAD)
+    return Verification(mismatched=mismatched, missing=missing, unsent=[name for name in actual if name not in expected])
+
+
+def _is_tied_head(parameter: Parameter, parameters: Mapping[str, Parameter]) -> bool:
+    """An output layer that is the embedding: some checkpoints hold it twice, the engine once."""
+    embedding = parameters.get(EMBEDDING)
+    return parameter.name == HEAD and embedding is not None and parameter.parts[0] == embedding.parts[0]

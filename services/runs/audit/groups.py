@@ -1,0 +1,78 @@
+"""Every group and every prompt: whole, in order, and trained or dropped for a stated reason."""
+
+import sqlite3
+from typing import Any, Final, get_args
+
+from services.broker.records import DropReason
+from services.runs.audit.findings import Findings, Outcome, Rules
+
+GROUPS: Final = """
+SELECT g.group_id, g.split, g.status, g.batch, g.drop_reason, count(t.trajectory_id), total(t.status = 'finished'),
+       total(t.status = 'failed'), b.batch IS NOT NULL
+FROM groups g LEFT JOIN trajectories t ON t.group_id = g.group_id LEFT JOIN batches b ON b.batch = g.batch
+GROUP BY g.group_id
+"""
+OUTCOMES: Final = """
+SELECT g.split, CASE WHEN g.status != 'batched' THEN g.status WHEN g.batch IN (SELECT batch FROM trained) THEN 'trained'
+       ELSE 'in a batch' END AS outcome, coalesce(g.drop_reason, ''), count(DISTINCT g.group_id), count(t.trajectory_id),
+       total(t.num_tokens), total(t.num_action_tokens)
+FROM groups g LEFT JOIN trajectories t ON t.group_id = g.group_id GROUP BY g.split, outcome, g.drop_reason
+"""
+REASONS: Final = get_args(DropReason)
+
+
+def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rules) -> None:
+    """Raises: sqlite3.DatabaseError."""
+    _audit_prompts(connection, findings)
+    size = rules.group_size
+    for row in connection.execute(GROUPS):
+        group_id, split, status, batch, reason, members, finished, failed, batch_exists = row
+        where = f"group {group_id}"
+        wanted = size if split == "train" else 1
+        if wanted is not None and members != wanted:
+            findings.add("group not whole", f"{where} has {members} trajectories, {wanted} belong to it")
+        if status in ("batched", "complete", "evaluated"):
+            done = finished + (failed if split == "eval" else 0)
+            if done != members:
+                findings.add(
+                    "group not whole", f"{where} is {status}, {done:.0f} of its {members} trajectories are finished"
+                )
+        if status == "batched" and not batch_exists:
+            findings.add("batch missing", f"{where} is in batch {batch}, which is not there")
+        if status != "batched" and batch is not None:
+            findings.add("group is in a batch and is not", f"{where} is {status}, and in batch {batch}")
+        if status == "dropped" and reason not in REASONS:
+            findings.add(
+                "dropped without a reason", f"{where} is dropped, its reason is {reason!r}: {', '.join(REASONS)} are known"
+            )
+
+
+def _audit_prompts(connection: sqlite3.Connection, findings: Findings) -> None:
+    """Each prompt of the order in one group, in the order of groups."""
+    expected = 0
+    query = "SELECT prompt, group_id FROM groups WHERE split = 'train' ORDER BY prompt, group_id"
+    for prompt, group_id in connection.execute(query):
+        if prompt < expected:
+            findings.add("prompt used twice", f"prompt {prompt} is in group {group_id} and in one before it")
+        elif prompt > expected:
+            missing = f"prompt {expected} is" if prompt == expected + 1 else f"prompts {expected} to {prompt - 1} are"
+            findings.add("prompt skipped", f"{missing} in no group; the next is prompt {prompt} in group {group_id}")
+        expected = prompt + 1
+
+
+def outcomes(connection: sqlite3.Connection) -> list[Outcome]:
+    """Counts of all groups by what became of them. Raises: sqlite3.DatabaseError."""
+    return [_outcome(row) for row in connection.execute(OUTCOMES)]
+
+
+def _outcome(row: tuple[Any, ...]) -> Outcome:
+    split, status, reason, groups, trajectories, tokens, actions = row
+    return Outcome(
+        split=split,
+        status=status,
+        reason=reason,
+        groups=groups,
+        trajectories=trajectories,
+        tokens=int(tokens),
+        action_tokens=int(actions),
+    )

@@ -1,0 +1,125 @@
+"""The run's record and the learner's checkpoints against the ledger."""
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from protocol.messages import Count, Version
+from services.broker.entry import RECORD_FILE
+from services.runs.audit.findings import Findings
+from services.runs.audit.order import Order
+
+UNRECORDED_TRAININGS: Final = """
+SELECT batch, policy_version FROM trained EXCEPT
+SELECT json_extract(line, '$.batch'), json_extract(line, '$.policy_version') FROM records
+WHERE json_extract(line, '$.event') = 'batch'
+"""
+UNRECORDED_DROPS: Final = """
+SELECT group_id FROM groups WHERE status = 'dropped' EXCEPT
+SELECT json_extract(line, '$.group_id') FROM records WHERE json_extract(line, '$.event') = 'dropped'
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint says about itself."""
+
+    name: str
+    policy_version: int
+    batch_position: int
+
+
+class _State(msgspec.Struct):
+    policy_version: Version
+    batch_position: Count
+
+
+class _Metadata(msgspec.Struct):
+    """What an audit reads of a checkpoint.json."""
+
+    state: _State
+
+
+def read_checkpoints(directory: Path) -> list[Checkpoint]:
+    """The complete checkpoints of the run, oldest first. One that is removed meanwhile, or not readable, is left out."""
+    found = []
+    for path in sorted(directory.glob("checkpoints/version-*/checkpoint.json")):
+        try:
+            state = msgspec.json.decode(path.read_bytes(), type=_Metadata).state
+        except (OSError, ValueError, RecursionError):
+            continue
+        name = path.parent.name
+        found.append(Checkpoint(name=name, policy_version=state.policy_version, batch_position=state.batch_position))
+    return found
+
+
+def audit_checkpoints(findings: Findings, order: Order, checkpoints: list[Checkpoint]) -> list[str]:
+    """``checkpoints`` were read before the ledger's snapshot. Returns notes."""
+    assembled = max(order.batch_versions, default=-1) + 1
+    newest = max(order.versions, default=0)
+    for checkpoint in checkpoints:
+        where = f"checkpoint {checkpoint.name}"
+        if checkpoint.batch_position > assembled:
+            text = f"{where} covers {checkpoint.batch_position} batches, {assembled} were assembled"
+            findings.add("checkpoint of another run", text)
+        trained_on = order.trained_batches.get(checkpoint.policy_version)
+        if trained_on is None and checkpoint.policy_version < newest:
+            findings.add("checkpoint of another run", f"{where} holds a version that was never published")
+        if trained_on not in (None, checkpoint.batch_position):
+            text = f"{where} covers {checkpoint.batch_position} batches, its version was trained on {trained_on}"
+            findings.add("checkpoint of another run", text)
+    if not order.settled:
+        return []
+    if not checkpoints:
+        return [f"{order.settled} batches are settled by a checkpoint that is not in this directory"]
+    covered = max(checkpoint.batch_position for checkpoint in checkpoints)
+    if covered < order.settled:
+        text = f"{order.settled} batches are settled by a checkpoint, the newest one there covers {covered}"
+        findings.add("checkpoint missing", text)
+    return []
+
+
+def audit_record(connection: sqlite3.Connection, findings: Findings, directory: Path) -> list[str]:
+    """Each training and each drop is in the record, and metrics.jsonl says what the store says. Returns notes.
+
+    Raises: sqlite3.DatabaseError.
+    """
+    for batch, version in connection.execute(UNRECORDED_TRAININGS):
+        findings.add("not in the record", f"the training of batch {batch} into version {version}")
+    for (group_id,) in connection.execute(UNRECORDED_DROPS):
+        findings.add("not in the record", f"the drop of group {group_id}")
+    path = directory / RECORD_FILE
+    last = connection.execute("SELECT coalesce(max(record), 0) FROM records").fetchone()[0]
+    try:
+        num_lines = _audit_file(connection, findings, path)
+    except FileNotFoundError:
+        return [f"{path.name} is not there; the broker writes it again from the ledger"] if last else []
+    if num_lines < last:
+        return [f"{path.name} is {last - num_lines} lines behind the ledger: the broker brings it up to date when it runs"]
+    return []
+
+
+def _audit_file(connection: sqlite3.Connection, findings: Findings, path: Path) -> int:
+    """Compare line by line, as far as the ledger's snapshot goes; returns how many lines were compared."""
+    stored = iter(connection.execute("SELECT record, line FROM records ORDER BY record"))
+    compared = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            row = next(stored, None)
+            if row is None or not line.endswith(b"\n"):
+                break
+            compared = number
+            if _parsed(line) != {"record": row[0], **json.loads(row[1])}:
+                findings.add("metrics.jsonl differs", f"{path.name}:{number}: not record {row[0]} of the ledger")
+    return compared
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None

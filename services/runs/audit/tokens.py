@@ -1,0 +1,170 @@
+"""Every trajectory against its chunks: one pass over both tables side by side, in the order of their indices."""
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from protocol.messages import Segment, VersionRun
+from services.broker.store.payload import chunk_checksum
+from services.runs.audit.findings import Findings, Rules
+
+BYTES_PER_TOKEN: Final = 4
+TRAJECTORIES: Final = """
+SELECT t.trajectory_id, t.group_id, t.status, t.epoch, t.num_tokens, t.num_action_tokens, t.version_sum, t.min_version,
+       t.finish_reason, g.group_id IS NOT NULL, g.status, g.batch
+FROM trajectories t LEFT JOIN groups g ON g.group_id = t.group_id ORDER BY t.trajectory_id
+"""
+CHUNKS: Final = """
+SELECT trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum
+FROM chunks ORDER BY trajectory_id, start
+"""
+
+
+class _Runs(msgspec.Struct, frozen=True, array_like=True):
+    """The beginning of a chunk's header: its runs, without the environment's state."""
+
+    segments: list[Segment]
+    version_runs: list[VersionRun]
+
+
+@dataclass
+class _Seen:
+    """What the chunks of one trajectory say together."""
+
+    num_tokens: int = 0
+    num_actions: int = 0
+    version_sum: int = 0
+    oldest: int = 0
+    newest: int = 0
+    epoch: int = 0
+    epochs: int = 0
+    versions: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenCounts:
+    num_chunks: int
+    num_resumed: int
+
+
+class TokenAudit:
+    """``batch_versions``: the policy version for which each batch was assembled; ``versions``: all published ones."""
+
+    def __init__(self, findings: Findings, rules: Rules, batch_versions: dict[int, int], versions: set[int]) -> None:
+        self._findings = findings
+        self._rules = rules
+        self._batch_versions = batch_versions
+        self._versions = versions
+        self._decoder = msgspec.msgpack.Decoder(_Runs)
+        self._num_chunks = 0
+        self._num_resumed = 0
+
+    def run(self, connection: sqlite3.Connection) -> TokenCounts:
+        """Check everything. Raises: sqlite3.DatabaseError when the file cannot be read to its end."""
+        chunks = iter(connection.execute(CHUNKS))
+        chunk = next(chunks, None)
+        for trajectory in connection.execute(TRAJECTORIES):
+            trajectory_id = trajectory[0]
+            while chunk is not None and chunk[0] < trajectory_id:
+                chunk = self._orphan(chunk, chunks)
+            seen = _Seen()
+            while chunk is not None and chunk[0] == trajectory_id:
+                self._chunk(chunk, seen)
+                chunk = next(chunks, None)
+            self._trajectory(trajectory, seen)
+        while chunk is not None:
+            chunk = self._orphan(chunk, chunks)
+        return TokenCounts(num_chunks=self._num_chunks, num_resumed=self._num_resumed)
+
+    def _orphan(self, chunk: tuple[Any, ...], chunks: Iterator[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+        self._findings.add(
+            "chunk of no trajectory", f"a chunk at {chunk[1]} belongs to trajectory {chunk[0]}, which is not there"
+        )
+        return next(chunks, None)
+
+    def _chunk(self, chunk: tuple[Any, ...], seen: _Seen) -> None:
+        trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum = chunk
+        where = f"trajectory {trajectory_id}: the chunk at {start}"
+        self._num_chunks += 1
+        if start != seen.num_tokens:
+            name = "gap between chunks" if start > seen.num_tokens else "chunks overlap"
+            self._findings.add(name, f"{where} follows {seen.num_tokens} tokens")
+        seen.num_tokens = max(seen.num_tokens, start + num_tokens)
+        if epoch < seen.epoch:
+            self._findings.add("epoch went back", f"{where} has epoch {epoch}, the one before {seen.epoch}")
+        seen.epochs += epoch != seen.epoch
+        seen.epoch = epoch
+        for name, data in (("token ids", token_ids), ("log-probs", logprobs)):
+            if len(data) != BYTES_PER_TOKEN * num_tokens:
+                self._findings.add(
+                    "chunk of another length", f"{where} has {len(data)} bytes of {name} for {num_tokens} tokens"
+                )
+        if chunk_checksum(header, token_ids, logprobs) != checksum:
+            self._findings.add("chunk was changed", f"{where} does not have the checksum that was stored with it")
+        try:
+            runs = self._decoder.decode(header)
+        except msgspec.DecodeError as error:
+            self._findings.add("chunk was changed", f"{where} has a header that cannot be read: {error}")
+            return
+        self._count(runs, num_tokens, where, seen)
+
+    def _count(self, runs: _Runs, num_tokens: int, where: str, seen: _Seen) -> None:
+        covered = sum(run.num_tokens for run in runs.version_runs)
+        in_segments = sum(segment.num_tokens for segment in runs.segments)
+        if covered != num_tokens or in_segments != num_tokens:
+            text = f"{where} has {num_tokens} tokens, its segments {in_segments}, its version runs {covered}"
+            self._findings.add("runs do not cover a chunk", text)
+        actions = sum(segment.num_tokens for segment in runs.segments if segment.kind == "action")
+        versioned = sum(run.num_tokens for run in runs.version_runs if run.version > 0)
+        if actions != versioned:
+            text = f"{where} has {actions} action tokens, and versions for {versioned}"
+            self._findings.add("action token without a version", text)
+        seen.num_actions += actions
+        for run in runs.version_runs:
+            if run.version <= 0:
+                continue
+            seen.version_sum += run.version * run.num_tokens
+            seen.oldest = min(seen.oldest or run.version, run.version)
+            seen.newest = max(seen.newest, run.version)
+            if run.version not in self._versions:
+                text = f"{where} has {run.num_tokens} tokens of version {run.version}"
+                self._findings.add("token of a version that was never published", text)
+
+    def _trajectory(self, row: tuple[Any, ...], seen: _Seen) -> None:
+        trajectory_id, group_id, status, epoch, *counts, finish_reason, group_exists, group_status, batch = row
+        where = f"trajectory {trajectory_id}"
+        found = [seen.num_tokens, seen.num_actions, seen.version_sum, seen.oldest]
+        names = ("tokens", "action tokens", "version sum", "oldest version")
+        for name, in_row, in_chunks in zip(names, counts, found, strict=True):
+            if in_row != in_chunks:
+                self._findings.add(
+                    "row and chunks differ", f"{where}: {name} {in_row} in its row, {in_chunks} in its chunks"
+                )
+        if seen.epoch > epoch:
+            self._findings.add("epoch went back", f"{where} has a chunk of epoch {seen.epoch}, its own is {epoch}")
+        self._num_resumed += seen.epochs > 1
+        if not group_exists:
+            self._findings.add("trajectory of no group", f"{where} is of group {group_id}, which is not there")
+        if (status == "finished") != (finish_reason is not None):
+            self._findings.add("trajectory without an end", f"{where} is {status}, its finish reason is {finish_reason}")
+        if group_status == "batched":
+            if status != "finished":
+                self._findings.add("unfinished trajectory in a batch", f"{where} is {status} and in batch {batch}")
+            self._lag(where, batch, seen)
+
+    def _lag(self, where: str, batch: int | None, seen: _Seen) -> None:
+        version = self._batch_versions.get(-1 if batch is None else batch)
+        if version is None:
+            return  # said of the group
+        if seen.newest > version:
+            text = f"{where} has tokens of version {seen.newest}, its batch {batch} was assembled at {version}"
+            self._findings.add("token newer than its batch", text)
+        if self._rules.max_lag is not None and version - seen.oldest > self._rules.max_lag:
+            text = (
+                f"{where} has tokens of version {seen.oldest}, its batch {batch} was assembled at {version}: "
+                f"{version - seen.oldest} versions, {self._rules.max_lag} allowed"
+            )
+            self._findings.add("token too old", text)

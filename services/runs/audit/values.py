@@ -1,0 +1,67 @@
+"""Every value in the ledger is of the kind that a broker writes there. SQLite itself takes any value in any column."""
+
+import sqlite3
+from typing import Final
+
+from services.runs.audit.findings import Findings
+
+NUMBER: Final = "typeof({}) = 'integer'"
+NUMBER_OR_NOTHING: Final = "typeof({}) IN ('integer', 'null')"
+REAL_OR_NOTHING: Final = "typeof({}) IN ('real', 'integer', 'null')"
+TEXT: Final = "typeof({}) = 'text'"
+TEXT_OR_NOTHING: Final = "typeof({}) IN ('text', 'null')"
+BYTES: Final = "typeof({}) = 'blob'"
+OF_TYPE: Final = "typeof({0}) = 'text' AND CASE WHEN json_valid({0}) THEN json_type({0}) END = "
+OBJECT: Final = f"{OF_TYPE}'object'"
+LIST_WITHOUT: Final = (
+    f"{OF_TYPE}'array' AND NOT EXISTS "
+    "(SELECT 1 FROM json_each(CASE WHEN json_valid({0}) THEN {0} ELSE '[]' END) WHERE type "
+)
+WHOLE_NUMBERS: Final = f"{LIST_WITHOUT}!= 'integer')"
+ANY_NUMBERS: Final = f"{LIST_WITHOUT}NOT IN ('integer', 'real'))"
+
+KINDS: Final[dict[str, dict[str, str]]] = {
+    "groups": {
+        **dict.fromkeys(("group_id", "prompt", "task_index"), NUMBER),
+        **dict.fromkeys(("split", "status"), TEXT),
+        **dict.fromkeys(("evaluation", "batch"), NUMBER_OR_NOTHING),
+        "drop_reason": TEXT_OR_NOTHING,
+    },
+    "trajectories": {
+        **dict.fromkeys(("trajectory_id", "group_id", "epoch", "lease_version", "lease_start", "attempts"), NUMBER),
+        **dict.fromkeys(("num_tokens", "num_action_tokens", "version_sum", "min_version", "num_turns"), NUMBER),
+        **dict.fromkeys(("status", "holder_peer", "holder_session"), TEXT),
+        "finish_reason": TEXT_OR_NOTHING,
+        "turn_rewards": ANY_NUMBERS,
+    },
+    "chunks": {
+        **dict.fromkeys(("trajectory_id", "start", "epoch", "num_tokens", "checksum"), NUMBER),
+        **dict.fromkeys(("header", "token_ids", "logprobs"), BYTES),
+    },
+    "batches": {**dict.fromkeys(("batch", "policy_version"), NUMBER), "group_ids": WHOLE_NUMBERS, "stats": OBJECT},
+    "versions": {
+        **dict.fromkeys(("policy_version", "num_bytes", "trained_batches"), NUMBER),
+        **dict.fromkeys(("endpoint", "digest"), TEXT),
+    },
+    "trained": dict.fromkeys(("batch", "policy_version"), NUMBER),
+    "evaluations": {
+        **dict.fromkeys(("evaluation_id", "policy_version", "batch", "num_tasks", "num_finished", "num_failed"), NUMBER),
+        "status": TEXT,
+        "reward": REAL_OR_NOTHING,
+    },
+    "settled": dict.fromkeys(("id", "next_batch"), NUMBER),
+    "records": {"record": NUMBER, "line": OBJECT},
+    "meta": dict.fromkeys(("key", "value"), TEXT),
+}
+
+
+def audit_values(connection: sqlite3.Connection, findings: Findings) -> bool:
+    """Whether the rest of the ledger can be made sense of. Raises: sqlite3.DatabaseError."""
+    before = findings.counts["value of another kind"]
+    for table, kinds in KINDS.items():
+        # One pass for each table: a good one costs no more than its reading.
+        good = " AND ".join(f"({kind.format(column)})" for column, kind in kinds.items())
+        (wrong,) = connection.execute(f"SELECT count(*) FROM {table} WHERE NOT coalesce({good}, FALSE)").fetchone()
+        if wrong:
+            findings.add("value of another kind", f"{wrong} rows of {table} hold what no broker writes there")
+    return findings.counts["value of another kind"] == before

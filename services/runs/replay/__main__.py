@@ -1,0 +1,270 @@
+"""`gspo replay RUN_DIR`: train a recorded run's batches again, and compare the weights bit by bit."""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from services.broker.store.reader import NoLedger
+from services.learner.start.ranks import is_rank, run_ranks
+from services.runtime.lifecycle import EXIT_CONFIGURATION, EXIT_FAILED, ServiceError
+from services.runtime.logs import configure_logging
+from services.runtime.settings.configuration import ConfigurationError, override_settings
+from services.runtime.settings.run_settings import read_run_settings
+from services.runtime.settings.sections import Learner, Settings
+
+RESULT_FILE: Final = "replay.json"
+RECORD_FILE: Final = "metrics.jsonl"
+DESCRIPTION: Final = """\
+Train the batches of a run again from its ledger, in their recorded order, without engines and without a broker. With the
+same settings, on the same machine and number of ranks, the weights after each batch are bit for bit those that the run
+published: the digests are compared. The ranks of several machines are all started on this one. With other settings (--set
+objective.eps_low=0.001) it is another training on the same data.
+
+A directory made by `gspo record` has groups and no batches: they are taken in their order, each batch one version later.
+The result has a directory of its own: metrics.jsonl (which `gspo plot` draws), checkpoints, and the model in export/.
+
+Status 0: the same weights, or settings were changed; 1: other weights; 2: it cannot be replayed.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is trained and where it is written."""
+
+    source: Path
+    out: Path
+    settings: Settings
+    first: int
+    end: int
+    changed: bool
+
+
+def main() -> int:
+    # What `gspo run` gives a learner: sums depend on how many threads make them.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    configure_logging("replay")
+    return replay_command(sys.argv[1:])
+
+
+def replay_command(words: Sequence[str]) -> int:
+    """Parse ``words`` and act. Returns the exit status."""
+    arguments = _parser().parse_args(words)
+    try:
+        plan = _plan(arguments)
+        if is_rank():
+            _train(plan)
+            return 0
+        ranks = ranks_of(plan.settings.learner, _num_gpus())
+        _prepare(plan, arguments.from_checkpoint)
+        if ranks > 1:
+            status = run_ranks("services.runs.replay", words, ranks)
+            if status:
+                return status
+        else:
+            _train(plan)
+        return _verdict(plan)
+    except (ConfigurationError, NoLedger) as error:
+        sys.stderr.write(f"gspo replay: {error}\n")
+        return EXIT_CONFIGURATION
+    except ServiceError as error:
+        sys.stderr.write(f"gspo replay: {error}\n")
+        return EXIT_FAILED
+
+
+def ranks_of(learner: Learner, num_gpus: int) -> int:
+    """As many as the run had on all its machines, here on this one: sums depend on how many there are.
+
+    Raises: ConfigurationError where each would need a GPU of its own, and there are fewer.
+    """
+    ranks = learner.num_ranks * learner.num_nodes
+    if 0 < num_gpus < ranks:
+        raise ConfigurationError(
+            f"the run was trained by {learner.num_ranks} ranks on each of {learner.num_nodes} machines, and this one has "
+            f"{num_gpus} GPUs for {ranks} ranks: replay it where there are as many, or train its batches again on fewer, "
+            f"where weights differ by rounding: --set learner.num_nodes=1 --set learner.num_ranks={num_gpus}"
+        )
+    return ranks
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gspo replay", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=Path, help="the run's directory")
+    parser.add_argument(
+        "--from-checkpoint",
+        type=int,
+        metavar="N",
+        help="begin after N batches, with that checkpoint (default: the model)",
+    )
+    parser.add_argument("--batches", type=int, metavar="K", help="train so many batches (default: all)")
+    parser.add_argument("--out", type=Path, help="a new directory for the result (default: RUN_DIR-replay)")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="change a setting of the run",
+    )
+    return parser
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    """Raises: ConfigurationError, NoLedger."""
+    from services.runs.replay.batches import RecordedRun
+
+    source: Path = arguments.directory
+    out: Path = arguments.out or source.with_name(f"{source.name}-replay")
+    settings = override_settings(read_run_settings(source), [*arguments.overrides, f"run.directory={out}"])
+    if not (settings.model.path / "config.json").is_file():
+        raise ConfigurationError(
+            f"model.path is {settings.model.path}: no config.json there; start from where the run was started, or give the "
+            "model that it began with by --set model.path=..."
+        )
+    num_batches = RecordedRun(source, settings).num_batches
+    first: int = arguments.from_checkpoint or 0
+    if arguments.batches is not None and arguments.batches < 1:
+        raise ConfigurationError(f"--batches is {arguments.batches}: at least 1")
+    end = num_batches if arguments.batches is None else min(num_batches, first + arguments.batches)
+    if first >= end:
+        raise ConfigurationError(f"{source} has {num_batches} batches, and --from-checkpoint is {first}: none is left")
+    changed = any(not override.startswith("model.path=") for override in arguments.overrides)
+    return Plan(source=source, out=out, settings=settings, first=first, end=end, changed=changed)
+
+
+def _prepare(plan: Plan, from_checkpoint: int | None) -> None:
+    """Make the result's directory, with the checkpoint to begin with. Raises: ConfigurationError."""
+    if plan.out.exists() and any(plan.out.iterdir()):
+        raise ConfigurationError(f"{plan.out} is not empty: give another directory by --out, or remove it")
+    checkpoint = None if from_checkpoint is None else _checkpoint(plan.source, from_checkpoint)
+    plan.out.mkdir(parents=True, exist_ok=True)
+    if checkpoint is not None:
+        # Links where they are possible: a checkpoint's files are never written again.
+        shutil.copytree(checkpoint, plan.out / "checkpoints" / checkpoint.name, copy_function=_link_or_copy)
+
+
+def _checkpoint(source: Path, position: int) -> Path:
+    found = sorted(source.glob("checkpoints/version-*-batch-*/checkpoint.json"))
+    positions = {int(path.parent.name.rpartition("-")[2]): path.parent for path in found}
+    if position not in positions:
+        there = ", ".join(str(each) for each in sorted(positions)) or "none"
+        raise ConfigurationError(f"--from-checkpoint is {position}: {source} has checkpoints after these batches: {there}")
+    return positions[position]
+
+
+def _link_or_copy(source: str, destination: str) -> None:
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copy2(source, destination)
+
+
+def _train(plan: Plan) -> None:
+    """Train on this rank; rank 0 writes what came of it. Raises: ServiceError."""
+    import torch
+    from prometheus_client import CollectorRegistry
+
+    from services.learner.engine.engine import LearnerEngine
+    from services.learner.metrics import LearnerMetrics
+    from services.learner.service import LearnerService
+    from services.learner.start.engine_settings import engine_settings_of
+    from services.runs.replay.batches import RecordedLink, RecordedRun
+    from services.runtime.clock import MonotonicClock
+    from services.runtime.telemetry import Health
+
+    stop = threading.Event()
+    interrupted = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        interrupted.set()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, interrupt)
+    clock = MonotonicClock()
+    link = None
+    if os.environ.get("RANK", "0") == "0":
+        run = RecordedRun(plan.source, plan.settings)
+        link = RecordedLink(run, plan.end, plan.out / RECORD_FILE, stop, _show)
+    engine = LearnerEngine.create(
+        plan.settings.model.path, engine_settings_of(plan.settings, "cuda" if torch.cuda.is_available() else "cpu")
+    )
+    try:
+        LearnerService(
+            plan.settings,
+            engine,
+            link,
+            clock=clock,
+            health=Health(clock, float("inf")),
+            metrics=LearnerMetrics(CollectorRegistry()),
+            stop=stop,
+        ).run()
+    finally:
+        engine.close()
+    if interrupted.is_set():
+        raise ServiceError(f"interrupted; {plan.out} holds what was trained until then")
+    if link is not None:
+        _write_result(plan, link.comparisons)
+
+
+def _show(line: dict[str, Any]) -> None:
+    sys.stdout.write(
+        f"batch {line['batch']}  loss {line['loss']:.6g}  reward {line['reward_mean']:.3f}  "
+        f"weights {line['weights_digest'][:16]}: {line['weights']}\n"
+    )
+    sys.stdout.flush()
+
+
+def _write_result(plan: Plan, comparisons: dict[int, str]) -> None:
+    content = {
+        "source": str(plan.source),
+        "first_batch": plan.first,
+        "next_batch": plan.end,
+        "settings_changed": plan.changed,
+        "weights": comparisons,
+    }
+    (plan.out / RESULT_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _verdict(plan: Plan) -> int:
+    from services.runs.replay.batches import DIFFERENT, SAME
+
+    weights: dict[str, str] = json.loads((plan.out / RESULT_FILE).read_text(encoding="utf-8"))["weights"]
+    trained = {after: found for after, found in weights.items() if int(after) > plan.first}
+    different = [after for after, found in weights.items() if found == DIFFERENT]
+    sys.stdout.write(f"trained batches {plan.first} to {plan.end - 1}; the result is in {plan.out}\n")
+    if plan.changed:
+        others = sum(1 for found in trained.values() if found == DIFFERENT)
+        sys.stdout.write(f"settings were changed: other weights than the run's after {others} of {len(trained)} batches\n")
+        return 0
+    if different:
+        sys.stdout.write(
+            f"DIFFERENT from the run, first after {different[0]} batches: another machine, number of ranks, release, model "
+            "or OMP_NUM_THREADS\n"
+        )
+        return EXIT_FAILED
+    num_same = sum(1 for found in trained.values() if found == SAME)
+    if not num_same:
+        sys.stdout.write("the run published no weights after these batches: there is nothing to compare with\n")
+        return 0
+    sys.stdout.write(f"bit for bit the same as published by the run, after each of {num_same} of {len(trained)} batches\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

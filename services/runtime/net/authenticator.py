@@ -1,0 +1,251 @@
+"""The gate of a process that others connect to: whose key is admitted, who may say what he is, who is ignored for a while.
+
+Every refusal is counted by its reason and logged at a bounded rate; no key's secret is ever at hand here.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import structlog
+import zmq
+import zmq.asyncio
+from zmq.auth.base import Authenticator
+from zmq.utils.monitor import parse_monitor_message
+
+from protocol import limits
+from protocol.channels import ChannelSpec
+from protocol.messages import Hello
+from services.runtime.clock import Clock
+from services.runtime.logs import OccasionalLog
+from services.runtime.net.security import AllowList, KeyFileError, Security, read_public_keys
+
+log = structlog.get_logger()
+
+Reason = Literal["unknown_key", "wrong_role", "handshake", "impostor", "bad_messages"]
+REFUSAL_REASONS: Final[tuple[Reason, ...]] = ("unknown_key", "wrong_role", "handshake", "impostor", "bad_messages")
+"""unknown_key: not in the allow-list. wrong_role: listed, but not for this channel. handshake: no key, no ZeroMQ, or broken
+off. impostor: an admitted key that claimed another role or name. bad_messages: a connection that is ignored for a while."""
+
+RELOAD_S: Final = 2.0
+HANDSHAKE_LIMIT_MS: Final = 10_000
+WATCHED: Final = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateCounters:
+    """Where the gate counts.
+
+    ``connections`` gets "accepted" (TCP) and "admitted" (its handshake passed): what speaks no ZeroMQ at all is in the first
+    and not in the second.
+    """
+
+    refused: Callable[[Reason], None]
+    connections: Callable[[Literal["accepted", "admitted"]], None]
+
+
+class Gate:
+    """Guards the binding sockets of one process; one per ZeroMQ context.
+
+    produces:     answers to handshakes, counts
+    waits for:    connections; changes of the key directory, which are looked for every ``reload_s``
+    unblocked by: peers; time
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        security: Security,
+        clock: Clock,
+        counters: GateCounters,
+        *,
+        reload_s: float = RELOAD_S,
+    ) -> None:
+        """Raises: KeyFileError."""
+        self._security = security
+        self._clock = clock
+        self._counters = counters
+        self._reload_s = reload_s
+        self._monitored: list[zmq.asyncio.Socket] = []
+        self._monitors: list[tuple[ChannelSpec, Any]] = []
+        self._penalties = Penalties()
+        self._refusals = OccasionalLog(log, clock)
+        self._roles: dict[str, tuple[str, ...]] = {}
+        self._authenticator: Authenticator | None = None
+        self._allowed = AllowList({})
+        if security.own is not None:
+            assert security.directory is not None
+            self._allowed.replace(read_public_keys(security.directory))
+            # ZAP has one address per context: bound before any socket that asks there.
+            self._authenticator = Authenticator(context)
+            self._authenticator.start()
+
+    @property
+    def secure(self) -> bool:
+        return self._authenticator is not None
+
+    def guard(self, socket: zmq.asyncio.Socket, spec: ChannelSpec) -> None:
+        """Before ``socket`` is bound: give it this process's key, and watch its handshakes."""
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
+        if self._authenticator is not None:
+            own = self._security.own
+            assert own is not None
+            self._roles[spec.name] = spec.connects
+            self._authenticator.configure_curve_callback(spec.name, credentials_provider=self)
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+            socket.setsockopt_string(zmq.ZAP_DOMAIN, spec.name)
+            # Without it a process whose ZAP handler is gone would admit every key.
+            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        self._monitors.append((spec, socket.get_monitor_socket(WATCHED)))
+        self._monitored.append(socket)
+
+    async def run(self) -> None:
+        """Answer and watch until cancelled; the guarded sockets are closed before or after, the gate here."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for spec, monitor in self._monitors:
+                    tasks.create_task(self._watch(spec, monitor), name=f"gate-{spec.name}")
+                if self._authenticator is not None:
+                    tasks.create_task(self._authenticate(self._authenticator), name="gate-keys")
+                    tasks.create_task(self._reload(), name="gate-reload")
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let go of the monitors and of the ZAP address; a second call does nothing."""
+        for (_, monitor), socket in zip(self._monitors, self._monitored, strict=True):
+            if not socket.closed:
+                socket.disable_monitor()
+            monitor.close(linger=0)
+        self._monitors.clear()
+        self._monitored.clear()
+        if self._authenticator is not None:
+            self._authenticator.stop()
+            self._authenticator = None
+
+    # --- who may connect ---------------------------------------------------------------------------------------------
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """pyzmq's authenticator asks: may the owner of ``key`` (Z85) use the channel ``domain``?"""
+        if self._allowed.admits(key, self._roles[domain]):
+            return True
+        name = self._allowed.name(key)
+        self.refuse("wrong_role" if name else "unknown_key", channel=domain, key=name or key.decode())
+        return False
+
+    def objection(self, key: bytes, hello: Hello) -> str:
+        """Why whoever sent ``hello`` over a connection with ``key`` must not be welcomed; empty when he may be."""
+        if not self.secure:
+            return ""
+        return self._allowed.objection(key, hello.role, hello.peer)
+
+    def endpoint_objection(self, endpoint: str) -> str:
+        """Why ``endpoint`` must not be bound; empty when it may be."""
+        return self._security.objection(endpoint)
+
+    def lists(self, key: bytes) -> bool:
+        """Whether a connection's key is (still) in the allow-list; without keys everybody is."""
+        return not self.secure or bool(self._allowed.name(key))
+
+    async def _authenticate(self, authenticator: Authenticator) -> None:
+        poller = zmq.asyncio.Poller()
+        poller.register(authenticator.zap_socket, zmq.POLLIN)
+        while True:
+            await poller.poll()
+            await authenticator.handle_zap_message(authenticator.zap_socket.recv_multipart(zmq.NOBLOCK))
+
+    async def _reload(self) -> None:
+        """Follow the directory: a new file admits a new peer, a removed one refuses what its owner says next."""
+        directory = self._security.directory
+        assert directory is not None
+        former: dict[bytes, str] | None = None
+        error = ""
+        while True:
+            try:
+                names = await asyncio.to_thread(read_public_keys, directory)
+            except KeyFileError as broken:
+                if str(broken) != error:
+                    log.error("allow_list_kept", error=str(broken))
+                error = str(broken)
+            else:
+                error = ""
+                if names != former:
+                    log.info(
+                        "allow_list_loaded", directory=str(directory), names=sorted(names.values())[:64], number=len(names)
+                    )
+                    self._allowed.replace(names)
+                    former = names
+            await asyncio.sleep(self._reload_s)
+
+    # --- who is refused --------------------------------------------------------------------------------------------------
+
+    def refuse(self, reason: Reason, /, **fields: object) -> None:
+        """Count a refusal, and log it unless one of its reason was logged lately."""
+        self._counters.refused(reason)
+        self._refusals.warning("connection_refused", reason, reason=reason, **fields)
+
+    async def _watch(self, spec: ChannelSpec, monitor: Any) -> None:
+        while True:
+            event = parse_monitor_message(await monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._counters.connections("accepted")
+            elif event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._counters.connections("admitted")
+            else:
+                self.refuse("handshake", channel=spec.name)
+
+    # --- who is ignored ----------------------------------------------------------------------------------------------------
+
+    def bad_message(self, spec: ChannelSpec, peer: bytes) -> None:
+        """``peer`` sent something that is no message; who does so too often is ignored for a while."""
+        if self._penalties.offend((spec.name, peer), self._clock.now()):
+            self.refuse("bad_messages", channel=spec.name, peer=peer.decode(errors="replace"), ignored_s=limits.IGNORED_S)
+
+    def ignores(self, spec: ChannelSpec, peer: bytes) -> bool:
+        """Whether what ``peer`` sends is thrown away unread now."""
+        return self._penalties.active and self._penalties.ignores((spec.name, peer), self._clock.now())
+
+
+class Penalties:
+    """Who sent how many bad messages lately: more than a burst, faster than they are forgiven, and he is ignored. Pure."""
+
+    def __init__(self) -> None:
+        self._offenders: OrderedDict[tuple[str, bytes], tuple[float, float]] = OrderedDict()
+        self._ignored: dict[tuple[str, bytes], float] = {}
+
+    @property
+    def active(self) -> bool:
+        return bool(self._ignored)
+
+    def offend(self, peer: tuple[str, bytes], now: float) -> bool:
+        """Count one; True: ``peer`` is ignored from now on for IGNORED_S."""
+        level, since = self._offenders.pop(peer, (0.0, now))
+        level = max(0.0, level - (now - since) * limits.BAD_MESSAGES_PER_S) + 1
+        if level > limits.BAD_MESSAGES_BURST:
+            self._ignored[peer] = now + limits.IGNORED_S
+            if len(self._ignored) > limits.MAX_PEERS:
+                del self._ignored[next(iter(self._ignored))]
+            return True
+        self._offenders[peer] = (level, now)
+        if len(self._offenders) > limits.MAX_PEERS:
+            self._offenders.popitem(last=False)
+        return False
+
+    def ignores(self, peer: tuple[str, bytes], now: float) -> bool:
+        until = self._ignored.get(peer)
+        if until is None:
+            return False
+        if now < until:
+            return True
+        for other in [other for other, end in self._ignored.items() if end <= now]:
+            del self._ignored[other]
+        return False

@@ -1,0 +1,277 @@
+"""ZeroMQ ends of a channel: RouterChannel binds and knows many peers, DealerChannel connects to one.
+
+Both carry protocol messages only: what cannot be decoded becomes an ``Incoming`` with an error, never an exception, so that
+one bad peer cannot end the service. Sends never block the loop: a peer whose queue is full or who is gone is reported to
+the caller, who keeps what must arrive (``protocol.delivery``) and sends it again.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any, Final
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from protocol import limits
+from protocol.channels import ChannelSpec
+from protocol.codec import Array, Frame, Received, decode, encode
+from protocol.errors import ProtocolError
+from protocol.messages import Hello, Message
+from services.runtime.net.authenticator import Gate
+from services.runtime.net.security import PLAINTEXT, KeyFileError, Security
+
+LINGER_MS: Final = 2000
+RECONNECT_PAUSE_S: Final = 1.0
+HANDSHAKES: Final = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class EndpointError(RuntimeError):
+    """An endpoint cannot be bound or connected; the text names it and the way out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incoming:
+    """What came in: a message, or the reason why it is none.
+
+    ``key`` is the public key (Z85) that the connection was admitted with; empty without keys.
+    ``message_type`` and ``seq`` of a message that could not be decoded are what it claimed.
+    """
+
+    peer: bytes
+    received: Received | None
+    error: str = ""
+    key: bytes = b""
+    num_bytes: int = 0
+    message_type: str = ""
+    seq: int | None = None
+
+
+def _configure(socket: zmq.asyncio.Socket, spec: ChannelSpec, *, received_messages: int, frame_bytes: int) -> None:
+    socket.setsockopt(zmq.SNDHWM, spec.high_water_mark)
+    socket.setsockopt(zmq.RCVHWM, received_messages)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes + limits.CURVE_OVERHEAD_BYTES)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, spec.heartbeat_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, spec.heartbeat_timeout_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, spec.heartbeat_timeout_ms)
+
+
+def _reason(error: zmq.ZMQError) -> str:
+    """libzmq's words for its error, without the endpoint that pyzmq appends to some."""
+    return str(error) if error.errno is None else str(zmq.strerror(error.errno))
+
+
+def _decode(peer: bytes, frames: Sequence[Frame], key: bytes = b"") -> Incoming:
+    num_bytes = sum(memoryview(frame).nbytes for frame in frames)
+    try:
+        return Incoming(peer=peer, received=decode(frames), key=key, num_bytes=num_bytes)
+    except ProtocolError as error:
+        return Incoming(
+            peer=peer,
+            received=None,
+            error=str(error),
+            key=key,
+            num_bytes=num_bytes,
+            message_type=error.message_type,
+            seq=error.seq,
+        )
+
+
+@singledispatch
+def at_once(socket: zmq.asyncio.Socket) -> Any:
+    """The same socket with calls that return at once, without a future."""
+    return zmq.Socket.shadow(socket)
+
+
+class RouterChannel:
+    """The binding end. A peer that comes back under the same identity takes over its former connection."""
+
+    def __init__(self, context: zmq.asyncio.Context, spec: ChannelSpec, endpoint: str, gate: Gate | None = None) -> None:
+        """Bind. ``gate`` decides who may connect, while it runs; None: everybody on this host.
+
+        Raises: EndpointError when the endpoint is malformed, in use, or open to other hosts without keys.
+        """
+        objection = PLAINTEXT.objection(endpoint) if gate is None else gate.endpoint_objection(endpoint)
+        if objection:
+            raise EndpointError(f"{spec.name} channel: {objection}")
+        self._spec = spec
+        self._gate = gate
+        self._socket = context.socket(zmq.ROUTER)
+        self._at_once = at_once(self._socket)
+        _configure(self._socket, spec, received_messages=spec.window, frame_bytes=spec.max_frame_bytes_in)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        if gate is not None:
+            gate.guard(self._socket, spec)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._socket.close(linger=0)
+            raise EndpointError(
+                f"{spec.name} channel: cannot bind {endpoint}: {_reason(error)}. Is another run using it? "
+                f"Choose another port in the configuration or stop that process"
+            ) from error
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def objection(self, incoming: Incoming, hello: Hello) -> str:
+        """Why whoever said ``hello`` must not be welcomed, and counts it; empty when he may be."""
+        if self._gate is None:
+            return ""
+        objection = self._gate.objection(incoming.key, hello)
+        if objection:
+            self._gate.refuse("impostor", channel=self._spec.name, claimed=hello.peer, role=hello.role, objection=objection)
+        return objection
+
+    def admits(self, incoming: Incoming) -> bool:
+        """Whether the key that a message came with is (still) in the allow-list."""
+        return self._gate is None or self._gate.lists(incoming.key)
+
+    async def receive(self) -> Incoming:
+        """The next message of any peer; waits for one. What an ignored peer sends is thrown away unread."""
+        while True:
+            key, peer, frames = await self._frames()
+            if self._gate is None:
+                return _decode(peer, frames)
+            if self._gate.ignores(self._spec, peer):
+                await asyncio.sleep(0)  # Others have their turn, however much comes in.
+                continue
+            incoming = _decode(peer, frames, key)
+            if incoming.received is None:
+                self._gate.bad_message(self._spec, peer)
+            return incoming
+
+    async def _frames(self) -> tuple[bytes, bytes, Sequence[Frame]]:
+        """The key of the connection (empty without keys), the peer's identity, and the message."""
+        copy = self._gate is None or not self._gate.secure
+        try:
+            # What is there already needs no future and no look at the event loop: they cost more than reading it does.
+            parts = self._at_once.recv_multipart(zmq.NOBLOCK, copy=copy)
+        except zmq.Again:
+            parts = await self._socket.recv_multipart(copy=copy)
+        identity, *frames = parts
+        if copy:
+            return b"", identity, frames
+        return str(identity.get("User-Id")).encode(), identity.bytes, [frame.buffer for frame in frames]
+
+    async def send(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None = None) -> bool:
+        """False: the peer is gone or its queue is full; nothing was sent."""
+        try:
+            await self._socket.send_multipart([peer, *encode(message, arrays)], flags=zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return False
+            raise
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class DealerChannel:
+    """The connecting end: one peer, reconnects by itself. ``identity`` is what the other end calls this process."""
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        spec: ChannelSpec,
+        endpoint: str,
+        identity: str,
+        security: Security = PLAINTEXT,
+    ) -> None:
+        """Connect. Raises: EndpointError when the endpoint is malformed, open to other hosts without keys, or its binding
+        end's public key is missing.
+        """
+        objection = security.objection(endpoint)
+        if objection:
+            raise EndpointError(f"{spec.name} channel: {objection}")
+        self._spec = spec
+        self._endpoint = endpoint
+        self._security = security
+        self._socket = context.socket(zmq.DEALER)
+        _configure(self._socket, spec, received_messages=spec.high_water_mark, frame_bytes=limits.MAX_FRAME_BYTES)
+        self._socket.setsockopt_string(zmq.IDENTITY, identity)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        # Before the first attempt: a refusal is told once, and libzmq does not try again after it.
+        self._monitor = self._socket.get_monitor_socket(HANDSHAKES)
+        try:
+            self._use_key()
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close(linger_ms=0)
+            raise EndpointError(f"{spec.name} channel: cannot connect to {endpoint!r}: {_reason(error)}") from error
+        except KeyFileError as error:
+            self.close(linger_ms=0)
+            raise EndpointError(f"{spec.name} channel: cannot connect to {endpoint!r}: {error}") from error
+
+    def _use_key(self) -> None:
+        own = self._security.own
+        if own is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, self._security.server_key(self._spec.binds))
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+
+    async def handshakes(self) -> AsyncGenerator[str, None]:
+        """How each attempt to connect ends: "" when we are admitted, otherwise why we are not, with the way out.
+
+        libzmq gives up for good when the other end refuses: it is asked to try again after a pause.
+        """
+        while True:
+            event = parse_monitor_message(await self._monitor.recv_multipart())
+            yield self._outcome(event)
+            if event["event"] in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
+                await asyncio.sleep(RECONNECT_PAUSE_S)
+                self._socket.disconnect(self._endpoint)
+                self._socket.connect(self._endpoint)
+
+    def _outcome(self, event: Mapping[str, Any]) -> str:
+        """An event of the socket's monitor in words."""
+        own, binds = self._security.own, self._spec.binds
+        if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            return ""
+        where = f"the {binds} at {self._endpoint}"
+        if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            assert own is not None
+            return (
+                f"{where} refused the key {own.name} ({own.public.decode()}): put {own.name}.public into its security.keys "
+                f"directory; only keys of {' and '.join(self._spec.connects)} may use this channel"
+            )
+        if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            if own is None:
+                return f"{where} asks for a key and this process has none: set security.keys"
+            return f"{where} uses no keys and this process does: set security.keys there as well"
+        if own is None:
+            return f"{where} breaks off the handshake: if it asks for a key, set security.keys; is it this run's {binds}?"
+        return (
+            f"{where} breaks off the handshake: is {binds}.public in {self._security.directory} its public key, and does it "
+            "use keys at all?"
+        )
+
+    async def receive(self) -> Incoming:
+        """The next message; waits for one."""
+        return _decode(b"", await self._socket.recv_multipart())
+
+    async def send(self, message: Message, arrays: Mapping[str, Array] | None = None, seq: int | None = None) -> bool:
+        """False: the queue to the peer is full (it is away or slow); nothing was sent."""
+        try:
+            await self._socket.send_multipart(encode(message, arrays, seq), flags=zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self, linger_ms: int = LINGER_MS) -> None:
+        """What was sent and is not out yet has ``linger_ms`` to leave."""
+        if not self._socket.closed:
+            self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=linger_ms)

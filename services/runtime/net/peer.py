@@ -1,0 +1,302 @@
+"""The connecting side of a channel: handshake, credit, redelivery, reconnection.
+
+A PeerClient turns a DEALER socket into a conversation that survives the other end's restart: it says Hello until it is
+welcomed, keeps every sequenced message until its acknowledgement, and sends all of them again after each new handshake.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import zmq.asyncio
+
+from protocol.channels import ChannelSpec
+from protocol.codec import Array, decode, encode, message_type
+from protocol.delivery import Outbox
+from protocol.limits import PROTOCOL_VERSION
+from protocol.messages import FOR_ONE_LIFE, SEQUENCED, Ack, AnyMessage, Goodbye, Hello, Message, Refused, Role, Welcome
+from services.runtime.clock import Clock
+from services.runtime.lifecycle import OccupiedError, ReplacedError, ServiceError
+from services.runtime.logs import OccasionalLog
+from services.runtime.net.channel import DealerChannel, Incoming
+from services.runtime.net.security import PLAINTEXT, Security
+
+log = structlog.get_logger()
+
+HELLO_INTERVAL_S: Final = 1.0
+TICK_S: Final = 0.25
+MAX_REFUSED_HANDSHAKES: Final = 5
+"""In a row: some five seconds, in which the other end may have been given our key."""
+UNKNOWN_SESSION: Final = "unknown session"
+"""How a Refused begins whose sender does not know (any more) who we are."""
+
+TURNED_AWAY_S: Final = 30.0
+"""Hello is said so long to an end that asks us to wait; then whoever started this process must decide."""
+REPLACED: Final = "was replaced by a newer one"
+"""In the reason of a fatal Refused: another process has taken our place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivered:
+    """A message for the service, with its arrays."""
+
+    message: AnyMessage
+    arrays: dict[str, Array]
+
+
+class PeerClient:
+    """One conversation with the binding end of a channel.
+
+    produces:     ``inbox``, the messages for the service; ``welcome``, the answer to the last handshake
+    waits for:    the other end; credit (``send`` of a sequenced message waits while the window is full)
+    unblocked by: Welcome; Ack
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        spec: ChannelSpec,
+        endpoint: str,
+        *,
+        role: Role,
+        peer: str,
+        session: str,
+        clock: Clock,
+        fingerprint: str = "",
+        security: Security = PLAINTEXT,
+    ) -> None:
+        """``session`` names this life of the process; ``fingerprint`` is what the run's settings must have (empty: any).
+
+        Raises: EndpointError when the endpoint is malformed or must not be used without keys.
+        """
+        # Two processes of one name may be there at once. With one identity the other end would answer whichever connected
+        # last, and the answers to the other one would be nobody's.
+        self._channel = DealerChannel(context, spec, endpoint, f"{peer}/{session}", security)
+        self._spec = spec
+        self._endpoint = endpoint
+        self._role: Role = role
+        self._peer = peer
+        self._session = session
+        self._clock = clock
+        self._fingerprint = fingerprint
+        self._outbox: Outbox[tuple[Message, Mapping[str, Array] | None]] = Outbox(spec.window, spec.resend_s)
+        self._room = asyncio.Condition()
+        self._welcomed = asyncio.Event()
+        self._last_hello = -HELLO_INTERVAL_S
+        self._last_heard = clock.now()
+        self._turned_away_at: float | None = None
+        self._turned_away_s = 0.0
+        self._warnings = OccasionalLog(log, clock)
+        self.inbox: asyncio.Queue[Delivered] = asyncio.Queue(maxsize=spec.high_water_mark)
+        self.welcome: Welcome | None = None
+        self.num_handshakes = 0
+        """Each has put its Welcome into the inbox."""
+        self.refused = ""
+        """Why the other end does not admit us, with the way out; empty while it does, or has not said so."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where the other end is."""
+        return self._endpoint
+
+    @property
+    def num_unacknowledged(self) -> int:
+        return self._outbox.num_unacked
+
+    @property
+    def num_acknowledged(self) -> int:
+        """Sequenced messages, from the first on, that the other end has acknowledged."""
+        return self._outbox.first_seq
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since anything was heard from the other end."""
+        return self._clock.now() - self._last_heard
+
+    @property
+    def connected(self) -> bool:
+        return self._welcomed.is_set()
+
+    async def run(self) -> None:
+        """Keep the conversation going until cancelled, and say Goodbye. Raises: ServiceError when the other end refuses us
+        for good.
+
+        ReplacedError, which is one, says that another process has taken our place, OccupiedError that another one has kept
+        it for TURNED_AWAY_S.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._receive(), name=f"{self._spec.name}-receive")
+                tasks.create_task(self._tick(), name=f"{self._spec.name}-tick")
+                tasks.create_task(self._watch_handshakes(), name=f"{self._spec.name}-handshakes")
+        except asyncio.CancelledError:
+            if self._welcomed.is_set():
+                await self._channel.send(Goodbye())
+            raise
+        finally:
+            self._channel.close()
+
+    @asynccontextmanager
+    async def running(self, name: str) -> AsyncIterator["PeerClient"]:
+        """Itself, in conversation as a task ``name`` while inside, and closed afterwards."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                conversation = tasks.create_task(self.run(), name=name)
+                try:
+                    yield self
+                finally:
+                    conversation.cancel()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """For a client whose ``run`` may never have begun: a task that is cancelled before its first step never gets to its
+        clean-up, and libzmq's thread waits for ever to tell an abandoned monitor of a handshake. A second call does nothing.
+        """
+        self._channel.close()
+
+    async def connected_welcome(self) -> Welcome:
+        """The other end's Welcome; waits for the handshake."""
+        await self._welcomed.wait()
+        assert self.welcome is not None
+        return self.welcome
+
+    async def send(self, message: Message, arrays: Mapping[str, Array] | None = None) -> None:
+        """Send. A sequenced message waits for credit and is kept until acknowledged; any other may be lost.
+
+        Raises: ProtocolError for a message that no receiver would take: kept, it would be in the way for ever.
+        """
+        if not isinstance(message, SEQUENCED):
+            if self._welcomed.is_set():
+                await self._channel.send(message, arrays)
+            return
+        decode(encode(message, arrays, 0))
+        async with self._room:
+            await self._room.wait_for(lambda: self._outbox.has_room)
+            seq = self._outbox.push((message, arrays), self._clock.now())
+        if self._welcomed.is_set():
+            await self._channel.send(message, arrays, seq)
+
+    async def flushed(self) -> None:
+        """Wait until everything sequenced is acknowledged."""
+        async with self._room:
+            await self._room.wait_for(lambda: not self._outbox.num_unacked)
+
+    async def _receive(self) -> None:
+        while True:
+            incoming = await self._channel.receive()
+            self._last_heard = self._clock.now()
+            await self._handle(incoming)
+
+    async def _watch_handshakes(self) -> None:
+        """A refused handshake is silent on our side of the socket: say it, and give up when it lasts."""
+        refusals = 0
+        async with aclosing(self._channel.handshakes()) as handshakes:
+            async for reason in handshakes:
+                refusals = refusals + 1 if reason else 0
+                if reason and reason != self.refused:
+                    log.warning("handshake_refused", channel=self._spec.name, reason=reason)
+                self.refused = reason
+                if refusals >= MAX_REFUSED_HANDSHAKES:
+                    raise ServiceError(f"{self._spec.name} channel: {reason}")
+
+    async def _handle(self, incoming: Incoming) -> None:
+        if incoming.received is None:
+            log.warning("message_ignored", channel=self._spec.name, error=incoming.error)
+            return
+        message = incoming.received.message
+        if isinstance(message, FOR_ONE_LIFE) and message.session not in ("", self._session):
+            # Its acknowledgements are not ours. An identity has its session in it, so whoever says this mixes them up.
+            fields = {"type": message_type(message), "session": message.session}
+            self._warnings.warning("message_for_another_session", "session", channel=self._spec.name, **fields)
+        elif isinstance(message, Welcome):
+            await self._on_welcome(message)
+        elif isinstance(message, Ack):
+            async with self._room:
+                if self._outbox.acknowledge(message.next_seq, self._clock.now()):
+                    self._room.notify_all()
+        elif isinstance(message, Refused):
+            await self._on_refused(message)
+        else:
+            await self.inbox.put(Delivered(message=message, arrays=incoming.received.arrays))
+
+    async def _on_welcome(self, welcome: Welcome) -> None:
+        if self._fingerprint and welcome.fingerprint and welcome.fingerprint != self._fingerprint:
+            raise ServiceError(
+                f"{self._spec.name} channel: {self._endpoint} runs other settings (fingerprint {welcome.fingerprint}, here "
+                f"{self._fingerprint}): run.seed, the model directory's name, [environment], [sampling] and [batch] must be "
+                "the same in every process of a run"
+            )
+        first = not self._welcomed.is_set()
+        if first:
+            log.info("connected", channel=self._spec.name, endpoint=self._endpoint, run_id=welcome.run_id)
+        self.welcome = welcome
+        self.refused, self._turned_away_at, self._turned_away_s = "", None, 0.0
+        self._welcomed.set()
+        if first:
+            self.num_handshakes += 1
+            await self._send_again(self._outbox.reconnected(self._clock.now()))
+            # One handshake: the other Hellos that were said while nobody answered would have the service ask for all again.
+            await self.inbox.put(Delivered(message=welcome, arrays={}))
+
+    async def _on_refused(self, refused: Refused) -> None:
+        if refused.fatal:
+            failure = ReplacedError if REPLACED in refused.reason else ServiceError
+            raise failure(f"{self._spec.name} channel: {self._endpoint} refused this process: {refused.reason}")
+        if refused.reason.startswith(UNKNOWN_SESSION):
+            if self._welcomed.is_set():
+                log.info("handshake_again", channel=self._spec.name, reason=refused.reason)
+            self._welcomed.clear()
+            await self._say_hello()
+            return
+        if refused.message_type == "hello":
+            self._on_turned_away(refused.reason)
+            return
+        log.warning("message_refused", channel=self._spec.name, type=refused.message_type, reason=refused.reason)
+        await self.inbox.put(Delivered(message=refused, arrays={}))
+
+    def _on_turned_away(self, reason: str) -> None:
+        """Not now: Hello is said again."""
+        now = self._clock.now()
+        self.refused = reason
+        self._warnings.warning("hello_refused", self._spec.name, channel=self._spec.name, reason=reason)
+        if self._turned_away_at is not None:
+            # Of a long gap only so much counts: a machine that stood still has asked nobody meanwhile.
+            self._turned_away_s += min(now - self._turned_away_at, 2 * HELLO_INTERVAL_S)
+        self._turned_away_at = now
+        if self._turned_away_s >= TURNED_AWAY_S:
+            waited = f"refused this process for {self._turned_away_s:.0f} s"
+            raise OccupiedError(f"{self._spec.name} channel: {self._endpoint} {waited}: {reason}")
+
+    async def _tick(self) -> None:
+        while True:
+            now = self._clock.now()
+            if not self._welcomed.is_set():
+                if now - self._last_hello >= HELLO_INTERVAL_S:
+                    await self._say_hello()
+            else:
+                await self._send_again(self._outbox.due(now))
+            await asyncio.sleep(TICK_S)
+
+    async def _say_hello(self) -> None:
+        self._last_hello = self._clock.now()
+        await self._channel.send(
+            Hello(
+                protocol_version=PROTOCOL_VERSION,
+                role=self._role,
+                peer=self._peer,
+                session=self._session,
+                first_seq=self._outbox.first_seq,
+                fingerprint=self._fingerprint,
+            )
+        )
+
+    async def _send_again(self, pending: object) -> None:
+        assert isinstance(pending, tuple)
+        for seq, (message, arrays) in pending:
+            if not await self._channel.send(message, arrays, seq):
+                log.debug("resend_waits", channel=self._spec.name, type=message_type(message))
+                return

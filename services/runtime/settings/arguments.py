@@ -1,0 +1,61 @@
+"""The command line that every process shares: a configuration file and overrides."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.runtime.settings.configuration import load_settings
+from services.runtime.settings.sections import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessArguments:
+    """What a process was started with. ``forwarded`` starts another one with the same configuration."""
+
+    settings: Settings
+    name: str
+    forwarded: tuple[str, ...]
+
+
+def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
+    """CONFIG and --set."""
+    parser.add_argument("config", type=Path, help="the run's TOML file; examples are in examples/")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="override one setting, such as --set batch.max_lag=0; can be given often",
+    )
+
+
+def parse_process_arguments(
+    prog: str,
+    description: str,
+    default_name: str,
+    argv: Sequence[str] | None = None,
+    *,
+    shorthands: Mapping[str, tuple[str, str]] = {},
+) -> ProcessArguments:
+    """Parse the command line of one process. Raises: ConfigurationError; SystemExit for --help and unknown arguments.
+
+    ``shorthands``: options that stand for one override each, with their help.
+    """
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    add_configuration_arguments(parser)
+    for option, (override, text) in shorthands.items():
+        parser.add_argument(
+            option, dest="overrides", action="append_const", const=override, help=f"{text}; the same as --set {override}"
+        )
+    parser.add_argument("--name", default=default_name, help="this process's name among its peers (default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    forwarded = [str(arguments.config)]
+    for override in arguments.overrides:
+        forwarded += ["--set", override]
+    return ProcessArguments(
+        settings=load_settings(arguments.config, arguments.overrides),
+        name=arguments.name,
+        forwarded=(*forwarded, "--name", arguments.name),
+    )

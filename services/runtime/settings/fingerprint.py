@@ -1,0 +1,23 @@
+"""A digest of what all processes of one run must agree on."""
+
+import hashlib
+import json
+
+from services.runtime.settings.sections import Settings
+
+
+def run_fingerprint(settings: Settings) -> str:
+    """Digest over tasks, sampling, batches, seed and the model's directory name; 32 hexadecimal characters.
+
+    Left out is what processes may see differently (paths, ports) or what may change when a run is continued (how many
+    batches, evaluation, objective, learning rate).
+    """
+    agreed = {
+        "seed": settings.run.seed,
+        "model": settings.model.path.name,
+        "environment": settings.environment.model_dump(mode="json"),
+        "sampling": settings.sampling.model_dump(mode="json"),
+        "batch": settings.batch.model_dump(mode="json"),
+    }
+    canonical = json.dumps(agreed, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()

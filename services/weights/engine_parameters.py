@@ -1,0 +1,112 @@
+"""An engine's parameters put together from a checkpoint's tensors, without torch.
+
+SGLang's /weights_checker hashes each parameter as it lies in memory, where it has merged what a checkpoint
+keeps apart (one rank, Qwen3 and Qwen3-MoE). All merges are along the first dimension, so they are concatenations of bytes:
+
+    self_attn.qkv_proj.weight        q_proj, k_proj, v_proj
+    mlp.gate_up_proj.weight          gate_proj, up_proj
+    mlp.experts.w13_weight           of each expert in turn gate_proj, up_proj
+    mlp.experts.w2_weight            of each expert in turn down_proj
+    embed_tokens, lm_head            padded with zero rows to a multiple of 64
+    everything else                  as it is, under its own name
+
+The hash is in services.weights.checksums.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.messages import TensorInfo
+from services.weights.checksums import Checksum
+
+EMBEDDING: Final = "model.embed_tokens.weight"
+HEAD: Final = "lm_head.weight"
+
+_VOCAB_ROWS: Final = 64
+"""SGLang pads embedding and output layer to a multiple of so many rows."""
+_ATTENTION: Final = re.compile(r"(?P<prefix>.*\.self_attn)\.(?P<part>[qkv])_proj\.(?P<kind>weight|bias)")
+_EXPERT: Final = re.compile(r"(?P<prefix>.*\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
+_MLP: Final = re.compile(r"(?P<prefix>.*\.mlp)\.(?P<part>gate|up)_proj\.(?P<kind>weight|bias)")
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """An engine parameter put together from sent tensors; `parts` holds their bytes in order of their place in it."""
+
+    name: str
+    tensors: list[str]
+    parts: list[Buffer]
+    complete: bool
+
+
+def merge(tensors: Iterable[tuple[TensorInfo, Buffer]]) -> dict[str, Parameter]:
+    """The engine's parameters, by name, that checkpoint tensors make up. Raises: ValueError for a tensor sent twice."""
+    places: dict[str, dict[tuple[int, ...], tuple[TensorInfo, Buffer]]] = {}
+    for info, data in tensors:
+        name, place = _place(info.name)
+        parts = places.setdefault(name, {})
+        if place in parts:
+            raise ValueError(f"tensor {info.name} was sent twice")
+        parts[place] = (info, data)
+    return {name: _parameter(name, parts) for name, parts in places.items()}
+
+
+def _place(name: str) -> tuple[str, tuple[int, ...]]:
+    """The engine's parameter that a checkpoint tensor is part of, and its place in it."""
+    if match := _ATTENTION.fullmatch(name):
+        return f"{match['prefix']}.qkv_proj.{match['kind']}", ("qkv".index(match["part"]),)
+    if match := _EXPERT.fullmatch(name):
+        expert = int(match["expert"])
+        if match["part"] == "down":
+            return f"{match['prefix']}.w2_weight", (expert, 0)
+        return f"{match['prefix']}.w13_weight", (expert, ("gate", "up").index(match["part"]))
+    if match := _MLP.fullmatch(name):
+        return f"{match['prefix']}.gate_up_proj.{match['kind']}", (("gate", "up").index(match["part"]),)
+    return name, (0,)
+
+
+def _parameter(name: str, places: Mapping[tuple[int, ...], tuple[TensorInfo, Buffer]]) -> Parameter:
+    ordered = [places[place] for place in sorted(places)]
+    parts = [data for _, data in ordered]
+    if name in (EMBEDDING, HEAD):
+        parts.append(_vocab_padding(ordered[0][0]))
+    return Parameter(
+        name=name,
+        tensors=[info.name for info, _ in ordered],
+        parts=parts,
+        complete=set(places) == _expected_places(name, places),
+    )
+
+
+def _expected_places(name: str, places: Iterable[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    experts = range(max(place[0] for place in places) + 1)
+    if name.endswith(".w13_weight"):
+        return {(expert, part) for expert in experts for part in range(2)}
+    if name.endswith(".w2_weight"):
+        return {(expert, 0) for expert in experts}
+    if ".qkv_proj." in name:
+        return {(0,), (1,), (2,)}
+    if ".gate_up_proj." in name:
+        return {(0,), (1,)}
+    return {(0,)}
+
+
+def _vocab_padding(info: TensorInfo) -> bytes:
+    if not info.shape or not info.shape[0]:
+        return b""
+    return bytes(-info.shape[0] % _VOCAB_ROWS * (info.num_bytes // info.shape[0]))
+
+
+def checksums_of(parameters: Mapping[str, Parameter], checksum: Checksum) -> dict[str, str]:
+    """The checksum of each complete parameter; `checksum` is the hash of the engine's device."""
+    complete = [parameter for parameter in parameters.values() if parameter.complete]
+    # Both hashes release the interpreter lock; numpy's does 80 MiB/s on one core, so a large model needs them all.
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        digests = list(pool.map(lambda parameter: checksum(parameter.parts), complete))
+    return {parameter.name: digest for parameter, digest in zip(complete, digests, strict=True)}

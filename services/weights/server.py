@@ -1,0 +1,172 @@
+"""Serves versions in chunks to whoever asks: the learner's end of the weight channel, and a rollout's for other rollouts."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import structlog
+
+from protocol.channels import ChannelSpec
+from protocol.codec import message_type
+from protocol.limits import MAX_PEERS, MAX_REASON_CHARS, PROTOCOL_VERSION
+from protocol.messages import (
+    Goodbye,
+    Hello,
+    Loaded,
+    Manifest,
+    ManifestRequest,
+    Message,
+    Refused,
+    WeightChunk,
+    WeightGone,
+    WeightRequest,
+    Welcome,
+)
+from services.runtime.net.channel import Incoming, RouterChannel
+from services.runtime.net.peer import UNKNOWN_SESSION
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Bytes that are fetched in chunks. ``data``: uint8 [manifest.num_bytes]; nobody writes to it while it is served."""
+
+    manifest: Manifest
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+
+    @property
+    def policy_version(self) -> int:
+        return self.manifest.policy_version
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-self.manifest.num_bytes // self.manifest.chunk_bytes)
+
+    def chunk(self, index: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Bytes of chunk ``index``: uint8 [chunk_bytes], the last one shorter."""
+        size = self.manifest.chunk_bytes
+        return self.data[index * size : (index + 1) * size]
+
+
+class ChunkServer(ABC):
+    """Answers requests for weights; what is there to be had is up to the subclass.
+
+    produces:     Manifest, WeightChunk, WeightGone
+    waits for:    requests: each names the chunks it wants, which is the credit of its sender
+    unblocked by: the next request; a chunk that finds the peer's queue full is asked for again
+    """
+
+    def __init__(
+        self, channel: RouterChannel, spec: ChannelSpec, *, refused: Callable[[], None], sent: Callable[[int], None]
+    ) -> None:
+        """``refused`` counts messages that are not accepted, ``sent`` the bytes of weights."""
+        self._channel = channel
+        self._spec = spec
+        self._refused = refused
+        self._sent = sent
+        # By identity and key: an identity is what its sender says, a key is what it proved.
+        self._peers: set[tuple[bytes, bytes]] = set()
+
+    @property
+    def endpoint(self) -> str:
+        """Where it is bound."""
+        return self._channel.endpoint
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        try:
+            while True:
+                incoming = await self._channel.receive()
+                await self._handle(incoming)
+        finally:
+            self._channel.close()
+
+    def close(self) -> None:
+        """For a server whose ``run`` may never have begun. A second call does nothing."""
+        self._channel.close()
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def newest_version(self) -> int:
+        """The newest version that can be had; 0: none."""
+
+    @abstractmethod
+    def manifest_for(self, incoming: Incoming, request: ManifestRequest) -> Manifest | None:
+        """What the sender should fetch next; None: nothing is held."""
+
+    @abstractmethod
+    def parts(self, incoming: Incoming, request: WeightRequest) -> Parts | None:
+        """The version or delta of which chunks are asked for; None: it is not held (any more)."""
+
+    @abstractmethod
+    def on_loaded(self, incoming: Incoming, loaded: Loaded) -> None:
+        """The sender's engine serves a version, or does not."""
+
+    def takes(self, incoming: Incoming, message: Message) -> bool:
+        """Whether the subclass deals with a message that is not about chunks; nothing is awaited."""
+        return False
+
+    # --- what is said --------------------------------------------------------------------------------------------------
+
+    async def _handle(self, incoming: Incoming) -> None:
+        peer = incoming.peer
+        if incoming.received is None:
+            self._refused()
+            log.warning("message_refused", channel=self._spec.name, peer=peer.decode(errors="replace"), error=incoming.error)
+            await self._channel.send(peer, Refused(reason=incoming.error[:MAX_REASON_CHARS]))
+            return
+        message = incoming.received.message
+        if isinstance(message, Hello):
+            await self._channel.send(peer, self._greet(incoming, message))
+        elif (peer, incoming.key) not in self._peers or not self._channel.admits(incoming):
+            reason = f"{UNKNOWN_SESSION}: say hello"
+            await self._channel.send(peer, Refused(reason=reason, message_type=message_type(message)))
+        elif isinstance(message, ManifestRequest):
+            manifest = self.manifest_for(incoming, message)
+            await self._channel.send(peer, manifest or WeightGone(policy_version=0, newest_version=0))
+        elif isinstance(message, WeightRequest):
+            await self._send_chunks(incoming, message)
+        elif isinstance(message, Goodbye):
+            self._peers.discard((peer, incoming.key))
+        elif isinstance(message, Loaded):
+            self.on_loaded(incoming, message)
+        elif not self.takes(incoming, message):
+            reason = f"{message_type(message)} does not belong on the {self._spec.name} channel"
+            await self._channel.send(peer, Refused(reason=reason, message_type=message_type(message)))
+
+    def _greet(self, incoming: Incoming, hello: Hello) -> Message:
+        objection = self._channel.objection(incoming, hello)
+        if not objection and hello.role not in self._spec.connects:
+            objection = f"a {hello.role} does not belong on the {self._spec.name} channel: check the endpoint"
+        if objection:
+            self._refused()
+            return Refused(reason=f"hello: {objection}", message_type="hello", fatal=True)
+        if hello.protocol_version != PROTOCOL_VERSION:
+            return Refused(
+                reason=f"protocol version {hello.protocol_version} of {hello.peer} does not match {PROTOCOL_VERSION} of the "
+                f"{self._spec.binds}: run the same release everywhere",
+                fatal=True,
+            )
+        if len(self._peers) >= MAX_PEERS:
+            self._peers.clear()  # They say hello again when they next ask: bounded without a clock.
+        self._peers.add((incoming.peer, incoming.key))
+        return Welcome(protocol_version=PROTOCOL_VERSION, run_id="weights", policy_version=self.newest_version)
+
+    async def _send_chunks(self, incoming: Incoming, request: WeightRequest) -> None:
+        parts = self.parts(incoming, request)
+        if parts is None:
+            gone = WeightGone(policy_version=request.policy_version, newest_version=self.newest_version)
+            await self._channel.send(incoming.peer, gone)
+            return
+        last = min(request.first_chunk + request.num_chunks, parts.num_chunks)
+        for index in range(request.first_chunk, last):
+            data = parts.chunk(index)
+            chunk = WeightChunk(policy_version=request.policy_version, base_version=request.base_version, chunk=index)
+            if not await self._channel.send(incoming.peer, chunk, {"data": data}):
+                return
+            self._sent(data.nbytes)

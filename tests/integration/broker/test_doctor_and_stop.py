@@ -1,0 +1,78 @@
+"""`gspo doctor` and `gspo stop` against a real broker, as a person calls them."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.integration.run.test_command import gspo
+from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
+from tests.support.broker.process import broker_process
+from tests.support.wire.zmq_ends import in_background, zmq_context
+
+ALONE = {"rollout": {"num_servers": 0, "metrics_port": 0}, "learner": {"metrics_port": 0}}
+
+
+async def command(*words: str) -> tuple[int, str]:
+    done = await asyncio.to_thread(gspo, *words)
+    assert "Traceback" not in done.stderr
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+async def test_the_doctor_tells_who_is_missing_and_then_that_the_broker_is_gone(tmp_path: Path) -> None:
+    async with broker_process(tmp_path, **ALONE) as broker:
+        status, said = await command("doctor", str(broker.run_directory))
+        assert status == 1
+        assert "no learner is connected" in said
+        assert "no rollout is connected" in said
+        assert "batch 0 of 4 waits for the learner to publish its first weights" in said
+        # Asked by its configuration file, which is of another run: not ours to tell about.
+        status, said = await command("doctor", str(broker.config), "--set", "run.seed=7")
+        assert status == 1
+        assert "the broker turns this command away" in said
+        assert "this broker's run has other settings" in said
+    status, said = await command("doctor", str(broker.run_directory))
+    assert status == 1
+    assert "the broker is not running. 0 of 4 batches are trained" in said
+
+
+async def test_a_run_that_is_told_to_stop_ends_with_the_batch_under_way(tmp_path: Path) -> None:
+    async with broker_process(tmp_path, run={"num_batches": 1000}, **ALONE) as broker, zmq_context() as context:
+        rollout = ScriptedRollout(context, broker.work_endpoint, "rollout-0", "a")
+        learner = ScriptedLearner(context, broker.batch_endpoint, "a")
+        async with in_background(rollout.run()):
+            async with asyncio.TaskGroup() as tasks:
+                training = tasks.create_task(learner.run())
+                await broker.logged("batch_trained", 3)
+                status, said = await command("stop", str(broker.run_directory), "--reason", "enough for today")
+                assert status == 0, said
+                assert "enough for today" in said or "the run has ended" in said
+                async with asyncio.timeout(60):
+                    await training
+        assert 3 <= broker.count("batch_trained") < 1000
+        status, said = await command("doctor", str(broker.run_directory))
+        assert status == 0, said
+        assert "the run has ended after" in said
+        assert "enough for today" in said
+
+
+@pytest.mark.parametrize("listening", [False, True])
+async def test_without_a_broker_stop_says_so(listening: bool, tmp_path: Path) -> None:
+    async with broker_process(tmp_path, **ALONE) as broker:
+        pass
+    with socket.socket() as somebody:
+        if listening:
+            somebody.bind(("127.0.0.1", int(broker.batch_endpoint.rpartition(":")[2])))
+            somebody.listen()
+        status, said = await command("stop", str(broker.run_directory))
+    assert status == 1
+    assert f"{broker.batch_endpoint}: no answer within 15 s" in said
+    assert "gspo doctor" in said
+
+
+async def test_a_directory_without_settings_is_no_run(tmp_path: Path) -> None:
+    for name in ("doctor", "stop"):
+        status, said = await command(name, str(tmp_path))
+        assert status == 2
+        assert "settings.json: not there" in said

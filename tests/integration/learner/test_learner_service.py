@@ -1,0 +1,280 @@
+"""The training loop between a scripted broker and an engine that is a table of logits."""
+
+import asyncio
+import contextlib
+import math
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+
+from protocol.channels import BATCH
+from protocol.messages import (
+    Batch,
+    BatchItem,
+    BatchRequest,
+    Checkpointed,
+    Message,
+    Published,
+    Resume,
+    Segment,
+    Trained,
+    VersionRun,
+)
+from services.learner.broker.client import Link
+from services.learner.checkpoints.format import reserve_version, reserved_version
+from services.learner.metrics import LearnerMetrics
+from services.learner.service import LearnerService
+from services.runtime.clock import MonotonicClock
+from services.runtime.settings.sections import BatchSection, Broker, Learner, ObjectiveSection, Run, Settings
+from services.runtime.telemetry import Health
+from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, in_background, zmq_context
+
+PLAIN = ObjectiveSection()
+REPORTS = (Published, Checkpointed, Trained, Resume, BatchRequest)
+
+
+class ServingBigram(BigramEngine):
+    """With the two more things that the service needs of an engine."""
+
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor:
+        return tensor.clone()
+
+    def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "table", self.table.detach()
+
+
+def a_batch(index: int, policy_version: int) -> tuple[Batch, dict[str, np.ndarray]]:
+    """Four groups of two, one member of each rewarded."""
+    items, tokens = [], []
+    random = np.random.default_rng(index)
+    for group in range(4):
+        for member in range(2):
+            tokens.append(random.integers(0, 16, 6))
+            segments = [Segment("observation", 0, 2), Segment("action", 0, 4)]
+            runs = [VersionRun(-1, 2), VersionRun(policy_version, 4)]
+            items.append(
+                BatchItem(8 * index + 2 * group + member, 4 * index + group, 6, segments, runs, [float(member)], "done")
+            )
+    arrays = {
+        "token_ids": np.concatenate(tokens).astype(np.int32),
+        "logprobs": np.full(48, -2.7, dtype=np.float32),
+    }
+    return Batch(index=index, policy_version=policy_version, temperature=1.0, items=items), arrays
+
+
+class Training:
+    """A LearnerService in a thread, and the broker's end of its link."""
+
+    def __init__(self, end: ScriptedEnd, directory: Path, objective: ObjectiveSection) -> None:
+        settings = Settings(
+            run=Run(directory=directory),
+            objective=objective,
+            batch=BatchSection(group_size=2, groups_per_batch=4, mini_batches=2),
+            broker=Broker(batch_endpoint=end.endpoint),
+            learner=Learner(weights_endpoint=ANY_PORT, checkpoint_every_batches=2),
+        )
+        clock, self.registry = MonotonicClock(), CollectorRegistry()
+        metrics, self.health = LearnerMetrics(self.registry), Health(clock, 60.0)
+        self.stop = threading.Event()
+        self.engine = ServingBigram()
+        self.end = end
+        self._link = Link(settings, session="s", clock=clock, health=self.health, metrics=metrics)
+        self._parts = (settings, clock, metrics)
+        self._asked: BatchRequest | None = None
+
+    def run(self) -> None:
+        settings, clock, metrics = self._parts
+        with self._link as link:
+            LearnerService(
+                settings,
+                self.engine,  # type: ignore[arg-type]
+                link,
+                clock=clock,
+                health=self.health,
+                metrics=metrics,
+                stop=self.stop,
+            ).run()
+
+    async def take(self, kind: type[Message]) -> Message:
+        """The next report, which must be of this kind; acknowledged. Requests, which are repeated and may come while a
+        version is still being announced, are kept until they are asked for."""
+        if kind is BatchRequest and self._asked is not None:
+            asked, self._asked = self._asked, None
+            return asked
+        while True:
+            received = await self.end.receive()
+            if received.seq is not None:
+                await self.end.acknowledge(received)
+            if isinstance(received.message, BatchRequest) and kind is not BatchRequest:
+                self._asked = received.message
+            elif isinstance(received.message, REPORTS):
+                assert isinstance(received.message, kind), received.message
+                return received.message
+
+    async def acknowledge_all(self) -> None:
+        while True:
+            received = await self.end.receive()
+            if received.seq is not None:
+                await self.end.acknowledge(received)
+
+    async def train(self, index: int, policy_version: int) -> None:
+        """Answer the request for a batch."""
+        while await self.take(BatchRequest) != BatchRequest(index=index, policy_version=policy_version):
+            pass
+        await self.end.reply(*a_batch(index, policy_version))
+
+
+@contextlib.asynccontextmanager
+async def training(directory: Path, broker_version: int, objective: ObjectiveSection = PLAIN) -> AsyncIterator[Training]:
+    """Runs until the block ends, then is stopped and must end by itself."""
+    async with zmq_context() as context:
+        learner = Training(ScriptedEnd(context, BATCH), directory, objective)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(asyncio.to_thread(learner.run))
+            try:
+                await learner.end.welcome(policy_version=broker_version)
+                yield learner
+            finally:
+                learner.stop.set()
+            async with in_background(learner.acknowledge_all()):
+                await running
+
+
+async def test_batches_become_versions_reports_and_checkpoints_in_order(tmp_path: Path) -> None:
+    async with training(tmp_path, broker_version=0) as learner:
+        assert await learner.take(Resume) == Resume(next_batch=0)
+        first = await learner.take(Published)
+        assert isinstance(first, Published)
+        assert (first.policy_version, first.trained_batches) == (1, 0)
+        before = learner.engine.table.detach().clone()
+
+        await learner.train(0, 1)
+        published = await learner.take(Published)
+        assert isinstance(published, Published)
+        assert (published.policy_version, published.trained_batches) == (2, 1)
+        assert not torch.equal(before, learner.engine.table.detach())
+        trained = await learner.take(Trained)
+        assert isinstance(trained, Trained)
+        assert (trained.index, trained.policy_version) == (0, 2)
+        assert trained.metrics["optimizer_steps"] == 2
+        assert len(learner.engine.gradients) == 2
+
+        await learner.train(1, 2)
+        assert (await learner.take(Published)).policy_version == 3  # type: ignore[attr-defined]
+        assert (await learner.take(Trained)).index == 1  # type: ignore[attr-defined]
+        assert await learner.take(Checkpointed) == Checkpointed(next_batch=2, policy_version=3)
+        await learner.take(BatchRequest)
+        assert learner.health.ready()[0]
+    assert learner.registry.get_sample_value("gspo_learner_batches_total") == 2
+    assert learner.registry.get_sample_value("gspo_learner_tokens_total") == 96
+
+
+async def test_a_stop_saves_what_was_trained_and_tells_the_broker_before_it_leaves(tmp_path: Path) -> None:
+    async with training(tmp_path, broker_version=0) as learner:
+        await learner.take(Resume)
+        await learner.take(Published)
+        await learner.train(0, 1)
+        await learner.take(Published)
+        await learner.take(Trained)
+        learner.stop.set()
+        assert await learner.take(Checkpointed) == Checkpointed(next_batch=1, policy_version=2)
+        table = learner.engine.table.detach().clone()
+
+    async with training(tmp_path, broker_version=2) as again:
+        assert await again.take(Resume) == Resume(next_batch=1)
+        published = await again.take(Published)
+        assert isinstance(published, Published)
+        assert (published.policy_version, published.trained_batches) == (3, 1)
+        assert torch.equal(again.engine.table.detach(), table)
+        assert await again.take(BatchRequest) == BatchRequest(index=1, policy_version=3)
+
+
+async def test_the_scale_of_an_adaptive_clip_goes_on_after_a_restart(tmp_path: Path) -> None:
+    objective = ObjectiveSection(adaptive_clip_target=0.01, anchor="behaviour")
+
+    async def scale_of_batch(learner: Training, index: int, version: int) -> float | None:
+        await learner.train(index, version)
+        await learner.take(Published)
+        trained = await learner.take(Trained)
+        assert isinstance(trained, Trained)
+        return trained.metrics["clip_scale"]
+
+    async with training(tmp_path, 0, objective) as learner:
+        await learner.take(Resume)
+        await learner.take(Published)
+        assert await scale_of_batch(learner, 0, 1) == 1.0
+        learner.stop.set()
+        await learner.take(Checkpointed)
+    async with training(tmp_path, 2, objective) as again:
+        await again.take(Resume)
+        await again.take(Published)
+        # More than twice the target was clipped, so that it took a full step.
+        assert await scale_of_batch(again, 1, 3) == pytest.approx(math.exp(0.2))
+    gauge = again.registry.get_sample_value("gspo_learner_diagnostic", {"name": "clip_scale", "bucket": ""})
+    assert gauge == pytest.approx(math.exp(0.2))
+
+
+async def test_a_run_without_an_adaptive_clip_resumes_from_one_with_it_and_the_other_way_round(tmp_path: Path) -> None:
+    for version, objective in enumerate((PLAIN, ObjectiveSection(adaptive_clip_target=0.1), PLAIN)):
+        async with training(tmp_path, version, objective) as learner:
+            await learner.take(Resume)
+            await learner.take(Published)
+            learner.stop.set()
+
+
+async def test_versions_go_on_behind_the_checkpoint_when_the_broker_has_forgotten_them(tmp_path: Path) -> None:
+    async with training(tmp_path, broker_version=40) as learner:
+        await learner.take(Resume)
+        assert (await learner.take(Published)).policy_version == 41  # type: ignore[attr-defined]
+        await learner.take(BatchRequest)
+        learner.stop.set()
+        assert await learner.take(Checkpointed) == Checkpointed(next_batch=0, policy_version=41)
+    async with training(tmp_path, broker_version=0) as again:
+        await again.take(Resume)
+        assert (await again.take(Published)).policy_version == 42  # type: ignore[attr-defined]
+
+
+async def test_a_version_that_only_an_engine_has_seen_is_not_given_to_other_weights(tmp_path: Path) -> None:
+    """The learner is killed after an engine has fetched version 7 and before the broker has committed it."""
+    reserve_version(tmp_path / "checkpoints", 7)
+    async with training(tmp_path, broker_version=6) as learner:
+        await learner.take(Resume)
+        assert (await learner.take(Published)).policy_version == 8  # type: ignore[attr-defined]
+        assert reserved_version(tmp_path / "checkpoints") == 8
+        await learner.take(BatchRequest)
+
+
+async def test_the_time_spent_waiting_is_counted_once(tmp_path: Path) -> None:
+    begin = asyncio.get_running_loop().time()
+    async with training(tmp_path, broker_version=0) as learner:
+        await learner.take(Resume)
+        await learner.take(Published)
+        for _ in range(3):  # the request is repeated every two seconds
+            await learner.take(BatchRequest)
+        learner.stop.set()
+        await learner.take(Checkpointed)
+    waited = learner.registry.get_sample_value("gspo_learner_wait_seconds_total")
+    assert waited is not None
+    assert 3.9 < waited <= asyncio.get_running_loop().time() - begin
+
+
+async def test_a_batch_keeps_the_version_that_it_was_assembled_for(tmp_path: Path) -> None:
+    """Delivered again to a later life of the learner, its lag is what it was."""
+    async with training(tmp_path, broker_version=9) as learner:
+        await learner.take(Resume)
+        await learner.take(Published)
+        await learner.take(BatchRequest)
+        batch, arrays = a_batch(0, 4)
+        await learner.end.reply(msgspec.structs.replace(batch, policy_version=5), arrays)
+        await learner.take(Published)
+        trained = await learner.take(Trained)
+        assert isinstance(trained, Trained)
+        assert trained.policy_version == 11
+        assert trained.metrics["lag/all"] == 1.0

@@ -1,0 +1,189 @@
+"""Expert parallelism, and checkpoints that go on in another layout: two ranks and one. `tests/ranks` has four."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from safetensors.torch import load_file
+
+from services.rollout.sglang.client import Engine
+from tests.integration.conftest import SglangServer
+from tests.integration.rollout.test_logprob_agreement import TOLERANCE as SERVED_TOLERANCE
+from tests.integration.rollout.test_logprob_agreement import load
+from tests.support.learner.parallel_jobs import (
+    RESUMED_STEPS,
+    Results,
+    gradient_job,
+    job,
+    require_gradients,
+    require_same_future,
+    require_weights,
+    run_jobs,
+)
+from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
+from tests.support.learner.training_groups import write_model_and_groups
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import Qwen3MoeForCausalLM
+
+    directory = tmp_path_factory.mktemp("layouts")
+    write_model_and_groups(directory)
+    narrower = tiny_qwen3_moe().config
+    narrower.moe_intermediate_size //= 2
+    Qwen3MoeForCausalLM(narrower).save_pretrained(directory / "narrower")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def two(work: Path) -> Results:
+    """Two ranks that share the experts."""
+    return run_jobs(
+        work,
+        2,
+        [
+            gradient_job("gradient", zero_stage=3, expert_parallel=2),
+            gradient_job("offloaded", zero_stage=3, expert_parallel=2, offload="optimizer_and_parameters"),
+            job("untrained", zero_stage=3, expert_parallel=2, steps=0, export=True),
+            job(
+                "run",
+                zero_stage=3,
+                expert_parallel=2,
+                steps=2 + RESUMED_STEPS,
+                save_after=2,
+                export=True,
+                in_background=True,
+            ),
+            job("unwritable", zero_stage=3, expert_parallel=2, save_after=1, unwritable_on=1, in_background=True),
+            job("other-size", zero_stage=1, expert_parallel=1, resume="run", steps=RESUMED_STEPS, export=True),
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def one(work: Path, two: Results) -> Results:
+    """One rank, alone and after the two."""
+    return run_jobs(
+        work,
+        1,
+        [
+            gradient_job("single", zero_stage=0),
+            job("resumed", zero_stage=3, resume="run", steps=RESUMED_STEPS, export=True),
+            job("in-host-memory", zero_stage=2, offload="optimizer", resume="run", steps=RESUMED_STEPS, export=True),
+            job("back", zero_stage=3, resume="offloaded", steps=0),
+            job("faster", zero_stage=1, resume="run", learning_rate=0.5, warmup_steps=0, weight_decay=0.0),
+            job("lower", zero_stage=1, resume="run", dtype="bfloat16"),
+            job("other-model", zero_stage=3, model="narrower", resume="run"),
+            job("half-1", zero_stage=1, dtype="bfloat16", save_after=1),
+            job("half-3", zero_stage=3, dtype="bfloat16", resume="half-1"),
+            job("half-3-first", zero_stage=3, dtype="bfloat16"),
+        ],
+    )
+
+
+def test_two_ranks_that_share_the_experts_have_the_loss_and_gradients_of_one(work: Path, one: Results, two: Results) -> None:
+    assert two[0]["gradient"] == two[1]["gradient"]
+    assert two[0]["gradient"]["losses"] == pytest.approx(one[0]["single"]["losses"], rel=1e-5)
+    assert two[0]["gradient"]["norms"] == pytest.approx(one[0]["single"]["norms"], rel=1e-5)
+    assert two[0]["gradient"]["experts"] == one[0]["single"]["experts"] != {}
+    require_gradients(work, "gradient", "single")
+
+
+def test_an_export_of_shared_experts_is_bit_for_bit_what_save_pretrained_writes(work: Path, two: Results) -> None:
+    from transformers import AutoModelForCausalLM
+
+    original, served = load_file(work / "model" / "model.safetensors"), load_file(work / "untrained.safetensors")
+    assert set(original) == set(served)
+    assert all(torch.equal(served[name], original[name]) for name in original)
+    model = AutoModelForCausalLM.from_pretrained(work / "run-export", dtype="auto")
+    model.save_pretrained(work / "again")
+    again, trained = load_file(work / "again" / "model.safetensors"), load_file(work / "run.safetensors")
+    assert set(again) == set(trained)
+    assert all(torch.equal(again[name], trained[name]) for name in trained)
+    assert all(not torch.equal(trained[name], original[name]) for name in trained)
+
+
+@pytest_asyncio.fixture
+async def sglang(sglang_server: SglangServer) -> AsyncIterator[Engine]:
+    """A client of a server of a model of these shapes; afterwards it holds its base checkpoint as version 0 again."""
+    async with Engine(sglang_server.url, vocab_size=TINY_VOCAB_SIZE, chunk_tokens=16) as client:
+        yield client
+        await load(client, sglang_server.base, 0)
+
+
+async def test_sglang_serves_what_learners_that_share_the_experts_have_learnt(
+    work: Path, two: Results, sglang: Engine
+) -> None:
+    await load(sglang, work / "run-export", 1)
+    largest, moved = 0.0, 0.0
+    assert two[0]["run"]["scored"] == two[1]["run"]["scored"]
+    for (token_ids, logprobs), (_, before) in zip(two[0]["run"]["scored"], two[0]["untrained"]["scored"], strict=True):
+        # SGLang misreports the last id of a vocabulary in a prompt.
+        if TINY_VOCAB_SIZE - 1 not in token_ids:
+            served = await sglang.prompt_logprobs(token_ids)
+            largest = max(largest, float(np.abs(served - logprobs).max()))
+            moved = max(moved, float(np.abs(served - before).max()))
+    assert largest <= SERVED_TOLERANCE
+    assert moved > 1000 * SERVED_TOLERANCE, "the untrained weights would have passed"
+
+
+def test_a_run_of_two_ranks_with_shared_experts_goes_on_on_one(work: Path, one: Results, two: Results) -> None:
+    require_same_future(one[0]["resumed"], two[0]["run"], RESUMED_STEPS)
+    require_weights(work, "resumed", "run")
+
+
+def test_what_is_kept_in_host_memory_changes_no_gradient(work: Path, one: Results, two: Results) -> None:
+    assert two[1]["offloaded"]["offloaded"] == [True, True]
+    assert two[1]["gradient"]["offloaded"] == [False, False]
+    assert two[0]["offloaded"]["norms"] == pytest.approx(one[0]["single"]["norms"], rel=1e-5)
+    require_gradients(work, "offloaded", "single")
+
+
+def test_a_run_goes_on_with_its_optimizer_in_host_memory_and_back(work: Path, one: Results, two: Results) -> None:
+    assert one[0]["in-host-memory"]["offloaded"] == [True, False]
+    require_same_future(one[0]["in-host-memory"], two[0]["run"], RESUMED_STEPS)
+    require_weights(work, "in-host-memory", "run")
+    assert one[0]["back"]["digest"] == two[0]["offloaded"]["digest"]
+
+
+def test_it_goes_on_in_another_stage_with_experts_on_every_rank(work: Path, two: Results) -> None:
+    require_same_future(two[0]["other-size"], two[0]["run"], RESUMED_STEPS)
+    require_weights(work, "other-size", "run")
+
+
+def test_a_rank_that_cannot_write_ends_the_saving_on_all_ranks_and_leaves_nothing(work: Path, two: Results) -> None:
+    first, second = (rank["unwritable"] for rank in two)
+    assert "cannot be written: another rank could not write its part" in first["error"]
+    assert "safetensors" in second["error"]
+    assert "File too large" in second["error"]
+    # They are together still: the digest is a collective.
+    assert first["digest"] == second["digest"]
+    assert list((work / "unwritable").iterdir()) == []
+
+
+def test_the_learning_rate_of_the_configuration_wins_over_the_checkpoints(one: Results, two: Results) -> None:
+    assert one[0]["faster"]["rates"] == [0.5]
+    assert two[0]["run"]["rates"] == [0.001, *[0.002] * (1 + RESUMED_STEPS)]
+
+
+def test_in_bfloat16_zero_3_computes_what_zero_1_does(one: Results) -> None:
+    # Rotary frequencies that ZeRO-3 had rounded moved this loss by a seventh.
+    assert one[0]["half-3-first"]["losses"] == one[0]["half-1"]["losses"]
+    assert "losses" in one[0]["half-3"]
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_what_both_are(one: Results, two: Results) -> None:
+    saved = two[0]["run"]["layout"]["parameters"]
+    error = one[0]["other-model"]["error"]
+    assert f"was saved with parameters = {saved}, this learner has " in error
+    assert error.endswith("; use the same")
+
+
+def test_a_checkpoint_of_another_type_is_refused_with_both(one: Results) -> None:
+    assert "was saved with dtype = float32, this learner has bfloat16; use the same" in one[0]["lower"]["error"]

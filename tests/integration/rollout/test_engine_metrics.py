@@ -1,0 +1,64 @@
+"""What SGLang says of itself, passed on by the rollout: asked of a real server, and of none."""
+
+import httpx
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.rollout.metrics import RolloutMetrics
+from services.rollout.sglang.client import Engine
+from services.rollout.sglang.generation import GenerateRequest, Sampling
+from services.rollout.sglang.metrics import ENGINE_METRICS, EngineMetrics
+from tests.integration.conftest import SglangServer
+from tests.support.broker.process import free_port
+from tests.support.learner.tiny_model import TINY_VOCAB_SIZE
+
+UP = "gspo_rollout_engine_metrics_up"
+
+
+def exported(registry: CollectorRegistry) -> dict[str, float]:
+    """Sums over the labels, by the name of the sample."""
+    sums: dict[str, float] = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+    return sums
+
+
+async def test_the_metrics_of_a_real_server_are_passed_on_under_their_names(sglang_server: SglangServer) -> None:
+    registry = CollectorRegistry()
+    RolloutMetrics(registry)
+    registry.register(EngineMetrics(sglang_server.url))
+    before = exported(registry)
+    sampling = Sampling(max_new_tokens=7, ignore_eos=True)
+    async with Engine(sglang_server.url, vocab_size=TINY_VOCAB_SIZE, chunk_tokens=16) as engine:
+        async for _ in engine.generate(GenerateRequest(rid="metrics", input_ids=[1, 2, 3], sampling=sampling)):
+            pass
+        # The server counts a request when it has answered it, a moment after its last byte: ask until it did.
+        after = exported(registry)
+        while after.get("sglang:num_requests_total", 0) == before.get("sglang:num_requests_total", 0):
+            await engine.weight_version()
+            after = exported(registry)
+    assert after[UP] == 1
+    assert after["sglang:generation_tokens_total"] - before.get("sglang:generation_tokens_total", 0) == 7
+    assert after["sglang:prompt_tokens_total"] - before.get("sglang:prompt_tokens_total", 0) == 3
+    assert after["sglang:max_total_num_tokens"] == 16384
+    families = {name.removesuffix("_total").removesuffix("_count") for name in after}
+    assert families >= ENGINE_METRICS, "SGLang does not export what the dashboards ask for"
+
+
+def test_of_all_that_a_server_exports_only_the_chosen_is_passed_on(sglang_server: SglangServer) -> None:
+    registry = CollectorRegistry()
+    registry.register(EngineMetrics(sglang_server.url))
+    own = httpx.get(f"{sglang_server.url}/metrics", follow_redirects=True, trust_env=False).text
+    assert len({family.name for family in text_string_to_metric_families(own)}) > 2 * len(ENGINE_METRICS)
+    assert {family.name for family in registry.collect()} <= ENGINE_METRICS | {UP}
+
+
+def test_without_a_server_the_rollouts_own_metrics_are_there_and_say_so() -> None:
+    registry = CollectorRegistry()
+    RolloutMetrics(registry)
+    registry.register(EngineMetrics(f"http://127.0.0.1:{free_port()}"))
+    values = exported(registry)
+    assert values[UP] == 0
+    assert values["gspo_rollout_episodes_running"] == 0
+    assert not [name for name in values if name.startswith("sglang")]

@@ -1,0 +1,170 @@
+"""A rollout between a scripted broker and a scripted engine, over real ZeroMQ: leases and heartbeats."""
+
+import msgspec
+import pytest
+
+from protocol.messages import (
+    Finish,
+    Heartbeat,
+    LeaseEnded,
+    LeaseKey,
+    LeaseRequest,
+    Pulse,
+    Release,
+)
+from services.rollout.tokenizer import ChatTokenizer
+from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
+from tests.support.episodes import a_new_lease, no_tokens, resumed, whole
+from tests.support.processes.running_rollout import TURN_TOKENS, Start, leases, starter
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    return ChatTokenizer(save_chat_model(tmp_path_factory.mktemp("model"), chat_tokenizer(TINY_TEMPLATE, "<|end|>")))
+
+
+@pytest.fixture
+def running(tokenizer: ChatTokenizer) -> Start:
+    return starter(tokenizer)
+
+
+# --- leases -----------------------------------------------------------------------------------------------------------
+
+
+async def test_leases_are_taken_up_to_capacity_and_every_episode_is_finished(running: Start) -> None:
+    async with running(max_running=4) as run:
+        run.broker.grant(*leases(6))
+        request = await run.broker.expect(LeaseRequest)
+        assert (request.capacity, request.policy_version) == (4, 3)
+        await run.broker.until(lambda: len(run.broker.of(Finish)) == 6)
+    assert sorted(finish.trajectory_id for finish in run.broker.of(Finish)) == [1, 2, 3, 4, 5, 6]
+    for trajectory_id in range(1, 7):
+        assert whole(run.broker.chunks[trajectory_id]).kinds[-TURN_TOKENS:] == [("action", 0)] * TURN_TOKENS
+    assert run.count("episodes_total", outcome="length") == 6
+    assert run.count("episodes_running") == 0
+
+
+async def test_only_the_free_places_are_asked_for(running: Start) -> None:
+    async with running(max_running=3) as run:
+        hold = run.engine.hold_at(run.prompt_tokens)
+        run.broker.retry_s = 0.0
+        run.broker.grant(*leases(2))
+        await run.broker.until(lambda: run.broker.of(LeaseRequest) and run.broker.of(LeaseRequest)[-1].capacity == 1)
+        assert run.broker.of(LeaseRequest)[0].capacity == 3
+        hold.go.set()
+
+
+async def test_leases_beyond_the_free_places_go_straight_back(running: Start) -> None:
+    async with running(max_running=2) as run:
+        hold = run.engine.hold_at(run.prompt_tokens)
+        run.broker.grant(*leases(2))
+        await hold.reached.wait()
+        await run.broker.send(a_new_lease(trajectory_id=3), no_tokens())
+        surplus = await run.broker.expect(Release)
+        assert (surplus.trajectory_id, surplus.reason, surplus.failed) == (3, "no room", False)
+        assert run.count("episodes_running") == 2
+
+
+async def test_after_a_no_lease_nothing_is_asked_until_its_pause_is_over(running: Start) -> None:
+    async with running() as run:
+        await run.broker.expect(LeaseRequest)
+        await run.heartbeats(3)
+        assert len(run.broker.of(LeaseRequest)) == 1
+        run.clock.advance(60.1)
+        await run.broker.expect(LeaseRequest, 2)
+
+
+async def test_nothing_is_asked_for_before_a_verified_version_is_served(running: Start) -> None:
+    async with running() as run:
+        run.sync.serve(0)
+        await run.broker.expect(Heartbeat)
+        run.sync.serve(0, quarantined="wrong digest")
+        await run.broker.until(lambda: run.broker.of(Heartbeat)[-1].status == "quarantined")
+        assert run.broker.of(LeaseRequest) == []
+        assert run.health.ready() == (False, "wrong digest")
+        run.sync.serve(9)
+        assert (await run.broker.expect(LeaseRequest)).policy_version == 9
+        await run.broker.until(lambda: run.broker.of(Heartbeat)[-1].status == "serving")
+
+
+async def test_announced_versions_reach_the_weight_sync(running: Start) -> None:
+    async with running() as run:
+        run.broker.pulse = Pulse(policy_version=12, weights_endpoint="tcp://w:1")
+        await run.broker.until(lambda: (12, "tcp://w:1") in run.sync.announced)
+
+
+async def test_a_resumed_lease_goes_on_behind_its_tokens(running: Start) -> None:
+    async with running() as run:
+        run.broker.grant(a_new_lease())
+        await run.broker.expect(Finish)
+        original = run.broker.chunks.pop(7)
+        tokens = whole(original).token_ids
+        half = msgspec.structs.replace(original[0][0], turn_done=False)
+        lease, arrays = resumed(a_new_lease(), [(half, original[0][1])])
+        cut = len(tokens) - 2
+        lease = msgspec.structs.replace(
+            lease,
+            num_tokens=cut,
+            segments=[*lease.segments[:-1], msgspec.structs.replace(lease.segments[-1], num_tokens=TURN_TOKENS - 2)],
+            version_runs=[
+                *lease.version_runs[:-1],
+                msgspec.structs.replace(lease.version_runs[-1], num_tokens=TURN_TOKENS - 2),
+            ],
+        )
+        await run.broker.send(lease, {name: array[:cut] for name, array in arrays.items()})
+        await run.broker.expect(Finish, 2)
+        (chunk, chunk_arrays) = run.broker.chunks[7][0]
+        assert (chunk.offset, chunk.epoch) == (cut, 2)
+        assert chunk_arrays["token_ids"].tolist() == tokens[cut:]
+    assert run.count("episodes_resumed_total") == 1
+
+
+# --- heartbeats and ends ----------------------------------------------------------------------------------------------
+
+
+async def test_heartbeats_name_exactly_the_running_leases(running: Start) -> None:
+    async with running() as run:
+        hold = run.engine.hold_at(run.prompt_tokens + 2)
+        run.broker.grant(*leases(3))
+        beat = await run.broker.heartbeat_with(LeaseKey(1, 1), LeaseKey(2, 1), LeaseKey(3, 1))
+        assert (beat.status, beat.policy_version) == ("serving", 3)
+        await run.broker.send(LeaseEnded(trajectory_id=2, epoch=1, reason="group dropped"))
+        await run.broker.heartbeat_with(LeaseKey(1, 1), LeaseKey(3, 1))
+        hold.go.set()
+        await run.broker.until(lambda: set(run.broker.of(Heartbeat)[-1].leases) == set())
+    assert {finish.trajectory_id for finish in run.broker.of(Finish)} == {1, 3}
+    assert run.broker.ended(2) == []
+    assert 2 not in run.broker.chunks
+    assert run.count("episodes_total", outcome="lease_ended") == 1
+
+
+async def test_the_end_of_another_epoch_ends_nothing(running: Start) -> None:
+    async with running() as run:
+        hold = run.engine.hold_at(run.prompt_tokens + 2)
+        run.broker.grant(a_new_lease(trajectory_id=1, epoch=5))
+        await hold.reached.wait()
+        await run.broker.send(LeaseEnded(trajectory_id=1, epoch=4, reason="expired"))
+        await run.broker.send(LeaseEnded(trajectory_id=2, epoch=5, reason="expired"))
+        await run.broker.heartbeat_with(LeaseKey(1, 5))
+        hold.go.set()
+        await run.broker.expect(Finish)
+
+
+async def test_a_newer_lease_replaces_the_older_one_and_a_repeated_or_older_one_changes_nothing(running: Start) -> None:
+    async with running() as run:
+        hold = run.engine.hold_at(run.prompt_tokens + 2)
+        old, new = a_new_lease(trajectory_id=1, epoch=1), a_new_lease(trajectory_id=1, epoch=2)
+        run.broker.grant(old)
+        await hold.reached.wait()
+        hold = run.engine.hold_at(run.prompt_tokens + 2)
+        for lease in (new, new, old):
+            run.broker.grant(lease)
+            await run.broker.send(*run.broker.leases.pop())
+        await hold.reached.wait()
+        await run.broker.heartbeat_with(LeaseKey(1, 2))
+        assert len(run.engine.requests) == 2
+        assert run.engine.num_closed == 1
+        hold.go.set()
+        assert (await run.broker.expect(Finish)).epoch == 2
+    assert [finish.epoch for finish in run.broker.of(Finish)] == [2]
+    assert [chunk.epoch for chunk, _ in run.broker.chunks[1]] == [2]

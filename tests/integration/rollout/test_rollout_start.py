@@ -1,0 +1,121 @@
+"""How a rollout starts: a stop while its engine is still starting, and what it says of itself meanwhile."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from protocol.messages import Heartbeat, Pulse
+from services.rollout.__main__ import run_rollout
+from services.runtime.settings.arguments import ProcessArguments
+from services.runtime.settings.sections import Broker, Model, Rollout, Run, Settings
+from services.runtime.telemetry import LOOP_STALL_S
+from tests.support.broker.process import free_port
+from tests.support.broker.scripted_broker import ScriptedBroker
+from tests.support.clocks import VirtualClock
+from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
+from tests.support.wire.zmq_ends import PATIENCE_S, in_background, zmq_context
+
+
+@asynccontextmanager
+async def a_silent_engine() -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """A server that answers nothing: its URL, and an event that is set when it was asked."""
+    asked = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+
+
+Ending = tuple[asyncio.Task[None], asyncio.Event]
+
+
+def arguments(directory: Path, server_url: str, metrics_port: int = 0, linger: bool = False) -> ProcessArguments:
+    model = save_chat_model(directory / "model", chat_tokenizer(TINY_TEMPLATE, "<|end|>"))
+    rollout = Rollout(server_url=server_url, metrics_port=metrics_port, linger=linger)
+    # Nobody's port: with the default one it would say hello to a run that somebody has on this machine.
+    broker = Broker(work_endpoint="tcp://127.0.0.1:9")
+    settings = Settings(run=Run(directory=directory / "run"), model=Model(path=model), rollout=rollout, broker=broker)
+    return ProcessArguments(settings=settings, name="rollout-0", forwarded=())
+
+
+@asynccontextmanager
+async def an_idle_engine() -> AsyncIterator[str]:
+    """The URL of a server that tells of itself what a client asks first, and no more."""
+    info = {"version": "0", "device": "cpu", "dtype": "float32", "tp_size": 1, "model_path": "/m"}
+    content = json.dumps(info | {"incremental_streaming_output": True, "enable_deterministic_inference": True}).encode()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def run_to_its_end(
+    tasks: asyncio.TaskGroup, broker: ScriptedBroker, directory: Path, url: str, **rollout: Any
+) -> Ending:
+    """A rollout whose broker says with its first pulse that the run is over."""
+    broker.pulse = Pulse(policy_version=1, weights_endpoint="", stopping=True)
+    begun = arguments(directory, url, **rollout)
+    settings = begun.settings.model_copy(update={"broker": Broker(work_endpoint=broker.endpoint)})
+    stop = asyncio.Event()
+    return tasks.create_task(run_rollout(replace(begun, settings=settings), stop)), stop
+
+
+async def test_at_the_end_of_the_run_a_rollout_ends_by_itself(tmp_path: Path) -> None:
+    async with zmq_context() as context, an_idle_engine() as url, asyncio.timeout(PATIENCE_S):
+        broker = ScriptedBroker(context)
+        async with in_background(broker.serve()), asyncio.TaskGroup() as tasks:
+            await run_to_its_end(tasks, broker, tmp_path, url)
+
+
+async def test_a_rollout_that_lingers_is_alive_and_not_ready_until_it_is_stopped(tmp_path: Path) -> None:
+    port = free_port()
+    async with zmq_context() as context, an_idle_engine() as url, asyncio.timeout(PATIENCE_S):
+        broker = ScriptedBroker(context)
+        async with in_background(broker.serve()), asyncio.TaskGroup() as tasks:
+            running, stop = await run_to_its_end(tasks, broker, tmp_path, url, metrics_port=port, linger=True)
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+                await broker.expect(Heartbeat)
+                while (answer := await client.get("/readyz")).text != "run complete\n":
+                    assert not running.done(), "it ended"
+                assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE
+                assert (await client.get("/healthz")).status_code == httpx.codes.OK
+            stop.set()
+            await running
+
+
+async def test_a_stop_ends_a_rollout_whose_engine_is_not_there_yet(tmp_path: Path) -> None:
+    async with a_silent_engine() as (url, asked):
+        stop = asyncio.Event()
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(run_rollout(arguments(tmp_path, url), stop))
+            await asked.wait()
+            stop.set()
+
+
+async def test_a_rollout_is_alive_however_long_its_engine_loads(tmp_path: Path) -> None:
+    port = free_port()
+    clock, stop = VirtualClock(), asyncio.Event()
+    async with a_silent_engine() as (url, asked), asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(run_rollout(arguments(tmp_path, url, port), stop, clock))
+        await asked.wait()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            clock.advance(LOOP_STALL_S + 1)
+            while (await client.get("/healthz")).status_code != httpx.codes.OK:
+                pass
+            assert (await client.get("/readyz")).status_code == httpx.codes.SERVICE_UNAVAILABLE
+        stop.set()

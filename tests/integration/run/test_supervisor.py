@@ -1,0 +1,243 @@
+"""The supervisor over real processes with real signals. What a process does it tells through a named pipe."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from services.cli.running.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ProcessSpec, Supervisor
+from services.runtime.lifecycle import EXIT_OCCUPIED, EXIT_REPLACED, ServiceError, flatten
+from tests.support.clocks import VirtualClock
+
+PATIENCE_S = 60.0
+
+
+class Pipe:
+    """What the children tell, line by line."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = path
+        self._reader = asyncio.StreamReader()
+
+    async def line(self) -> str:
+        async with asyncio.timeout(PATIENCE_S):
+            return (await self._reader.readline()).decode().strip()
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator["Pipe"]:
+        # For reading and writing, so that it does not end when a child closes it.
+        file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0)
+        protocol = asyncio.StreamReaderProtocol(self._reader)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, file)
+        yield self
+        transport.close()
+
+    async def started(self) -> tuple[str, int]:
+        """The next child that says that it started: name, process id."""
+        name, event, pid = (await self.line()).split()
+        assert event == "started"
+        return name, int(pid)
+
+
+@pytest_asyncio.fixture
+async def pipe(tmp_path: Path) -> AsyncIterator[Pipe]:
+    async with Pipe(tmp_path / "pipe").opened() as pipe:
+        yield pipe
+
+
+def spec(pipe: Pipe, name: str, *behaviour: str, stop_order: int = 0, grace_s: float = 30.0) -> ProcessSpec:
+    return ProcessSpec(
+        name=name,
+        module="tests.support.processes.child",
+        arguments=(name, str(pipe.path), *behaviour),
+        stop_order=stop_order,
+        grace_s=grace_s,
+    )
+
+
+@contextlib.asynccontextmanager
+async def supervised(
+    pipe: Pipe, specs: Sequence[ProcessSpec], clock: VirtualClock | None = None
+) -> AsyncIterator[Supervisor]:
+    """Runs until the block ends, then stops everything."""
+    supervisor = Supervisor(specs, pipe.path.parent / "logs", clock or VirtualClock(), backoff_s=0.001, over_wait_s=0.01)
+    async with asyncio.TaskGroup() as tasks:
+        keeping = tasks.create_task(supervisor.run())
+        try:
+            yield supervisor
+        finally:
+            await supervisor.stop()
+        await keeping
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the end of a process sets no Event
+        await asyncio.sleep(0.01)
+
+
+async def ended(supervisor: Supervisor) -> BaseException | None:
+    """What ends a supervisor that nobody stops; everything is stopped then."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await supervisor.run()
+    except ExceptionGroup as group:
+        (error,) = flatten(group)
+        return error
+    finally:
+        await supervisor.stop()
+    return None
+
+
+async def test_a_killed_process_is_started_again_and_keeps_its_log(pipe: Pipe, tmp_path: Path) -> None:
+    async with supervised(pipe, [spec(pipe, "broker", "crash-once", str(tmp_path / "crashed"))]) as supervisor:
+        _, first = await pipe.started()
+        name, second = await pipe.started()
+        assert (name, second != first) == ("broker", True)
+        (child,) = supervisor.children
+        assert (child.num_restarts, child.state, child.pid) == (1, "running", second)
+        assert child.log_path.read_text().count("broker says hello") >= 1
+    assert child.state == "stopped"
+    assert not psutil.pid_exists(second)
+
+
+async def test_a_process_that_keeps_crashing_is_given_up_with_the_end_of_its_log(pipe: Pipe, tmp_path: Path) -> None:
+    specs = [spec(pipe, "learner", "exit", "5")]
+    supervisor = Supervisor(specs, tmp_path / "logs", VirtualClock(), max_restarts=2, backoff_s=0.001)
+    error = await ended(supervisor)
+    assert isinstance(error, ServiceError)
+    assert "learner ended 3 times" in str(error)
+    assert "status 5, and run.max_restarts is 2" in str(error)
+    assert str(tmp_path / "logs" / "learner.log") in str(error)
+    assert str(error).endswith("    last words")
+
+
+async def test_crashes_that_lie_far_apart_are_not_added_up(pipe: Pipe, tmp_path: Path) -> None:
+    clock = VirtualClock()
+    async with supervised(pipe, [spec(pipe, "rollout-0", "serve")], clock) as supervisor:
+        for _ in range(MAX_RESTARTS + 2):
+            _, pid = await pipe.started()
+            clock.advance(RESTART_WINDOW_S + 1)
+            os.kill(pid, signal.SIGKILL)
+        await pipe.started()
+        assert supervisor.children[0].num_restarts == MAX_RESTARTS + 2
+
+
+async def test_a_configuration_error_ends_everything_at_once(pipe: Pipe, tmp_path: Path) -> None:
+    specs = [spec(pipe, "broker", "exit", "2"), spec(pipe, "learner", "serve")]
+    supervisor = Supervisor(specs, tmp_path / "logs", VirtualClock(), backoff_s=0.001)
+    error = await ended(supervisor)
+    assert isinstance(error, ServiceError)
+    assert str(error).startswith("broker cannot start:")
+    assert "last words" in str(error)
+    broker, learner = supervisor.children
+    assert broker.num_restarts == 0
+    assert (learner.state, learner.pid) == ("stopped", None)
+
+
+@pytest.mark.parametrize(
+    ("status", "event", "words"),
+    [
+        (EXIT_REPLACED, "replaced", "learner was replaced, and is not started again"),
+        (EXIT_OCCUPIED, "occupied", "learner found its place taken, and is not started again, as another one lives"),
+    ],
+)
+async def test_a_process_whose_place_another_one_has_is_not_started_again(
+    pipe: Pipe, tmp_path: Path, status: int, event: str, words: str
+) -> None:
+    error_line = json.dumps({"event": event, "error": "session a has this run"})
+    specs = [spec(pipe, "learner", "exit", str(status), error_line)]
+    supervisor = Supervisor(specs, tmp_path / "logs", VirtualClock(), backoff_s=0.001)
+    error = await ended(supervisor)
+    assert isinstance(error, ServiceError)
+    assert str(error).startswith(words)
+    assert str(error).endswith("; session a has this run")
+    assert supervisor.children[0].num_restarts == 0
+
+
+async def test_a_process_that_is_done_is_not_started_again(pipe: Pipe, tmp_path: Path) -> None:
+    supervisor = Supervisor([spec(pipe, "rollout-0", "exit", "0")], tmp_path / "logs", VirtualClock())
+    assert not supervisor.all_ended
+    supervisor.run_is_over()
+    assert await ended(supervisor) is None
+    assert supervisor.all_ended
+    assert supervisor.children[0].num_restarts == 0
+
+
+async def test_a_rollout_that_somebody_else_stopped_before_the_end_of_the_run_is_started_again(pipe: Pipe) -> None:
+    async with supervised(pipe, [spec(pipe, "rollout-0", "serve")]) as supervisor:
+        _, first = await pipe.started()
+        os.kill(first, signal.SIGTERM)
+        assert await pipe.line() == "rollout-0 stopping"
+        _, second = await pipe.started()
+        assert second != first
+        (child,) = supervisor.children
+        assert (child.num_restarts, child.state) == (1, "running")
+        supervisor.run_is_over()
+        os.kill(second, signal.SIGTERM)
+        assert await pipe.line() == "rollout-0 stopping"
+        await asyncio.wait_for(until(lambda: supervisor.all_ended), PATIENCE_S)
+        assert child.num_restarts == 1
+
+
+async def test_a_server_that_somebody_else_stopped_is_started_again(pipe: Pipe) -> None:
+    serving = dataclasses.replace(spec(pipe, "broker", "serve"), ends_by_itself=False)
+    async with supervised(pipe, [serving]) as supervisor:
+        _, first = await pipe.started()
+        os.kill(first, signal.SIGTERM)
+        assert await pipe.line() == "broker stopping"
+        _, second = await pipe.started()
+        assert second != first
+        assert (supervisor.children[0].num_restarts, supervisor.all_ended) == (1, False)
+
+
+async def test_processes_are_stopped_in_order_each_after_the_former_is_gone(pipe: Pipe) -> None:
+    specs = [
+        spec(pipe, "broker", "serve", stop_order=2),
+        spec(pipe, "learner", "serve", stop_order=1),
+        spec(pipe, "rollout-0", "serve", stop_order=0),
+        spec(pipe, "rollout-1", "serve", stop_order=0),
+    ]
+    async with supervised(pipe, specs) as supervisor:
+        for _ in specs:
+            await pipe.started()
+        await supervisor.stop()
+        said = [await pipe.line() for _ in specs]
+        assert set(said[:2]) == {"rollout-0 stopping", "rollout-1 stopping"}
+        assert said[2:] == ["learner stopping", "broker stopping"]
+        assert [child.state for child in supervisor.children] == ["stopped"] * 4
+
+
+async def test_a_process_that_does_not_stop_in_its_grace_period_is_killed(pipe: Pipe) -> None:
+    async with supervised(pipe, [spec(pipe, "rollout-0", "stubborn", grace_s=1.5)]) as supervisor:
+        _, pid = await pipe.started()
+        await supervisor.stop()
+        assert await pipe.line() == "rollout-0 refuses"
+        assert not psutil.pid_exists(pid)
+        assert supervisor.children[0].num_restarts == 0
+
+
+async def test_no_process_outlives_a_supervisor_that_is_killed(pipe: Pipe, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.support.processes.supervising", str(pipe.path), str(tmp_path / "logs")]
+    supervisor = await asyncio.create_subprocess_exec(*command)
+    children = [psutil.Process((await pipe.started())[1]) for _ in range(2)]
+    try:
+        supervisor.kill()
+        await supervisor.wait()
+        said = {await pipe.line(), await pipe.line()}
+        assert said == {"one stopping", "two stopping"}
+        _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=PATIENCE_S)
+        assert alive == []
+    finally:
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()

@@ -1,0 +1,116 @@
+"""The whole system once: `gspo run` with keys, real SGLang, a learner of two ranks, HTTP endpoints, report and export."""
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from services.models.tiny import make_tiny_model
+from services.rollout.sglang.server import load_files
+from tests.support.broker.ledger_audit import audit
+from tests.support.processes.run_process import REPOSITORY, RunProcess
+from tests.support.wire.keys import counted, make_keys, secrets_in
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+def fetch(port: int, path: str) -> tuple[int, str]:
+    """Status and body of one of a process's pages."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def samples(port: int) -> dict[str, float]:
+    """All samples of /metrics by name, summed over their labels."""
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(fetch(port, "/metrics")[1]):
+        for sample in family.samples:
+            values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    return values
+
+
+def assert_replayed_bit_for_bit(directory: Path, again: Path) -> None:
+    """From its checkpoint after two batches the run's last two give the weights that it published, saved and exported."""
+    command = [sys.executable, "-m", "services.runs.replay", str(directory), "--from-checkpoint", "2", "--out", str(again)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((again / "replay.json").read_text())["weights"] == {"2": "same", "3": "same", "4": "same"}
+    saved = [json.loads((root / last_checkpoint(root) / "checkpoint.json").read_text()) for root in (directory, again)]
+    assert saved[0]["weights_digest"] == saved[1]["weights_digest"]
+    assert saved[0]["state"]["mismatch"] == saved[1]["state"]["mismatch"]
+    exported = [(root / "export" / "model.safetensors").read_bytes() for root in (directory, again)]
+    assert exported[0] == exported[1]
+
+
+def last_checkpoint(root: Path) -> str:
+    return "checkpoints/" + (root / "checkpoints" / "latest").read_text().strip()
+
+
+def test_a_run_with_two_learner_ranks_trains_evaluates_reports_and_exports(tmp_path: Path) -> None:
+    model, directory = tmp_path / "model", tmp_path / "run"
+    make_tiny_model(model, num_steps=3, num_eval_episodes=1, progress=lambda _: None)
+    keys = make_keys(tmp_path / "keys")
+    with RunProcess(
+        REPOSITORY / "examples/calculator.toml",
+        directory,
+        f"model.path={model}",
+        "run.num_batches=4",
+        "rollout.num_servers=1",
+        "learner.num_ranks=2",
+        "batch.groups_per_batch=4",
+        "batch.group_size=4",
+        "evaluation.num_tasks=8",
+        "evaluation.every_batches=2",
+        "learner.checkpoint_every_batches=2",
+        f"security.keys={keys}",
+    ) as run:
+        run.wait_until("first batch", lambda: len(run.rows("batch")) >= 1, 600)
+        for name, port in run.metrics_ports.items():
+            assert fetch(port, "/healthz") == (200, "alive\n"), name
+            assert fetch(port, "/readyz") == (200, "ready\n"), name
+            assert fetch(port, "/nothing")[0] == 404
+        assert samples(run.metrics_ports["broker"])["gspo_broker_chunks_total"] > 0
+        assert samples(run.metrics_ports["learner"])["gspo_learner_batches_total"] >= 1
+        rollout = samples(run.metrics_ports["rollout-0"])
+        assert rollout["gspo_rollout_policy_version"] >= 1
+        assert rollout["gspo_rollout_tokens_total"] > 0
+        assert rollout["gspo_rollout_engine_metrics_up"] == 1
+        assert rollout["sglang:generation_tokens_total"] > 0
+        pages = [fetch(port, "/metrics")[1] for port in run.metrics_ports.values()]
+        for server, clients in (("broker", 3), ("learner", 1)):  # a rollout, the learner, `gspo run`; the rollout
+            (page,) = [page for page in pages if f"gspo_{server}_connections_total" in page]
+            assert counted(page, f"gspo_{server}_connections_total", outcome="admitted") >= clients
+            # Not "handshake": a connection that is given up while it is made counts there.
+            for reason in ("unknown_key", "wrong_role", "impostor", "bad_messages"):
+                assert counted(page, f"gspo_{server}_refused_connections_total", reason=reason) == 0
+        in_memory = load_files(child.pid for child in psutil.Process(run.process.pid).children(recursive=True))
+        assert len(in_memory) == 1
+        assert run.wait_finished(900) == 0, run.tail()
+        assert run.leftovers() == []
+        assert not any(path.exists() for path in in_memory)
+    report = audit(directory)
+    assert report.problems == []
+    assert (report.num_batches, report.num_trained_trajectories, report.dropped) == (4, 4 * 4 * 4, {})
+    assert [row["batch"] for row in run.rows("eval")] == [0, 2, 4]
+    assert_replayed_bit_for_bit(directory, tmp_path / "again")
+    for row in run.rows("batch"):
+        assert row["optimizer_steps"] == 4
+        assert row["lag/max"] <= 2
+        # The engine's log-probs are the learner's, to float32 rounding, wherever both have the same version.
+        assert row["mismatch_sigma"] < 2e-5
+    written = [*pages, run.output.read_text(), (directory / "settings.json").read_text()]
+    written += [path.read_text(errors="replace") for path in (directory / "logs").iterdir()]
+    assert not [secret for secret in secrets_in(keys) for text in written if secret in text], "a secret key was written"
+    assert (directory / "plot.png").stat().st_size > 10_000
+    exported = AutoModelForCausalLM.from_pretrained(directory / "export")
+    assert exported.config.model_type == "qwen3_moe"
+    assert AutoTokenizer.from_pretrained(directory / "export").eos_token == "<|end|>"

@@ -1,0 +1,311 @@
+"""Weights from rollout to rollout, over real sockets: bit for bit, and the learner sends them a constant number of times."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import torch
+import zmq.asyncio
+from msgspec import structs
+from prometheus_client import CollectorRegistry
+
+from protocol.channels import PEER_WEIGHTS, WEIGHTS
+from protocol.messages import Source, WeightChunk, WeightRequest
+from services.learner.metrics import LearnerMetrics
+from services.learner.weights.delta import encode_delta
+from services.learner.weights.server import WeightServer
+from services.learner.weights.snapshot import Snapshot, SnapshotStore, build_snapshot
+from services.rollout.metrics import SOURCES, RolloutMetrics
+from services.rollout.weights.fetch import DamagedError, fetch_newest
+from services.rollout.weights.peers import MIN_RATES, Neighbours
+from services.runtime.clock import MonotonicClock
+from services.runtime.net.authenticator import Gate
+from services.runtime.net.channel import RouterChannel
+from services.runtime.net.security import PLAINTEXT, Security
+from tests.support.wire.keys import make_keys, security_of
+from tests.support.wire.zmq_ends import ANY_PORT, PATIENCE_S, ScriptedEnd, a_client, in_background, zmq_context
+
+SOON_S = 0.1
+CONNECT_S = 0.5
+"""For those whose sources are all gone: one that lives may take longer on a busy machine."""
+STALL_S = 1.5
+
+
+class Learner:
+    """A real weight server that publishes small steps of one model."""
+
+    def __init__(self, context: zmq.asyncio.Context, security: Security = PLAINTEXT) -> None:
+        self.registry = CollectorRegistry()
+        self.store = SnapshotStore()
+        metrics = LearnerMetrics(self.registry)
+        self.gate = Gate(context, security, MonotonicClock(), metrics.gate_counters)
+        self.channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.gate)
+        self.server = WeightServer(self.channel, self.store, metrics)
+        self._weight = torch.randn(300, 700, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+
+    def publish(self) -> Snapshot:
+        newest = self.store.newest
+        version = 1 if newest is None else newest.policy_version + 1
+        self._weight = self._weight.clone()
+        self._weight[version % 300, :50] += 1
+        snapshot = build_snapshot(version, [("w", self._weight), ("frozen", torch.ones(40_000))])
+        self.store.add(snapshot, None if newest is None else encode_delta(newest, snapshot))
+        return snapshot
+
+    def count(self, name: str) -> float:
+        return self.registry.get_sample_value(f"gspo_learner_{name}_total") or 0.0
+
+
+class Rollout:
+    """One that fetches and serves, without an engine; with a context of its own, as in a process."""
+
+    def __init__(self, name: str, learner: Learner, security: Security = PLAINTEXT, connect_s: float = PATIENCE_S) -> None:
+        self.name = name
+        self.registry = CollectorRegistry()
+        self.context = zmq.asyncio.Context()
+        self.neighbours = Neighbours(
+            self.context,
+            ANY_PORT,
+            peer=name,
+            session="s",
+            clock=MonotonicClock(),
+            metrics=RolloutMetrics(self.registry),
+            security=security,
+            connect_s=connect_s,
+            patience_s=SOON_S,
+        )
+        self.client = a_client(self.context, WEIGHTS, learner.channel.endpoint, name=name, security=security)
+        self.kinds: Counter[str] = Counter()
+
+    @property
+    def held(self) -> bytes:
+        return bytes(self.neighbours.held.data)
+
+    async def fetch(self) -> None:
+        held = self.neighbours.held
+        have = held.policy_version
+        async with asyncio.timeout(PATIENCE_S):
+            await self.client.connected_welcome()
+            while True:
+                try:
+                    await fetch_newest(
+                        self.client,
+                        have,
+                        held,
+                        sources=self.neighbours,
+                        fetched=lambda manifest: self.kinds.update([manifest.kind]),
+                    )
+                except DamagedError:
+                    continue
+                return
+
+    def sources(self, outcome: str) -> float:
+        return self.registry.get_sample_value("gspo_rollout_weight_sources_total", {"outcome": outcome}) or 0.0
+
+    @property
+    def served(self) -> float:
+        return self.registry.get_sample_value("gspo_rollout_weight_bytes_served_total") or 0.0
+
+
+@contextlib.asynccontextmanager
+async def a_fleet(
+    number: int, keys: Path | None = None, *, hasty: Sequence[int] = ()
+) -> AsyncIterator[tuple[Learner, list[Rollout]]]:
+    """``hasty``: those that soon give a source up to which no connection comes about."""
+
+    def security(role: str, name: str) -> Security:
+        return PLAINTEXT if keys is None else security_of(keys, role, name)  # type: ignore[arg-type]
+
+    async with zmq_context() as context:
+        learner = Learner(context, security("learner", ""))
+        rollouts = []
+        for at in range(number):
+            name, connect_s = f"rollout-{at}", CONNECT_S if at in hasty else PATIENCE_S
+            rollouts.append(Rollout(name, learner, security("rollout", name), connect_s))
+        runs = [run for rollout in rollouts for run in (rollout.neighbours.run(), rollout.client.run())]
+        try:
+            async with in_background(learner.gate.run(), learner.server.run(), *runs):
+                yield learner, rollouts
+        finally:
+            for rollout in rollouts:
+                rollout.neighbours.close()
+                rollout.client.close()
+                rollout.context.destroy(linger=0)
+
+
+async def together(rollouts: list[Rollout]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for rollout in rollouts:
+            tasks.create_task(rollout.fetch())
+
+
+async def test_a_fleet_gets_a_version_and_a_delta_while_the_learner_sends_them_twice() -> None:
+    async with a_fleet(9) as (learner, rollouts):
+        first = learner.publish()
+        await together(rollouts)
+        assert learner.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
+        assert all(rollout.held == first.data.tobytes() for rollout in rollouts)
+        second = learner.publish()
+        await together(rollouts)
+        delta = learner.store.get(2, 1)
+        assert delta is not None
+        num_bytes = delta.manifest.num_bytes
+        assert learner.count("weight_bytes_sent") == 2 * (first.manifest.num_bytes + num_bytes)
+        assert all(rollout.held == second.data.tobytes() for rollout in rollouts)
+        assert all(rollout.kinds == {"snapshot": 1, "delta": 1} for rollout in rollouts)
+        assert sum(rollout.served for rollout in rollouts) == 7 * (first.manifest.num_bytes + num_bytes)
+        assert sum(rollout.sources("fetched") for rollout in rollouts) == 14
+        assert learner.count("weight_sources_failed") == 0
+
+
+async def test_a_newcomer_gets_the_snapshot_from_a_neighbour_that_joined_before() -> None:
+    async with a_fleet(4) as (learner, rollouts):
+        learner.publish()
+        await together(rollouts[:1])
+        for _ in range(3):
+            newest = learner.publish()
+            await together(rollouts[:1])
+        # Two who ask for the newest snapshot get it from the learner; the first has it too, and is asked for nothing.
+        await rollouts[1].fetch()
+        await rollouts[2].fetch()
+        sent = learner.count("weight_bytes_sent")
+        await rollouts[3].fetch()
+        assert learner.count("weight_bytes_sent") == sent
+        assert rollouts[1].served == newest.manifest.num_bytes
+        assert rollouts[3].held == newest.data.tobytes()
+
+
+async def test_what_a_neighbour_damages_is_found_and_comes_from_the_learner_instead() -> None:
+    async with a_fleet(3) as (learner, rollouts):
+        first = learner.publish()
+        await together(rollouts[:2])
+        for rollout in rollouts[:2]:
+            rollout.neighbours.held.data[17] ^= 1
+        await rollouts[2].fetch()
+        assert rollouts[2].held == first.data.tobytes()
+        assert rollouts[2].sources("damaged") == 1
+        assert learner.count("weight_bytes_sent") == 3 * first.manifest.num_bytes
+        assert learner.count("weight_sources_failed") == 1
+
+
+async def test_after_damage_the_learner_is_asked_for_its_own_bytes_once() -> None:
+    """Also for the snapshot that takes the place of a damaged delta, which others have fetched from each other."""
+    async with a_fleet(1) as (_, rollouts):
+        neighbours = rollouts[0].neighbours
+        assert not neighbours.next_request().direct
+        neighbours.were_wrong()
+        assert neighbours.next_request().direct
+        assert not neighbours.next_request().direct
+
+
+async def test_a_neighbour_that_is_gone_or_has_nothing_is_passed_over() -> None:
+    async with a_fleet(5, hasty=[2]) as (learner, rollouts):
+        first = learner.publish()
+        await together(rollouts[:2])
+        rollouts[0].neighbours._server.close()
+        rollouts[1].neighbours.held.forget()
+        for rollout in rollouts[2:]:
+            await rollout.fetch()
+        assert [rollout.held == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 3
+        assert [rollout.sources("failed") for rollout in rollouts[2:]] == [2, 0, 0]
+        # Nobody else is sent where the third has come back from: the others get it from the third.
+        assert learner.count("weight_sources_failed") == 1
+        assert rollouts[2].served == 2 * first.manifest.num_bytes
+        assert learner.count("weight_bytes_sent") == 3 * first.manifest.num_bytes
+
+
+async def test_where_one_neighbour_fails_another_one_is_asked_before_the_learner() -> None:
+    async with a_fleet(4) as (learner, rollouts):
+        first = learner.publish()
+        # One after the other: who asks first is the first to be named.
+        for rollout in rollouts[:2]:
+            await rollout.fetch()
+        rollouts[0].neighbours.held.forget()
+        await together(rollouts[2:])
+        assert [rollout.held == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 2
+        assert [rollout.sources("failed") for rollout in rollouts[2:]] == [1, 1]
+        assert [rollout.sources("fetched") for rollout in rollouts[2:]] == [1, 1]
+        assert learner.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
+        assert learner.count("weight_sources_failed") == 0
+
+
+async def test_a_neighbour_that_is_far_slower_than_usual_is_left() -> None:
+    """It is never silent: it sends the first chunk over and over."""
+    snapshot = build_snapshot(1, [("w", torch.ones(5000))])
+    async with zmq_context() as context, zmq_context() as outside:
+        registry = CollectorRegistry()
+        end = ScriptedEnd(outside, PEER_WEIGHTS)
+        neighbours = Neighbours(
+            context, ANY_PORT, peer="r", session="s", clock=MonotonicClock(), metrics=RolloutMetrics(registry),
+            security=PLAINTEXT, stall_s=STALL_S,
+        )  # fmt: skip
+        manifest = structs.replace(snapshot.manifest, chunk_bytes=4096, sources=[Source(end.endpoint)])
+        chunks = [snapshot.data[begin : begin + 4096] for begin in range(0, len(snapshot.data), 4096)]
+
+        async def answer() -> None:
+            while True:
+                await end.welcome()
+                request = await end.expect(WeightRequest)
+                for index in range(request.num_chunks):
+                    await end.reply(WeightChunk(policy_version=1, chunk=index), {"data": chunks[index]})
+
+        async def repeat() -> None:
+            await end.welcome()
+            await end.expect(WeightRequest)
+            while True:
+                await end.reply(WeightChunk(policy_version=1, chunk=0), {"data": chunks[0]})
+                await asyncio.sleep(STALL_S / 100)
+
+        try:
+            async with in_background(answer()):
+                for _ in range(MIN_RATES):
+                    assert bytes(await neighbours.fetch(manifest) or b"") == snapshot.data.tobytes()
+            async with in_background(repeat()), asyncio.timeout(PATIENCE_S):
+                assert await neighbours.fetch(manifest) is None
+        finally:
+            neighbours.close()
+        counts = [registry.get_sample_value("gspo_rollout_weight_sources_total", {"outcome": o}) for o in SOURCES]
+        assert dict(zip(SOURCES, counts, strict=True)) == {"fetched": MIN_RATES, "failed": 0, "slow": 1, "damaged": 0}
+
+
+async def test_with_keys_rollouts_admit_each_other_and_no_stranger(tmp_path: Path) -> None:
+    names = ["learner", "operator", *(f"rollout-{number}" for number in range(4))]
+    keys = make_keys(tmp_path / "keys", names)
+    async with a_fleet(4, keys) as (learner, rollouts):
+        first = learner.publish()
+        await together(rollouts)
+        assert all(rollout.held == first.data.tobytes() for rollout in rollouts)
+        assert learner.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
+        assert sum(rollout.sources("fetched") for rollout in rollouts) == 2
+        async with zmq_context() as outside:
+            stranger = a_client(
+                outside,
+                rollouts[0].neighbours._server._spec,
+                rollouts[0].neighbours.endpoint,
+                security=security_of(keys, "operator").with_server(
+                    "rollout", (keys / "rollout-0.public").read_text().strip()
+                ),
+            )
+            async with in_background(stranger.run()):
+                async with asyncio.timeout(PATIENCE_S):
+                    while not stranger.refused:  # noqa: ASYNC110 - the client keeps no event
+                        await asyncio.sleep(0.01)
+                assert "refused the key operator" in stranger.refused
+
+
+async def test_a_source_whose_key_is_not_known_here_is_not_connected_to(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys", ["learner", "rollout", "rollout-a", "rollout-b"])
+    async with a_fleet(3, keys) as (learner, rollouts):
+        first = learner.publish()
+        await together(rollouts[:2])
+        apart = make_keys(tmp_path / "apart", ["learner"])
+        for name in ("rollout-2.secret", "rollout-2.public", "learner.public"):
+            source = keys / name.replace("rollout-2", "rollout-a")
+            (apart / name).write_text(source.read_text())
+        rollouts[2].neighbours._security = security_of(apart, "rollout", "rollout-2")
+        await rollouts[2].fetch()
+        assert rollouts[2].held == first.data.tobytes()
+        assert rollouts[2].sources("failed") == 2
+        assert learner.count("weight_bytes_sent") == 3 * first.manifest.num_bytes

@@ -1,0 +1,199 @@
+"""Deltas over the weight channel: bit-exact, whatever is missed, cut off or damaged."""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from protocol.channels import WEIGHTS
+from protocol.messages import ManifestRequest, WeightChunk, WeightRequest
+from services.learner.weights.delta import encode_delta
+from services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore, build_snapshot
+from services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest
+from services.rollout.weights.replica import HeldWeights
+from services.runtime.net.peer import PeerClient
+from tests.support.wire.served_weights import SOON_S, Served, served, weights
+from tests.support.wire.zmq_ends import a_client, connected, in_background, zmq_context
+
+
+def stepped(former: dict[str, torch.Tensor], seed: int, num_changed: int = 40) -> dict[str, torch.Tensor]:
+    """One optimizer step further: a few elements of each tensor move, most of them by one step of their type."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, tensor in former.items():
+        bits = tensor.detach().clone().contiguous().view(torch.int32 if tensor.dtype.itemsize == 4 else torch.int16)
+        flat = bits.view(-1)
+        chosen = torch.randperm(len(flat), generator=generator)[:num_changed]
+        steps = torch.tensor([-1, 1, 1, -1, 700])[torch.randint(0, 5, (len(chosen),), generator=generator)]
+        flat[chosen] += steps.to(flat.dtype)
+        tensors[name] = bits.view(tensor.dtype)
+    return tensors
+
+
+def start() -> dict[str, torch.Tensor]:
+    """Names that an engine of any number of experts knows."""
+    tensors = {name: tensor for name, tensor in weights(0).items() if "experts" not in name}
+    return {**tensors, "model.big.weight": torch.zeros(300, 500, dtype=torch.bfloat16)}
+
+
+class Learner:
+    """Publishes step after step; ``damage`` flips a bit of what it serves as the next delta."""
+
+    def __init__(self, server: Served) -> None:
+        self._server = server
+        self._tensors = start()
+        self.version = 0
+        self.damage = False
+
+    def publish(self, *, skip: int = 0) -> Snapshot:
+        """``skip``: version numbers that were given to nobody."""
+        self.version += 1 + skip
+        self._tensors = stepped(self._tensors, self.version)
+        snapshot, newest = build_snapshot(self.version, self._tensors.items()), self._server.store.newest
+        delta = None if newest is None else encode_delta(newest, snapshot)
+        assert newest is None or delta is not None
+        if delta is not None and self.damage:
+            data = delta.data.copy()
+            data[-20] ^= 4
+            delta = Delta(manifest=delta.manifest, data=data)
+        self.damage = False
+        self._server.store.add(snapshot, delta)
+        return snapshot
+
+
+async def test_a_delta_brings_the_copy_from_one_version_to_the_next() -> None:
+    async with served() as (server, client):
+        learner, held = Learner(server), HeldWeights()
+        kinds: list[str] = []
+        learner.publish()
+        assert await fetch_newest(client, 0, held, fetched=lambda manifest: kinds.append(manifest.kind)) is held
+        full = server.count("weight_bytes_sent")
+        snapshot = learner.publish()
+        assert await fetch_newest(client, 1, held, fetched=lambda manifest: kinds.append(manifest.kind)) is held
+        assert kinds == ["snapshot", "delta"]
+        assert bytes(held.data) == snapshot.data.tobytes()
+        assert held.manifest == snapshot.manifest
+        assert server.count("weight_bytes_sent") - full < 0.05 * full
+        assert await fetch_newest(client, 2, held) is None
+
+
+async def test_a_delta_that_was_fetched_in_part_goes_on_where_it_stopped() -> None:
+    other = torch.randn(9000, generator=torch.Generator().manual_seed(1))
+    other[4000:] = 0
+    base, snapshot = build_snapshot(1, [("w", torch.zeros(9000))]), build_snapshot(2, [("w", other)])
+    delta = encode_delta(base, snapshot)
+    assert delta is not None
+    delta = Delta(manifest=msgspec.structs.replace(delta.manifest, chunk_bytes=4096), data=delta.data)
+    held = HeldWeights()
+    held.replace(base.manifest, bytearray(base.data.tobytes()))
+    asked: list[tuple[int, int, int]] = []
+    async with connected(WEIGHTS) as (end, client):
+
+        async def answer() -> None:
+            assert (await end.expect(ManifestRequest)).have_version == 1
+            await end.reply(delta.manifest)
+            for lost in (range(1, 100), ()):
+                request = await end.expect(WeightRequest)
+                asked.append((request.base_version, request.first_chunk, request.num_chunks))
+                for index in range(request.first_chunk, request.first_chunk + request.num_chunks):
+                    # A chunk of the snapshot of the same version is another's.
+                    stray = WeightChunk(policy_version=2, chunk=index)
+                    await end.reply(stray, {"data": np.zeros(4096, dtype=np.uint8)})
+                    if index not in lost:
+                        chunk = WeightChunk(policy_version=2, base_version=1, chunk=index)
+                        await end.reply(chunk, {"data": delta.chunk(index)})
+
+        async with in_background(answer()):
+            await fetch_newest(client, 1, held, stall_s=SOON_S)
+    assert bytes(held.data) == snapshot.data.tobytes()
+    number = delta.num_chunks
+    assert number > 2
+    assert asked == [(1, 0, number), (1, 1, number - 1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_bytes": 10**6}, "is a delta of 1000000 bytes, larger than the"),
+        ({"policy_version": 1, "base_version": 1}, "None"),
+        ({"kind": "snapshot"}, "the snapshot of version 2 has no tensors"),
+    ],
+)
+async def test_a_delta_that_cannot_be_one_is_refused_before_anything_is_fetched(change: dict[str, Any], words: str) -> None:
+    base, snapshot = (build_snapshot(version, [("w", torch.arange(900) * version * 1.5)]) for version in (1, 2))
+    delta = encode_delta(base, snapshot)
+    assert delta is not None
+    held = HeldWeights()
+    held.replace(base.manifest, bytearray(base.data.tobytes()))
+    async with connected(WEIGHTS) as (end, client):
+
+        async def answer() -> None:
+            await end.expect(ManifestRequest)
+            await end.reply(msgspec.structs.replace(delta.manifest, **change))
+            await end.expect(WeightRequest)
+            raise AssertionError("chunks were asked for")
+
+        async with in_background(answer()):
+            if words == "None":
+                assert await fetch_newest(client, 1, held) is None
+            else:
+                with pytest.raises(FetchError, match=words):
+                    await fetch_newest(client, 1, held)
+    assert bytes(held.data) == base.data.tobytes()
+
+
+class Receiver:
+    """Fetches now and then, as WeightSync does: again after an error."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.held = HeldWeights()
+        self.kinds: Counter[str] = Counter()
+
+    async def fetch(self, client: PeerClient, snapshot: Snapshot) -> None:
+        """Until it holds ``snapshot``."""
+        have = self.held.policy_version
+        while True:
+            try:
+                await fetch_newest(client, have, self.held, fetched=lambda manifest: self.kinds.update([manifest.kind]))
+            except DamagedError:
+                self.kinds["damaged"] += 1
+                assert self.held.policy_version == 0
+                continue
+            break
+        assert self.held.manifest == snapshot.manifest
+        assert bytes(self.held.data) == snapshot.data.tobytes()
+
+
+async def test_a_hundred_versions_are_bit_exact_with_joins_skips_and_damage() -> None:
+    """``always`` takes every version, ``seldom`` every seventh, ``late`` begins at 60, ``away`` misses more than is kept."""
+    async with zmq_context() as context:
+        server = Served(context, SnapshotStore(max_deltas=20))
+        learner = Learner(server)
+        receivers = {name: Receiver(name) for name in ("always", "seldom", "late", "away")}
+        clients = {name: a_client(context, WEIGHTS, server.endpoint, name=name) for name in receivers}
+        async with in_background(server.gate.run(), server.server.run(), *(client.run() for client in clients.values())):
+            for client in clients.values():
+                await client.connected_welcome()
+            for number in range(1, 101):
+                learner.damage = number in (30, 75)
+                snapshot = learner.publish(skip=3 if number % 25 == 0 else 0)
+                takes = {
+                    "always": True,
+                    "seldom": number % 7 == 0,
+                    "late": number >= 60,
+                    "away": number <= 5 or number >= 90,
+                }
+                for name, receiver in receivers.items():
+                    if takes[name]:
+                        await receiver.fetch(clients[name], snapshot)
+    assert receivers["always"].kinds == {"snapshot": 3, "delta": 97, "damaged": 2}
+    # It meets version 30 in the chain to 35, and 75 in that to 77; what is left of a chain is not counted twice.
+    assert receivers["seldom"].kinds["snapshot"] == 3
+    assert receivers["seldom"].kinds["damaged"] == 2
+    assert receivers["seldom"].kinds["delta"] > 80
+    assert receivers["late"].kinds == {"snapshot": 2, "delta": 39, "damaged": 1}
+    assert receivers["away"].kinds == {"snapshot": 2, "delta": 4 + 10}

@@ -1,0 +1,121 @@
+"""Channel ends over real ZeroMQ: what one bad peer, a taken port or an absent peer does to the others."""
+
+import re
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+import zmq.asyncio
+
+from protocol.channels import WORK
+from protocol.limits import MAX_FRAME_BYTES
+from protocol.messages import Ack, Heartbeat
+from services.runtime.net.channel import DealerChannel, EndpointError, RouterChannel
+from tests.support.builders import a_chunk, token_arrays
+from tests.support.wire.zmq_ends import ANY_PORT, zmq_context
+
+HEARTBEAT = Heartbeat(policy_version=3, status="serving", leases=[])
+
+
+def raw_dealer(context: zmq.asyncio.Context, endpoint: str, identity: bytes = b"stranger") -> zmq.asyncio.Socket:
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, identity)
+    socket.connect(endpoint)
+    return socket
+
+
+async def test_a_message_and_its_arrays_arrive_as_they_were_sent_and_so_does_the_answer() -> None:
+    async with zmq_context() as context:
+        router = RouterChannel(context, WORK, ANY_PORT)
+        dealer = DealerChannel(context, WORK, router.endpoint, "rollout-7")
+        chunk, arrays = a_chunk(), token_arrays(5)
+        assert await dealer.send(chunk, arrays, seq=11)
+        incoming = await router.receive()
+        assert incoming.peer == b"rollout-7"
+        assert incoming.received is not None
+        assert (incoming.received.message, incoming.received.seq) == (chunk, 11)
+        np.testing.assert_array_equal(incoming.received.arrays["token_ids"], arrays["token_ids"])
+        np.testing.assert_array_equal(incoming.received.arrays["logprobs"], arrays["logprobs"])
+        assert await router.send(b"rollout-7", Ack(next_seq=12))
+        answer = await dealer.receive()
+        assert answer.received is not None
+        assert answer.received.message == Ack(next_seq=12)
+
+
+async def test_garbage_is_reported_with_its_sender_and_the_socket_lives_on() -> None:
+    async with zmq_context() as context:
+        router = RouterChannel(context, WORK, ANY_PORT)
+        stranger = raw_dealer(context, router.endpoint)
+        await stranger.send_multipart([b"\xc1 not msgpack"])
+        incoming = await router.receive()
+        assert incoming.received is None
+        assert incoming.peer == b"stranger"
+        assert incoming.error.startswith("header is not msgpack")
+        dealer = DealerChannel(context, WORK, router.endpoint, "rollout-0")
+        await dealer.send(HEARTBEAT)
+        following = await router.receive()
+        assert following.received is not None
+        assert following.received.message == HEARTBEAT
+
+
+async def test_a_header_over_the_limit_is_reported_by_the_name_of_the_limit() -> None:
+    async with zmq_context() as context:
+        roomy = msgspec.structs.replace(WORK, max_frame_bytes_in=MAX_FRAME_BYTES)
+        router = RouterChannel(context, roomy, ANY_PORT)
+        stranger = raw_dealer(context, router.endpoint)
+        await stranger.send_multipart([bytes(17 * 1024 * 1024)])
+        incoming = await router.receive()
+        assert incoming.received is None
+        assert "HEADER_BYTES" in incoming.error
+        await stranger.send_multipart([b"", b"", b""])
+        assert (await router.receive()).error.startswith("header is not msgpack")
+
+
+async def test_a_frame_that_no_socket_takes_ends_its_senders_connection_and_no_other() -> None:
+    async with zmq_context() as context:
+        router = RouterChannel(context, WORK, ANY_PORT)
+        dealer = DealerChannel(context, WORK, router.endpoint, "rollout-0")
+        await dealer.send(HEARTBEAT)
+        assert (await router.receive()).peer == b"rollout-0"
+        stranger = raw_dealer(context, router.endpoint)
+        monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        await stranger.send_multipart([bytes(65 * 1024 * 1024)], copy=False)
+        await monitor.recv_multipart()
+        stranger.disable_monitor()
+        await dealer.send(HEARTBEAT)
+        assert (await router.receive()).peer == b"rollout-0"
+
+
+async def test_a_port_in_use_is_an_error_that_names_it_and_the_way_out() -> None:
+    async with zmq_context() as context:
+        router = RouterChannel(context, WORK, ANY_PORT)
+        with pytest.raises(EndpointError, match=re.escape(router.endpoint)) as caught:
+            RouterChannel(context, WORK, router.endpoint)
+        assert "Choose another port" in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", ["7001", "tcp://", "http://127.0.0.1:1"])
+async def test_a_malformed_endpoint_is_named_by_either_end(endpoint: str) -> None:
+    async with zmq_context() as context:
+        with pytest.raises(EndpointError, match=re.escape(endpoint)):
+            DealerChannel(context, WORK, endpoint, "rollout-0")
+        with pytest.raises(EndpointError, match=re.escape(endpoint)):
+            RouterChannel(context, WORK, endpoint)
+
+
+async def test_a_peer_that_is_not_there_is_told_to_the_sender() -> None:
+    async with zmq_context() as context:
+        router = RouterChannel(context, WORK, ANY_PORT)
+        assert await router.send(b"nobody", Ack(next_seq=1)) is False
+
+
+async def test_a_full_queue_refuses_instead_of_growing() -> None:
+    spec = msgspec.structs.replace(WORK, high_water_mark=3)
+    async with zmq_context() as context:
+        router = RouterChannel(context, WORK, ANY_PORT)
+        nobody_there = router.endpoint
+        router.close()
+        dealer = DealerChannel(context, spec, nobody_there, "rollout-0")
+        taken = [await dealer.send(HEARTBEAT) for _ in range(5)]
+        assert taken == [True, True, True, False, False]

@@ -1,0 +1,366 @@
+"""The conversation of a PeerClient with the other end, over real ZeroMQ; time is virtual where a timer matters."""
+
+import asyncio
+from collections.abc import Awaitable
+
+import msgspec
+import numpy as np
+import pytest
+
+from protocol.channels import BATCH, WORK, ChannelSpec
+from protocol.limits import PROTOCOL_VERSION
+from protocol.messages import (
+    Ack,
+    Chunk,
+    Finish,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    LeaseRequest,
+    NoLease,
+    Pulse,
+    Refused,
+    Role,
+    Welcome,
+)
+from services.broker.ledger.actions import Who
+from services.broker.ledger.peers import Peers, SessionRefused
+from services.runtime.lifecycle import OccupiedError, ReplacedError, ServiceError, flatten
+from services.runtime.net.peer import TURNED_AWAY_S
+from tests.support.broker.process import eventually
+from tests.support.builders import a_chunk, token_arrays
+from tests.support.clocks import VirtualClock
+from tests.support.wire.zmq_ends import ScriptedEnd, a_client, a_welcome, connected, in_background, sequenced, zmq_context
+
+
+def finish(number: int) -> Finish:
+    return Finish(trajectory_id=number, epoch=1, num_tokens=5, reason="done", turn_rewards=[1.0])
+
+
+async def ending(conversation: Awaitable[None]) -> BaseException:
+    """What ends a conversation."""
+    try:
+        await conversation
+    except ExceptionGroup as group:
+        (error,) = flatten(group)
+        return error
+    raise AssertionError("it ended without an error")
+
+
+async def test_the_first_message_says_who_speaks_and_the_welcome_is_delivered() -> None:
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        client = a_client(context, WORK, end.endpoint, name="rollout-3")
+        assert not client.connected
+        async with in_background(client.run()):
+            hello = await end.welcome(policy_version=9, weights_endpoint="tcp://w:1")
+            assert (hello.peer, hello.role, hello.protocol_version) == ("rollout-3", "rollout", PROTOCOL_VERSION)
+            assert hello.first_seq == 0
+            assert (await client.connected_welcome()).policy_version == 9
+            assert client.connected
+            assert (await client.inbox.get()).message == a_welcome(policy_version=9, weights_endpoint="tcp://w:1")
+
+
+async def test_hello_is_said_again_until_it_is_answered() -> None:
+    clock = VirtualClock()
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        client = a_client(context, WORK, end.endpoint, clock=clock)
+        async with in_background(client.run()):
+            first = await end.expect(Hello)
+            clock.advance(1.1)
+            assert await end.expect(Hello) == first
+            assert not client.connected
+            await end.reply(a_welcome())
+            await client.connected_welcome()
+
+
+async def test_several_answers_to_a_repeated_hello_are_one_handshake() -> None:
+    """A broker that was busy finds a Hello for each second of it; a batch asked for after each would be sent as often."""
+    async with connected(WORK) as (end, client):
+        for version in (1, 2):
+            await end.reply(a_welcome(policy_version=version))
+        await end.reply(Pulse(policy_version=0, weights_endpoint=""))
+        delivered = [(await client.inbox.get()).message for _ in range(2)]
+        assert [type(message) for message in delivered] == [Welcome, Pulse]
+        assert client.welcome is not None
+        assert client.welcome.policy_version == 2
+
+
+async def test_only_what_must_arrive_is_kept_for_the_welcome() -> None:
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        client = a_client(context, WORK, end.endpoint, clock=VirtualClock())
+        await client.send(Heartbeat(policy_version=0, status="starting", leases=[]))
+        await client.send(finish(1))
+        async with in_background(client.run()):
+            await end.welcome()
+            assert (await end.receive()).message == finish(1)
+
+
+async def test_arrays_go_out_with_their_sequence_number() -> None:
+    async with connected(WORK) as (end, client):
+        await client.send(a_chunk(), token_arrays(5))
+        received = await end.expect_received(Chunk)
+        assert received.seq == 0
+        np.testing.assert_array_equal(received.arrays["logprobs"], token_arrays(5)["logprobs"])
+
+
+async def test_a_conversation_that_ends_in_order_says_goodbye_and_one_that_was_not_welcomed_says_nothing() -> None:
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        async with in_background(a_client(context, WORK, end.endpoint, name="rollout-1").run()):
+            await end.expect(Hello)
+        client = a_client(context, WORK, end.endpoint, name="rollout-2")
+        async with in_background(client.run()):
+            while (await end.expect(Hello)).peer != "rollout-2":
+                pass
+            await end.reply(a_welcome())
+            await client.connected_welcome()
+            await client.send(finish(1))
+        assert (await end.receive()).message == finish(1)
+        assert (await end.receive()).message == Goodbye()
+        assert [type(received.message) for received in end.seen].count(Goodbye) == 1
+
+
+async def test_a_full_window_blocks_the_sender_until_an_acknowledgement() -> None:
+    spec = msgspec.structs.replace(WORK, window=2)
+    async with connected(spec) as (end, client):
+        await client.send(finish(1))
+        await client.send(finish(2))
+        async with asyncio.TaskGroup() as tasks:
+            third = tasks.create_task(client.send(finish(3)))
+            await end.expect(Finish)
+            await end.expect(Finish)
+            assert client.num_unacknowledged == 2
+            # Messages without a number need no credit, and the other end has nothing else to read.
+            await client.send(LeaseRequest(request_id=1, capacity=1, policy_version=1))
+            await end.expect(LeaseRequest)
+            assert not third.done()
+            await end.reply(Ack(next_seq=1))
+        assert sequenced(end)[-1] == (1, finish(2))
+        assert (await end.expect_received(Finish)).seq == 2
+
+
+async def test_what_is_said_to_a_former_life_of_the_process_is_passed_over() -> None:
+    """Its acknowledgements are not this one's."""
+    async with connected(WORK) as (end, client):
+        await client.send(finish(1))
+        await end.expect(Finish)
+        await end.reply(Ack(next_seq=9, session="another life"))
+        await end.reply(Refused(reason="session was replaced", message_type="hello", fatal=True, session="another life"))
+        await end.reply(a_welcome(policy_version=7, session="another life"))
+        await end.reply(Pulse(policy_version=0, weights_endpoint=""))
+        while not isinstance((await client.inbox.get()).message, Pulse):
+            pass
+        assert client.num_unacknowledged == 1
+        assert client.welcome is not None
+        assert client.welcome.policy_version == 0
+        await end.reply(Ack(next_seq=1, session="session of rollout-0"))
+        await client.flushed()
+
+
+async def test_what_is_not_acknowledged_is_sent_again_in_order_under_the_same_numbers() -> None:
+    clock = VirtualClock()
+    async with connected(WORK, clock=clock) as (end, client):
+        for number in (1, 2, 3):
+            await client.send(finish(number))
+        for _ in range(3):
+            await end.expect(Finish)
+        await end.reply(Ack(next_seq=1))
+        await end.reply(Pulse(policy_version=0, weights_endpoint=""))
+        while not isinstance((await client.inbox.get()).message, Pulse):
+            pass
+        clock.advance(WORK.resend_s + 0.1)
+        await end.expect(Finish)
+        await end.expect(Finish)
+        assert sequenced(end) == [
+            (0, finish(1)), (1, finish(2)), (2, finish(3)),
+            (1, finish(2)), (2, finish(3)),
+        ]  # fmt: skip
+
+
+async def test_flushed_returns_when_the_last_acknowledgement_is_there() -> None:
+    async with connected(WORK) as (end, client):
+        await client.send(finish(1))
+        await client.send(finish(2))
+        async with asyncio.TaskGroup() as tasks:
+            flushed = tasks.create_task(client.flushed())
+            received = [await end.expect_received(Finish) for _ in range(2)]
+            await end.acknowledge(received[0])
+            await end.reply(NoLease(request_id=1, reason="no_prompts", retry_s=1.0))
+            while not isinstance((await client.inbox.get()).message, NoLease):
+                pass
+            assert not flushed.done()
+            await end.acknowledge(received[1])
+        assert client.num_unacknowledged == 0
+
+
+async def test_an_end_that_forgot_us_gets_a_handshake_and_everything_unacknowledged_at_once() -> None:
+    # The clock stands still: nothing is sent again for want of an acknowledgement.
+    async with connected(WORK, clock=VirtualClock()) as (end, client):
+        await client.send(finish(1))
+        await end.acknowledge(await end.expect_received(Finish))
+        await client.send(finish(2))
+        await client.send(finish(3))
+        await end.expect(Finish)
+        await end.expect(Finish)
+        end.seen.clear()
+        await end.refuse_session()
+        hello = await end.welcome()
+        assert hello.first_seq == 1
+        await end.expect(Finish)
+        await end.expect(Finish)
+        assert sequenced(end) == [(1, finish(2)), (2, finish(3))]
+
+
+async def test_an_end_that_was_started_again_on_its_port_is_found_again() -> None:
+    async with zmq_context() as context, zmq_context() as former_life:
+        end = ScriptedEnd(former_life, WORK)
+        client = a_client(context, WORK, end.endpoint)
+        async with in_background(client.run()):
+            await end.welcome()
+            await client.connected_welcome()
+            former_life.destroy(linger=0)
+            await client.send(finish(1))
+            restarted = ScriptedEnd(context, WORK, end.endpoint)
+            received = await restarted.receive()
+            assert isinstance(received.message, Finish)
+            await restarted.refuse_session()
+            await restarted.welcome()
+            await restarted.acknowledge(await restarted.expect_received(Finish))
+            await client.flushed()
+
+
+async def test_a_fatal_refusal_ends_the_conversation_with_its_reason() -> None:
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        client = a_client(context, WORK, end.endpoint)
+        async with asyncio.TaskGroup() as tasks:
+            conversation = tasks.create_task(ending(client.run()))
+            await end.expect(Hello)
+            await end.reply(Refused(reason="protocol version 1 does not match 2", fatal=True))
+            error = await conversation
+        assert isinstance(error, ServiceError)
+        assert not isinstance(error, ReplacedError)
+        assert "protocol version 1 does not match 2" in str(error)
+        assert end.endpoint in str(error)
+
+
+async def test_whoever_was_replaced_is_told_apart_in_the_broker_s_own_words() -> None:
+    peers = Peers(0.0)
+    for session in ("old", "new"):
+        peers.hello(Who("r", session), "rollout", 0, 0.0)
+    with pytest.raises(SessionRefused) as refusal:
+        peers.hello(Who("r", "old"), "rollout", 0, 1.0)
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        client = a_client(context, WORK, end.endpoint)
+        async with asyncio.TaskGroup() as tasks:
+            conversation = tasks.create_task(ending(client.run()))
+            await end.expect(Hello)
+            await end.reply(Refused(reason=f"hello: {refusal.value}", fatal=True))
+            error = await conversation
+        assert isinstance(error, ReplacedError)
+        assert "stop one of them" in str(error)
+
+
+async def test_a_process_that_is_asked_to_wait_says_hello_again_and_gives_up_when_it_lasts() -> None:
+    clock = VirtualClock()
+    no_room = Refused(reason="learner session a has this run", message_type="hello")
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, BATCH)
+        client = a_client(context, BATCH, end.endpoint, clock=clock, role="learner", name="learner")
+        async with asyncio.TaskGroup() as tasks:
+            conversation = tasks.create_task(ending(client.run()))
+            # The machine stands still again and again: of each gap 2 s count.
+            for _ in range(int(TURNED_AWAY_S / 2)):
+                await end.expect(Hello)
+                assert not conversation.done()
+                await end.reply(no_room)
+                await eventually(lambda: client.refused == no_room.reason)
+                client.refused = ""
+                clock.advance(900.0)
+            assert not client.connected
+            await end.expect(Hello)
+            await end.reply(no_room)
+            error = await conversation
+        assert isinstance(error, OccupiedError)
+        assert "refused this process for 30 s: learner session a has this run" in str(error)
+
+
+async def test_a_process_that_waited_is_welcomed_when_there_is_room() -> None:
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, BATCH)
+        client = a_client(context, BATCH, end.endpoint, role="learner", name="learner")
+        async with in_background(client.run()):
+            await end.expect(Hello)
+            await end.reply(Refused(reason="learner session a has this run", message_type="hello"))
+            await end.welcome()
+            await client.connected_welcome()
+            assert client.refused == ""
+            await client.send(finish(1))
+            assert (await end.receive()).message == finish(1)
+
+
+@pytest.mark.parametrize(("spec", "role"), [(BATCH, "learner"), (WORK, "rollout"), (BATCH, "operator")])
+async def test_two_processes_of_one_name_have_two_connections(spec: ChannelSpec, role: Role) -> None:
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, spec)
+        first = a_client(context, spec, end.endpoint, role=role, name="same", session="a")
+        second = a_client(context, spec, end.endpoint, role=role, name="same", session="b")
+        async with in_background(first.run()):
+            await end.welcome()
+            await first.connected_welcome()
+            first_identity = end.peer
+            async with in_background(second.run()):
+                while (await end.expect(Hello)).session != "b":
+                    pass
+                assert end.peer != first_identity
+                await end.channel.send(first_identity, Pulse(policy_version=3, weights_endpoint=""))
+                assert isinstance((await first.inbox.get()).message, Welcome)
+                assert (await first.inbox.get()).message == Pulse(policy_version=3, weights_endpoint="")
+
+
+async def test_a_run_with_other_settings_ends_the_conversation_with_what_must_agree() -> None:
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        client = a_client(context, WORK, end.endpoint, fingerprint="aaaa")
+        async with asyncio.TaskGroup() as tasks:
+            conversation = tasks.create_task(ending(client.run()))
+            await end.expect(Hello)
+            await end.reply(a_welcome(fingerprint="aaaa"))
+            await client.connected_welcome()
+            await end.reply(a_welcome(fingerprint="bbbb"))
+            error = await conversation
+        assert isinstance(error, ServiceError)
+        assert "fingerprint bbbb, here aaaa" in str(error)
+        assert "[sampling]" in str(error)
+
+
+async def test_a_refusal_that_is_not_fatal_is_delivered_and_the_conversation_goes_on() -> None:
+    async with connected(WORK) as (end, client):
+        await end.reply(Refused(reason="unknown trajectory 7", message_type="chunk"))
+        await end.reply(Pulse(policy_version=4, weights_endpoint=""))
+        await client.inbox.get()
+        assert (await client.inbox.get()).message == Refused(reason="unknown trajectory 7", message_type="chunk")
+        assert (await client.inbox.get()).message == Pulse(policy_version=4, weights_endpoint="")
+
+
+async def test_garbage_from_the_other_end_is_passed_over() -> None:
+    async with connected(WORK) as (end, client):
+        await end.channel._socket.send_multipart([end.peer, b"\xff\xff"])
+        await end.reply(Pulse(policy_version=4, weights_endpoint=""))
+        await client.inbox.get()
+        assert (await client.inbox.get()).message == Pulse(policy_version=4, weights_endpoint="")
+
+
+async def test_silence_is_measured_from_the_last_word_of_the_other_end() -> None:
+    clock = VirtualClock()
+    async with connected(WORK, clock=clock) as (end, client):
+        clock.advance(7)
+        assert client.silent_s == 7
+        await end.reply(Pulse(policy_version=4, weights_endpoint=""))
+        while not isinstance((await client.inbox.get()).message, Pulse):
+            pass
+        assert client.silent_s == 0

@@ -1,0 +1,47 @@
+"""What must always hold, checked where it happens: at every commit, every message the broker sends, every batch trained.
+
+The audit believes nobody. It keeps its own copy of what was committed, of what engines really generated and with which
+weights, and of what was trained, and compares.
+"""
+
+from protocol.digests import tensor_digest
+from services.rollout.sglang.generation import Piece
+from tests.simulation.audit.disk import DiskAudit
+from tests.simulation.audit.messages import MessageAudit
+from tests.simulation.audit.training import TrainingAudit
+from tests.simulation.loop import Process
+
+
+class Audit(DiskAudit, MessageAudit, TrainingAudit):
+    """All of it, and what engines really do."""
+
+    def version_of(self, version: int, content: bytes) -> int | None:
+        """The published version that ``content`` is; None when nobody published that."""
+        return version if self.published.get(version) == content else None
+
+    def loaded(self, session: str, version: int | None) -> None:
+        if version is not None:
+            self.served[session].add(version)
+
+    def holds(self, session: str, version: int, content: bytes) -> None:
+        """A rollout holds verified weights under a number, for its engine and for others."""
+        self.require(
+            self.published.get(version) == content,
+            "G5 what is held is what was published",
+            lambda: f"{session} holds {tensor_digest(content)[:12]} as version {version}, which is other weights",
+        )
+
+    def generated(self, process: Process, trajectory_id: int, epoch: int, position: int, piece: Piece) -> None:
+        made = self.made[trajectory_id, epoch]
+        versions = {run.version for run in piece.version_runs}
+        self.require(
+            versions <= self.served[process.session],
+            "G5 only whole, published weights serve",
+            lambda: (
+                f"{process} generated trajectory {trajectory_id} with weights {versions}, held were "
+                f"{self.served[process.session]} (0: weights that nobody published)"
+            ),
+        )
+        for token, logprob in zip(piece.token_ids.tolist(), piece.logprobs.tolist(), strict=True):
+            made[position].add((token, logprob))
+            position += 1

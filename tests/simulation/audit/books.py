@@ -1,0 +1,119 @@
+"""The audit's own books: what was committed, generated, delivered and published, as it was seen."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import msgspec
+
+from protocol.codec import Array
+from protocol.messages import AnyMessage, Batch, Segment, VersionRun
+from services.broker.ledger.tasks import TaskOrder
+from services.broker.records import BatchRow, GroupRow, TrainedRow, TrajectoryRow, VersionRow
+from services.broker.store.payload import StoredChunk
+from tests.simulation.episodes import SimOptions
+from tests.simulation.weather import Point
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A promise that was broken: ``invariant`` is its short name, ``text`` says how."""
+
+    invariant: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the audit must know of the run's settings."""
+
+    seed: int
+    num_batches: int
+    group_size: int
+    groups_per_batch: int
+    max_lag: int
+    max_attempts: int
+    options: SimOptions
+
+
+@dataclass
+class Durable:
+    """What was committed."""
+
+    groups: dict[int, GroupRow] = field(default_factory=dict)
+    trajectories: dict[int, TrajectoryRow] = field(default_factory=dict)
+    chunks: dict[int, list[StoredChunk]] = field(default_factory=dict)
+    batches: dict[int, BatchRow] = field(default_factory=dict)
+    versions: dict[int, VersionRow] = field(default_factory=dict)
+    trained: list[TrainedRow] = field(default_factory=list)
+    settled: int = 0
+
+    @property
+    def newest_version(self) -> int:
+        return max(self.versions, default=0)
+
+    @property
+    def next_version(self) -> int:
+        trained = self.versions[self.newest_version].trained_batches if self.versions else 0
+        return self.newest_version + len(self.batches) - trained
+
+    def num_tokens(self, trajectory_id: int) -> int:
+        return sum(chunk.num_tokens for chunk in self.chunks.get(trajectory_id, ()))
+
+
+class Books:
+    """What all parts of the audit share; ``report`` is called with each violation."""
+
+    def __init__(self, rules: Rules, happened: Counter[str], report: Callable[[Violation], None]) -> None:
+        self.rules = rules
+        self.report = report
+        self.happened = happened
+        self.durable = Durable()
+        self.published: dict[int, bytes] = {}
+        """All bytes of every version that a learner was about to publish."""
+        self.served: defaultdict[str, set[int]] = defaultdict(set)
+        """By session: versions that its engine has really held."""
+        self.made: defaultdict[tuple[int, int], defaultdict[int, set[tuple[int, float]]]] = defaultdict(
+            lambda: defaultdict(set)
+        )
+        """By trajectory and epoch, by place: the engine's tokens; several when a lease came twice."""
+        self.unacknowledged: defaultdict[str, dict[int, AnyMessage]] = defaultdict(dict)
+        self.heard: defaultdict[str, set[int]] = defaultdict(set)
+        """By session: sequence numbers that a broker has received."""
+        self.sessions: dict[bytes, str] = {}
+        self.contents: dict[int, tuple[int, bytes]] = {}
+        """By batch: the version it was assembled for, and all that it holds."""
+        self.num_learner_lives = 0
+        """Learners that were welcomed."""
+        self.holder: str | None = None
+        """The learner's session that was welcomed last; None also when it has said Goodbye."""
+        self.superseded: set[str] = set()
+        """Sessions that may be told that they were replaced."""
+        self.now: Callable[[], float] = lambda: 0.0
+        self.passes: Callable[[Point], None] = lambda _: None
+        """Called at the moments at which the weather may want to strike."""
+        self.order = TaskOrder(rules.seed, None)
+
+    def require(self, holds: bool, invariant: str, text: Callable[[], str]) -> None:
+        if not holds:
+            self.report(Violation(invariant, text()))
+
+    def members(self, group_id: int) -> list[TrajectoryRow]:
+        return [row for row in self.durable.trajectories.values() if row.group_id == group_id]
+
+
+def header_of(chunk: StoredChunk) -> tuple[list[Segment], list[VersionRun]]:
+    segments, runs, *_ = msgpack.unpackb(chunk.header, raw=False)
+    return msgspec.convert(segments, list[Segment]), msgspec.convert(runs, list[VersionRun])
+
+
+def spelt(segments: Sequence[Segment]) -> list[tuple[str, int]]:
+    return [(segment.kind, segment.turn) for segment in segments for _ in range(segment.num_tokens)]
+
+
+def content_of(batch: Batch, arrays: Mapping[str, Array]) -> bytes:
+    """Everything that a batch says, as bytes."""
+    described: dict[str, Any] = msgspec.to_builtins(batch)
+    return bytes(msgpack.packb(described)) + arrays["token_ids"].tobytes() + arrays["logprobs"].tobytes()

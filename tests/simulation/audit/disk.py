@@ -1,0 +1,216 @@
+"""What is committed is whole, in order, by one writer, and what the engines made."""
+# ruff: noqa: B023 - the text of a violation is asked for at once
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.broker.records import BatchRow, EvaluationRow, GroupRow, Row, SettledRow, TrainedRow, TrajectoryRow, VersionRow
+from services.broker.store.payload import StoredChunk
+from services.broker.store.store import Changes
+from tests.simulation.audit.books import Books, header_of, spelt
+from tests.simulation.episodes import version_in
+
+
+class DiskAudit(Books):
+    """Looks at every transaction."""
+
+    def committed(self, changes: Changes) -> None:
+        """A transaction is durable."""
+        # Groups first: a trajectory's grant is judged by its group.
+        for row in changes.rows:
+            if isinstance(row, GroupRow):
+                self._group(row)
+        for chunk in changes.chunks:
+            self._chunk(chunk, changes.rows)
+        for row in changes.rows:
+            self._row(row)
+        for row in changes.rows:
+            if isinstance(row, TrajectoryRow):
+                self._counts(self.durable.trajectories[row.trajectory_id])
+        self.passes("committed")
+
+    def _row(self, row: Row) -> None:
+        durable = self.durable
+        match row:
+            case TrajectoryRow():
+                self._trajectory(row)
+            case VersionRow():
+                self.require(
+                    row.policy_version > durable.newest_version,
+                    "versions grow",
+                    lambda: f"version {row.policy_version} is published after {durable.newest_version}",
+                )
+                durable.versions[row.policy_version] = row
+            case BatchRow():
+                self._batch(row)
+            case TrainedRow():
+                durable.trained.append(row)
+                self.happened["batch trained again"] += int(
+                    sum(1 for other in durable.trained if other.index == row.index) > 1
+                )
+            case SettledRow():
+                durable.settled = row.next_batch
+            case EvaluationRow():
+                self.happened["evaluation done"] += int(row.status == "done")
+            case _:
+                pass
+
+    def _group(self, row: GroupRow) -> None:
+        former = self.durable.groups.get(row.group_id)
+        if former is None and row.split == "train":
+            expected = sum(1 for group in self.durable.groups.values() if group.split == "train")
+            self.require(
+                row.prompt == expected and row.task_index == self.order.task_index(row.prompt),
+                "G2 no prompt is skipped",
+                lambda: f"group {row.group_id} has prompt {row.prompt} (task {row.task_index}), {expected} is next",
+            )
+        if former is not None:
+            self.require(
+                former.status in ("open", "complete"),
+                "G2 exactly once",
+                lambda: f"group {row.group_id} was {former.status} already, becomes {row.status}",
+            )
+        if row.status == "dropped":
+            self.happened[f"group dropped: {row.drop_reason}"] += 1
+            self.require(
+                row.drop_reason == "failed" or self.num_learner_lives > 1,
+                "G3 nothing is dropped as stale while versions follow each other",
+                lambda: f"group {row.group_id} is dropped as stale, and the learner never restarted",
+            )
+        self.durable.groups[row.group_id] = row
+
+    def _trajectory(self, row: TrajectoryRow) -> None:
+        durable = self.durable
+        former = durable.trajectories.get(row.trajectory_id)
+        durable.trajectories[row.trajectory_id] = row
+        if former is not None:
+            self.require(
+                row.epoch >= former.epoch and row.num_tokens >= former.num_tokens,
+                "G1 nothing acknowledged is lost",
+                lambda: f"trajectory {row.trajectory_id} goes back: {former} -> {row}",
+            )
+        granted = row.epoch - (0 if former is None else former.epoch)
+        if not granted:
+            return
+        self.require(
+            row.lease_version == 0 or row.lease_version in self.served[row.holder_session],
+            "G4 only engines with a verified version get leases",
+            lambda: (
+                f"{row.holder_session} got trajectory {row.trajectory_id} at version {row.lease_version}, its engine "
+                f"held {self.served[row.holder_session]}"
+            ),
+        )
+        group = durable.groups[row.group_id]
+        if row.status == "leased" and group.split == "train":
+            oldest = max(1, durable.next_version - self.rules.max_lag)
+            self.require(
+                row.lease_version >= oldest,
+                "G4 only engines with a verified version get leases",
+                lambda: (
+                    f"trajectory {row.trajectory_id} is leased at version {row.lease_version}, {oldest} is the oldest "
+                    "that can be trained"
+                ),
+            )
+
+    def _counts(self, row: TrajectoryRow) -> None:
+        stored = self.durable.num_tokens(row.trajectory_id)
+        self.require(
+            stored == row.num_tokens,
+            "G1 nothing acknowledged is lost",
+            lambda: f"trajectory {row.trajectory_id} has {row.num_tokens} tokens in its row, {stored} in its chunks",
+        )
+
+    def _chunk(self, chunk: StoredChunk, rows: Sequence[Row]) -> None:
+        stored = self.durable.num_tokens(chunk.trajectory_id)
+        self.require(
+            chunk.start == stored,
+            "G1 nothing acknowledged is lost",
+            lambda: f"trajectory {chunk.trajectory_id}: a chunk begins at {chunk.start}, {stored} tokens are stored",
+        )
+        former = self.durable.chunks.setdefault(chunk.trajectory_id, [])
+        self.require(
+            not former or chunk.epoch >= former[-1].epoch,
+            "G1 one writer at a time",
+            lambda: f"trajectory {chunk.trajectory_id}: epoch {chunk.epoch} writes after epoch {former[-1].epoch}",
+        )
+        row = next(
+            (row for row in rows if isinstance(row, TrajectoryRow) and row.trajectory_id == chunk.trajectory_id),
+            self.durable.trajectories.get(chunk.trajectory_id),
+        )
+        self.require(
+            row is not None and row.epoch == chunk.epoch,
+            "G1 one writer at a time",
+            lambda: f"trajectory {chunk.trajectory_id}: epoch {chunk.epoch} writes, its lease is {row}",
+        )
+        former.append(chunk)
+        self.happened["trajectory resumed"] += int(len(former) > 1 and former[-2].epoch < chunk.epoch)
+        segments, runs = header_of(chunk)
+        self._tokens(
+            chunk.trajectory_id,
+            chunk.epoch,
+            chunk.start,
+            np.frombuffer(chunk.token_ids, "<i4").tolist(),
+            np.frombuffer(chunk.logprobs, "<f4").tolist(),
+            spelt(segments),
+            [run.version for run in runs for _ in range(run.num_tokens)],
+        )
+
+    def _tokens(
+        self,
+        trajectory_id: int,
+        epoch: int,
+        start: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        kinds: Sequence[tuple[str, int]],
+        versions: Sequence[int],
+    ) -> None:
+        """Each action token is what this epoch's engine made there, with the version that made it."""
+        made = self.made[trajectory_id, epoch]
+        for place, (token, logprob, (kind, _), version) in enumerate(
+            zip(token_ids, logprobs, kinds, versions, strict=True), start=start
+        ):
+            if kind == "observation":
+                ok = version == -1 and logprob == 0.0
+            else:
+                ok = version == version_in(logprob) and (token, logprob) in made[place]
+            self.require(
+                ok,
+                "G4 every token carries the version that made it",
+                lambda: (
+                    f"trajectory {trajectory_id}, epoch {epoch}, token {place}: {kind} {token}, log-prob {logprob}, version "
+                    f"{version}; the engine made {made[place]}"
+                ),
+            )
+
+    def _batch(self, row: BatchRow) -> None:
+        durable = self.durable
+        self.require(
+            row.index == len(durable.batches),
+            "G2 exactly once",
+            lambda: f"batch {row.index} is assembled after {len(durable.batches)} batches",
+        )
+        self.require(
+            row.policy_version == durable.next_version <= durable.newest_version + 1,
+            "G3 a batch is assembled for the learner's version",
+            lambda: (
+                f"batch {row.index} is assembled for version {row.policy_version}; {durable.newest_version} is announced, "
+                f"and {durable.next_version} is what the learner has"
+            ),
+        )
+        self.happened["batch assembled before its version was announced"] += int(row.policy_version > durable.newest_version)
+        batched = {group_id for batch in durable.batches.values() for group_id in batch.group_ids}
+        for group_id in row.group_ids:
+            self.require(
+                group_id not in batched,
+                "G2 exactly once",
+                lambda: f"group {group_id} is in two batches",
+            )
+            members = self.members(group_id)
+            self.require(
+                len(members) == self.rules.group_size and all(member.status == "finished" for member in members),
+                "G2 exactly once",
+                lambda: f"group {group_id} is in batch {row.index} unfinished: {members}",
+            )
+        durable.batches[row.index] = row

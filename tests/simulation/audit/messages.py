@@ -1,0 +1,152 @@
+"""What the broker says is on its disk already."""
+# ruff: noqa: B023 - the text of a violation is asked for at once
+
+from collections.abc import Mapping
+
+from protocol.codec import Array
+from protocol.messages import (
+    Ack,
+    AnyMessage,
+    Batch,
+    Checkpointed,
+    Chunk,
+    EndOfRun,
+    Finish,
+    Hello,
+    Lease,
+    Message,
+    Published,
+    Pulse,
+    Refused,
+    Release,
+    Trained,
+    Welcome,
+)
+from services.runtime.net.peer import REPLACED
+from tests.simulation.audit.books import Violation, content_of
+from tests.simulation.audit.learners import LearnerAudit
+
+
+class MessageAudit(LearnerAudit):
+    """Hears what the broker hears and says."""
+
+    def broker_received(self, peer: bytes, message: AnyMessage, seq: int | None) -> None:
+        self._hear(peer, message)
+        if isinstance(message, Hello):
+            self.sessions[peer] = message.session
+        elif seq is not None and peer in self.sessions:
+            self.heard[self.sessions[peer]].add(seq)
+            self.unacknowledged[self.sessions[peer]].setdefault(seq, message)
+            if isinstance(message, Chunk):
+                self.passes("chunk received")
+
+    def broker_sends(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None) -> None:
+        match message:
+            case Ack(next_seq=next_seq, session=session):
+                self._acknowledged(session, next_seq)
+                self.passes("acknowledged")
+            case Lease():
+                assert arrays is not None
+                self._leased(message, arrays)
+                self.passes("lease sent")
+            case Batch():
+                assert arrays is not None
+                self._delivered(message, arrays)
+                self.passes("batch sent")
+            case Welcome(policy_version=version) | Pulse(policy_version=version):
+                self.require(
+                    version <= self.durable.newest_version,
+                    "G2 said only when durable",
+                    lambda: f"version {version} is announced, {self.durable.newest_version} is committed",
+                )
+            case EndOfRun(reason=reason):
+                durable = self.durable
+                trained = durable.versions[durable.newest_version].trained_batches
+                self.require(
+                    trained == self.rules.num_batches,
+                    "G2 exactly once",
+                    lambda: f"the run ends ({reason}) with {trained} of {self.rules.num_batches} batches trained",
+                )
+            case Refused(fatal=True, reason=reason):
+                if REPLACED not in reason or self.sessions.get(peer) not in self.superseded:
+                    self.report(Violation("no peer is refused for good", f"{peer.decode()}: {reason}"))
+            case _:
+                pass
+        self._answer(peer, message)
+
+    def _acknowledged(self, session: str, next_seq: int) -> None:
+        """Whatever is acknowledged has had its effect on disk."""
+        missing = set(range(next_seq)) - self.heard[session]
+        self.require(
+            not missing,
+            "G1 nothing acknowledged is lost",
+            lambda: f"{session}'s messages below {next_seq} are acknowledged, {sorted(missing)} never came",
+        )
+        pending = self.unacknowledged[session]
+        for seq in [seq for seq in pending if seq < next_seq]:
+            message = pending.pop(seq)
+            self.require(
+                self._is_durable(session, message),
+                "G1 nothing acknowledged is lost",
+                lambda: f"{session}'s message {seq} is acknowledged and not on disk: {message}",
+            )
+
+    def _is_durable(self, session: str, message: AnyMessage) -> bool:
+        durable = self.durable
+        match message:
+            case Chunk():
+                return (
+                    not self._holds(session, message.trajectory_id, message.epoch)
+                    or durable.num_tokens(message.trajectory_id) >= message.offset + message.num_tokens
+                )
+            case Finish() | Release():
+                return not self._holds(session, message.trajectory_id, message.epoch)
+            case Published():
+                return message.policy_version in durable.versions
+            case Trained():
+                return any(
+                    (row.index, row.policy_version) == (message.index, message.policy_version) for row in durable.trained
+                )
+            case Checkpointed():
+                return durable.settled >= message.next_batch
+            case _:
+                return True
+
+    def _holds(self, session: str, trajectory_id: int, epoch: int) -> bool:
+        """The lease is not over, as far as the disk knows."""
+        row = self.durable.trajectories.get(trajectory_id)
+        if row is None or self.durable.groups[row.group_id].status != "open":
+            return False
+        return row.status == "leased" and row.epoch == epoch and row.holder_session == session
+
+    def _leased(self, lease: Lease, arrays: Mapping[str, Array]) -> None:
+        durable = self.durable
+        row = durable.trajectories.get(lease.trajectory_id)
+        self.require(
+            row is not None and row.epoch >= lease.epoch,
+            "G1 one writer at a time",
+            lambda: f"epoch {lease.epoch} of trajectory {lease.trajectory_id} is granted before it is durable: {row}",
+        )
+        chunks = [chunk for chunk in durable.chunks.get(lease.trajectory_id, ()) if chunk.epoch < lease.epoch]
+        stored = b"".join(chunk.token_ids for chunk in chunks), b"".join(chunk.logprobs for chunk in chunks)
+        self.require(
+            stored == (arrays["token_ids"].tobytes(), arrays["logprobs"].tobytes()),
+            "G1 nothing acknowledged is lost",
+            lambda: f"trajectory {lease.trajectory_id} is resumed with {lease.num_tokens} tokens that are not those on disk",
+        )
+        self.happened["lease of begun trajectory"] += int(lease.num_tokens > 0)
+
+    def _delivered(self, batch: Batch, arrays: Mapping[str, Array]) -> None:
+        row = self.durable.batches.get(batch.index)
+        self.require(
+            row is not None, "G2 said only when durable", lambda: f"batch {batch.index} is delivered before it is durable"
+        )
+        content = (batch.policy_version, content_of(batch, arrays))
+        if batch.index in self.contents:
+            self.happened["batch delivered again"] += 1
+            self.require(
+                self.contents[batch.index] == content,
+                "G2 a batch is delivered again as it was",
+                lambda: f"batch {batch.index} is delivered with other content",
+            )
+        self.contents[batch.index] = content

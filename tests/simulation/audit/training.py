@@ -1,0 +1,157 @@
+"""What is trained was acknowledged, once, in order, and not too old."""
+# ruff: noqa: B023 - the text of a violation is asked for at once
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from protocol.codec import Array
+from protocol.digests import tensor_digest
+from protocol.messages import Batch, Segment, VersionRun
+from services.broker.ledger.tasks import trajectory_seed
+from services.broker.records import TrajectoryRow
+from tests.simulation.audit.books import Books, content_of, spelt
+from tests.simulation.episodes import SimTasks, expected_turns, version_in
+
+
+class TrainingAudit(Books):
+    """Looks over the learner's shoulder."""
+
+    # --- the learner ---------------------------------------------------------------------------------------------------
+
+    def publishes(self, version: int, content: bytes) -> None:
+        """A learner is about to serve a version."""
+        self.require(
+            version not in self.published,
+            "versions grow",
+            lambda: (
+                f"version {version} is given to weights {tensor_digest(content)[:12]}, and was given to "
+                f"{tensor_digest(self.published[version])[:12]}"
+            ),
+        )
+        self.published[version] = content
+        self.passes("publishing")
+
+    def trains(self, history: Sequence[tuple[int, ...]], batch: Batch, arrays: Mapping[str, Array]) -> None:
+        """A learner whose weights have this history trains a batch."""
+        self.require(
+            batch.index == len(history),
+            "G2 exactly once",
+            lambda: f"batch {batch.index} is trained by weights that were trained on {len(history)} batches",
+        )
+        known = self.contents.get(batch.index)
+        self.require(
+            known == (batch.policy_version, content_of(batch, arrays)),
+            "G2 a batch is delivered again as it was",
+            lambda: f"batch {batch.index} is trained with other content than was delivered",
+        )
+        seen = {trajectory_id for step in history for trajectory_id in step}
+        offset = 0
+        for item in batch.items:
+            self.require(
+                item.trajectory_id not in seen,
+                "G2 exactly once",
+                lambda: f"trajectory {item.trajectory_id} is trained twice",
+            )
+            seen.add(item.trajectory_id)
+            end = offset + item.num_tokens
+            self._episode(batch, item.trajectory_id, arrays, slice(offset, end), item.segments, item.version_runs)
+            row = self.durable.trajectories[item.trajectory_id]
+            self._rewards(row, item.turn_rewards, arrays["token_ids"][offset:end].tolist(), spelt(item.segments))
+            offset = end
+
+    def _episode(
+        self,
+        batch: Batch,
+        trajectory_id: int,
+        arrays: Mapping[str, Array],
+        place: slice,
+        segments: Sequence[Segment],
+        runs: Sequence[VersionRun],
+    ) -> None:
+        chunks = self.durable.chunks[trajectory_id]
+        token_ids, logprobs = arrays["token_ids"][place], arrays["logprobs"][place]
+        self.require(
+            token_ids.tobytes() == b"".join(chunk.token_ids for chunk in chunks)
+            and logprobs.tobytes() == b"".join(chunk.logprobs for chunk in chunks),
+            "G1 nothing acknowledged is lost",
+            lambda: f"batch {batch.index}: trajectory {trajectory_id} is trained with other tokens than were acknowledged",
+        )
+        kinds = spelt(segments)
+        versions = [run.version for run in runs for _ in range(run.num_tokens)]
+        for place_in, ((kind, _), version, logprob) in enumerate(zip(kinds, versions, logprobs.tolist(), strict=True)):
+            true = version_in(logprob) if kind == "action" else -1
+            self.require(
+                version == true,
+                "G4 every token carries the version that made it",
+                lambda: f"trajectory {trajectory_id}, token {place_in}: version {version}, made by {true}",
+            )
+            self.require(
+                kind == "observation" or 0 <= batch.policy_version - true <= self.rules.max_lag,
+                "G3 no token older than max_lag is trained",
+                lambda: (
+                    f"batch {batch.index} for version {batch.policy_version}: trajectory {trajectory_id}, token "
+                    f"{place_in} was made by version {true}"
+                ),
+            )
+
+    def _rewards(
+        self, row: TrajectoryRow, rewards: Sequence[float], token_ids: Sequence[int], kinds: Sequence[tuple[str, int]]
+    ) -> None:
+        """The episode is one that could have been played in one go."""
+        turns: list[tuple[list[int], list[int]]] = []
+        position = 0
+        for turn, run in groupby(kinds, key=lambda kind: kind[1]):
+            marks = [kind for kind, _ in run]
+            begin = position + marks.count("observation")
+            turns.append((list(token_ids[position:begin]), list(token_ids[begin : position + len(marks)])))
+            position += len(marks)
+            self.require(
+                turn == len(turns) - 1 and marks == sorted(marks, reverse=True),
+                "G2 an episode is played as in one go",
+                lambda: f"trajectory {row.trajectory_id}: segments {kinds}",
+            )
+        group = self.durable.groups[row.group_id]
+        observations, expected = expected_turns(
+            SimTasks("train").task(group.task_index),
+            trajectory_seed(self.rules.seed, row.trajectory_id),
+            self.rules.options,
+            [action for _, action in turns],
+        )
+        self.require(
+            observations == [observation for observation, _ in turns] and expected == list(rewards),
+            "G2 an episode is played as in one go",
+            lambda: (
+                f"trajectory {row.trajectory_id}: turns {turns}, rewards {list(rewards)}; expected observations "
+                f"{observations}, rewards {expected}"
+            ),
+        )
+
+    def checkpoints(self, history: Sequence[tuple[int, ...]], next_batch: int) -> None:
+        """A learner saves: its history is that of the recorded batches, in order."""
+        recorded = [self._trajectories_of(index) for index in range(next_batch)]
+        self.require(
+            list(history) == recorded,
+            "G2 exactly once",
+            lambda: f"a checkpoint after batch {next_batch - 1} holds the history {history}, recorded is {recorded}",
+        )
+
+    def _trajectories_of(self, index: int) -> tuple[int, ...]:
+        return tuple(
+            row.trajectory_id
+            for group_id in self.durable.batches[index].group_ids
+            for row in sorted(self.members(group_id), key=lambda row: row.trajectory_id)
+        )
+
+    # --- the end ---------------------------------------------------------------------------------------------------------
+
+    def run_is_complete(self, history: Sequence[tuple[int, ...]]) -> None:
+        """The last checkpoint's history, when the run is over."""
+        durable = self.durable
+        self.checkpoints(history, self.rules.num_batches)
+        for group in durable.groups.values():
+            if group.split == "train":
+                self.require(
+                    group.status in ("batched", "dropped"),
+                    "G2 no prompt is skipped",
+                    lambda: f"prompt {group.prompt} is {group.status} at the end",
+                )

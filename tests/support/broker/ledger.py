@@ -1,0 +1,222 @@
+"""A ledger with its store, driven by plain calls: the broker without sockets, threads or time."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protocol.limits import PROTOCOL_VERSION
+from protocol.messages import (
+    SEQUENCED,
+    AnyMessage,
+    BatchRequest,
+    Chunk,
+    Finish,
+    Heartbeat,
+    Hello,
+    LeaseRequest,
+    Message,
+    Published,
+    Release,
+    Role,
+    Segment,
+    Trained,
+    VersionRun,
+)
+from services.broker.ledger.actions import Action, AppendChunk, DeliverBatch, GrantLease, Record, Reply, Save, Who
+from services.broker.ledger.ledger import Ledger
+from services.broker.ledger.state import LedgerConfig
+from services.broker.store.payload import stored_chunk
+from services.broker.store.store import Changes, Store
+from tests.support.broker.peers import logprobs_of, tokens_of
+
+LEARNER = Who("learner", "first")
+CONFIG = LedgerConfig(
+    run_id="run",
+    fingerprint="f",
+    seed=1,
+    num_batches=4,
+    group_size=2,
+    groups_per_batch=2,
+    max_lag=1,
+    max_tokens=64,
+    lease_s=10.0,
+    max_attempts=2,
+    failure_budget=3,
+    evaluate_every_batches=0,
+    num_eval_tasks=0,
+    num_train_tasks=None,
+)
+
+
+def config_with(**changes: Any) -> LedgerConfig:
+    """The small run of these tests, with some rules changed."""
+    return replace(CONFIG, **changes)
+
+
+@dataclass
+class LedgerHarness:
+    """Hands events to a ledger and commits what it decides before anything else is looked at, as the broker's shell does."""
+
+    config: LedgerConfig = CONFIG
+    now: float = 100.0
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    path: Path = Path(":memory:")
+
+    def __post_init__(self) -> None:
+        self.store = Store(self.path, fingerprint="f", run_id="run")
+        self._next_seq: dict[Who, int] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """The broker's process ends and begins again: only the rows are left."""
+        self.ledger = self.restored()
+
+    def restored(self) -> Ledger:
+        """A second ledger from the same rows."""
+        return Ledger(self.config, self.store.snapshot(), self.now)
+
+    # --- events ---------------------------------------------------------------------------------------------------------
+
+    def hello(self, who: Who, role: Role = "rollout") -> list[Action]:
+        """A handshake; the sequence goes on where the sender is."""
+        hello = Hello(
+            protocol_version=PROTOCOL_VERSION,
+            role=role,
+            peer=who.peer,
+            session=who.session,
+            first_seq=self._next_seq.get(who, 0),
+        )
+        return self._carry_out(self.ledger.on_hello(hello, self.now), {})
+
+    def send(self, who: Who, message: AnyMessage, seq: int | None = None) -> list[Action]:
+        """A message of a session, with the scripted tokens if it is a chunk. A given ``seq`` sends one again.
+
+        Who asks for leases has said that it serves.
+        """
+        if isinstance(message, LeaseRequest) and self.ledger.fleet.state(who.peer) == "starting":
+            self.send(who, Heartbeat(policy_version=message.policy_version, status="serving", leases=[]))
+        if seq is None and isinstance(message, SEQUENCED):
+            seq = self._next_seq.get(who, 0)
+            self._next_seq[who] = seq + 1
+        arrays: dict[str, Any] = {}
+        if isinstance(message, Chunk):
+            end = message.offset + message.num_tokens
+            arrays = {
+                "token_ids": tokens_of(message.trajectory_id, end)[message.offset :],
+                "logprobs": logprobs_of(message.trajectory_id, end)[message.offset :],
+            }
+        return self._carry_out(self.ledger.on_message(who, message, seq, self.now), arrays)
+
+    def tick(self, seconds: float = 0.0) -> list[Action]:
+        """Time passes, and the ledger hears of it every second."""
+        effects: list[Action] = []
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            effects += self._carry_out(self.ledger.on_tick(self.now), {})
+        return effects if seconds else self._carry_out(self.ledger.on_tick(self.now), {})
+
+    def end(self) -> list[Action]:
+        """The broker ends in order."""
+        return self._carry_out(self.ledger.on_end(), {})
+
+    def _carry_out(self, actions: list[Action], arrays: dict[str, np.ndarray]) -> list[Action]:
+        changes = Changes()
+        effects = []
+        for action in actions:
+            match action:
+                case Save(row=row):
+                    changes.rows.append(row)
+                case AppendChunk(chunk=chunk):
+                    changes.chunks.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"]))
+                case Record(line=line):
+                    changes.lines.append({**line, "time_s": self.now})
+                    self.lines.append(line)
+                case _:
+                    effects.append(action)
+        self.store.commit(changes)
+        return effects
+
+    # --- shorthands -----------------------------------------------------------------------------------------------------
+
+    def publish(self, version: int, trained_batches: int, who: Who = LEARNER) -> list[Action]:
+        """The learner publishes."""
+        message = Published(
+            policy_version=version, endpoint="tcp://w", digest="d", num_bytes=1, trained_batches=trained_batches
+        )
+        return self.send(who, message)
+
+    def lease(self, who: Who, capacity: int = 1, version: int = 1) -> list[GrantLease]:
+        """What a rollout is granted."""
+        request = LeaseRequest(request_id=0, capacity=capacity, policy_version=version)
+        return granted(self.send(who, request))
+
+    def grow(self, who: Who, lease: GrantLease, num_tokens: int, version: int, offset: int | None = None) -> list[Action]:
+        """The holder sends ``num_tokens`` more action tokens."""
+        row = self.ledger.state.groups.trajectory(lease.trajectory_id)
+        start = offset if offset is not None else row.num_tokens if row is not None else 0
+        return self.send(who, chunk(lease, start, num_tokens, version))
+
+    def finish(self, who: Who, lease: GrantLease, num_tokens: int, reward: float = 1.0) -> list[Action]:
+        """The holder says that the episode is complete."""
+        return self.send(
+            who,
+            Finish(
+                trajectory_id=lease.trajectory_id,
+                epoch=lease.epoch,
+                num_tokens=num_tokens,
+                reason="done",
+                turn_rewards=[reward],
+            ),
+        )
+
+    def fail(self, who: Who, lease: GrantLease) -> list[Action]:
+        """The holder gives up on the episode."""
+        return self.send(
+            who, Release(trajectory_id=lease.trajectory_id, epoch=lease.epoch, reason="reward timed out", failed=True)
+        )
+
+    def episode(self, who: Who, lease: GrantLease, version: int, reward: float = 1.0, num_tokens: int = 3) -> None:
+        """A whole (rest of an) episode."""
+        self.grow(who, lease, num_tokens, version)
+        row = self.ledger.state.groups.trajectory(lease.trajectory_id)
+        assert row is not None
+        self.finish(who, lease, row.num_tokens, reward)
+
+    def request_batch(self, index: int, version: int, who: Who = LEARNER) -> list[Action]:
+        """The learner asks for a batch."""
+        return self.send(who, BatchRequest(index=index, policy_version=version))
+
+    def trained(self, index: int, version: int, who: Who = LEARNER) -> list[Action]:
+        """The learner has trained a batch."""
+        return self.send(who, Trained(index=index, policy_version=version, metrics={"loss": 0.25}))
+
+
+def chunk(lease: GrantLease, offset: int, num_tokens: int, version: int) -> Chunk:
+    """Action tokens of one version."""
+    return Chunk(
+        trajectory_id=lease.trajectory_id,
+        epoch=lease.epoch,
+        offset=offset,
+        num_tokens=num_tokens,
+        segments=[Segment("action", 0, num_tokens)],
+        version_runs=[VersionRun(version, num_tokens)],
+        state={"at": offset + num_tokens},
+    )
+
+
+def granted(actions: list[Action]) -> list[GrantLease]:
+    """The leases among actions."""
+    return [action for action in actions if isinstance(action, GrantLease)]
+
+
+def delivered(actions: list[Action]) -> list[int]:
+    """Indices of the batches among actions."""
+    return [action.index for action in actions if isinstance(action, DeliverBatch)]
+
+
+def replies(actions: list[Action], kind: type[Message]) -> list[Any]:
+    """Messages of one type among actions."""
+    return [action.message for action in actions if isinstance(action, Reply) and isinstance(action.message, kind)]

@@ -1,0 +1,104 @@
+"""A learner engine of one process whose model is a table: log p(next | token). Milliseconds instead of DeepSpeed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gspo.model.logprobs import TokenLogProbs, chunked_logprobs
+from gspo.model.packing import PackedBatch
+from services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
+
+
+class BigramEngine:
+    """Plain gradient descent on logits[token, next]; records what it was asked to do."""
+
+    rank = 0
+    world_size = 1
+    replays_routing = False
+
+    def __init__(self, vocab_size: int = 16, *, token_budget: int = 64, learning_rate: float = 0.1, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.table = torch.randn(vocab_size, vocab_size, generator=generator).requires_grad_()
+        self.token_budget = token_budget
+        self.max_sequence_tokens: int | None = None
+        self._learning_rate = learning_rate
+        self.num_forward_passes = 0
+        self.gradients: list[Tensor] = []
+
+    def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
+        self.num_forward_passes += 1
+        with torch.no_grad():
+            return self._forward(packed, with_entropy)
+
+    def train_mini_batch(
+        self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
+    ) -> StepResult:
+        assert replay is None
+        total = torch.zeros(())
+        for packed in micro_batches:
+            if not packed.is_empty:
+                total = total + micro_batch_loss(packed, self._forward(packed, True), loss_fn)
+        (gradient,) = torch.autograd.grad(total, self.table)
+        self.gradients.append(gradient)
+        with torch.no_grad():
+            self.table -= self._learning_rate * gradient
+        return StepResult(
+            loss=float(total.detach()),
+            grad_norm=float(gradient.norm()),
+            learning_rate=self._learning_rate,
+            num_tokens=sum(packed.num_tokens for packed in micro_batches),
+        )
+
+    def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
+        one_hot = torch.nn.functional.one_hot(packed.input_ids[0], self.table.shape[0]).float()
+        return chunked_logprobs(
+            one_hot,
+            self.table.t(),
+            packed.targets_T,
+            packed.temperatures_T,
+            chunk_tokens=32,
+            with_entropy=with_entropy,
+        )
+
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    def barrier(self) -> None:
+        return
+
+    def layout(self) -> dict[str, Any]:
+        return {"model": "bigram", "vocabulary": self.table.shape[0], "num_ranks": 1}
+
+    def weights_digest(self) -> str:
+        return self.table.detach().numpy().tobytes().hex()[:64]
+
+    def save_state(self, directory: Path) -> None:
+        directory.mkdir()
+        save_file({"table": self.table.detach()}, directory / "table.safetensors")
+
+    def copy_state(self) -> BigramCopy:
+        return BigramCopy(self)
+
+    def load_state(self, directory: Path) -> None:
+        self.table = load_file(directory / "table.safetensors")["table"].requires_grad_()
+
+
+class BigramCopy:
+    """What the engine's `save_state` would have written when this was made."""
+
+    def __init__(self, engine: BigramEngine) -> None:
+        self._table = engine.table.detach().clone()
+        self._digest = engine.weights_digest()
+
+    def write(self, directory: Path) -> None:
+        directory.mkdir()
+        save_file({"table": self._table}, directory / "table.safetensors")
+
+    def weights_digest(self) -> str:
+        return self._digest

@@ -1,0 +1,69 @@
+"""A learner engine of one process with a tiny mixture of experts and plain gradient descent. No DeepSpeed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo.model.logprobs import TokenLogProbs
+from gspo.model.packing import PackedBatch
+from gspo.model.policy import prepare_policy
+from gspo.moe.experts import ExpertRecorder
+from gspo.moe.routing_replay import RoutingReplay
+from services.learner.engine.step import LossFn, ReplayFn, StepResult
+
+
+class MoeEngine:
+    """Each mini-batch ends with `update(model)` in place of an optimizer."""
+
+    rank = 0
+    world_size = 1
+    max_sequence_tokens: int | None = None
+
+    def __init__(
+        self, model: Any, *, token_budget: int = 200, update: Callable[[Any], None], replays_routing: bool = False
+    ) -> None:
+        prepare_policy(model, logprob_chunk_tokens=64, activation_checkpointing=True)
+        self.model = model
+        self.token_budget = token_budget
+        self._update = update
+        self._experts = ExpertRecorder(model)
+        self.replays_routing = replays_routing
+
+    def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
+        with torch.no_grad():
+            return self._forward(packed, with_entropy)
+
+    def train_mini_batch(
+        self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
+    ) -> StepResult:
+        total = 0.0
+        for packed in micro_batches:
+            picks = None if replay is None else replay(packed)
+            if not packed.is_empty:
+                with nullcontext() if picks is None else RoutingReplay(self.model).replaying(picks):
+                    loss = loss_fn(packed, self._forward(packed, True))
+                    loss.backward()  # type: ignore[no-untyped-call]
+                total += float(loss.detach())
+        with torch.no_grad():
+            self._update(self.model)
+        return StepResult(loss=total, grad_norm=0.0, learning_rate=0.0, num_tokens=0)
+
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor:
+        return tensor.clone()
+
+    def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
+        with self._experts.recording():
+            result: TokenLogProbs = self.model(
+                input_ids=packed.input_ids,
+                position_ids=packed.position_ids,
+                cu_seqlens=packed.cu_seqlens,
+                targets_T=packed.targets_T,
+                temperatures_T=packed.temperatures_T,
+                with_entropy=with_entropy,
+            )
+        return result._replace(experts=self._experts.take())

@@ -1,0 +1,162 @@
+"""An engine without a model: tokens are a function of what precedes them, and it stops where a test says so."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from safetensors import deserialize
+
+from protocol.messages import TensorInfo, VersionRun
+from services.rollout.sglang.answers import ServerInfo
+from services.rollout.sglang.client import EngineError
+from services.rollout.sglang.generation import FinishReason, GenerateRequest, Piece
+from services.weights.checksums import sha256_checksum
+from services.weights.engine_parameters import merge
+
+DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+class Hold:
+    """A point at which the engine waits: ``reached`` when it is there, until ``go``."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.go = asyncio.Event()
+
+
+def some_token(context: Sequence[int]) -> int:
+    """A token below 256 that depends on all of its context."""
+    return (sum(context) * 31 + len(context) * 17) % 251
+
+
+def some_logprob(context: Sequence[int]) -> float:
+    return -float((sum(context) + len(context)) % 61 + 1) / 64
+
+
+class ScriptedEngine:
+    """What the agent loop and the weight sync use of ``Engine``.
+
+    ``next_token`` maps all tokens so far to the next one. ``versions`` maps a length of the context to the version that
+    makes the tokens from there on. A request is served ``piece_tokens`` at a time.
+    """
+
+    def __init__(self, next_token: Callable[[Sequence[int]], int] = some_token, *, piece_tokens: int = 4) -> None:
+        self.next_token = next_token
+        self.piece_tokens = piece_tokens
+        self.version = 1
+        self.versions: dict[int, int] = {}
+        self.holds: dict[int, Hold] = {}
+        self.failures: dict[int, Exception | Literal["abort"]] = {}
+        self.requests: list[GenerateRequest] = []
+        self.num_closed = 0
+        # Weights.
+        self.paused = False
+        self.calls: list[str] = []
+        self.loaded: dict[str, tuple[TensorInfo, bytes]] = {}
+        self.files: list[list[str]] = []
+        """The names in each file that was loaded."""
+        self.refuse_update: str = ""
+        self.damage: Callable[[dict[str, tuple[TensorInfo, bytes]]], None] = lambda _: None
+        self.said_version: int | None = None
+
+    def hold_at(self, num_tokens: int) -> Hold:
+        """Wait before the token at place ``num_tokens`` of a context."""
+        self.holds[num_tokens] = Hold()
+        return self.holds[num_tokens]
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece, None]:
+        self.requests.append(request)
+        context = [int(token) for token in request.input_ids]
+        held: list[tuple[int, float, int]] = []
+        try:
+            for made in range(1, request.sampling.max_new_tokens + 1):
+                if len(context) in self.holds:
+                    hold = self.holds[len(context)]
+                    hold.reached.set()
+                    await hold.go.wait()
+                failure = self.failures.pop(len(context), None)
+                if failure == "abort":
+                    yield _piece(held, "abort")
+                    return
+                if failure is not None:
+                    raise failure
+                self.version = self.versions.get(len(context), self.version)
+                token = self.next_token(context)
+                held.append((token, some_logprob(context), self.version))
+                context.append(token)
+                finish: FinishReason | None = None
+                if token in request.sampling.stop_token_ids:
+                    finish = "stop"
+                elif made == request.sampling.max_new_tokens:
+                    finish = "length"
+                if finish is not None or len(held) == self.piece_tokens:
+                    yield _piece(held, finish)
+                    held = []
+                if finish is not None:
+                    return
+        finally:
+            self.num_closed += 1
+
+    # Weights -------------------------------------------------------------------------------------------------------
+
+    async def pause(self, mode: str) -> None:
+        self.calls.append(f"pause {mode}")
+        self.paused = True
+
+    async def resume(self) -> None:
+        self.calls.append("resume")
+        self.paused = False
+
+    async def update_weights_from_disk(
+        self, path: Path, version: int, *, check: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        self.calls.append(f"update {version}")
+        assert self.paused
+        if self.refuse_update:
+            raise EngineError(self.refuse_update)
+        # What is not in the file stays, as in SGLang.
+        file = {name: (info, data) for name, info, data in read_tensors(path / "model.safetensors")}
+        self.files.append(list(file))
+        self.loaded |= file
+        self.damage(self.loaded)
+        self.version = version
+        if self.said_version not in (None, version):
+            raise EngineError(f"version {version} was loaded, but the server says that it serves {self.said_version}")
+        if check is not None:
+            await check()
+
+    async def weight_version(self) -> int | None:
+        return self.version if self.said_version is None else self.said_version
+
+    async def weights_checksums(self) -> dict[str, str]:
+        return {name: sha256_checksum(parameter.parts) for name, parameter in merge(self.loaded.values()).items()}
+
+    async def server_info(self) -> ServerInfo:
+        return ServerInfo(version="0", device="cpu", dtype="float32", tp_size=1, model_path="scripted")
+
+
+def read_tensors(path: Path) -> list[tuple[str, TensorInfo, bytes]]:
+    """What a safetensors file holds, by the format's own library."""
+    tensors = []
+    for name, entry in deserialize(path.read_bytes()):
+        data = bytes(entry["data"])
+        info = TensorInfo(name, DTYPE_NAMES[entry["dtype"]], list(entry["shape"]), 0, len(data), "0" * 64)
+        tensors.append((name, info, data))
+    return tensors
+
+
+def _piece(tokens: Sequence[tuple[int, float, int]], finish: FinishReason | None) -> Piece:
+    runs: list[VersionRun] = []
+    for _, _, version in tokens:
+        if runs and runs[-1].version == version:
+            runs[-1] = VersionRun(version, runs[-1].num_tokens + 1)
+        else:
+            runs.append(VersionRun(version, 1))
+    return Piece(
+        token_ids=np.array([token for token, _, _ in tokens], dtype=np.int32),
+        logprobs=np.array([logprob for _, logprob, _ in tokens], dtype=np.float32),
+        version_runs=runs,
+        finish_reason=finish,
+    )

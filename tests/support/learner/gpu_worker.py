@@ -1,0 +1,63 @@
+"""Trains a dense model of random weights on one GPU and prints how fast, as JSON.
+
+python -m tests.support.learner.gpu_worker '{"hidden_size": 1024, ...}' OFFLOAD; the first argument is of `Qwen3Config`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from gspo.model.logprobs import TokenLogProbs
+from gspo.model.packing import PackedBatch, pack
+from services.learner.engine.engine import LearnerEngine
+from services.learner.start.engine_settings import LearnerEngineSettings, Offload
+from tests.support.loss.sequences import random_sequence
+
+NUM_TOKENS, NUM_SEQUENCES, NUM_STEPS = 16_384, 8, 4
+
+
+def policy_gradient(packed: PackedBatch, result: TokenLogProbs) -> Tensor:
+    return -(result.logprobs_T * packed.mask_T).sum() / NUM_TOKENS
+
+
+def main(config: Qwen3Config, offload: Offload) -> None:
+    with torch.device("cuda"):
+        model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+    settings = LearnerEngineSettings(
+        device="cuda", dtype="bfloat16", zero_stage=2, offload=offload, activation_checkpointing=True
+    )
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    engine = LearnerEngine.from_model(model, settings)
+    length = NUM_TOKENS // NUM_SEQUENCES
+    sequences = [random_sequence(length, seed, vocab_size=config.vocab_size) for seed in range(NUM_SEQUENCES)]
+    packed = pack(sequences, policy_version=0)
+    times = []
+    for _ in range(NUM_STEPS + 1):
+        step = engine.train_mini_batch([packed], policy_gradient)
+        torch.cuda.synchronize()
+        times.append(time.monotonic())
+    # The first step makes Adam's moments.
+    seconds = min(end - begin for begin, end in pairwise(times))
+    result = {
+        "num_parameters": num_parameters,
+        "tokens_per_s": packed.num_tokens / seconds,
+        # Of forward and backward; recomputed activations and attention are not counted.
+        "flops": 6 * num_parameters * packed.num_tokens / seconds,
+        "peak_bytes": torch.cuda.max_memory_allocated(),
+        "loss": step.loss,
+        "masters_on": sorted({master.device.type for master in engine._state._masters()}),
+    }
+    engine.close()
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    assert sys.argv[2] in ("none", "optimizer", "optimizer_and_parameters")
+    main(Qwen3Config(**json.loads(sys.argv[1])), sys.argv[2])  # type: ignore[arg-type]

@@ -1,0 +1,274 @@
+"""Runs as a rank or alone: the learner's engine in every ZeRO stage, its faults, checkpoints and exports.
+
+python -m tests.support.learner.learner_worker WORK_DIR SCENARIO...; WORK_DIR holds model/ and groups.npz, results go there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from gspo.adaptive import AdaptiveClip
+from gspo.model.logprobs import TokenLogProbs
+from gspo.model.packing import PackedBatch, TrainGroup, pack
+from gspo.model.policy import load_policy
+from gspo.settings import Objective
+from gspo.staleness import MismatchTracker
+from services.learner.checkpoints.format import CheckpointError, CheckpointState, load_checkpoint
+from services.learner.checkpoints.saving import CheckpointSaver, Threads
+from services.learner.engine.engine import LearnerEngine
+from services.learner.engine.gradients import GradientError
+from services.learner.export import export_model
+from services.learner.profiling.profile import BatchProfile, HostTimeline, StepProfile
+from services.learner.profiling.report import as_json
+from services.learner.start.engine_settings import LearnerEngineSettings
+from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch
+from services.runtime.clock import MonotonicClock
+from tests.support.loss.sequences import load_groups
+
+# A large eps keeps Adam's update proportional to the gradient, where a small one turns float noise into full steps.
+SETTINGS: dict[str, Any] = {
+    "learning_rate": 0.02,
+    "warmup_steps": 2,
+    "adam_eps": 0.1,
+    "weight_decay": 0.1,
+    "token_budget": 60,
+    "logprob_chunk_tokens": 16,
+    "zero3_persistence_elements": 500,
+}
+OBJECTIVE = Objective(eps_low=0.003, eps_high=0.003, noise_z=0.5, anchor="behaviour", mismatch_mode="off")
+NUM_MINI_BATCHES = 2
+
+
+def settings(zero_stage: int, **changes: Any) -> LearnerEngineSettings:
+    return LearnerEngineSettings(zero_stage=zero_stage, **(SETTINGS | changes))
+
+
+def train(
+    engine: LearnerEngine, groups: list[TrainGroup], mismatch: MismatchTracker, anchor: str = "behaviour"
+) -> dict[str, float]:
+    objective = replace(OBJECTIVE, anchor=anchor)  # type: ignore[arg-type]
+    report = train_batch(
+        engine, groups, objective=objective, policy_version=1, num_mini_batches=NUM_MINI_BATCHES, mismatch=mismatch
+    )
+    return report.metrics
+
+
+def save_weights(engine: LearnerEngine, path: Path) -> None:
+    weights = {name: tensor.clone() for name, tensor in engine.serving_weights()}
+    if engine.rank == 0:
+        save_file(weights, path)
+
+
+def stages(work: Path) -> dict[str, Any]:
+    """One batch in every stage; then a checkpoint, two more batches with and without resuming from it, an export."""
+    groups = load_groups(work / "groups.npz")
+    results: dict[str, Any] = {}
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    for stage in (0, 1, 2, 3):
+        engine = LearnerEngine.create(work / "model", settings(stage))
+        mismatch = MismatchTracker()
+        untouched = engine.weights_digest()
+        metrics = train(engine, groups, mismatch)
+        save_weights(engine, work / f"trained-{stage}-{world_size}.safetensors")
+        state = CheckpointState(policy_version=2, batch_position=1, mismatch=dict(mismatch.state_dict()))
+        saver = CheckpointSaver(engine, work / f"checkpoints-{stage}-{world_size}", keep=1, background=Threads())
+        saver.begin(state)
+        # Training goes on while it is written.
+        train(engine, groups[::-1], mismatch, "proximal")
+        went_on = engine.weights_digest()
+        path = None
+        while path is None:
+            path = saver.advance(newest_version=2, wait_s=1.0)
+
+        resumed = LearnerEngine.create(work / "model", settings(stage))
+        loaded = load_checkpoint(resumed, path)
+        resumed_mismatch = MismatchTracker()
+        resumed_mismatch.load_state_dict(loaded.mismatch)
+        resumed_weights = resumed.weights_digest()
+        train(resumed, groups[::-1], resumed_mismatch, "proximal")
+        results[str(stage)] = {
+            "metrics": metrics,
+            "untouched": untouched,
+            "went_on": went_on,
+            "resumed_weights": resumed_weights,
+            "resumed": resumed.weights_digest(),
+            "batch_position": loaded.batch_position,
+        }
+        if stage in (2, 3):
+            export_model(
+                resumed, work / f"export-{stage}-{world_size}", tokenizer_from=work / "model", max_shard_bytes=100_000
+            )
+            save_weights(resumed, work / f"exported-{stage}-{world_size}.safetensors")
+    # `resumed` is in stage 3, and has trained.
+    load_checkpoint(resumed, work / f"checkpoints-1-{world_size}" / path.name)
+    results["other_stage"] = resumed.weights_digest()
+    return results
+
+
+def bfloat16(work: Path) -> dict[str, Any]:
+    """One batch in bfloat16 with activation checkpointing; how often the host then reads a value of the device, by token
+    budget, and a profile of the last batch."""
+    groups = load_groups(work / "groups.npz")
+    engine = LearnerEngine.create(work / "model", settings(1, dtype="bfloat16", activation_checkpointing=True))
+    metrics = train(engine, groups, MismatchTracker())
+    save_weights(engine, work / "bfloat16.safetensors")
+    reads = {}
+    profiles: list[BatchProfile] = []
+    for token_budget in (60, 2000):
+        engine.token_budget = token_budget
+        profile = StepProfile(
+            HostTimeline(MonotonicClock()),
+            rank=0,
+            world_size=1,
+            token_budget=token_budget,
+            cost=engine.cost(),
+            peak_flops=1e12,
+            report=profiles.append,
+        )
+        engine.profile = profile
+        with HostReads() as counted:
+            train_batch(
+                engine,
+                groups,
+                objective=replace(OBJECTIVE, anchor="proximal"),
+                policy_version=1,
+                num_mini_batches=1,
+                mismatch=MismatchTracker(),
+                profile=profile,
+            )
+        profile.end_batch(0, engine.sum_over_ranks)
+        reads[profiles[-1].num_micro_batches] = counted.num_reads
+    return {"metrics": metrics, "reads": reads, "profiles": [as_json(profile) for profile in profiles]}
+
+
+class HostReads(TorchDispatchMode):
+    """Counts what makes the host wait for a device: a value that is read, and a size that depends on values."""
+
+    num_reads = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        is_mask = name == "index" and any(x is not None and x.dtype == torch.bool for x in args[1])
+        if is_mask or name in ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal"):
+            self.num_reads += 1
+        return func(*args, **(kwargs or {}))
+
+
+def replay(work: Path) -> dict[str, Any]:
+    """Two mini-batches with routing replay in ZeRO 1 and 3, with checkpointed activations, and without it."""
+    groups = load_groups(work / "groups.npz")
+    results: dict[str, Any] = {}
+    for name, stage, changes in (
+        ("free", 1, {"routing_replay": False}),
+        ("replayed-1", 1, {}),
+        ("replayed-3", 3, {}),
+        ("replayed-shared", 3, {"expert_parallel": 2}),
+        ("unchanged", 1, {"learning_rate": 0.0}),
+    ):
+        # A first step that is large enough to change experts, and a clip that leaves their tokens a gradient.
+        shared = {"routing_replay": True, "activation_checkpointing": True, "learning_rate": 0.2}
+        engine = LearnerEngine.create(work / "model", settings(stage, **shared | changes))
+        adaptive = AdaptiveClip(target=0.15)
+        metrics = train_batch(
+            engine,
+            groups,
+            objective=Objective(eps_low=0.15, eps_high=0.19, anchor="proximal"),
+            policy_version=1,
+            num_mini_batches=NUM_MINI_BATCHES,
+            mismatch=MismatchTracker(),
+            adaptive_clip=adaptive,
+        ).metrics
+        save_weights(engine, work / f"{name}.safetensors")
+        results[name] = {"metrics": metrics, "scale": adaptive.scale}
+    config = Qwen3Config(vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8)
+    try:
+        LearnerEngine.from_model(Qwen3ForCausalLM(config), settings(1, routing_replay=True))
+    except ValueError as error:
+        results["dense"] = str(error)
+    return results
+
+
+def faults(work: Path) -> dict[str, Any]:
+    """Losses and models that must not be stepped on; each fault strikes the last rank only, except the frozen one."""
+    groups = load_groups(work / "groups.npz")
+    results: dict[str, Any] = {}
+
+    def attempt(name: str, model: Any, loss_fn: Callable[[PackedBatch, TokenLogProbs, bool], Tensor]) -> None:
+        engine = LearnerEngine.from_model(model, settings(2))
+        sequences, _, _ = sequences_with_advantages(groups, AdvantageSettings())
+        packed = pack(sequences[engine.rank :: engine.world_size], policy_version=1)
+        before = engine.weights_digest()
+        is_last = engine.rank == engine.world_size - 1
+        # Empty micro-batches beside it take part and change nothing.
+        micro_batches = [pack([], policy_version=1), packed]
+        message = _message(lambda: engine.train_mini_batch(micro_batches, lambda p, r: loss_fn(p, r, is_last)))
+        results[name] = {"message": message, "untouched": engine.weights_digest() == before}
+
+    def sound(packed: PackedBatch, result: TokenLogProbs, is_last: bool) -> Tensor:
+        assert bool(torch.isfinite(result.logprobs_T[packed.mask_T]).all()), "loss functions refuse NaN"
+        return -(result.logprobs_T * packed.advantages_T).sum() / 100
+
+    def nan_loss(packed: PackedBatch, result: TokenLogProbs, is_last: bool) -> Tensor:
+        return sound(packed, result, is_last) * (math.nan if is_last else 1.0)
+
+    def nan_gradient(packed: PackedBatch, result: TokenLogProbs, is_last: bool) -> Tensor:
+        # Finite in value; the derivative of sqrt at 0 is infinite.
+        return (result.logprobs_T * 0).abs().sqrt().sum() if is_last else sound(packed, result, is_last)
+
+    frozen = load_policy(work / "model", torch.float32)
+    frozen.get_parameter("model.layers.1.mlp.gate.weight").requires_grad_(False)
+    attempt("frozen", frozen, sound)
+    attempt("nan_loss", load_policy(work / "model", torch.float32), nan_loss)
+    attempt("nan_gradient", load_policy(work / "model", torch.float32), nan_gradient)
+    attempt("sound", load_policy(work / "model", torch.float32), sound)
+    # A token that only the last rank trains on, so that the other one sees nothing wrong by itself.
+    members = [sequence for group in groups for sequence in group.sequences]
+    world_size = int(os.environ["WORLD_SIZE"])
+    others = [members[index].token_ids for index in range(len(members)) if index % world_size != world_size - 1]
+    token = int(np.setdiff1d(members[world_size - 1].token_ids, np.concatenate(others))[0])
+    broken = load_policy(work / "model", torch.float32)
+    with torch.no_grad():
+        broken.get_input_embeddings().weight[token] = math.nan
+    attempt("nan_model", broken, sound)
+    return results
+
+
+def _message(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except (CheckpointError, GradientError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "stages": stages, "bfloat16": bfloat16, "replay": replay, "faults": faults
+}  # fmt: skip
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    work = Path(sys.argv[1])
+    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    for scenario in sys.argv[2:]:
+        results = SCENARIOS[scenario](work)
+        (work / f"{scenario}-{rank}-of-{world_size}.json").write_text(json.dumps(results), encoding="utf-8")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

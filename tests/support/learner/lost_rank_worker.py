@@ -1,0 +1,44 @@
+"""One of two ranks that train until the other is gone: `python -m tests.support.learner.lost_rank_worker WORK TIMEOUT_S`."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch.distributed import distributed_c10d
+
+from gspo.staleness import MismatchTracker
+from services.learner.engine.engine import LearnerEngine
+from services.learner.ranks.lost_rank import LostRankError, lost_ranks_named
+from services.learner.start.engine_settings import LearnerEngineSettings
+from services.learner.trainer import train_batch
+from tests.support.learner.learner_worker import OBJECTIVE, SETTINGS
+from tests.support.loss.sequences import load_groups
+
+STATUS = 17
+
+
+def main(work: Path, timeout_s: float) -> int:
+    torch.set_num_threads(1)
+    try:
+        with lost_ranks_named():
+            settings = LearnerEngineSettings(**SETTINGS, zero_stage=3, expert_parallel=2, collective_timeout_s=timeout_s)
+            engine = LearnerEngine.create(work / "model", settings)
+            cpu = torch.device("cpu")
+            timeouts = {group._get_backend(cpu).options._timeout for group in distributed_c10d._world.pg_map}
+            assert timeouts == {timedelta(seconds=timeout_s)}, timeouts
+            groups = load_groups(work / "groups.npz")
+            while True:
+                train_batch(
+                    engine, groups, objective=OBJECTIVE, policy_version=1, num_mini_batches=2, mismatch=MismatchTracker()
+                )
+                print("trained", flush=True)
+    except LostRankError as error:
+        print(error, flush=True)
+        return STATUS
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2])))

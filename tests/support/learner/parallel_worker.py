@@ -1,0 +1,185 @@
+"""Runs under torchrun: the learner's engine in one parallel layout after the other, and its checkpoints in others.
+
+python -m tests.support.learner.parallel_worker PLAN.json RESULTS_DIR; the plan is a list of jobs, see `Job`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gspo.model.logprobs import TokenLogProbs
+from gspo.model.packing import PackedBatch, TrainGroup, pack
+from gspo.moe.experts import ExpertPicks
+from gspo.staleness import MismatchTracker
+from services.learner.checkpoints.format import CheckpointError, CheckpointState, find_latest, load_checkpoint
+from services.learner.checkpoints.saving import CheckpointSaver, Threads
+from services.learner.engine.engine import LearnerEngine
+from services.learner.export import export_model
+from services.learner.start.engine_settings import LearnerEngineSettings
+from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch
+from tests.support.learner.learner_worker import OBJECTIVE, SETTINGS
+from tests.support.loss.sequences import load_groups
+
+WIDE = replace(OBJECTIVE, eps_low=0.19, eps_high=0.19)
+SLOW: dict[str, Any] = {"learning_rate": 0.002}
+"""With larger steps everything would be clipped after the second, and later steps would show nothing."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One engine: made, perhaps resumed, trained for some steps, perhaps saved."""
+
+    name: str
+    settings: dict[str, Any]
+    model: str = "model"
+    resume: str = ""
+    """The job whose checkpoint to go on from."""
+    steps: int = 1
+    save_after: int = 0
+    """Save a checkpoint below NAME after so many steps; 0: never."""
+    replay: bool = False
+    """One step on a plain loss with the experts of `given_picks` in place of the routers' own, in place of `steps`."""
+    unwritable_on: int = -1
+    """This rank can write no file of more than 4 KiB."""
+    in_background: bool = False
+    """Begin to save, and go on when it is written."""
+    export: bool = False
+    """Write the weights as engines load them to NAME.safetensors, and an export to NAME-export."""
+
+
+def _save(engine: LearnerEngine, root: Path, state: CheckpointState, in_background: bool) -> None:
+    saver = CheckpointSaver(engine, root, keep=1, background=Threads() if in_background else None)
+    saver.begin(state)
+    while saver.pending is not None:
+        saver.advance(newest_version=state.policy_version, wait_s=1.0)
+
+
+def run(job: Job, work: Path) -> dict[str, Any]:
+    groups = load_groups(work / "groups.npz")
+    engine = LearnerEngine.create(work / job.model, LearnerEngineSettings(**(SETTINGS | SLOW | job.settings)))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if engine.rank == job.unwritable_on:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        first = 0
+        if job.resume:
+            latest = find_latest(work / job.resume)
+            assert latest is not None, f"{job.resume} has no checkpoint"
+            first = load_checkpoint(engine, latest).batch_position
+        losses, norms, rates, metrics, scored = [], [], [], {}, []
+        if job.replay:
+            losses.append(replay_step(engine, groups))
+            state = CheckpointState(policy_version=1, batch_position=1, mismatch={})
+            _save(engine, work / job.name, state, job.in_background)
+        for step in range(first, first + (0 if job.replay else job.steps)):
+            metrics = train_batch(
+                engine,
+                # All but one, another one in each step.
+                [group for index, group in enumerate(groups) if index != step % len(groups)],
+                objective=WIDE,
+                policy_version=1,
+                num_mini_batches=1,
+                mismatch=MismatchTracker(),
+            ).metrics
+            losses.append(metrics["loss"])
+            norms.append(metrics["grad_norm"])
+            rates.append(metrics["learning_rate"])
+            if step + 1 == job.save_after:
+                state = CheckpointState(policy_version=1, batch_position=step + 1, mismatch={})
+                _save(engine, work / job.name, state, job.in_background)
+        if job.export:
+            weights = {name: tensor.clone() for name, tensor in engine.serving_weights()}
+            if engine.rank == 0:
+                save_file(weights, work / f"{job.name}.safetensors")
+            export_model(engine, work / f"{job.name}-export", tokenizer_from=work / "model")
+            scored = score(engine, groups)
+        experts = {name: value for name, value in metrics.items() if name.startswith("expert")}
+        return {
+            "losses": losses,
+            "norms": norms,
+            "rates": rates,
+            "experts": experts,
+            "scored": scored,
+            "digest": engine.weights_digest(),
+            "layout": engine.layout(),
+            "offloaded": _offloaded(engine),
+            "masters_on": sorted({master.device.type for master in engine._state._masters()}),
+        }
+    except CheckpointError as error:
+        return {"error": str(error), "digest": engine.weights_digest()}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def score(engine: LearnerEngine, groups: list[TrainGroup]) -> list[tuple[list[int], list[float]]]:
+    """Token ids of every sequence, and this learner's log-probs at temperature 1 of all but the first."""
+    members = [
+        sequence.with_advantages(np.zeros(sequence.num_tokens, dtype=np.float32))
+        for group in groups
+        for sequence in group.sequences
+    ]
+    assert {member.temperature for member in members} == {1.0}
+    packed = pack(members, policy_version=1)
+    logprobs = engine.logprobs(packed).logprobs_T.tolist()
+    return [
+        (member.token_ids.tolist(), logprobs[start : end - 1])
+        for member, (start, end) in zip(members, pairwise(packed.cu_seqlens), strict=True)
+    ]
+
+
+def given_picks(packed: PackedBatch) -> ExpertPicks:
+    """Two of the tiny model's four experts by token and layer, whatever its routers say; the same in every layout."""
+    first_LT = packed.input_ids + torch.arange(2)[:, None]
+    return ExpertPicks(torch.stack([first_LT % 4, (first_LT + 1) % 4], dim=-1).to(torch.int8), 4)
+
+
+def replay_step(engine: LearnerEngine, groups: list[TrainGroup]) -> float:
+    """The loss of one step whose routers are given their experts, and were seen to take them."""
+    sequences, _, _ = sequences_with_advantages(groups, AdvantageSettings())
+    packed = pack(sequences[engine.rank :: engine.world_size], policy_version=1)
+
+    def loss_fn(packed: PackedBatch, result: TokenLogProbs) -> Tensor:
+        assert result.experts is not None
+        given = given_picks(packed).indices_LTK
+        assert torch.equal(result.experts.indices_LTK.sort(dim=-1).values, given.sort(dim=-1).values)
+        return -(result.logprobs_T * packed.advantages_T).sum() / 100
+
+    return engine.train_mini_batch([packed], loss_fn, replay=given_picks).loss
+
+
+def _offloaded(engine: LearnerEngine) -> list[bool]:
+    """Whether DeepSpeed keeps the optimizer, and the parameters, in the host's memory."""
+    found = vars(engine._engine.optimizer)
+    return [bool(found.get("offload_optimizer") or found.get("cpu_offload")), bool(found.get("offload_param"))]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    plan, work = Path(sys.argv[1]), Path(sys.argv[2])
+    results = {}
+    for content in json.loads(plan.read_text(encoding="utf-8")):
+        job = Job(**content)
+        try:
+            results[job.name] = run(job, work)
+        except ValueError as error:
+            results[job.name] = {"error": str(error)}
+    rank = os.environ.get("RANK", "0")
+    plan.with_suffix(f".{rank}.out").write_text(json.dumps(results), encoding="utf-8")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

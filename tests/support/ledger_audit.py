@@ -1,5 +1,0 @@
-"""The product's own audit, as `gspo audit` runs it."""
-
-from services.audit.audit import audit_run as audit
-
-__all__ = ["audit"]

@@ -1,0 +1,50 @@
+"""A process for the supervisor's tests: `python -m tests.support.processes.child NAME PIPE BEHAVIOUR...`.
+
+It tells what it does as lines in the named pipe: "NAME started PID", "NAME stopping".
+
+serve             until SIGTERM, then exit 0
+unhandled         is ended by SIGTERM
+stubborn          takes no notice of SIGTERM
+exit STATUS WORDS says WORDS ("last words") on standard error and exits
+crash-once FILE   dies by SIGKILL unless FILE exists, which it makes; then serves
+when-told ...     one of these after SIGUSR1; serves until then
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+
+def main(name: str, pipe: str, behaviour: str, *arguments: str) -> int:
+    def tell(text: str) -> None:
+        with open(pipe, "w") as file:
+            file.write(f"{name} {text}\n")
+
+    # Blocked and waited for, so that no moment of the process's life is too early for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+    tell(f"started {os.getpid()}")
+    print(f"{name} says hello", flush=True)
+    if behaviour == "when-told":
+        told = signal.sigwait({signal.SIGTERM, signal.SIGUSR1}) == signal.SIGUSR1
+        behaviour, arguments = (arguments[0], arguments[1:]) if told else ("stop", ())
+    if behaviour == "exit":
+        print(arguments[1] if len(arguments) > 1 else "last words", file=sys.stderr)
+        return int(arguments[0])
+    if behaviour == "crash-once" and not Path(arguments[0]).exists():
+        Path(arguments[0]).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "unhandled":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.pause()
+    while behaviour == "stubborn":
+        signal.sigwait({signal.SIGTERM})
+        tell("refuses")
+    if behaviour != "stop":
+        signal.sigwait({signal.SIGTERM})
+    tell("stopping")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

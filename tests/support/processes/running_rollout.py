@@ -1,0 +1,124 @@
+"""A RolloutService at work between a scripted broker and a scripted engine."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import zmq.asyncio
+from prometheus_client import CollectorRegistry
+
+from protocol.channels import WORK, ChannelSpec
+from protocol.messages import (
+    Heartbeat,
+    Lease,
+)
+from services.rollout.metrics import RolloutMetrics
+from services.rollout.service import RolloutService
+from services.rollout.tokenizer import ChatTokenizer
+from services.runtime.settings.sections import Rollout
+from services.runtime.telemetry import Health
+from tests.support.broker.scripted_broker import ScriptedBroker
+from tests.support.clocks import VirtualClock
+from tests.support.engines.scripted_engine import ScriptedEngine
+from tests.support.episodes import a_new_lease, an_agent
+from tests.support.wire.zmq_ends import a_client, in_background, zmq_context
+
+TURN_TOKENS = 6
+
+
+class SteadySync:
+    """A weight sync that serves what the test says."""
+
+    def __init__(self) -> None:
+        self.policy_version = 3
+        self.quarantined = ""
+        self.loading = False
+        self.may_generate = asyncio.Event()
+        self.may_generate.set()
+        self.announced: list[tuple[int, str]] = []
+        self._on_change: Callable[[], None] = lambda: None
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self._on_change = callback
+
+    def announce(self, policy_version: int, endpoint: str) -> None:
+        self.announced.append((policy_version, endpoint))
+
+    def serve(self, policy_version: int, quarantined: str = "") -> None:
+        self.policy_version, self.quarantined = policy_version, quarantined
+        self._on_change()
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Running:
+    """One RolloutService and everything around it."""
+
+    def __init__(
+        self, context: zmq.asyncio.Context, tokenizer: ChatTokenizer, spec: ChannelSpec, drain_s: float, max_running: int
+    ) -> None:
+        self.broker = ScriptedBroker(context, spec)
+        self.engine = ScriptedEngine()
+        self.sync = SteadySync()
+        self.clock = VirtualClock()
+        self.health = Health(self.clock, max_quiet_s=10.0)
+        self.registry = CollectorRegistry()
+        self.metrics = RolloutMetrics(self.registry)
+        self.stop = asyncio.Event()
+        self.client = a_client(context, spec, self.broker.endpoint, clock=self.clock)
+        self.service = RolloutService(
+            agent=an_agent(
+                tokenizer,
+                engine=self.engine,
+                broker=self.client,
+                chunk_tokens=100,
+                max_turn_tokens=TURN_TOKENS,
+                may_generate=self.sync.may_generate,
+                metrics=self.metrics,
+            ),
+            broker=self.client,
+            sync=self.sync,  # type: ignore[arg-type]
+            settings=Rollout(max_running=max_running, drain_s=drain_s),
+            clock=self.clock,
+            health=self.health,
+            metrics=self.metrics,
+            heartbeat_s=0.05,
+        )
+        self.prompt_tokens = len(tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}]))
+
+    async def heartbeats(self, number: int) -> None:
+        """Wait for so many more."""
+        await self.broker.expect(Heartbeat, len(self.broker.of(Heartbeat)) + number)
+
+    def count(self, name: str, **labels: str) -> float:
+        value = self.registry.get_sample_value(f"gspo_rollout_{name}", labels)
+        return 0.0 if value is None else value
+
+
+Start = Callable[..., contextlib.AbstractAsyncContextManager[Running]]
+
+
+def starter(tokenizer: ChatTokenizer) -> Start:
+    """What starts one, as a context."""
+
+    @contextlib.asynccontextmanager
+    async def start(spec: ChannelSpec = WORK, drain_s: float = 5.0, max_running: int = 4) -> AsyncIterator[Running]:
+        """Runs until the block ends; then the service must end by itself."""
+        async with zmq_context() as context:
+            run = Running(context, tokenizer, spec, drain_s, max_running)
+            async with in_background(run.broker.serve()):
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(run.service.run(run.stop))
+                    try:
+                        yield run
+                    finally:
+                        run.stop.set()
+
+    return start
+
+
+def leases(number: int, **changes: Any) -> list[Lease]:
+    """Of trajectories that nobody has begun."""
+    return [a_new_lease(trajectory_id=index, **changes) for index in range(1, number + 1)]

@@ -1,0 +1,97 @@
+"""A small whole run in a directory, without engines: a ledger with its record, settings and a checkpoint."""
+
+import json
+from pathlib import Path
+
+from protocol.messages import Checkpointed, Resume
+from services.broker.entry import RECORD_FILE
+from services.broker.ledger.actions import Who
+from services.broker.metrics_file import RecordFile
+from services.broker.store.reader import LEDGER_FILE
+from services.runtime.settings.run_settings import write_run_settings
+from services.runtime.settings.sections import BatchSection, Run, Settings
+from tests.support.broker.ledger import CONFIG, LEARNER, LedgerHarness
+
+FIRST, SECOND = Who("rollout-0", "a"), Who("rollout-1", "b")
+NUM_BATCHES = 3
+
+
+def write_small_run(directory: Path) -> None:
+    """Three batches of two groups of two. Group 0 fails and is dropped; an episode of group 1 goes on under a second lease;
+    the learner restarts after batch 1 from its checkpoint of batch 0, and is given batch 1 again.
+    """
+    directory.mkdir(parents=True)
+    settings = Settings(
+        run=Run(directory=directory, num_batches=NUM_BATCHES),
+        batch=BatchSection(
+            group_size=CONFIG.group_size, groups_per_batch=CONFIG.groups_per_batch, mini_batches=1, max_lag=CONFIG.max_lag
+        ),
+    )
+    write_run_settings(settings)
+    broker = LedgerHarness(path=directory / LEDGER_FILE)
+    for who in (FIRST, SECOND):
+        broker.hello(who)
+    broker.hello(LEARNER, "learner")
+    broker.publish(1, 0)
+    _fail_a_group(broker)
+    _resume_an_episode(broker)
+    version = 1
+    for index in range(NUM_BATCHES):
+        _fill(broker, version)
+        broker.request_batch(index, version)
+        version += 1
+        broker.publish(version, index + 1)
+        broker.trained(index, version)
+        if index == 0:
+            broker.send(LEARNER, Checkpointed(next_batch=1, policy_version=version))
+            write_checkpoint(directory, version, 1)
+        if index == 1:
+            version = _restart_the_learner(broker, version)
+    RecordFile(directory / RECORD_FILE).append(broker.store.records_after(0))
+    broker.store.close()
+
+
+def write_checkpoint(directory: Path, version: int, position: int) -> Path:
+    """The metadata of a checkpoint, all that an audit reads of one."""
+    path = directory / "checkpoints" / f"version-{version:010d}-batch-{position:010d}"
+    path.mkdir(parents=True)
+    content = {"format": 1, "state": {"policy_version": version, "batch_position": position, "mismatch": {}}}
+    (path / "checkpoint.json").write_text(json.dumps(content))
+    return path
+
+
+def _fail_a_group(broker: LedgerHarness) -> None:
+    """The first episode fails as often as it may; what the others of its group had done is dropped with it."""
+    first, other = broker.lease(FIRST, 2)
+    broker.grow(FIRST, other, 5, 1)
+    broker.fail(FIRST, first)
+    (again,) = broker.lease(FIRST, 1)
+    assert again.trajectory_id == first.trajectory_id
+    broker.fail(FIRST, again)
+
+
+def _resume_an_episode(broker: LedgerHarness) -> None:
+    (lease,) = broker.lease(FIRST, 1)
+    broker.grow(FIRST, lease, 2, 1)
+    broker.tick(CONFIG.lease_s + 1)
+    (again,) = broker.lease(SECOND, 1)
+    assert (again.trajectory_id, again.epoch) == (lease.trajectory_id, lease.epoch + 1)
+    broker.episode(SECOND, again, 1, reward=0.0)
+
+
+def _fill(broker: LedgerHarness, version: int) -> None:
+    """Finish every episode that is to be had."""
+    while leases := broker.lease(FIRST, 4, version):
+        for number, lease in enumerate(leases):
+            broker.episode(FIRST, lease, version, reward=float(number % 2), num_tokens=3 + number)
+
+
+def _restart_the_learner(broker: LedgerHarness, version: int) -> int:
+    """From its checkpoint of one batch: what it publishes first is the old weights under a new number."""
+    learner = Who(LEARNER.peer, LEARNER.session)
+    broker.send(learner, Resume(next_batch=1))
+    broker.publish(version + 1, 1)
+    broker.request_batch(1, version + 1)
+    broker.publish(version + 2, 2)
+    broker.trained(1, version + 2)
+    return version + 2

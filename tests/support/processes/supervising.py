@@ -1,0 +1,22 @@
+"""A supervisor of two children in a process of its own: `python -m tests.support.processes.supervising PIPE LOGS`."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from services.cli.running.supervisor import ProcessSpec, Supervisor
+from services.runtime.clock import MonotonicClock
+
+
+def main(pipe: str, logs: str) -> None:
+    specs = [
+        ProcessSpec(
+            name=name, module="tests.support.processes.child", arguments=(name, pipe, "serve"), stop_order=0, grace_s=10.0
+        )
+        for name in ("one", "two")
+    ]
+    asyncio.run(Supervisor(specs, Path(logs), MonotonicClock()).run())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,74 @@
+"""A real weight server, and versions of every type and shape that is served."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import torch
+import zmq.asyncio
+from prometheus_client import CollectorRegistry
+
+from protocol.channels import WEIGHTS
+from services.learner.metrics import LearnerMetrics
+from services.learner.weights.server import WeightServer
+from services.learner.weights.snapshot import Snapshot, SnapshotStore, build_snapshot
+from services.rollout.weights.fetch import WINDOW_CHUNKS
+from services.runtime.clock import MonotonicClock
+from services.runtime.net.authenticator import Gate
+from services.runtime.net.channel import RouterChannel
+from services.runtime.net.peer import PeerClient
+from services.runtime.net.security import PLAINTEXT
+from tests.support.wire.zmq_ends import ANY_PORT, a_client, in_background, zmq_context
+
+SOON_S = 0.3
+"""Silence that is given up on: far longer than an answer takes on a busy machine."""
+
+
+def weights(seed: int = 0, *, big: bool = False) -> dict[str, torch.Tensor]:
+    """Tensors of every type and shape that is served; ``big``: more than one window of chunks."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(64, 32, generator=generator),
+        "model.layers.0.input_layernorm.weight": torch.randn(32, generator=generator).to(torch.bfloat16),
+        "model.layers.0.mlp.experts.3.down_proj.weight": torch.randn(7, 5, generator=generator).to(torch.float16),
+        "model.layers.0.mlp.gate.weight": torch.randn(3, 3, generator=generator).t(),
+        "model.norm.weight": torch.tensor(0.5),
+    }
+    if big:
+        tensors["model.layers.1.big.weight"] = torch.randn(WINDOW_CHUNKS + 2, 512, 511, generator=generator)
+    return tensors
+
+
+def a_snapshot(version: int = 1, *, big: bool = False, chunk_bytes: int | None = None) -> Snapshot:
+    snapshot = build_snapshot(version, weights(version, big=big).items())
+    if chunk_bytes is None:
+        return snapshot
+    manifest = msgspec.structs.replace(snapshot.manifest, chunk_bytes=chunk_bytes)
+    return Snapshot(manifest=manifest, data=snapshot.data)
+
+
+class Served:
+    """A real weight server and what it counts."""
+
+    def __init__(self, context: zmq.asyncio.Context, store: SnapshotStore | None = None) -> None:
+        self.store = SnapshotStore() if store is None else store
+        self.registry = CollectorRegistry()
+        metrics = LearnerMetrics(self.registry)
+        self.gate = Gate(context, PLAINTEXT, MonotonicClock(), metrics.gate_counters)
+        self.channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.gate)
+        self.endpoint = self.channel.endpoint
+        self.server = WeightServer(self.channel, self.store, metrics)
+
+    def count(self, name: str, **labels: str) -> float:
+        value = self.registry.get_sample_value(f"gspo_learner_{name}_total", labels)
+        return 0.0 if value is None else value
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[tuple[Served, PeerClient]]:
+    async with zmq_context() as context:
+        server = Served(context)
+        client = a_client(context, WEIGHTS, server.endpoint)
+        async with in_background(server.gate.run(), server.server.run(), client.run()):
+            await client.connected_welcome()
+            yield server, client

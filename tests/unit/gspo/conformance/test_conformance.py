@@ -1,0 +1,63 @@
+"""The library has every property of `properties` and `properties_of_parts`, on steps of any structure."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.loss.gspo_copies import GSPO
+from tests.support.loss.loss_cases import pack, random_step
+from tests.unit.gspo.conformance import properties, properties_of_parts
+from tests.unit.gspo.conformance.properties import UNITS, Property
+
+PROPERTIES: tuple[Property, ...] = (
+    properties.the_loss_is_the_formula,
+    properties.a_clamped_ratio_keeps_its_gradient,
+    properties.padded_is_packed,
+    properties.splits_and_ranks_add_up,
+    properties.empty_rows_add_nothing,
+    properties.a_step_without_actions_gives_zero_with_a_live_graph,
+    properties.the_order_of_sequences_does_not_matter,
+    properties.equal_advantages_make_it_gspo,
+    properties.token_ratios_make_it_grpo,
+    properties.fresh_tokens_have_the_papers_clip,
+    properties.at_ratio_one_it_is_the_policy_gradient,
+    properties.the_gradient_is_the_derivative_of_the_value,
+    properties.only_the_policys_log_probs_carry_a_gradient,
+    properties_of_parts.the_mismatch_is_counted_once,
+    properties_of_parts.rejection_changes_neither_n_nor_N,
+    properties_of_parts.tokens_left_out_after_sampling_count_in_n,
+    properties_of_parts.the_lag_is_the_mean_over_action_tokens,
+    properties_of_parts.advantages_are_relative_to_the_members_present,
+    properties_of_parts.moments_are_those_of_fresh_action_tokens,
+    properties_of_parts.the_mismatch_kl_is_k3,
+    properties_of_parts.summaries_are_over_sequences_by_sign_and_lag,
+    properties_of_parts.more_clipping_than_wanted_widens_the_band,
+    properties_of_parts.bad_arguments_are_named,
+)
+
+
+@pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: holds.__name__)
+@given(choices=st.randoms(use_true_random=False))
+@settings(max_examples=20, deadline=None)
+def test_the_library_conforms(holds: Property, choices: Random) -> None:
+    holds(GSPO, random_step(choices))
+
+
+def test_the_random_steps_reach_both_bounds_every_lag_sign_and_kind_of_row() -> None:
+    """A property that never meets a case says nothing about it."""
+    steps = [random_step(Random(seed)) for seed in range(200)]
+    sequences = [s for step in steps for s in step.sequences]
+    assert any(not s.mask for s in sequences)
+    assert any(s.mask and not any(s.mask) for s in sequences)
+    assert any(max(s.turns, default=0) > 1 for s in sequences)
+    assert {s.lag == 0 for s in sequences} == {True, False}
+    assert {len({g for g in step.groups if step.groups.count(g) == 1}) > 0 for step in steps} == {True, False}
+    for unit in UNITS:
+        stats = [step.loss(pack(step.sequences), unit, GSPO).stats for step in steps]
+        for column in ("clipped_high_S", "clipped_low_S"):
+            share = sum(getattr(s, column).sum().item() for s in stats) / len(sequences)
+            assert 0.05 < share < 0.45

@@ -1,0 +1,89 @@
+"""Chunked log-probabilities against a float64 log_softmax."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gspo.model.logprobs import CHUNK_BYTES, KEPT_BYTES, chunked_logprobs, rows_at_once
+
+
+@pytest.mark.parametrize("kept_bytes", [0, KEPT_BYTES])
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 100])
+def test_chunked_logprobs_and_gradients_equal_log_softmax(chunk_tokens: int, kept_bytes: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(11, 8, generator=generator)
+    weight = torch.randn(23, 8, generator=generator)
+    targets = torch.randint(0, 23, (11,), generator=generator)
+    temperatures = torch.rand(11, generator=generator) + 0.5
+    upstream = torch.randn(11, generator=generator)
+
+    hidden_a, weight_a = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    result = chunked_logprobs(
+        hidden_a, weight_a, targets, temperatures, chunk_tokens=chunk_tokens, with_entropy=True, kept_bytes=kept_bytes
+    )
+    (result.logprobs_T * upstream).sum().backward()
+
+    hidden_b, weight_b = hidden.double().requires_grad_(), weight.double().requires_grad_()
+    log_softmax = torch.log_softmax(hidden_b @ weight_b.t() / temperatures[:, None], dim=-1)
+    expected = log_softmax.gather(-1, targets[:, None]).squeeze(-1)
+    (expected * upstream).sum().backward()
+
+    assert result.logprobs_T.dtype == torch.float32
+    torch.testing.assert_close(result.logprobs_T.double(), expected, rtol=1e-5, atol=1e-5)
+    assert hidden_a.grad is not None
+    assert weight_a.grad is not None
+    torch.testing.assert_close(hidden_a.grad.double(), hidden_b.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(weight_a.grad.double(), weight_b.grad, rtol=1e-4, atol=1e-5)
+    assert result.entropies_T is not None
+    assert not result.entropies_T.requires_grad
+    entropy = -(log_softmax.exp() * log_softmax).sum(-1)
+    torch.testing.assert_close(result.entropies_T.double(), entropy.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_softmax_is_kept_for_backward_only_where_it_is_small() -> None:
+    saved: dict[int, list[tuple[int, ...]]] = {8: [], 9: []}
+    for rows, shapes in saved.items():
+        hidden = torch.ones(rows, 3).requires_grad_()
+        targets = torch.zeros(rows, dtype=torch.int64)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, to=shapes: to.append(tuple(x.shape)), lambda x: x):  # type: ignore[misc]
+            chunked_logprobs(hidden, torch.ones(5, 3), targets, torch.ones(rows), chunk_tokens=2, kept_bytes=4 * 8 * 5)
+    assert (8, 5) in saved[8]
+    assert (9, 5) not in saved[9]
+    assert (9, 3) in saved[9]
+
+
+def test_a_chunk_is_bounded_in_rows_and_in_bytes() -> None:
+    assert rows_at_once(264, 512) == 512
+    assert rows_at_once(151_936, 512) == 441
+    assert 4 * 151_936 * 441 <= CHUNK_BYTES < 4 * 151_936 * 442
+    assert rows_at_once(2**40, 512) == 1
+
+
+def test_logits_far_from_zero_overflow_nothing() -> None:
+    """exp(1000) is infinite in float32."""
+    hidden = torch.tensor([[1000.0], [-1000.0]])
+    result = chunked_logprobs(
+        hidden, torch.tensor([[1.0], [0.0]]), torch.tensor([0, 0]), torch.ones(2), chunk_tokens=8, with_entropy=True
+    )
+    assert result.logprobs_T.tolist() == [0.0, -1000.0]
+    assert result.entropies_T is not None
+    assert result.entropies_T.tolist() == [0.0, 0.0]
+
+
+def test_entropy_is_absent_unless_asked_for() -> None:
+    result = chunked_logprobs(torch.ones(2, 3), torch.ones(5, 3), torch.tensor([0, 4]), torch.ones(2), chunk_tokens=8)
+    assert result.entropies_T is None
+    torch.testing.assert_close(result.logprobs_T, torch.full((2,), 0.2).log())
+
+
+def test_bfloat16_hidden_states_give_float32_logprobs_and_bfloat16_gradients() -> None:
+    hidden = torch.randn(5, 8, dtype=torch.bfloat16).requires_grad_()
+    weight = torch.randn(9, 8, dtype=torch.bfloat16).requires_grad_()
+    result = chunked_logprobs(hidden, weight, torch.arange(5), torch.ones(5), chunk_tokens=2)
+    result.logprobs_T.sum().backward()
+    assert result.logprobs_T.dtype == torch.float32
+    assert hidden.grad is not None
+    assert hidden.grad.dtype == torch.bfloat16
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.bfloat16

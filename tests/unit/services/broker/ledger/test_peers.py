@@ -1,0 +1,143 @@
+"""Sessions: who replaces whom, who is forgotten, how many there may be."""
+
+import pytest
+
+from services.broker.ledger.actions import Who
+from services.broker.ledger.peers import LEARNER_LEASE_S, MAX_PEERS, SILENT_S, Peers, PlaceTaken, SessionRefused
+
+
+def test_a_newer_session_of_a_rollout_replaces_the_older_for_good() -> None:
+    peers = Peers(0.0)
+    old, new = Who("r", "1"), Who("r", "2")
+    assert peers.hello(old, "rollout", 0, 0.0) == []
+    assert peers.hello(Who("other", "1"), "rollout", 0, 0.0) == []
+    assert peers.hello(new, "rollout", 0, 1.0) == [old]
+    assert peers.get(old) is None
+    with pytest.raises(SessionRefused, match="session 1 of r was replaced by a newer one"):
+        peers.hello(old, "rollout", 0, 2.0)
+
+
+A, B = Who("learner", "a"), Who("learner", "b")
+
+
+def pass_time(peers: Peers, begin: float, end: float, *, speaking: Who | None = None) -> None:
+    """The broker listens, and hears of ``speaking`` four times a second."""
+    now = begin
+    while now < end:
+        now = min(end, now + 0.25)
+        peers.listen(now)
+        peer = None if speaking is None else peers.get(speaking)
+        if peer is not None:
+            peers.hear(peer, now)
+
+
+def test_a_second_learner_is_told_who_has_the_run_while_that_one_lives() -> None:
+    peers = Peers(0.0)
+    peers.hello(A, "learner", 0, 0.0)
+    pass_time(peers, 0.0, 60.0, speaking=A)
+    pass_time(peers, 60.0, 61.5)
+    reason = r"session a \(learner\) has this run and was heard 1.5 s ago.*says nothing for 5 s"
+    with pytest.raises(PlaceTaken, match=reason):
+        peers.hello(B, "learner", 0, 61.5)
+    assert [peer.who for peer in peers.of_role("learner")] == [A]
+    assert peers.turned_away == (B, 61.5)
+    assert peers.get(B) is None
+
+
+@pytest.mark.parametrize(("silent_s", "takes_over"), [(LEARNER_LEASE_S - 0.25, False), (LEARNER_LEASE_S, True)])
+def test_a_learner_that_is_silent_for_a_lease_is_replaced_for_good(silent_s: float, takes_over: bool) -> None:
+    peers = Peers(0.0)
+    peers.hello(A, "learner", 0, 0.0)
+    pass_time(peers, 0.0, silent_s)
+    if not takes_over:
+        with pytest.raises(PlaceTaken):
+            peers.hello(B, "learner", 0, silent_s)
+        return
+    assert peers.hello(B, "learner", 0, silent_s) == [A]
+    assert peers.learner == B
+    with pytest.raises(SessionRefused, match="session a of learner was replaced by a newer one"):
+        peers.hello(A, "learner", 0, silent_s + 1)
+
+
+def test_a_learner_whatever_it_is_called_is_the_one_learner() -> None:
+    peers = Peers(0.0)
+    peers.hello(Who("learner-0", "1"), "learner", 0, 0.0)
+    with pytest.raises(PlaceTaken):
+        peers.hello(Who("learner-1", "1"), "learner", 0, 0.0)
+
+
+def test_the_time_in_which_the_broker_did_not_listen_is_not_held_against_the_learner() -> None:
+    peers = Peers(0.0)
+    peers.hello(A, "learner", 0, 0.0)
+    pass_time(peers, 0.0, 4.0)
+    peers.listen(600.0)  # a broker that was stopped finds the second one's Hello before what the first one said
+    with pytest.raises(PlaceTaken):
+        peers.hello(B, "learner", 0, 600.0)
+    pass_time(peers, 600.0, 601.0)
+    assert peers.hello(B, "learner", 0, 601.0) == [A]
+
+
+def test_a_learner_that_said_goodbye_is_followed_at_once() -> None:
+    peers = Peers(0.0)
+    peers.hello(A, "learner", 0, 0.0)
+    peers.leave(A)
+    assert peers.hello(B, "learner", 0, 0.1) == []
+
+
+def test_the_learner_of_the_last_broker_comes_back_before_another_one() -> None:
+    peers = Peers(1000.0, A)
+    with pytest.raises(PlaceTaken, match="session a"):
+        peers.hello(B, "learner", 0, 1000.1)
+    assert peers.hello(A, "learner", 7, 1001.0) == []
+    peers = Peers(1000.0, A)
+    pass_time(peers, 1000.0, 1005.0)
+    assert peers.hello(B, "learner", 0, 1005.0) == [A]
+    with pytest.raises(SessionRefused):
+        peers.hello(A, "learner", 7, 1005.5)
+
+
+def test_operators_do_not_disturb_each_other() -> None:
+    peers = Peers(0.0)
+    assert peers.hello(Who("operator", "1"), "operator", 0, 0.0) == []
+    assert peers.hello(Who("operator", "2"), "operator", 0, 0.0) == []
+    assert len(peers.of_role("operator")) == 2
+
+
+def test_a_repeated_hello_of_one_session_keeps_its_place_in_the_sequence() -> None:
+    peers = Peers(0.0)
+    who = Who("r", "1")
+    peers.hello(who, "rollout", 7, 0.0)
+    peer = peers.get(who)
+    assert peer is not None
+    assert peer.inbox.offer(7)
+    peers.hello(who, "rollout", 7, 1.0)
+    assert not peer.inbox.offer(7)
+    assert peers.get(who) is peer
+
+
+def test_silent_rollouts_and_operators_are_forgotten_and_a_silent_learner_is_not() -> None:
+    peers = Peers(0.0)
+    peers.hello(Who("r", "1"), "rollout", 0, 0.0)
+    peers.hello(Who("l", "1"), "learner", 0, 0.0)
+    peers.hello(Who("fresh", "1"), "rollout", 0, SILENT_S)
+    assert peers.prune(SILENT_S) == []
+    assert peers.prune(SILENT_S + 1) == [Who("r", "1")]
+    assert peers.hello(Who("r", "1"), "rollout", 3, SILENT_S + 2) == [], "it may come back"
+
+
+def test_the_number_of_peers_is_bounded() -> None:
+    peers = Peers(0.0)
+    for number in range(MAX_PEERS):
+        peers.hello(Who(f"r{number}", "1"), "rollout", 0, 0.0)
+    with pytest.raises(SessionRefused, match="4096 allowed"):
+        peers.hello(Who("one more", "1"), "rollout", 0, 0.0)
+
+
+def test_a_learner_that_speaks_before_its_hello_to_a_broker_that_was_restarted_lives() -> None:
+    peers = Peers(0.0, A)
+    pass_time(peers, 0.0, 4.0)
+    peers.hear_stranger(b"learner/a")
+    peers.hear_stranger(b"somebody/else")
+    pass_time(peers, 4.0, 5.5)
+    with pytest.raises(PlaceTaken, match=r"was heard 1\.5 s ago"):
+        peers.hello(B, "learner", 0, 5.5)

@@ -1,0 +1,148 @@
+"""Learners that come back, that replace one another, and whose checkpoint belongs to another run."""
+
+from typing import Any
+
+import pytest
+
+from protocol.limits import PROTOCOL_VERSION
+from protocol.messages import (
+    BatchRequest,
+    Checkpointed,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Published,
+    Refused,
+    Resume,
+    StopRequest,
+    Trained,
+    Welcome,
+)
+from services.broker.ledger.actions import Who
+from services.broker.ledger.peers import LEARNER_LEASE_S
+from tests.support.broker.ledger import LEARNER, delivered, replies
+from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
+
+
+def test_a_restarted_learner_gets_the_batches_since_its_checkpoint_again_and_new_ones_after() -> None:
+    world = harness(num_batches=6)
+    generate(world, 4, 1)
+    train_one(world, 0, 1)
+    world.send(LEARNER, Checkpointed(next_batch=1, policy_version=2))
+    generate(world, 4, 2)
+    train_one(world, 1, 2)
+    generate(world, 4, 3)
+    assert delivered(world.request_batch(2, 3)) == [2]
+    content = [group_ids(world, index) for index in (1, 2)]
+    reborn = Who("learner-2", "b")
+    world.tick(LEARNER_LEASE_S)
+    (welcome,) = replies(world.hello(reborn, "learner"), Welcome)
+    assert (welcome.next_batch, welcome.policy_version) == (1, 3)
+    assert replies(world.send(reborn, Resume(next_batch=1)), Refused) == []
+    world.publish(4, 1, reborn)
+    assert delivered(world.request_batch(1, 4, reborn)) == [1]
+    assert [group_ids(world, index) for index in (1, 2)] == content
+    assert world.ledger.state.batches.next_version == 6, "two batches are trained again before the next new one"
+    world.publish(5, 2, reborn)
+    assert delivered(world.request_batch(2, 5, reborn)) == [2]
+    world.publish(6, 3, reborn)
+    generate(world, 4, 6)
+    assert delivered(world.request_batch(3, 6, reborn)) == [3]
+
+
+def test_a_former_learner_is_fenced_off_for_good() -> None:
+    world = harness()
+    world.tick(LEARNER_LEASE_S)
+    world.hello(Who("learner", "second"), "learner")
+    (refused,) = replies(world.request_batch(0, 1), Refused)
+    assert refused.reason.startswith("unknown session")
+    (fatal,) = replies(world.hello(LEARNER, "learner"), Refused)
+    assert fatal.fatal
+    assert "was replaced by a newer one" in fatal.reason
+
+
+def test_a_second_learner_changes_nothing_for_the_first_one_which_lives_while_it_trains() -> None:
+    world = harness()
+    generate(world, 4, 1)
+    assert delivered(world.request_batch(0, 1)) == [0]
+    second = Who("learner", "second")
+    for _ in range(12):
+        world.tick(1.0)
+        assert world.send(LEARNER, Heartbeat(policy_version=1, status="serving", leases=[])) == []
+        (refused,) = replies(world.hello(second, "learner"), Refused)
+        assert not refused.fatal
+        assert "session first (learner) has this run and was heard 0.0 s ago" in refused.reason
+    status = world.ledger.status(world.now)
+    assert (status["learner_session"], status["learner_silent_s"], status["learner_waiting"]) == ("first", 0.0, "second")
+    later = world.ledger.status(world.now + LEARNER_LEASE_S)
+    assert (later["learner_silent_s"], later["learner_waiting"]) == (LEARNER_LEASE_S, None), "it has asked no more"
+    assert replies(world.trained(0, 1), Refused) == []
+    assert replies(world.publish(2, 1), Refused) == []
+    world.restart()
+    (refused,) = replies(world.hello(second, "learner"), Refused)
+    assert not refused.fatal
+    assert replies(world.hello(LEARNER, "learner"), Welcome)
+
+
+def test_a_learner_that_says_goodbye_leaves_the_run_to_the_next_one_also_under_another_broker() -> None:
+    world = harness()
+    world.send(LEARNER, Goodbye())
+    world.restart()
+    assert replies(world.hello(Who("learner", "second"), "learner"), Welcome)
+
+
+@pytest.mark.parametrize(
+    ("next_batch", "reason"),
+    [(0, "1 are settled by a newer one"), (2, "this run has assembled 1: checkpoint and ledger belong to different runs")],
+)
+def test_a_wrong_checkpoint_is_refused_for_good(next_batch: int, reason: str) -> None:
+    world = harness()
+    generate(world, 4, 1)
+    train_one(world, 0, 1)
+    world.send(LEARNER, Checkpointed(next_batch=1, policy_version=2))
+    world.restart()
+    world.tick(LEARNER_LEASE_S)
+    reborn = Who("learner", "b")
+    world.hello(reborn, "learner")
+    (refused,) = replies(world.send(reborn, Resume(next_batch=next_batch)), Refused)
+    assert refused.fatal
+    assert reason in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Trained(index=0, policy_version=1, metrics={}), "only 0 batches exist"),
+        (Checkpointed(next_batch=1, policy_version=1), "only 0 batches exist"),
+        (Published(policy_version=2, endpoint="e", digest="d", num_bytes=1, trained_batches=1), "only 0 batches exist"),
+        (BatchRequest(index=1, policy_version=1), "0 is the next new one"),
+    ],
+)
+def test_a_learner_that_is_ahead_of_the_ledger_is_refused(message: Any, reason: str) -> None:
+    (refused,) = replies(harness().send(LEARNER, message), Refused)
+    assert refused.fatal
+    assert reason in refused.reason
+
+
+def test_another_protocol_version_is_refused_and_both_are_named() -> None:
+    world = harness()
+    hello = Hello(protocol_version=PROTOCOL_VERSION + 1, role="rollout", peer="new", session="s")
+    (refused,) = replies(world.ledger.on_hello(hello, world.now), Refused)
+    assert refused.fatal
+    assert f"protocol_version is {PROTOCOL_VERSION + 1}, this broker speaks {PROTOCOL_VERSION}" in refused.reason
+
+
+def test_a_process_of_another_run_takes_nobodys_place() -> None:
+    world = harness()
+    assert world.ledger.peers.get(R1) is not None
+    hello = Hello(protocol_version=PROTOCOL_VERSION, role="rollout", peer=R1.peer, session="other", fingerprint="another")
+    (refused,) = replies(world.ledger.on_hello(hello, world.now), Refused)
+    assert refused.fatal
+    assert f"fingerprint {world.config.fingerprint}, sent was another" in refused.reason
+    assert world.ledger.peers.get(R1) is not None
+    assert world.ledger.peers.get(Who(R1.peer, "other")) is None
+
+
+def test_a_message_that_a_role_does_not_send_is_refused() -> None:
+    (refused,) = replies(harness().send(R1, StopRequest(reason="mine now")), Refused)
+    assert refused.reason == "stop_request: not expected from a rollout"

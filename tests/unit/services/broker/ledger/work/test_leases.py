@@ -1,0 +1,110 @@
+"""What becomes of a lease: renewed, lost, given back, taken over."""
+
+from protocol.messages import Goodbye, Heartbeat, LeaseEnded, LeaseKey, LeaseRequest, Pulse, Refused, Release
+from services.broker.ledger.actions import Who
+from tests.support.broker.ledger import replies
+from tests.support.broker.ledger_work import R1, R2, harness, tokens_at
+from tests.support.broker.peers import tokens_of
+
+
+def test_the_lease_is_durable_before_it_is_sent() -> None:
+    world = harness()
+    (lease,) = world.lease(R1)
+    row = world.restored().state.groups.trajectory(lease.trajectory_id)
+    assert row is not None
+    assert (row.epoch, row.holder_peer, row.status) == (lease.epoch, "r1", "leased")
+
+
+def test_a_heartbeat_renews_exactly_the_leases_it_names() -> None:
+    world = harness()
+    first, second = world.lease(R1, capacity=2)
+    world.tick(9.0)
+    beat = Heartbeat(policy_version=1, status="serving", leases=[LeaseKey(first.trajectory_id, first.epoch)])
+    actions = world.send(R1, beat)
+    assert [pulse.policy_version for pulse in replies(actions, Pulse)] == [1]
+    ended = replies(world.tick(2.0), LeaseEnded)
+    assert [end.trajectory_id for end in ended] == [second.trajectory_id]
+
+
+def test_a_broker_that_was_not_listening_takes_no_lease_away_for_it() -> None:
+    world = harness()
+    (lease,) = world.lease(R1)
+    world.tick(4.0)
+    world.now += 100.0
+    assert replies(world.tick(), LeaseEnded) == []
+    assert replies(world.tick(5.0), LeaseEnded) == []
+    assert [end.trajectory_id for end in replies(world.tick(2.0), LeaseEnded)] == [lease.trajectory_id]
+
+
+def test_a_heartbeat_that_names_a_lost_lease_is_told_so() -> None:
+    world = harness()
+    (lease,) = world.lease(R1)
+    world.tick(11.0)
+    beat = Heartbeat(policy_version=1, status="serving", leases=[LeaseKey(lease.trajectory_id, lease.epoch)])
+    assert [end.epoch for end in replies(world.send(R1, beat), LeaseEnded)] == [1]
+
+
+def test_a_new_session_ends_the_leases_of_the_former_one_also_after_a_broker_restart() -> None:
+    world = harness()
+    (lease,) = world.lease(R1)
+    world.grow(R1, lease, 4, 1)
+    world.restart()
+    reborn = Who("r1", "b")
+    world.hello(reborn)
+    (again,) = world.lease(reborn)
+    assert (again.trajectory_id, again.epoch, again.num_tokens) == (lease.trajectory_id, 2, 4)
+
+
+def test_the_same_session_keeps_its_leases_over_a_broker_restart_with_a_fresh_deadline() -> None:
+    world = harness()
+    (lease,) = world.lease(R1)
+    world.grow(R1, lease, 4, 1)
+    world.now += 9.0
+    world.restart()
+    world.hello(R1)
+    world.tick(9.0)
+    assert replies(world.grow(R1, lease, 2, 1), LeaseEnded) == []
+    assert tokens_at(world, lease.trajectory_id) == list(tokens_of(lease.trajectory_id, 6))
+    world.tick(1.5)
+    assert replies(world.grow(R1, lease, 2, 1), LeaseEnded) != []
+
+
+def test_a_released_trajectory_goes_on_elsewhere_without_a_failed_attempt() -> None:
+    world = harness()
+    (lease,) = world.lease(R1)
+    world.grow(R1, lease, 4, 1)
+    world.send(R1, Release(trajectory_id=lease.trajectory_id, epoch=lease.epoch, reason="drain", failed=False))
+    (second,) = world.lease(R2)
+    assert (second.trajectory_id, second.num_tokens, second.seed) == (lease.trajectory_id, 4, lease.seed)
+    row = world.ledger.state.groups.trajectory(lease.trajectory_id)
+    assert row is not None
+    assert row.attempts == 0
+
+
+def test_a_lease_that_could_not_be_sent_is_free_again() -> None:
+    world = harness()
+    (lease,) = world.lease(R1)
+    world.ledger.on_undelivered(lease.trajectory_id, lease.epoch, "", world.now)
+    assert [(grant.trajectory_id, grant.epoch) for grant in world.lease(R2)] == [(lease.trajectory_id, 2)]
+
+
+def test_a_lease_that_can_never_be_sent_is_a_failed_attempt() -> None:
+    world = harness()
+    (lease,) = world.lease(R1)
+    world.ledger.on_undelivered(lease.trajectory_id, lease.epoch, "the task is too large", world.now)
+    row = world.ledger.state.groups.trajectory(lease.trajectory_id)
+    assert row is not None
+    assert (row.status, row.attempts) == ("free", 1)
+
+
+def test_what_a_rollout_that_says_goodbye_still_holds_goes_on_elsewhere_at_once() -> None:
+    world = harness()
+    lease, other = world.lease(R1, capacity=2)
+    world.grow(R1, lease, 4, 1)
+    (kept,) = world.lease(R2)
+    world.send(R1, Goodbye(reason="drained"))
+    assert [row.trajectory_id for row in world.ledger.state.groups.leased()] == [kept.trajectory_id]
+    assert [again.trajectory_id for again in world.lease(R2, capacity=2)] == [lease.trajectory_id, other.trajectory_id]
+    (refused,) = replies(world.send(R1, LeaseRequest(request_id=1, capacity=1, policy_version=1)), Refused)
+    assert refused.reason.startswith("unknown session")
+    assert world.hello(R1), "it may come back"

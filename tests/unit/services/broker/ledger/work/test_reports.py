@@ -1,0 +1,61 @@
+"""What the ledger tells of a run: the record of a batch, lag, status."""
+
+from protocol.messages import Heartbeat, Status, StatusRequest, Trained
+from tests.support.broker.ledger import LEARNER, replies
+from tests.support.broker.ledger_training import OPERATOR, R1, generate, harness, train_one
+
+
+def test_the_record_of_a_batch_has_the_learners_metrics_and_the_ledgers() -> None:
+    world = harness(max_lag=1, num_batches=6)
+    world.episode(R1, *(lease for lease in world.lease(R1, 1, 1)), 1, reward=1.0, num_tokens=4)
+    for reward in (0.0, 0.5, 0.5):
+        (lease,) = world.lease(R1, 1, 1)
+        world.episode(R1, lease, 1, reward, num_tokens=2)
+    world.request_batch(0, 1)
+    metrics = {"loss": float("nan"), "grad_norm": 2.0}
+    world.send(LEARNER, Trained(index=0, policy_version=1, metrics=metrics))
+    (line,) = world.lines
+    assert (line["event"], line["batch"], line["policy_version"], line["again"]) == ("batch", 0, 1, False)
+    assert (line["train/reward"], line["num_tokens"], line["num_uniform_groups"]) == (0.5, 10, 1)
+    assert (line["lag/mean"], line["lag/max"], line["loss"], line["grad_norm"]) == (0.0, 0, None, 2.0)
+    world.send(LEARNER, Trained(index=0, policy_version=1, metrics=metrics))
+    assert len(world.lines) == 1, "delivered again"
+    world.publish(2, 0)
+    world.send(LEARNER, Trained(index=0, policy_version=2, metrics=metrics))
+    assert [line["again"] for line in world.lines] == [False, True]
+
+
+def test_lag_is_the_mean_over_action_tokens_and_then_over_trajectories() -> None:
+    world = harness(max_lag=1, num_batches=6, groups_per_batch=1)
+    leases = world.lease(R1, 4, 1)
+    for lease in leases[:2]:
+        world.episode(R1, lease, 1)
+    world.grow(R1, leases[2], 6, 1)
+    train_one(world, 0, 1)
+    world.grow(R1, leases[2], 2, 2)
+    world.finish(R1, leases[2], 8)
+    world.episode(R1, leases[3], 2, num_tokens=1)
+    world.request_batch(1, 2)
+    stats = world.ledger.state.batches.batch(1).stats  # type: ignore[union-attr]
+    assert (stats.mean_lag, stats.max_lag) == ((6 / 8 + 0) / 2, 1)
+
+
+def test_status_says_how_the_run_stands() -> None:
+    world = harness(num_batches=3)
+    generate(world, 5, 1, reward=0.5)
+    world.now += 7.0
+    assert world.ledger.status(world.now)["quiet_s"] == 7.0
+    train_one(world, 0, 1)
+    world.send(R1, Heartbeat(policy_version=2, status="serving", leases=[], metrics={"tokens_per_s": 7.0}))
+    world.now += 1.5
+    (answer,) = replies(world.send(OPERATOR, StatusRequest()), Status)
+    status = answer.status
+    assert (status["batches_trained"], status["batches_assembled"], status["batches_total"]) == (1, 1, 3)
+    assert (status["policy_version"], status["train_reward"], status["lag_mean"]) == (2, 0.5, 0.0)
+    assert status["groups"] == {"open": 1, "complete": 0, "batched": 2, "dropped": 0}
+    (rollout,) = status["rollouts"]
+    assert (rollout["peer"], rollout["status"], rollout["policy_version"], rollout["silent_s"]) == ("r1", "serving", 2, 1.5)
+    assert rollout["metrics"] == {"tokens_per_s": 7.0}
+    assert status["waiting_for"].startswith("2 more complete groups")
+    assert (status["finished"], status["error"], status["learner"]) == (False, "", "learner")
+    assert status["quiet_s"] == 1.5

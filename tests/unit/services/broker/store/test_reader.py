@@ -1,0 +1,141 @@
+"""A ledger is read while its broker writes, after its broker was killed, and from where nothing can be written."""
+
+import sqlite3
+from pathlib import Path
+from shutil import copyfile
+
+import pytest
+
+from services.broker.records import GroupRow
+from services.broker.store.payload import stored_chunk
+from services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading, refusing_damage
+from services.broker.store.store import Changes, Store
+from tests.unit.services.broker.store.test_store import arrays, chunk_of, group
+
+
+def open_store(directory: Path) -> Store:
+    return Store(directory / LEDGER_FILE, fingerprint="f", run_id="first")
+
+
+def group_ids(connection: sqlite3.Connection) -> list[int]:
+    return [row.group_id for row in Reader(Path("ledger"), connection).rows(GroupRow, "ORDER BY group_id")]
+
+
+def killed(source: Path, destination: Path) -> Path:
+    """What a broker that is killed now leaves: a database and a log that nobody has merged."""
+    destination.mkdir()
+    for name in (LEDGER_FILE, f"{LEDGER_FILE}-wal"):
+        copyfile(source / name, destination / name)
+    assert (destination / f"{LEDGER_FILE}-wal").stat().st_size > 0
+    return destination
+
+
+def test_a_reader_sees_one_state_while_the_broker_goes_on_writing(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        store.commit(Changes(rows=[group(0)]))
+        with reading(tmp_path) as connection:
+            assert group_ids(connection) == [0]
+            store.commit(Changes(rows=[group(1)]))
+            assert group_ids(connection) == [0]
+        with reading(tmp_path) as connection:
+            assert group_ids(connection) == [0, 1]
+
+
+def test_what_a_killed_broker_had_committed_is_read(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with open_store(tmp_path / "run") as store:
+        store.commit(Changes(rows=[group(7)]))
+        left = killed(tmp_path / "run", tmp_path / "left")
+    with reading(left) as connection:
+        assert group_ids(connection) == [7]
+
+
+def test_where_nothing_can_be_written_a_copy_is_read(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with open_store(tmp_path / "run") as store:
+        store.commit(Changes(rows=[group(7)]))
+        left = killed(tmp_path / "run", tmp_path / "left")
+    # SQLite wants this file beside the log, and cannot have it (also where tests run as root): it follows no links.
+    (left / f"{LEDGER_FILE}-shm").symlink_to(tmp_path / "nowhere")
+    before = {path.name: path.read_bytes() for path in left.iterdir() if path.is_file()}
+    with reading(left) as connection:
+        assert group_ids(connection) == [7]
+    assert {path.name: path.read_bytes() for path in left.iterdir() if path.is_file()} == before
+
+
+def test_a_reader_cannot_write(tmp_path: Path) -> None:
+    open_store(tmp_path).close()
+    with reading(tmp_path) as connection, pytest.raises(sqlite3.OperationalError, match="readonly"):
+        connection.execute("DELETE FROM groups")
+
+
+def test_a_directory_without_a_ledger_of_this_release_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NoLedger, match=r"is no run directory: it has no ledger.sqlite3"), reading(tmp_path):
+        pass
+    (tmp_path / LEDGER_FILE).write_bytes(b"something else entirely" * 100)
+    with pytest.raises(NoLedger, match=r"ledger.sqlite3 is not a ledger"), reading(tmp_path):
+        pass
+    (tmp_path / LEDGER_FILE).unlink()
+    connection = sqlite3.connect(tmp_path / LEDGER_FILE)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(NoLedger, match="schema 99, this release reads 2"), reading(tmp_path):
+        pass
+
+
+def damaged(directory: Path, statement: str) -> None:
+    """``directory``'s ledger with garbage where the root page of a table was, or with another change."""
+    path = directory / LEDGER_FILE
+    connection = sqlite3.connect(path)
+    if statement.isalpha():
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (statement,)).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.close()
+        data = bytearray(path.read_bytes())
+        data[(root - 1) * size : root * size] = b"\xff" * size
+        path.write_bytes(data)
+        return
+    connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("groups", "malformed"),
+        ("trained", "malformed"),
+        ("UPDATE groups SET drop_reason = CAST(x'ff' AS TEXT), status = 'dropped'", "Could not decode to UTF-8"),
+    ],
+)
+def test_a_damaged_page_is_named_with_the_way_out_and_not_with_sqlites_own_error(
+    damage: str, words: str, tmp_path: Path
+) -> None:
+    with open_store(tmp_path) as store:
+        store.commit(Changes(rows=[group(0)]))
+    damaged(tmp_path, damage)
+    way_out = f"{words}.*gspo audit {tmp_path}.* says what cannot be read"
+    with open_store(tmp_path) as store, pytest.raises(StoreCorrupt, match=way_out) as refusal:
+        store.snapshot()
+    assert str(refusal.value).startswith(f"{tmp_path / LEDGER_FILE} is damaged: ")
+
+
+def test_a_lock_or_a_constraint_is_no_damage() -> None:
+    for error in (sqlite3.OperationalError("database is locked"), sqlite3.IntegrityError("UNIQUE constraint failed")):
+        with pytest.raises(type(error)), refusing_damage(Path(LEDGER_FILE)):
+            raise error
+
+
+@pytest.mark.parametrize("column", ["header", "token_ids", "logprobs"])
+def test_tokens_that_a_disk_has_changed_are_not_handed_out(column: str, tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        store.commit(Changes(chunks=[stored_chunk(chunk_of(3, 0, 4), *arrays(4))]))
+        assert store.payload(3).num_tokens == 4
+    connection = sqlite3.connect(tmp_path / LEDGER_FILE)
+    ((value,),) = connection.execute(f"SELECT {column} FROM chunks").fetchall()
+    connection.execute(f"UPDATE chunks SET {column} = ?", (value[:-1] + bytes([value[-1] ^ 1]),))
+    connection.commit()
+    connection.close()
+    with open_store(tmp_path) as store:
+        with pytest.raises(StoreCorrupt, match=r"ledger.sqlite3: trajectory 3: the chunk at 0 was changed on the disk"):
+            store.payload(3)

@@ -1,0 +1,195 @@
+"""The durable log: what is committed comes back, what is not leaves no trace, a full disk loses nothing."""
+
+import os
+import sqlite3
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocol.messages import Chunk, Segment, VersionRun
+from services.broker.records import BatchRow, BatchStats, GroupRow, SettledRow, Snapshot, TrajectoryRow
+from services.broker.store.payload import join, merge_runs, merge_segments, stored_chunk
+from services.broker.store.reader import StoreCorrupt, StoreMismatch
+from services.broker.store.store import Changes, Store, StoreUnavailable
+
+
+def open_store(path: Path, fingerprint: str = "f") -> Store:
+    return Store(path, fingerprint=fingerprint, run_id="first")
+
+
+def group(group_id: int = 0) -> GroupRow:
+    return GroupRow(group_id=group_id, split="train", prompt=group_id, task_index=9, evaluation=None, status="open")
+
+
+def chunk_of(trajectory_id: int, offset: int, num_tokens: int, state: dict[str, int] | None = None) -> Chunk:
+    return Chunk(
+        trajectory_id=trajectory_id,
+        epoch=1,
+        offset=offset,
+        num_tokens=num_tokens,
+        segments=[Segment("action", 0, num_tokens)],
+        version_runs=[VersionRun(1, num_tokens)],
+        state=state,
+        turn_done=offset > 0,
+        turn_rewards=[0.5] if offset else [],
+    )
+
+
+def arrays(num_tokens: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 2**31 - 1, num_tokens, dtype=np.int32), -rng.random(num_tokens, dtype=np.float32)
+
+
+def test_what_is_committed_is_there_after_the_file_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    rows = (
+        TrajectoryRow(trajectory_id=3, group_id=0, status="finished", num_tokens=5, turn_rewards=(0.1, -2.0)),
+        TrajectoryRow(trajectory_id=4, group_id=0, status="leased", epoch=2, holder_peer="r", holder_session="s"),
+    )
+    with open_store(path) as store:
+        store.commit(Changes(rows=[group(), *rows, SettledRow(next_batch=3)], lines=[{"event": "eval", "time_s": 1.5}]))
+    with open_store(path) as store:
+        snapshot = store.snapshot()
+        assert (snapshot.groups, snapshot.trajectories) == ((group(),), rows)
+        assert (snapshot.next_batch_settled, snapshot.next_group_id, snapshot.next_trajectory_id) == (3, 1, 5)
+        assert store.run_id == "first"
+        assert store.elapsed_s() == 1.5
+        assert store.records_after(0) == [{"record": 1, "event": "eval", "time_s": 1.5}]
+        assert store.records_after(1) == []
+
+
+def test_an_empty_store_begins_at_zero(tmp_path: Path) -> None:
+    with open_store(tmp_path / "ledger.sqlite3") as store:
+        assert store.snapshot() == Snapshot()
+        assert store.elapsed_s() == 0
+
+
+def test_tokens_and_logprobs_come_back_bit_for_bit_however_they_were_cut(tmp_path: Path) -> None:
+    token_ids, logprobs = arrays(10)
+    with open_store(tmp_path / "ledger.sqlite3") as store:
+        for start, end, state in ((0, 3, {"turn": 1}), (3, 4, None), (4, 10, None)):
+            chunk = chunk_of(7, start, end - start, state)
+            store.commit(Changes(chunks=[stored_chunk(chunk, token_ids[start:end], logprobs[start:end])]))
+        payload = store.payload(7)
+    assert payload.token_ids.tobytes() == token_ids.tobytes()
+    assert payload.logprobs.tobytes() == logprobs.tobytes()
+    assert payload.segments == [Segment("action", 0, 10)]
+    assert payload.version_runs == [VersionRun(1, 10)]
+    assert (payload.state, payload.turn_done, payload.turn_rewards) == ({"turn": 1}, True, [0.5])
+
+
+def test_neighbours_are_merged_only_when_they_are_the_same() -> None:
+    assert merge_segments([Segment("action", 0, 1), Segment("action", 0, 2), Segment("action", 1, 3)]) == [
+        Segment("action", 0, 3),
+        Segment("action", 1, 3),
+    ]
+    assert merge_runs([VersionRun(1, 1), VersionRun(2, 1), VersionRun(2, 4), VersionRun(1, 1)]) == [
+        VersionRun(1, 1),
+        VersionRun(2, 5),
+        VersionRun(1, 1),
+    ]
+
+
+def test_a_gap_between_chunks_is_never_joined_over() -> None:
+    pieces = [stored_chunk(chunk_of(7, start, 3), *arrays(3)) for start in (0, 4)]
+    with pytest.raises(ValueError, match="trajectory 7: a chunk starts at 4, 3 expected"):
+        join(pieces)
+
+
+def test_a_batch_whose_tokens_do_not_match_its_rows_is_an_error(tmp_path: Path) -> None:
+    stats = BatchStats(
+        num_groups=1,
+        num_trajectories=1,
+        num_tokens=4,
+        num_action_tokens=4,
+        mean_reward=0.0,
+        mean_lag=0.0,
+        max_lag=0,
+        num_uniform_groups=1,
+    )
+    batch = BatchRow(index=0, policy_version=1, group_ids=(0,), stats=stats)
+    with open_store(tmp_path / "ledger.sqlite3") as store:
+        row = TrajectoryRow(trajectory_id=3, group_id=0, num_tokens=4)
+        store.commit(Changes(rows=[group(), row, batch], chunks=[stored_chunk(chunk_of(3, 0, 3), *arrays(3))]))
+        with pytest.raises(StoreCorrupt, match="trajectory 3 has 3 tokens in its chunks, 4 in its row"):
+            store.batch(0)
+
+
+def test_another_runs_file_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    open_store(path, "mine").__exit__(None, None, None)
+    with pytest.raises(StoreMismatch, match=r"fingerprint mine, the configuration yours.*choose another directory"):
+        open_store(path, "yours")
+    with open_store(path, "mine") as store:
+        assert store.snapshot() == Snapshot()
+
+
+def test_another_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(StoreMismatch, match="schema 99, this release uses 2"):
+        open_store(path)
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    path.write_bytes(b"something else entirely" * 100)
+    with pytest.raises(StoreMismatch, match="is not a ledger"):
+        open_store(path)
+    assert path.read_bytes() == b"something else entirely" * 100
+
+
+def test_a_second_broker_on_the_same_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    with open_store(path), pytest.raises(StoreUnavailable, match="stop the other broker that uses it"):
+        open_store(path)
+
+
+def test_a_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "ledger.sqlite3"
+    with pytest.raises(StoreUnavailable, match=r"missing/ledger.sqlite3: cannot be written.*make its directory exist"):
+        open_store(path)
+
+
+def test_a_full_disk_writes_nothing_of_a_commit_and_everything_when_there_is_space_again(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite3"
+    num_tokens = 50_000
+    big = stored_chunk(chunk_of(0, 0, num_tokens), *arrays(num_tokens))
+    changes = Changes(rows=[group()], chunks=[big], lines=[{"event": "x", "time_s": 0.0}])
+    with open_store(path) as store:
+        store.commit(Changes(rows=[group(5)]))
+        store.limit_pages(store.num_bytes // 4096 + 4)
+        with pytest.raises(StoreUnavailable, match=r"ledger.sqlite3: cannot be written: .*full; free space on its disk"):
+            store.commit(changes)
+        assert [row.group_id for row in store.snapshot().groups] == [5]
+        assert store.records_after(0) == []
+        with pytest.raises(StoreUnavailable):
+            store.commit(changes)
+        store.limit_pages(1_000_000)
+        store.commit(changes)
+    with open_store(path) as store:
+        assert [row.group_id for row in store.snapshot().groups] == [0, 5]
+        assert store.payload(0).num_tokens == num_tokens
+
+
+def test_a_commit_that_fails_half_way_leaves_no_half(tmp_path: Path) -> None:
+    twice = stored_chunk(chunk_of(0, 0, 3), *arrays(3))
+    with open_store(tmp_path / "ledger.sqlite3") as store:
+        store.commit(Changes(chunks=[twice]))
+        with pytest.raises(sqlite3.IntegrityError):
+            store.commit(Changes(rows=[group()], chunks=[twice]))
+        assert store.snapshot().groups == ()
+        store.commit(Changes(rows=[group(1)]))
+        assert [row.group_id for row in store.snapshot().groups] == [1]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write into a read-only directory")
+def test_a_read_only_directory_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    with pytest.raises(StoreUnavailable, match="writable"):
+        open_store(tmp_path / "ledger.sqlite3")
+    tmp_path.chmod(stat.S_IRWXU)

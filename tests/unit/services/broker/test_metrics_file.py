@@ -1,0 +1,39 @@
+"""metrics.jsonl: each line once, whatever happened to the file."""
+
+import json
+from pathlib import Path
+
+from services.broker.metrics_file import RecordFile
+
+
+def lines_of(path: Path) -> list[int]:
+    return [json.loads(line)["record"] for line in path.read_text().splitlines()]
+
+
+def test_lines_are_appended_and_taken_up_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    record = RecordFile(path)
+    assert record.last == 0
+    record.append([{"record": 1, "event": "batch", "loss": None}, {"record": 2}])
+    again = RecordFile(path)
+    assert again.last == 2
+    again.append([{"record": 3}])
+    assert lines_of(path) == [1, 2, 3]
+    assert json.loads(path.read_text().splitlines()[0]) == {"record": 1, "event": "batch", "loss": None}
+
+
+def test_a_half_written_line_is_cut_off_and_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    RecordFile(path).append([{"record": 1}])
+    with path.open("ab") as file:
+        file.write(b'{"record": 2, "event": "bat' + b"x" * 100)
+    record = RecordFile(path)
+    assert record.last == 1
+    record.append([{"record": 2, "event": "batch"}])
+    assert lines_of(path) == [1, 2]
+
+
+def test_nothing_to_write_writes_nothing(tmp_path: Path) -> None:
+    record = RecordFile(tmp_path / "metrics.jsonl")
+    record.append([])
+    assert record.last == 0

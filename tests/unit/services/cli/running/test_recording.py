@@ -1,0 +1,45 @@
+"""A recording is a run of which nobody trains: its settings and processes follow from the run's."""
+
+from pathlib import Path
+
+import pytest
+
+from services.cli.running.processes import process_specs
+from services.cli.running.recording import recording_settings, recording_specs
+from services.runtime.settings.configuration import ConfigurationError, load_settings
+from tests.integration.run.test_command import gspo
+from tests.support.processes.run_process import REPOSITORY
+
+CONFIG = REPOSITORY / "examples/arithmetic.toml"
+
+
+def test_all_groups_of_a_recording_may_be_of_one_version(tmp_path: Path) -> None:
+    settings, own = recording_settings(CONFIG, ["batch.groups_per_batch=8"], tmp_path, 17)
+    # Three batches of eight; the admission window lets (max_lag + 1) batches of groups of one version in.
+    assert (settings.run.num_batches, settings.batch.max_lag) == (3, 2)
+    assert (settings.run.directory, settings.evaluation.every_batches) == (tmp_path, 0)
+    assert load_settings(CONFIG, ["batch.groups_per_batch=8", *own]) == settings
+    one, _ = recording_settings(CONFIG, ["batch.groups_per_batch=8"], tmp_path, 8)
+    assert (one.run.num_batches, one.batch.max_lag) == (1, 0)
+
+
+def test_no_groups_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--groups is 0: at least 1"):
+        recording_settings(CONFIG, [], tmp_path, 0)
+
+
+def test_the_learner_is_replaced_by_who_publishes_the_starting_weights_and_nobody_else() -> None:
+    settings = load_settings(CONFIG)
+    run, recording = process_specs(settings, ["x"]), recording_specs(settings, ["x"])
+    assert [spec.name for spec in recording] == ["broker", "weights", "rollout-0", "rollout-1"]
+    assert [spec.module for spec in recording][1] == "services.learner.starting_weights"
+    assert [spec.stop_order for spec in recording] == [spec.stop_order for spec in run]
+    assert [spec for spec in recording if spec.name != "weights"] == [spec for spec in run if spec.name != "learner"]
+
+
+@pytest.mark.parametrize("words", [["--record", "{out}"], ["--record={out}"]])
+def test_a_rollout_that_records_is_a_recording(words: list[str], tmp_path: Path) -> None:
+    given = [word.format(out=tmp_path / "out") for word in words]
+    done = gspo("rollout", str(CONFIG), *given, "--groups", "8", "--set", f"model.path={tmp_path}/none")
+    assert done.returncode == 2
+    assert done.stderr.startswith("gspo record: model.path is ")

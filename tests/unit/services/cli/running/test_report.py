@@ -1,0 +1,108 @@
+"""The table and the picture of a run, from its metrics.jsonl."""
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from services.cli.running.metrics_file import batch_rows, column, read_rows
+from services.cli.running.report import summary_table, write_plot
+
+
+def a_batch(index: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "event": "batch", "batch": index, "reward_mean": index / 10, "lag/all": 0.5, "lag/max": 1, "clip_fraction/all": 0.25,
+        "mismatch_sigma": 0.02, "entropy/all": 0.7, "tokens_per_s": 100.0 * (index + 1), "optimizer_steps": 4.0,
+        "time_s": 30.0 + index, **changes,
+    }  # fmt: skip
+
+
+def an_eval(batch: int, reward: float) -> dict[str, Any]:
+    return {"event": "eval", "batch": batch, "eval/reward": reward}
+
+
+def recorded(directory: Path, *rows: dict[str, Any], tail: str = "") -> Path:
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
+    return directory
+
+
+def table(directory: Path) -> dict[str, list[str]]:
+    """First column -> the others, as a person reads it."""
+    output = StringIO()
+    Console(file=output, width=200).print(summary_table(directory))
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.getvalue().splitlines() if "│" in line]
+    return {name: cells for name, *cells in rows}
+
+
+def test_the_table_shows_first_last_and_best(tmp_path: Path) -> None:
+    rows = [a_batch(0), an_eval(0, 0.25), a_batch(1), a_batch(2, reward_mean=0.15), an_eval(3, 0.75), an_eval(3, 0.5)]
+    dropped = {"event": "dropped", "reason": "too_old", "num_tokens": [5, 6]}
+    shown = table(recorded(tmp_path, *rows, dropped))
+    assert shown["held-out reward"] == ["0.25", "0.5", "0.75"]
+    assert shown["training reward"] == ["0", "0.15", "0.15"]
+    assert shown["tokens/s"] == ["100", "300", "300"]
+    assert shown["clip fraction"] == ["0.25", "0.25", ""]
+    assert shown["batches trained"] == ["", "3", ""]
+    assert shown["optimizer steps"] == ["", "12", ""]
+    assert shown["groups dropped"] == ["", "1", ""]
+    assert shown["seconds"] == ["", "32", ""]
+
+
+def test_what_was_not_measured_is_a_dash_and_a_gap_and_never_zero(tmp_path: Path) -> None:
+    rows = [a_batch(0, **{"tokens_per_s": None, "entropy/all": None}), a_batch(1, **{"entropy/all": None})]
+    shown = table(recorded(tmp_path, *rows))
+    assert shown["tokens/s"] == ["200", "200", "200"]
+    assert shown["entropy (nats/token)"] == ["-", "-", "-"]
+    assert shown["held-out reward"] == ["-", "-", "-"]
+    values = column(batch_rows(tmp_path / "metrics.jsonl"), "tokens_per_s")
+    assert values[0] != values[0]
+    assert values[1] == 200.0
+
+
+def test_a_batch_that_was_trained_again_counts_once_as_it_was_trained_last(tmp_path: Path) -> None:
+    recorded(tmp_path, a_batch(0), a_batch(1), a_batch(2), a_batch(1, reward_mean=0.9, again=True))
+    rows = batch_rows(tmp_path / "metrics.jsonl")
+    assert [row["batch"] for row in rows] == [0, 1, 2]
+    assert rows[1]["reward_mean"] == 0.9
+
+
+def test_a_last_line_that_a_crash_cut_is_left_out_and_any_other_is_an_error(tmp_path: Path) -> None:
+    recorded(tmp_path, a_batch(0), tail='{"event": "ba')
+    assert len(read_rows(tmp_path / "metrics.jsonl", "batch")) == 1
+    recorded(tmp_path, a_batch(0), tail='{"event": "ba\n{"event": "eval"}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2: not JSON"):
+        read_rows(tmp_path / "metrics.jsonl", "batch")
+    recorded(tmp_path, a_batch(0), tail="[1]\n{}\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2: expected a JSON object"):
+        read_rows(tmp_path / "metrics.jsonl", "batch")
+
+
+def test_a_run_without_a_record_has_no_rows(tmp_path: Path) -> None:
+    assert read_rows(tmp_path / "metrics.jsonl", "batch") == []
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [a_batch(index, **{"clip_fraction/lag_1": 0.1}) for index in range(5)] + [an_eval(0, 0.1), an_eval(5, 0.6)],
+        [a_batch(0, **{"clip_fraction/all": None, "tokens_per_s": None})],
+        [an_eval(0, 0.5)],
+        [a_batch(index, reward_mean=-3.0 * index) for index in range(3)],
+    ],
+    ids=["whole", "one batch", "evaluation alone", "rewards below zero"],
+)
+def test_whatever_was_recorded_can_be_drawn(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    path = write_plot(recorded(tmp_path, *rows))
+    assert path == tmp_path / "plot.png"
+    header = path.read_bytes()[:24]
+    assert header[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = int.from_bytes(header[16:20], "big"), int.from_bytes(header[20:24], "big")
+    assert (width, height) == (1210, 770)
+
+
+def test_nothing_recorded_is_nothing_to_draw(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing to draw"):
+        write_plot(recorded(tmp_path, {"event": "dropped"}))

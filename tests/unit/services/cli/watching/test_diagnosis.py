@@ -1,0 +1,234 @@
+"""What the doctor says: the cause, and the way out."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.cli.watching.diagnosis import diagnose
+from services.cli.watching.observe import LedgerState, Log, Observation, Page
+from services.runtime.settings.sections import Learner, Rollout, Run, Settings
+
+SETTINGS = Settings(
+    run=Run(directory=Path("runs/x"), num_batches=60),
+    rollout=Rollout(num_servers=2),
+    learner=Learner(weights_endpoint="tcp://127.0.0.1:7003"),
+)
+GIB = 1 << 30
+
+
+def a_rollout(name: str, **changes: Any) -> dict[str, Any]:
+    return {"peer": name, "status": "serving", "policy_version": 4, "leases": 64, "silent_s": 0.4, "metrics": {}} | changes
+
+
+def a_status(**changes: Any) -> dict[str, Any]:
+    return {
+        "batches_trained": 3, "batches_assembled": 3, "batches_total": 60, "policy_version": 4, "stopping": "", "error": "",
+        "finished": False, "waiting_for": "20 more complete groups: 12 of 32 are ready, 128 trajectories under way, 4 free",
+        "groups": {"open": 3, "complete": 12, "dropped": 0}, "dropped": {}, "learner": "learner",
+        "rollouts": [a_rollout("rollout-0"), a_rollout("rollout-1")], "lag_mean": 0.5, "lag_max": 1, "quiet_s": 10.0,
+    } | changes  # fmt: skip
+
+
+def a_page(ready: bool | None = True, text: str = "ready") -> Page:
+    return Page(url="http://127.0.0.1:9", ready=ready, text=text)
+
+
+HEALTHY = Observation(
+    settings=SETTINGS,
+    status=a_status(),
+    no_status="",
+    turned_away=False,
+    pages={name: a_page() for name in ("broker", "learner", "rollout-0", "rollout-1")},
+    logs={},
+    ledger=LedgerState(batches=3, trained=3, version=4, groups={"batched": 96}),
+    no_ledger="",
+    batch_ages_s=[40.0, 25.0, 10.0],
+    free_bytes={"run.directory (runs/x)": (50 * GIB, 100 * GIB)},
+)
+
+
+def wrong(seen: Observation) -> list[str]:
+    return [remark.text for remark in diagnose(seen) if remark.wrong]
+
+
+def without_broker(**changes: Any) -> Observation:
+    pages = {name: a_page(None, "connection refused") for name in HEALTHY.pages}
+    silence = {"status": None, "no_status": "tcp://127.0.0.1:7002: no answer within 8 s", "pages": pages}
+    return replace(HEALTHY, **(silence | changes))
+
+
+def with_rollout(**changes: Any) -> Observation:
+    rollouts = [a_rollout("rollout-0"), a_rollout("rollout-1", **changes)]
+    return replace(HEALTHY, status=a_status(rollouts=rollouts))
+
+
+def test_a_healthy_run_has_nothing_wrong_and_says_what_it_waits_for() -> None:
+    assert wrong(HEALTHY) == []
+    (remark,) = diagnose(HEALTHY)
+    assert remark.text == (
+        "batch 3 of 60 waits for 20 more complete groups: 12 of 32 are ready, 128 trajectories under way, 4 free"
+    )
+
+
+UNREADY = {"rollout-1": a_page(False, "model.embed: the engine has another checksum")}
+CASES: list[tuple[str, Observation, str]] = [
+    ("disk", replace(HEALTHY, free_bytes={"run.directory (runs/x)": (5 << 20, 100 * GIB)}), "has 5 MiB free: make room"),
+    ("error", replace(HEALTHY, status=a_status(error="20 groups in a row failed")), "failed: 20 groups in a row failed"),
+    (
+        "no learner",
+        replace(HEALTHY, status=a_status(learner=None)),
+        "no learner is connected: start it (`gspo learner CONFIG`)",
+    ),
+    (
+        "learner unready",
+        replace(HEALTHY, pages={"learner": a_page(False, "no progress")}),
+        "learner is not ready: no progress",
+    ),
+    (
+        "broker unready",
+        replace(HEALTHY, pages={"broker": a_page(False, "disk is full")}),
+        "the broker is not ready: disk is full",
+    ),
+    (
+        "rollout missing",
+        replace(HEALTHY, status=a_status(rollouts=[a_rollout("rollout-0")])),
+        "rollout-1 is not connected; it says: ready: it joins by itself",
+    ),
+    (
+        "rollout silent",
+        with_rollout(silent_s=31.0),
+        "rollout-1 has said nothing for 31 s: its process, host or network stands still",
+    ),
+    (
+        "quarantined",
+        replace(with_rollout(status="quarantined"), pages=UNREADY),
+        "quarantined: model.embed: the engine has another",
+    ),
+    (
+        "old version",
+        with_rollout(policy_version=1),
+        "serves version 1, the newest is 4: too old for new work (batch.max_lag = 2)",
+    ),
+    ("rollout unready", replace(HEALTHY, pages=UNREADY), "rollout-1 is not ready: model.embed"),
+    (
+        "no batch",
+        replace(HEALTHY, status=a_status(quiet_s=600.0), batch_ages_s=[630.0, 615.0, 600.0]),
+        "no batch was trained for 600 s; before, one took 15 s",
+    ),
+    (
+        "turned away",
+        without_broker(turned_away=True, no_status="protocol_version is 2"),
+        "turns this command away: protocol_version",
+    ),
+    (
+        "someone else",
+        without_broker(pages={"broker": a_page()}),
+        "does not answer on tcp://127.0.0.1:7002: another run's broker",
+    ),
+    (
+        "no ledger",
+        without_broker(ledger=None, no_ledger="runs/x is no run directory"),
+        "and no ledger: runs/x is no run directory",
+    ),
+    ("no broker", without_broker(), "the broker is not running. 3 of 60 batches are trained"),
+    (
+        "broker's last words",
+        without_broker(logs={"broker": Log(event="cannot_start", age_s=9.0, error="port 7002 is in use")}),
+        "the broker is not running. It ended with: port 7002 is in use. 3 of 60",
+    ),
+]
+
+
+@pytest.mark.parametrize(("seen", "words"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_what_is_wrong_is_said_and_nothing_else(seen: Observation, words: str) -> None:
+    (text,) = wrong(seen)
+    assert words in text
+
+
+def test_a_run_without_servers_of_its_own_needs_somebody_to_start_one() -> None:
+    settings = SETTINGS.model_copy(update={"rollout": Rollout(num_servers=0)})
+    (text,) = wrong(replace(HEALTHY, settings=settings, status=a_status(rollouts=[])))
+    assert text.startswith("no rollout is connected: start one")
+    assert wrong(replace(HEALTHY, settings=settings, status=a_status(rollouts=[a_rollout("pod-7")]))) == []
+
+
+def test_what_starts_or_ends_is_no_fault() -> None:
+    assert wrong(with_rollout(status="starting", policy_version=0)) == []
+    assert wrong(replace(HEALTHY, status=a_status(stopping="stopped by me", waiting_for=""))) == []
+    ended = replace(HEALTHY, status=a_status(finished=True, learner=None, rollouts=[]))
+    assert [remark.text for remark in diagnose(ended)] == ["the run has ended after 3 batches (all are trained)"]
+    complete = without_broker(ledger=LedgerState(batches=60, trained=60, version=61, groups={}))
+    assert [remark.text for remark in diagnose(complete)] == [
+        "the run is complete: 60 of 60 batches are trained; nothing runs any more"
+    ]
+
+
+def test_drops_are_told_with_what_they_mean() -> None:
+    texts = [remark.text for remark in diagnose(replace(HEALTHY, status=a_status(dropped={"failed": 2, "stale": 1})))]
+    assert texts[0].startswith("2 groups were dropped as failed: its log says why")
+    assert texts[1].startswith("1 groups were dropped as stale: batches were trained again after a restart")
+
+
+def test_a_slow_batch_is_remarkable_only_against_its_own_pace() -> None:
+    def seen(*ages_s: float, quiet_s: float | None = None) -> Observation:
+        status = a_status(quiet_s=ages_s[-1] if quiet_s is None else quiet_s)
+        return replace(HEALTHY, batch_ages_s=list(ages_s), status=status)
+
+    assert wrong(seen(1500.0, 1000.0, 500.0)) == []
+    assert wrong(seen(100.0, 99.5, 99.0)) == []
+    assert wrong(seen(9000.0, 8000.0)) == []
+    assert wrong(seen(9000.0, 8999.0, quiet_s=5.0)) == [], "the broker was started again a moment ago"
+    (text,) = wrong(seen(9000.0, 8999.0))
+    assert text == "no batch was trained for 8999 s; before, one took 1 s"
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "states", "quiet_s", "remarkable"),
+    [
+        ([], ["serving", "starting"], 121.0, True),
+        ([], ["serving", "starting"], 119.0, False),
+        ([500.0], ["serving"], 121.0, True),
+        ([], ["starting", "verifying"], 299.0, False),
+        ([], ["starting", "verifying"], 301.0, True),
+    ],
+)
+def test_a_first_batch_that_does_not_come_is_remarkable_too(
+    ages_s: list[float], states: list[str], quiet_s: float, remarkable: bool
+) -> None:
+    rollouts = [a_rollout(f"rollout-{index}", status=state) for index, state in enumerate(states)]
+    settings = SETTINGS.model_copy(update={"rollout": Rollout(num_servers=len(states))})
+    status = a_status(rollouts=rollouts, quiet_s=quiet_s, batches_trained=len(ages_s))
+    said = wrong(replace(HEALTHY, settings=settings, status=status, batch_ages_s=ages_s))
+    assert [text.startswith(f"no batch was trained for {quiet_s:.0f} s, and how long one") for text in said] == [
+        True
+    ] * remarkable
+
+
+@pytest.mark.parametrize("changes", [{"batches_trained": 60}, {"stopping": "stopped by me"}])
+def test_where_no_batch_is_to_come_none_is_missed(changes: dict[str, Any]) -> None:
+    assert wrong(replace(HEALTHY, status=a_status(quiet_s=9000.0, **changes))) == []
+
+
+def test_a_process_that_warns_again_and_again_is_told() -> None:
+    def remarks(**warnings: int) -> list[tuple[str, bool]]:
+        logs = {"learner": Log(event="x", age_s=1.0, error="", warnings=warnings)}
+        return [(remark.text, remark.wrong) for remark in diagnose(replace(HEALTHY, logs=logs)) if "learner" in remark.text]
+
+    assert remarks(weights_not_fetched=5) == []
+    assert remarks(weights_not_fetched=6) == [
+        ("learner warns again and again: weights_not_fetched, 6 times within 120 s; see its log", False)
+    ]
+    ((text, is_wrong),) = remarks(message_for_another_session=1)
+    assert is_wrong
+    assert text.startswith("learner gets answers that are meant for another process of its name")
+
+
+def test_a_learner_that_is_silent_and_one_that_waits_are_told() -> None:
+    quiet = replace(HEALTHY, status=a_status(learner_silent_s=31.0, learner_waiting=None))
+    (remark,) = [remark for remark in diagnose(quiet) if remark.wrong]
+    assert "the learner has said nothing for 31 s" in remark.text
+    two = replace(HEALTHY, status=a_status(learner_silent_s=0.3, learner_session="a", learner_waiting="b"))
+    (remark,) = [remark for remark in diagnose(two) if remark.wrong]
+    assert remark.text.startswith("a second learner (session b) waits while session a has the run")

@@ -1,0 +1,60 @@
+"""What is told of a process by its log: the error that it ended with, and what it says again and again."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from services.cli.running.supervisor import FINAL_EVENTS, last_error
+from services.cli.watching.observe import Log, read_log
+
+ERROR = '{"error": "metrics port 9101 is in use", "event": "cannot_start", "level": "error"}\n'
+
+
+def test_an_error_that_a_process_ended_with_is_told_alone(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text('{"event": "settings", "run": {}}\n' + ERROR)
+    assert last_error(tmp_path / "log") == "metrics port 9101 is in use"
+
+
+def test_a_crash_is_told_by_its_last_lines_and_not_by_an_older_error(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(ERROR + "Traceback\nKeyError: 'x'\n")
+    assert last_error(tmp_path / "log").endswith("\n    Traceback\n    KeyError: 'x'")
+    (tmp_path / "log").write_text(ERROR + '{"error": "disk", "event": "commit_failed"}\n')
+    assert last_error(tmp_path / "log").endswith('"event": "commit_failed"}')
+
+
+def test_an_empty_log_is_told_as_nothing(tmp_path: Path) -> None:
+    (tmp_path / "log").touch()
+    assert last_error(tmp_path / "log").strip() == ""
+
+
+NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+
+
+def line(event: str, age_s: float, **fields: object) -> str:
+    return json.dumps({"event": event, "timestamp": (NOW - timedelta(seconds=age_s)).isoformat(), **fields}) + "\n"
+
+
+@pytest.mark.parametrize("event", FINAL_EVENTS)
+def test_whatever_a_process_ends_with_on_purpose_is_its_error(tmp_path: Path, event: str) -> None:
+    (tmp_path / "log").write_text(line(event, 3.0, error="session a has this run"))
+    assert read_log(tmp_path / "log", NOW) == Log(event=event, age_s=3.0, error="session a has this run")
+
+
+def test_warnings_of_the_last_two_minutes_are_counted_with_those_that_were_left_out(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        line("odd", 121.0, level="warning")
+        + line("odd", 119.0, level="warning")
+        + "no event\n"
+        + line("odd", 60.0, level="warning", left_out=9)
+        + line("strange", 50.0, level="warning")
+        + line("usual", 40.0, level="info")
+    )
+    seen = read_log(tmp_path / "log", NOW)
+    assert seen == Log(event="usual", age_s=40.0, error="", warnings={"odd": 11, "strange": 1})
+
+
+def test_an_old_log_has_a_last_event_and_no_warnings(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(line("odd", 9000.0, level="warning"))
+    assert read_log(tmp_path / "log", NOW) == Log(event="odd", age_s=9000.0, error="")

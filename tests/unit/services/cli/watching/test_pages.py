@@ -1,0 +1,53 @@
+"""What listens at a process's metrics port may be anything."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from services.cli.watching.observe import metrics_of, read_page
+
+
+@contextmanager
+def somebody(answer: bytes) -> Iterator[str]:
+    """Listens, and says the same to everybody."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for _ in range(2):
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return  # closed: nobody asks any more
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n<p>It works</p>\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nx",
+    ],
+)
+def test_a_page_that_is_none_of_ours_is_told_and_stops_nobody(answer: bytes) -> None:
+    with somebody(answer) as url:
+        page = read_page(url)
+    assert page.ready is None
+    assert page.text.startswith(f"{url} does not answer as a process of this run: ")
+
+
+def test_samples_are_summed_over_their_labels() -> None:
+    assert metrics_of('a_total{b="c"} 2\na_total{b="d"} 3\nx 1\n') == {"a_total": 5.0, "x": 1.0}

@@ -1,0 +1,176 @@
+"""Checkpoints that are written while training goes on."""
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.learner.checkpoints.format import (
+    CheckpointError,
+    CheckpointState,
+    StateCopy,
+    find_latest,
+    load_checkpoint,
+    reserve_version,
+)
+from services.learner.checkpoints.saving import CheckpointSaver, Threads, save_checkpoint
+from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.held_background import HeldBackground
+
+
+def state(version: int) -> CheckpointState:
+    return CheckpointState(policy_version=version, batch_position=version, mismatch={"variance": 0.25})
+
+
+def held(engine: BigramEngine, root: Path, failure: Exception | None = None) -> CheckpointSaver:
+    return CheckpointSaver(engine, root, keep=2, background=HeldBackground(until_waited_for=True, failure=failure))
+
+
+def test_what_is_saved_is_what_was_when_it_was_begun_although_training_has_gone_on(tmp_path: Path) -> None:
+    engine = BigramEngine(seed=1)
+    saver = held(engine, tmp_path / "beside")
+    saver.begin(state(7))
+    expected, table = random.getstate(), engine.table.detach().clone()
+    synchronous = save_checkpoint(engine, tmp_path / "at-once", state(7))
+    random.random()
+    with torch.no_grad():
+        engine.table += 1
+    assert saver.pending == state(7)
+    assert saver.advance(newest_version=9) is None
+    assert find_latest(tmp_path / "beside") is None
+    saved = saver.advance(newest_version=9, wait_s=1.0)
+    assert saved is not None
+    assert saver.pending is None
+    fresh = BigramEngine(seed=2)
+    assert load_checkpoint(fresh, saved) == state(7)
+    assert torch.equal(fresh.table, table)
+    assert random.getstate() == expected
+    files = [path.relative_to(saved) for path in saved.rglob("*") if path.is_file()]
+    assert len(files) == 3
+    for file in files:
+        assert (saved / file).read_bytes() == (synchronous / file).read_bytes(), file
+
+
+def test_it_is_not_published_before_the_caller_lets_it(tmp_path: Path) -> None:
+    saver = held(BigramEngine(), tmp_path)
+    saver.begin(state(1))
+    assert saver.advance(newest_version=1, may_publish=False, wait_s=1.0) is None
+    assert find_latest(tmp_path) is None
+    assert saver.advance(newest_version=1) == find_latest(tmp_path)
+
+
+def test_what_was_given_up_leaves_nothing(tmp_path: Path) -> None:
+    saver = held(BigramEngine(), tmp_path)
+    saver.begin(state(1))
+    saver.discard()
+    assert saver.pending is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_thread_that_cannot_write_is_told_at_the_next_look_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
+    previous = save_checkpoint(BigramEngine(), tmp_path, state(1))
+    saver = held(BigramEngine(), tmp_path, OSError("No space left on device"))
+    saver.begin(state(2))
+    assert saver.advance(newest_version=2) is None
+    with pytest.raises(CheckpointError, match="batch-0000000002 cannot be written: No space left on device"):
+        saver.advance(newest_version=2, wait_s=1.0)
+    assert saver.pending is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", previous.name]
+
+
+class OneOfTwo(BigramEngine):
+    """Rank 1; the flags of the other one are added to its own."""
+
+    rank = 1
+    world_size = 2
+    other_waits = 0.0
+    other_failed = 0.0
+
+    def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + torch.tensor([self.other_waits, self.other_failed]) if tensor.shape == (2,) else tensor
+
+
+def begun_on_one_of_two(root: Path) -> tuple[OneOfTwo, CheckpointSaver]:
+    engine = OneOfTwo()
+    saver = held(engine, root)
+    (root / ".partial-version-0000000002-batch-0000000002").mkdir(parents=True)  # The first rank would have made it.
+    saver.begin(state(2))
+    return engine, saver
+
+
+def test_a_rank_that_has_written_waits_for_the_others(tmp_path: Path) -> None:
+    engine, saver = begun_on_one_of_two(tmp_path)
+    engine.other_waits = 1.0
+    assert saver.advance(newest_version=2, wait_s=1.0) is None
+    engine.other_waits = 0.0
+    assert saver.advance(newest_version=2) == tmp_path / "version-0000000002-batch-0000000002"
+
+
+def test_a_rank_gives_up_with_another_one_that_cannot_write(tmp_path: Path) -> None:
+    engine, saver = begun_on_one_of_two(tmp_path)
+    engine.other_failed = 1.0
+    with pytest.raises(CheckpointError, match="another rank could not write its part"):
+        saver.advance(newest_version=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_training_that_goes_on_reserves_versions_and_another_learner_s_are_not_followed(tmp_path: Path) -> None:
+    saver = held(BigramEngine(), tmp_path)
+    for version, newest in ((1, 3), (4, 4)):
+        reserve_version(tmp_path, version)
+        saver.begin(state(version))
+        reserve_version(tmp_path, version + 2)
+        if newest > version:
+            assert saver.advance(newest_version=newest, wait_s=1.0) is not None
+            continue
+        with pytest.raises(CheckpointError, match="version 4 is taken, 6 is the newest: another learner"):
+            saver.advance(newest_version=newest, wait_s=1.0)
+    latest = find_latest(tmp_path)
+    assert latest is not None
+    assert latest.name == "version-0000000001-batch-0000000001"
+
+
+def test_a_thread_writes_and_is_waited_for_when_training_fails(tmp_path: Path) -> None:
+    go = threading.Event()
+
+    class Slow(BigramEngine):
+        def copy_state(self) -> StateCopy:
+            copied = super().copy_state()
+            write = copied.write
+
+            class Waiting:
+                def write(self, directory: Path) -> None:
+                    assert go.wait(20.0)
+                    write(directory)
+
+                def weights_digest(self) -> str:
+                    return copied.weights_digest()
+
+            return Waiting()
+
+    engine = Slow()
+    saver = CheckpointSaver(engine, tmp_path, keep=1, background=Threads())
+    saver.begin(state(1))
+    assert saver.advance(newest_version=1) is None
+    go.set()
+    saver.abandon()
+    saved = saver.advance(newest_version=1)
+    assert saved is not None
+    assert load_checkpoint(BigramEngine(), saved) == state(1)
+
+
+def test_a_mistake_in_the_thread_is_raised_where_training_looks_for_its_end(tmp_path: Path) -> None:
+    class Mistaken(BigramEngine):
+        def copy_state(self) -> StateCopy:
+            copied = super().copy_state()
+            copied._table = None  # type: ignore[assignment]
+            return copied
+
+    saver = CheckpointSaver(Mistaken(), tmp_path, keep=1, background=Threads())
+    saver.begin(state(1))
+    saver.abandon()
+    with pytest.raises((TypeError, ValueError, AttributeError)):
+        saver.advance(newest_version=1)
+    assert find_latest(tmp_path) is None

@@ -1,0 +1,94 @@
+"""What rank 0 received is what every rank trains on."""
+
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from protocol.messages import EndOfRun
+from services.learner.broker.exchange import BatchArrived
+from services.learner.ranks.share import Directive, share
+from tests.support.builders import a_batch, token_arrays
+
+
+class ThreadedRank:
+    """One of several ranks that are threads; ``broadcast`` checks what a collective would."""
+
+    def __init__(self, rank: int, mailboxes: list["queue.Queue[torch.Tensor]"], done: threading.Barrier) -> None:
+        self.rank = rank
+        self.world_size = len(mailboxes)
+        self._mailboxes = mailboxes
+        self._done = done
+        self.num_broadcasts = 0
+
+    def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.rank == 0:
+            total = tensor.clone()
+            for _ in self._mailboxes[1:]:
+                total += self._mailboxes[0].get(timeout=60)
+        else:
+            self._mailboxes[0].put(tensor.clone())
+            total = torch.zeros_like(tensor)
+        return self.broadcast(total)
+
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor:
+        self.num_broadcasts += 1
+        if self.rank == source:
+            for rank, mailbox in enumerate(self._mailboxes):
+                if rank != source:
+                    mailbox.put(tensor.clone())
+            received = tensor.clone()
+        else:
+            received = self._mailboxes[self.rank].get(timeout=60)
+            assert (received.shape, received.dtype) == (tensor.shape, tensor.dtype)
+        self._done.wait(timeout=60)
+        return received
+
+
+def shared(arrived: Directive, stop: bool, num_ranks: int = 3, asked: int = 0) -> list[tuple[Directive, bool]]:
+    """The outcome on every rank, of which only rank 0 knows what has arrived, and rank ``asked`` whether to stop."""
+    mailboxes: list[queue.Queue[torch.Tensor]] = [queue.Queue() for _ in range(num_ranks)]
+    done = threading.Barrier(num_ranks)
+    ranks = [ThreadedRank(rank, mailboxes, done) for rank in range(num_ranks)]
+    with ThreadPoolExecutor(num_ranks) as threads:
+        calls = [
+            threads.submit(share, rank, arrived if rank.rank == 0 else None, stop and rank.rank == asked) for rank in ranks
+        ]
+        outcomes = [call.result(timeout=60) for call in calls]
+    assert len({rank.num_broadcasts for rank in ranks}) == 1
+    return outcomes
+
+
+def test_a_batch_reaches_every_rank_with_its_arrays() -> None:
+    arrived = BatchArrived(batch=a_batch(), arrays=token_arrays(10))
+    for directive, stop in shared(arrived, False):
+        assert isinstance(directive, BatchArrived)
+        assert not stop
+        assert directive.batch == arrived.batch
+        np.testing.assert_array_equal(directive.arrays["token_ids"], arrived.arrays["token_ids"])
+        np.testing.assert_array_equal(directive.arrays["logprobs"], arrived.arrays["logprobs"])
+
+
+def test_the_end_of_the_run_reaches_every_rank() -> None:
+    end = EndOfRun(index=60, reason="complete")
+    assert shared(end, False) == [(end, False)] * 3
+
+
+@pytest.mark.parametrize("asked", [0, 2])
+def test_any_rank_that_is_asked_to_stop_stops_all_and_a_stop_wins_over_a_batch(asked: int) -> None:
+    assert shared(None, True, asked=asked) == [(None, True)] * 3
+    assert shared(BatchArrived(batch=a_batch(), arrays=token_arrays(10)), True, asked=asked) == [(None, True)] * 3
+
+
+def test_nothing_yet_is_nothing_yet_on_every_rank() -> None:
+    assert shared(None, False) == [(None, False)] * 3
+
+
+def test_a_single_rank_passes_its_own_through_without_a_collective() -> None:
+    rank = ThreadedRank(0, [queue.Queue()], threading.Barrier(1))
+    arrived = BatchArrived(batch=a_batch(), arrays=token_arrays(10))
+    assert share(rank, arrived, False) == (arrived, False)
+    assert rank.num_broadcasts == 0

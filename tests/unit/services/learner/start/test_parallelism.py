@@ -1,0 +1,141 @@
+"""What can be trained together, as docs/guide/learner.md tells it."""
+
+import json
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.learner.start.parallelism import (
+    Parallelism,
+    autoep_config,
+    offload_config,
+    parallelism_of,
+    read_model_config,
+    require_supported,
+)
+
+PLAN = Parallelism(
+    num_ranks=4,
+    expert_parallel=2,
+    zero_stage=3,
+    dtype="float32",
+    routing_replay=False,
+    model_type="qwen3_moe",
+    num_experts=8,
+)
+DOCS = Path(__file__).parents[5] / "docs" / "guide" / "learner.md"
+
+
+def refusal(plan: Parallelism) -> str:
+    try:
+        require_supported(plan)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("num_ranks", "expert_parallel"), [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 8)])
+def test_every_stage_goes_with_every_size_that_divides(zero_stage: int, num_ranks: int, expert_parallel: int) -> None:
+    plan = replace(PLAN, zero_stage=zero_stage, num_ranks=num_ranks, expert_parallel=expert_parallel)
+    assert refusal(plan) == ""
+    assert refusal(replace(plan, routing_replay=True)) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"expert_parallel": 0}, "expert_parallel is 0; it must be 1 .off. or a number of ranks"),
+        (
+            {"expert_parallel": 3, "num_ranks": 3},
+            r"expert_parallel is 3, .* the model's experts \(8\); use one of 1, 2, 4, 8",
+        ),
+        ({"expert_parallel": 4, "num_ranks": 2}, r"expert_parallel is 4, .* learner.num_ranks \(2\); use one of 1, 2$"),
+        (
+            {"model_type": "mixtral"},
+            "expert_parallel is 2 and model_type is 'mixtral'; it is supported for qwen3_moe; use exp",
+        ),
+        ({"model_type": "qwen3", "num_experts": 0}, "expert_parallel is 2 and a qwen3 model has no experts; use .*= 1"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; it must be silu, or expert_parallel 1"),
+        ({"dtype": "bfloat16", "zero_stage": 0}, "zero_stage 0 with bfloat16 .*; use zero_stage 1 or higher"),
+        (
+            {"offload": "optimizer", "zero_stage": 0},
+            "offload is optimizer and zero_stage is 0, .*; use zero_stage 1 or higher",
+        ),
+        (
+            {"offload": "optimizer_and_parameters", "zero_stage": 0},
+            "offload is optimizer_and_parameters and zero_stage is 0, .*; use zero_stage 3, or offload = optimizer",
+        ),
+        (
+            {"offload": "optimizer_and_parameters", "zero_stage": 2},
+            "offload is optimizer_and_parameters and zero_stage is 2, .*; use zero_stage 3, or offload = optimizer",
+        ),
+        (
+            {"expert_parallel": 1, "num_experts": 0, "routing_replay": True},
+            "routing_replay is on and a qwen3_moe model has no routers",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_value_and_the_way_out(changes: dict[str, Any], message: str) -> None:
+    assert re.search(message, refusal(replace(PLAN, **changes)))
+
+
+def test_without_expert_parallelism_any_model_goes() -> None:
+    for model_type, num_experts in (("qwen3", 0), ("mixtral", 8), ("qwen3_moe", 7)):
+        plan = replace(PLAN, expert_parallel=1, num_ranks=3, model_type=model_type, num_experts=num_experts)
+        assert refusal(plan) == ""
+
+
+def test_a_models_configuration_says_how_many_experts_it_has(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "mixtral", "num_local_experts": 8, "hidden_act": "silu"})
+    )
+    rest: dict[str, Any] = {
+        "num_ranks": 1, "expert_parallel": 1, "zero_stage": 1, "dtype": "float32", "routing_replay": False,
+    }  # fmt: skip
+    assert parallelism_of(read_model_config(tmp_path), **rest).num_experts == 8
+    assert parallelism_of({"model_type": "qwen3_moe", "num_experts": 4}, **rest).num_experts == 4
+    plan = parallelism_of({"model_type": "qwen3"}, **rest, offload="optimizer")
+    assert (plan.num_experts, plan.hidden_act, plan.offload) == (0, "silu", "optimizer")
+
+
+@pytest.mark.parametrize("content", ["", "[]", None])
+def test_a_directory_without_a_configuration_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"config\.json"):
+        read_model_config(tmp_path)
+
+
+def test_gates_are_normalised_as_the_model_says_and_not_as_the_preset_does() -> None:
+    for normalised in (True, False):
+        config = autoep_config(2, {"model_type": "qwen3_moe", "norm_topk_prob": normalised})
+        assert config["route_norm"] is normalised
+        assert (config["autoep_size"], config["preset_model"]) == (2, "qwen3_moe")
+
+
+def test_offload_names_what_deepspeed_keeps_in_host_memory() -> None:
+    host = {"device": "cpu", "pin_memory": True}
+    assert offload_config("none", pin_memory=True) == {}
+    assert offload_config("optimizer", pin_memory=True) == {"offload_optimizer": host}
+    both = offload_config("optimizer_and_parameters", pin_memory=True)
+    assert both == {"offload_optimizer": host, "offload_param": host}
+
+
+def test_the_table_in_the_docs_says_what_the_code_says() -> None:
+    rows = re.findall(r"^\| `(.+?)` \| (.+?) \|$", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(rows) >= 10
+    types = {field.name: field.type for field in fields(Parallelism)}
+    for settings, verdict in rows:
+        changes: dict[str, Any] = {}
+        for setting in settings.split(", "):
+            name, value = setting.split(" = ")
+            changes[name] = {"int": int, "str": str, "bool": lambda text: text == "true"}[types[name]](value)
+        found = refusal(replace(PLAN, **changes))
+        if verdict == "works":
+            assert found == "", settings
+        else:
+            assert found.endswith(verdict.removeprefix("refused: ")), (settings, found)

@@ -1,0 +1,334 @@
+"""Batches into optimizer steps, on a table in place of a language model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gspo.adaptive import AdaptiveClip
+from gspo.model.logprobs import TokenLogProbs
+from gspo.model.packing import PackedBatch, TrainGroup, pack
+from gspo.settings import Objective
+from gspo.staleness import MismatchTracker
+from services.learner.trainer import (
+    AdvantageSettings,
+    BatchReport,
+    TrainingEngine,
+    sequences_with_advantages,
+    split_groups,
+    train_batch,
+)
+from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.engines.moe_engine import MoeEngine
+from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
+from tests.support.loss.sequences import random_groups
+
+WIDE = Objective(eps_low=0.1, eps_high=0.19, anchor="behaviour", mismatch_mode="off")
+
+
+def own_logprobs(engine: BigramEngine, groups: list[TrainGroup], noise: float = 0.0) -> list[TrainGroup]:
+    """The groups with the engine's own log-probs as behaviour, plus noise."""
+    generator = np.random.default_rng(3)
+    result = []
+    for group in groups:
+        members = []
+        for sequence in group.sequences:
+            packed = pack([sequence.with_advantages(np.zeros(sequence.num_tokens, dtype=np.float32))], policy_version=9)
+            logprobs = engine.logprobs(packed).logprobs_T.numpy()
+            noisy = np.append(0, logprobs[:-1]) + noise * generator.standard_normal(sequence.num_tokens)
+            behaviour = np.where(sequence.action_mask, np.minimum(noisy, 0), 0).astype(np.float32)
+            members.append(replace(sequence, behaviour_logprobs=behaviour))
+        result.append(replace(group, sequences=tuple(members)))
+    engine.num_forward_passes = 0
+    return result
+
+
+def train(engine: TrainingEngine, groups: list[TrainGroup], objective: Objective = WIDE, **changes: Any) -> BatchReport:
+    arguments: dict[str, Any] = {"policy_version": 0, "num_mini_batches": 1} | changes
+    return train_batch(engine, groups, objective=objective, mismatch=MismatchTracker(), **arguments)
+
+
+def test_the_gradient_of_an_on_policy_batch_is_that_of_the_weighted_log_likelihood() -> None:
+    engine = BigramEngine(token_budget=50)
+    groups = own_logprobs(engine, random_groups(3, 4, seed=1))
+    table = engine.table.detach().clone().requires_grad_()
+    train(engine, groups)
+
+    sequences, _, _ = sequences_with_advantages(groups, AdvantageSettings())
+    objective = torch.zeros(())
+    for sequence in sequences:
+        assert sequence.advantages is not None
+        logprobs = torch.log_softmax(table, -1)[sequence.token_ids[:-1], sequence.token_ids[1:]]
+        weights = torch.from_numpy(sequence.advantages[1:])
+        objective = objective + (logprobs * weights).sum() / sequence.num_action_tokens / 12
+    (expected,) = torch.autograd.grad(-objective, table)
+    torch.testing.assert_close(engine.gradients[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_step_does_not_depend_on_the_token_budget() -> None:
+    groups = own_logprobs(BigramEngine(), random_groups(4, 3, seed=2), noise=0.05)
+    gradients = []
+    for token_budget in (10, 60, 10_000):
+        engine = BigramEngine(token_budget=token_budget)
+        train(engine, groups)
+        gradients.append(engine.gradients[0])
+    torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(gradients[1], gradients[2], rtol=1e-4, atol=1e-6)
+
+
+def test_mini_batches_are_steps_on_consecutive_whole_groups() -> None:
+    together = BigramEngine()
+    groups = own_logprobs(together, random_groups(4, 3, seed=4))
+    report = train(together, groups, num_mini_batches=2)
+    apart = BigramEngine()
+    train(apart, groups[:2])
+    train(apart, groups[2:])
+    assert torch.equal(together.table, apart.table)
+    assert report.metrics["optimizer_steps"] == 2
+    assert report.metrics["sequences/all"] == 12
+    assert report.metrics["groups/all"] == 4
+
+
+def test_splitting_groups_keeps_their_order_and_uses_each_once() -> None:
+    assert [list(part) for part in split_groups(7, 3)] == [[0, 1, 2], [3, 4], [5, 6]]
+    with pytest.raises(ValueError, match="num_mini_batches is 3 for a batch of 2 groups"):
+        split_groups(2, 3)
+
+
+def test_sigma_is_the_deviation_of_engine_noise_on_tokens_of_the_present_version() -> None:
+    engine = BigramEngine()
+    groups = own_logprobs(engine, random_groups(20, 4, seed=5), noise=0.05)
+    assert train(engine, groups).metrics["mismatch_sigma"] == pytest.approx(0.05, rel=0.1)
+    stale = own_logprobs(BigramEngine(), random_groups(4, 4, seed=5), noise=0.05)
+    assert train(BigramEngine(), stale, policy_version=1).metrics["mismatch_sigma"] == 0
+
+
+def test_a_proximal_anchor_costs_one_forward_pass_and_starts_every_ratio_at_one() -> None:
+    engine = BigramEngine(token_budget=10_000)
+    groups = own_logprobs(engine, random_groups(4, 3, seed=6), noise=0.3)
+    report = train(engine, groups, replace(WIDE, anchor="proximal"))
+    assert engine.num_forward_passes == 1
+    assert report.metrics["ratio_max/all"] == 1
+    assert report.metrics["ratio_min/all"] == 1
+    assert report.metrics["mismatch_sigma"] == pytest.approx(0.3, rel=0.3)
+    behaviour = train(BigramEngine(token_budget=10_000), groups)
+    assert behaviour.metrics["ratio_max/all"] > 1.001
+
+
+def test_a_proximal_pass_measures_all_micro_batches() -> None:
+    groups = own_logprobs(BigramEngine(), random_groups(4, 3, seed=6), noise=0.3)
+    proximal = replace(WIDE, anchor="proximal")
+    one, many = (train(BigramEngine(token_budget=budget), groups, proximal) for budget in (10_000, 40))
+    assert many.metrics["mismatch_sigma"] == pytest.approx(one.metrics["mismatch_sigma"], rel=1e-5)
+
+
+def test_a_proximal_anchor_stays_at_the_start_of_the_batch_over_its_mini_batches() -> None:
+    engine = BigramEngine(learning_rate=1.0)
+    groups = own_logprobs(engine, random_groups(4, 3, seed=6))
+    report = train(engine, groups, replace(WIDE, anchor="proximal"), num_mini_batches=2)
+    assert report.metrics["ratio_max/all"] > 1.0001
+
+
+def test_lags_are_counted_from_the_version_before_the_batch() -> None:
+    groups = random_groups(2, 3, seed=7, versions=(3, 3))
+    report = train(BigramEngine(), groups, policy_version=5)
+    assert report.metrics["lag/all"] == 2
+    assert report.metrics["sequences/lag_2"] == 6
+
+
+def test_turn_credit_gives_every_token_the_advantage_of_its_turn() -> None:
+    (group,) = random_groups(1, 3, seed=8)
+    settings = AdvantageSettings(credit="per_turn", normalise_std=False)
+    sequences, _, _ = sequences_with_advantages([group], settings)
+    assert group.turn_rewards is not None
+    first_turn = np.mean([rewards[0] for rewards in group.turn_rewards])
+    for sequence, rewards in zip(sequences, group.turn_rewards, strict=True):
+        assert sequence.advantages is not None
+        np.testing.assert_allclose(sequence.advantages[sequence.turn_ids == 0], rewards[0] - first_turn, rtol=1e-5)
+        assert not sequence.advantages[~sequence.action_mask].any()
+
+
+def test_turn_credit_without_turn_rewards_is_refused() -> None:
+    (group,) = random_groups(1, 2, seed=9)
+    settings = AdvantageSettings(credit="return_to_go")
+    with pytest.raises(ValueError, match="group-0 has no turn_rewards"):
+        sequences_with_advantages([replace(group, turn_rewards=None)], settings)
+    with pytest.raises(ValueError, match="turns and 0 turn rewards"):
+        sequences_with_advantages([replace(group, turn_rewards=(np.zeros(0), np.zeros(9)))], settings)
+
+
+def test_groups_with_equal_rewards_are_counted_and_train_nothing() -> None:
+    engine = BigramEngine()
+    groups = [replace(group, rewards=np.full(3, 0.7)) for group in own_logprobs(engine, random_groups(2, 3, seed=10))]
+    report = train(engine, groups)
+    assert report.metrics["zero_variance_groups"] == 2
+    assert not engine.gradients[0].any()
+
+
+def test_a_sequence_without_actions_counts_in_the_number_of_sequences_only() -> None:
+    engine = BigramEngine()
+    (group,) = own_logprobs(engine, random_groups(1, 2, seed=11))
+    first = group.sequences[0]
+    nothing = np.full(first.num_tokens, -1)
+    empty = replace(
+        first,
+        action_mask=np.zeros(first.num_tokens, dtype=np.bool_),
+        versions=nothing,
+        turn_ids=nothing.astype(np.int32),
+    )
+    report = train(engine, [replace(group, sequences=(empty, group.sequences[1]))])
+    assert report.metrics["sequences_empty/all"] == 1
+    alone = replace(group.sequences[1], advantages=None)
+    sequences, _, _ = sequences_with_advantages([replace(group, sequences=(empty, alone))], AdvantageSettings())
+    advantage = float(np.abs(sequences[1].advantages[alone.action_mask]).max())  # type: ignore[index]
+    assert abs(report.metrics["loss"]) == pytest.approx(advantage / 2, rel=1e-4)
+
+
+def next_expert(model: Any) -> None:
+    """Every layer after the first chooses expert e + 1 wherever it chose e."""
+    for layer in model.model.layers[1:]:
+        layer.mlp.gate.weight.copy_(layer.mlp.gate.weight.roll(1, dims=0))
+
+
+def nothing(model: Any) -> None:
+    """The weights stay."""
+
+
+@pytest.mark.parametrize("num_mini_batches", [1, 2, 4])
+def test_experts_changed_is_counted_after_the_first_mini_batch_against_the_start_of_the_batch(
+    num_mini_batches: int,
+) -> None:
+    groups = random_groups(4, 3, seed=12, vocab_size=TINY_VOCAB_SIZE, versions=(0, 1))
+    changes = {}
+    for update in (nothing, next_expert):
+        engine = MoeEngine(tiny_qwen3_moe(), update=update)
+        report = train(engine, groups, replace(WIDE, anchor="proximal"), policy_version=1, num_mini_batches=num_mini_batches)
+        assert 1 < report.metrics["expert_load_max_over_mean/all"] < 4
+        changes[update] = {name: value for name, value in report.metrics.items() if name.startswith("experts_changed")}
+    if num_mini_batches == 1:
+        assert changes == {nothing: {}, next_expert: {}}
+        return
+    assert set(changes[nothing]) == {"experts_changed/all", "experts_changed/lag_1"}
+    assert set(changes[nothing].values()) == {0.0}
+    assert changes[next_expert]["experts_changed/all"] == pytest.approx(shifted_share(groups, num_mini_batches), abs=1e-12)
+
+
+def shifted_share(groups: list[TrainGroup], num_mini_batches: int) -> float:
+    """The share of changed picks when `next_expert` follows every mini-batch, from the untouched model's logits."""
+    model = tiny_qwen3_moe()
+    changed, total = 0, 0
+    for index, chosen in enumerate(split_groups(len(groups), num_mini_batches)):
+        for sequence in (member for g in chosen for member in groups[g].sequences):
+            with torch.no_grad():
+                ids = torch.from_numpy(sequence.token_ids)[None]
+                logits = model(input_ids=ids, output_router_logits=True).router_logits[1]
+            for row in logits[:-1][torch.from_numpy(sequence.action_mask[1:])].numpy() if index else ():
+                before = set(np.argsort(row)[-2:].tolist())
+                changed += len({(expert + index) % 4 for expert in before} - before)
+                total += 2 * 2  # Two picks in each of two layers.
+    return changed / total
+
+
+def test_with_the_behaviour_anchor_the_experts_load_is_measured_and_no_pass_is_made_for_their_changes() -> None:
+    groups = random_groups(2, 3, seed=13, vocab_size=TINY_VOCAB_SIZE)
+    report = train(MoeEngine(tiny_qwen3_moe(), update=next_expert), groups, num_mini_batches=2)
+    names = {name for name in report.metrics if name.startswith("expert")}
+    assert names == {"expert_load_max_over_mean/all", "expert_load_unused/all"}
+    assert not any(name.startswith("expert") for name in train(BigramEngine(), random_groups(2, 3, seed=13)).metrics)
+
+
+@pytest.mark.parametrize("anchor", ["proximal", "behaviour"])
+def test_with_routing_replay_no_expert_changes_and_the_routers_still_learn(anchor: Any) -> None:
+    groups = random_groups(4, 3, seed=12, vocab_size=TINY_VOCAB_SIZE)
+    changed, ratios = {}, {}
+    for replays_routing in (False, True):
+        engine = MoeEngine(tiny_qwen3_moe(), update=next_expert, replays_routing=replays_routing)
+        report = train(engine, groups, replace(WIDE, anchor=anchor), num_mini_batches=4)
+        changed[replays_routing] = report.metrics.get("experts_changed/all")
+        ratios[replays_routing] = report.metrics["ratio_max/all"]
+        assert all(bool(layer.mlp.gate.weight.grad.any()) for layer in engine.model.model.layers)
+    # Only the proximal anchor has a pass to compare with already.
+    assert changed[False] == (pytest.approx(shifted_share(groups, 4)) if anchor == "proximal" else None)
+    assert changed[True] == 0
+    assert ratios[True] != ratios[False]
+
+
+def test_with_routing_replay_the_ratios_of_unchanged_weights_are_exactly_one() -> None:
+    groups = random_groups(4, 3, seed=12, vocab_size=TINY_VOCAB_SIZE)
+    engine = MoeEngine(tiny_qwen3_moe(), update=nothing, replays_routing=True)
+    report = train(engine, groups, replace(WIDE, anchor="proximal", ratio_unit="token"), num_mini_batches=4)
+    assert report.metrics["ratio_min/all"] == report.metrics["ratio_max/all"] == 1
+
+
+def test_experts_to_replay_are_kept_until_their_micro_batch_is_trained() -> None:
+    """A micro-batch of a later mini-batch has the experts of the batch's start, whatever the routers have become."""
+    groups = random_groups(2, 3, seed=14, vocab_size=TINY_VOCAB_SIZE)
+    seen: list[torch.Tensor] = []
+
+    class Watched(MoeEngine):
+        def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
+            result = super()._forward(packed, with_entropy)
+            assert result.experts is not None
+            seen.append(result.experts.indices_LTK)
+            return result
+
+    engine = Watched(tiny_qwen3_moe(), update=next_expert, replays_routing=True, token_budget=40)
+    train(engine, groups, num_mini_batches=2)
+    half = len(seen) // 2
+    assert half > 2
+    assert all(torch.equal(at_start, trained) for at_start, trained in zip(seen[:half], seen[half:], strict=True))
+
+
+def test_routing_replay_of_a_model_whose_experts_cannot_be_recorded_is_refused_before_a_step() -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    dense = Qwen3ForCausalLM(Qwen3Config(vocab_size=TINY_VOCAB_SIZE, hidden_size=32, num_hidden_layers=1, head_dim=8))
+    steps: list[Any] = []
+    engine = MoeEngine(dense, update=steps.append, replays_routing=True)
+    with pytest.raises(ValueError, match="choices cannot be recorded, so none can be replayed"):
+        train(engine, random_groups(2, 3, seed=13, vocab_size=TINY_VOCAB_SIZE))
+    assert steps == []
+
+
+def test_an_adaptive_clip_scales_the_next_batch_by_what_this_one_clipped() -> None:
+    narrow = replace(WIDE, eps_low=0.01, eps_high=0.01, noise_z=0.0)
+    groups = own_logprobs(BigramEngine(), random_groups(6, 4, seed=15), noise=0.1)
+    adaptive, expected = AdaptiveClip(target=0.05), AdaptiveClip(target=0.05)
+    fractions = []
+    for _ in range(3):
+        metrics = train(BigramEngine(), groups, narrow, adaptive_clip=adaptive).metrics
+        assert metrics["clip_scale"] == expected.scale
+        expected.update(metrics["clip_fraction/all"])
+        fractions.append(metrics["clip_fraction/all"])
+    assert expected.scale > 1.5
+    assert fractions[0] > fractions[1] > fractions[2] > 0.05
+    assert train(BigramEngine(), groups, narrow).metrics["clip_fraction/all"] == fractions[0]
+
+
+def test_groups_without_signal_neither_open_nor_close_an_adaptive_clip() -> None:
+    narrow = replace(WIDE, eps_low=0.01, eps_high=0.01, noise_z=0.0)
+    groups = own_logprobs(BigramEngine(), random_groups(6, 4, seed=15), noise=0.1)
+    silent = [replace(group, rewards=np.ones(4)) for group in groups]
+    alone, mixed, unmoved = (AdaptiveClip(target=0.3) for _ in range(3))
+    share = train(BigramEngine(), groups, narrow, num_mini_batches=1, adaptive_clip=alone).metrics["clip_fraction/all"]
+    diluted = train(BigramEngine(), groups + silent, narrow, num_mini_batches=1, adaptive_clip=mixed).metrics
+    train(BigramEngine(), silent, narrow, num_mini_batches=1, adaptive_clip=unmoved)
+    assert share > 0.3 > diluted["clip_fraction/all"]
+    assert mixed.scale == pytest.approx(alone.scale, abs=1e-9)
+    assert mixed.scale > 1
+    assert unmoved.scale == 1
+
+
+def test_a_token_older_than_max_lag_refuses_the_batch_before_a_step() -> None:
+    engine = BigramEngine()
+    groups = random_groups(2, 3, seed=7, versions=(3, 5))
+    train(BigramEngine(), groups, policy_version=5, max_lag=2)
+    with pytest.raises(
+        ValueError, match=r"group group-0: sequence \d has a token of version 3, which is 2 old and max_lag is 1"
+    ):
+        train(engine, groups, policy_version=5, max_lag=1)
+    assert engine.gradients == []

@@ -1,0 +1,203 @@
+"""Deltas of the learner's snapshots: what is made, what is kept, what is offered to whom."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from protocol.deltas import Region
+from protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
+from services.learner.weights.delta import WORTHWHILE, encode_delta, samples
+from services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore, build_snapshot
+
+
+def a_snapshot(version: int, changed: int = 0, *, size: int = 4096, dtype: torch.dtype = torch.bfloat16) -> Snapshot:
+    """Tensors ``first`` and ``second``; in the latter so many elements differ from those of other calls."""
+    second = torch.ones(size, dtype=dtype)
+    second[:changed] += version
+    return build_snapshot(version, [("first", torch.zeros(size, dtype=dtype)), ("second", second)])
+
+
+def a_delta(base: Snapshot, snapshot: Snapshot) -> Delta:
+    delta = encode_delta(base, snapshot)
+    assert delta is not None
+    return delta
+
+
+def test_a_delta_names_its_base_and_the_digest_of_the_whole_version() -> None:
+    base, snapshot = a_snapshot(4), a_snapshot(7, 3)
+    delta = a_delta(base, snapshot)
+    manifest = delta.manifest
+    assert (manifest.kind, manifest.base_version, manifest.policy_version) == ("delta", 4, 7)
+    assert manifest.digest == snapshot.manifest.digest
+    assert manifest.tensors == []
+    (bucket,) = manifest.buckets
+    # Only the tensor that changed is in it.
+    assert (bucket.offset, bucket.num_elements, bucket.num_changed) == (8192, 4096, 3)
+    assert manifest.num_bytes == len(delta.data) == 1 + 16 + sum(bucket.stream_bytes)
+    assert manifest.num_bytes < 100
+
+
+def test_equal_versions_have_an_empty_delta() -> None:
+    delta = a_delta(a_snapshot(4), a_snapshot(7))
+    assert delta.manifest.buckets == []
+    assert delta.data.tobytes() == b"\0"
+
+
+@pytest.mark.parametrize("change", ["name", "shape", "dtype", "number", "order"])
+def test_versions_of_another_layout_have_no_delta(change: str) -> None:
+    tensors = {"first": torch.zeros(4, 2), "second": torch.ones(4, 2)}
+    other = {
+        "name": {"first": torch.zeros(4, 2), "third": torch.ones(4, 2)},
+        "shape": {"first": torch.zeros(2, 4), "second": torch.ones(4, 2)},
+        "dtype": {"first": torch.zeros(4, 2, dtype=torch.float16), "second": torch.ones(4, 2)},
+        "number": {"first": torch.zeros(4, 2)},
+        "order": {"second": torch.ones(4, 2), "first": torch.zeros(4, 2)},
+    }[change]
+    assert encode_delta(build_snapshot(1, tensors.items()), build_snapshot(2, tensors.items())) is not None
+    assert encode_delta(build_snapshot(1, tensors.items()), build_snapshot(2, other.items())) is None
+
+
+def test_a_delta_that_would_not_pay_is_not_made() -> None:
+    generator = torch.Generator().manual_seed(0)
+    one, other = (torch.randn(50_000, generator=generator) for _ in range(2))
+    assert encode_delta(build_snapshot(1, [("w", one)]), build_snapshot(2, [("w", other)])) is None
+    half = one.clone()
+    half[:25_000] = other[:25_000]
+    delta = encode_delta(build_snapshot(1, [("w", one)]), build_snapshot(2, [("w", half)]))
+    assert delta is not None
+    assert delta.manifest.num_bytes < WORTHWHILE * 200_000
+
+
+def test_a_part_that_changes_everywhere_does_not_decide_for_the_rest() -> None:
+    generator = torch.Generator().manual_seed(0)
+    number = 3 * MAX_DELTA_BUCKET_ELEMENTS
+    before = torch.zeros(number, dtype=torch.bfloat16)
+    after = before.clone()
+    after[:100_000] = torch.randn(100_000, generator=generator).to(torch.bfloat16)
+    delta = a_delta(build_snapshot(1, [("w", before)]), build_snapshot(2, [("w", after)]))
+    assert [bucket.offset for bucket in delta.manifest.buckets] == [0]
+
+
+def test_small_parts_that_change_everywhere_do_not_decide_for_a_large_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    before, after = {}, {}
+    for part in range(12):
+        # What did not change lies between them, so that each is a place of its own.
+        before[f"still{part}"] = after[f"still{part}"] = torch.zeros(1)
+        before[f"small{part}"], after[f"small{part}"] = (torch.randn(16 * 1024, generator=generator) for _ in range(2))
+    before["still"] = after["still"] = torch.zeros(1)
+    before["large"] = torch.randn(1024 * 1024, generator=generator)
+    after["large"] = before["large"].clone()
+    after["large"][::1000] += 1
+    delta = a_delta(build_snapshot(1, before.items()), build_snapshot(2, after.items()))
+    assert len(delta.manifest.buckets) == 13
+    assert delta.manifest.num_bytes < 0.2 * 4 * (12 * 16 + 1024) * 1024
+
+
+def test_a_delta_that_does_not_pay_where_it_was_not_looked_at_is_not_made() -> None:
+    generator = torch.Generator().manual_seed(0)
+    bits = [torch.randint(-(2**31), 2**31, (2 * 1024 * 1024,), dtype=torch.int32, generator=generator) for _ in range(2)]
+    one, other = (each.view(torch.float32) for each in bits)
+    place = Region(offset=0, num_elements=len(one), item_bytes=4)
+    for piece in samples([place])[0][1]:
+        begin = piece.offset // 4
+        other[begin : begin + piece.num_elements] = one[begin : begin + piece.num_elements]
+    assert encode_delta(build_snapshot(1, [("w", one)]), build_snapshot(2, [("w", other)])) is None
+
+
+@pytest.mark.parametrize(("num_places", "num_pieces"), [(1, 16), (3, 18), (16, 16), (31, 31), (1000, 17)])
+def test_what_is_encoded_to_see_whether_a_delta_pays_is_little_and_from_everywhere(num_places: int, num_pieces: int) -> None:
+    elements = MAX_DELTA_BUCKET_ELEMENTS
+    places = [Region(offset=place * elements * 2, num_elements=elements, item_bytes=2) for place in range(num_places)]
+    chosen = samples(places)
+    pieces = [piece for _, several in chosen for piece in several]
+    assert len(pieces) == num_pieces
+    assert {piece.num_elements for piece in pieces} == {16 * 1024}
+    assert all(place.offset <= piece.offset < place.offset + 2 * elements for place, several in chosen for piece in several)
+    last = num_places * elements * 2
+    steps = [after.offset - before.offset for before, after in pairwise(pieces)]
+    assert 0 < min(steps) <= max(steps) <= last / 15
+    assert last - pieces[-1].offset <= last / 15
+
+
+def test_a_place_smaller_than_a_piece_is_looked_at_whole() -> None:
+    place = Region(offset=6, num_elements=5, item_bytes=2)
+    assert samples([place]) == [(place, [place] * 16)]
+    assert samples([]) == []
+
+
+# --- what is kept and offered -----------------------------------------------------------------------------------------
+
+
+def a_store(*versions: int, without: int = 0, **limits: float) -> SnapshotStore:
+    """Each version is published with its delta, but for ``without``."""
+    store = SnapshotStore(**limits)  # type: ignore[arg-type]
+    for version in versions:
+        snapshot, newest = a_snapshot(version, 10), store.newest
+        store.add(snapshot, None if newest is None or version == without else a_delta(newest, snapshot))
+    return store
+
+
+def offered(store: SnapshotStore, have_version: int) -> tuple[str, int, int, int]:
+    manifest = store.manifest_for(have_version)
+    assert manifest is not None
+    return manifest.kind, manifest.base_version, manifest.policy_version, manifest.newest_version
+
+
+def test_whoever_has_the_former_version_is_offered_the_delta_and_a_newcomer_the_snapshot() -> None:
+    assert SnapshotStore().manifest_for(0) is None
+    store = a_store(3, 4)
+    assert offered(store, 3) == ("delta", 3, 4, 0)
+    assert offered(store, 0) == ("snapshot", 0, 4, 0)
+    assert offered(store, 2) == ("snapshot", 0, 4, 0)
+
+
+def test_whoever_skipped_versions_is_led_along_the_chain() -> None:
+    store = a_store(3, 4, 6, 7)
+    assert offered(store, 3) == ("delta", 3, 4, 7)
+    assert offered(store, 4) == ("delta", 4, 6, 7)
+    assert offered(store, 6) == ("delta", 6, 7, 0)
+    assert store.get(4, 3) is not None
+    assert store.get(6, 3) is None
+
+
+def test_a_chain_that_is_larger_than_the_snapshot_is_not_offered() -> None:
+    store = SnapshotStore(delta_share=100)
+    generator = np.random.default_rng(0)
+    weight = torch.zeros(3000, dtype=torch.bfloat16)
+    for version in range(1, 4):
+        weight = weight.clone()
+        weight[generator.permutation(3000)[:1800]] = torch.from_numpy(generator.standard_normal(1800)).to(torch.bfloat16)
+        snapshot, newest = build_snapshot(version, [("w", weight)]), store.newest
+        store.add(snapshot, None if newest is None else a_delta(newest, snapshot))
+    sizes = [parts.manifest.num_bytes for base in (1, 2) if (parts := store.get(base + 1, base))]
+    assert max(sizes) < 6000 < sum(sizes)
+    assert offered(store, 1) == ("snapshot", 0, 3, 0)
+    assert offered(store, 2) == ("delta", 2, 3, 0)
+
+
+def test_a_publication_without_a_delta_breaks_the_chain() -> None:
+    store = a_store(3, 4, 5, 6, without=5)
+    assert offered(store, 3) == ("snapshot", 0, 6, 0)
+    assert offered(store, 4) == ("snapshot", 0, 6, 0)
+    assert offered(store, 5) == ("delta", 5, 6, 0)
+
+
+@pytest.mark.parametrize("limits", [{"max_deltas": 2}, {"delta_share": 0.0125}])
+def test_old_deltas_go_when_they_are_many_or_large(limits: dict[str, float]) -> None:
+    store = a_store(1, 2, 3, 4, 5, **limits)
+    sizes = [parts.manifest.num_bytes for base in range(1, 5) if (parts := store.get(base + 1, base))]
+    assert len(sizes) == 2
+    assert sum(sizes) <= 0.0125 * 16384 < sum(sizes) + sizes[0]
+    assert offered(store, 2) == ("snapshot", 0, 5, 0)
+    assert offered(store, 3) == ("delta", 3, 4, 5)
+
+
+def test_a_delta_of_other_versions_is_not_taken() -> None:
+    store = a_store(3)
+    with pytest.raises(ValueError, match="delta 2 -> 4 beside a publication of 4 after 3"):
+        store.add(a_snapshot(4), a_delta(a_snapshot(2), a_snapshot(4)))
+    with pytest.raises(ValueError, match="delta 3 -> 5 beside a publication of 4 after 3"):
+        store.add(a_snapshot(4), a_delta(a_snapshot(3), a_snapshot(5)))

@@ -1,0 +1,93 @@
+"""Who fetches from whom: the learner serves a constant number, and whoever comes back to it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.messages import Source
+from services.learner.weights.fan_out import MAX_ITEMS, FanOut
+
+ITEM = (5, 4)
+
+
+def a_source(name: str) -> Source:
+    return Source(f"tcp://{name}:7004")
+
+
+def join(fan_out: FanOut, *names: str) -> list[str]:
+    """Where each is sent to at first; empty: served by the learner."""
+    return [each[0] if each else "" for each in choices(fan_out, *names)]
+
+
+def choices(fan_out: FanOut, *names: str) -> list[list[str]]:
+    """Where each is sent to, the first choice first."""
+    sources = [fan_out.join(ITEM, name.encode(), a_source(name)) for name in names]
+    return [[source.endpoint.removeprefix("tcp://").removesuffix(":7004") for source in each] for each in sources]
+
+
+def test_the_first_are_served_and_the_others_sent_to_those_before_them() -> None:
+    fan_out = FanOut(direct=2, children=2)
+    assert join(fan_out, *"abcdefgh") == ["", "", "a", "a", "b", "b", "c", "c"]
+
+
+def test_each_has_another_choice_where_there_is_one_and_these_are_spread_evenly() -> None:
+    fan_out = FanOut(direct=1, children=2)
+    assert choices(fan_out, *"abcdef") == [[], ["a"], ["a", "b"], ["b", "a"], ["b", "c"], ["c", "d"]]
+
+
+def test_both_choices_of_who_comes_back_are_left() -> None:
+    fan_out = FanOut(direct=1, children=2)
+    assert choices(fan_out, *"abcd")[3] == ["b", "a"]
+    fan_out.came_back(ITEM, b"d")
+    assert fan_out.num_failed == 1
+    assert choices(fan_out, *"efg") == [["c", "d"], ["c", "e"], ["d", "c"]]
+
+
+def test_who_serves_nobody_is_sent_nobody() -> None:
+    fan_out = FanOut(direct=1, children=2)
+    assert fan_out.join(ITEM, b"a", None) == []
+    assert fan_out.join(ITEM, b"b", a_source("b")) == [], "nobody is there to be sent to"
+    assert fan_out.join(ITEM, b"c", None) == [a_source("b")]
+    assert fan_out.join(ITEM, b"d", None) == [a_source("b")]
+    assert fan_out.join(ITEM, b"e", a_source("e")) == []
+
+
+def test_who_comes_back_is_served_and_nobody_else_sent_where_it_was() -> None:
+    fan_out = FanOut(direct=1, children=3)
+    assert join(fan_out, *"abc") == ["", "a", "a"]
+    assert join(fan_out, "b") == [""], "it asks again: its source may be the reason"
+    assert join(fan_out, *"de") == ["b", "b"]
+    fan_out.came_back(ITEM, b"c")
+    assert fan_out.num_failed == 2
+    fan_out.came_back(ITEM, b"c")
+    fan_out.came_back(ITEM, b"a")
+    fan_out.came_back((9, 9), b"a")
+    assert fan_out.num_failed == 2
+
+
+def test_damage_is_remembered_against_the_source_though_the_snapshot_is_wanted_now() -> None:
+    fan_out = FanOut(direct=1, children=3)
+    assert join(fan_out, *"ab") == ["", "a"]
+    assert fan_out.join((5, 0), b"b", a_source("b"), direct=True) == []
+    assert join(fan_out, "c") == ["b"]
+
+
+def test_versions_do_not_mix_and_old_ones_are_forgotten() -> None:
+    fan_out = FanOut(direct=1, children=3)
+    for version in range(1, MAX_ITEMS + 2):
+        assert fan_out.join((version, 0), b"a", a_source("a")) == []
+    assert fan_out.join((2, 0), b"b", a_source("b")) == [a_source("a")]
+    assert fan_out.join((1, 0), b"b", a_source("b")) == [], "the first was forgotten"
+
+
+@given(st.integers(1, 300), st.integers(1, 4), st.integers(1, 4))
+def test_the_learner_serves_a_constant_number_and_nobody_waits_in_a_circle(num: int, direct: int, children: int) -> None:
+    fan_out = FanOut(direct=direct, children=children)
+    names = [f"r{index}" for index in range(num)]
+    chosen = choices(fan_out, *names)
+    parents = [each[0] if each else "" for each in chosen]
+    assert parents.count("") == min(num, direct)
+    assert all(names.index(source) < index for index, each in enumerate(chosen) for source in each)
+    assert all(len(set(each)) == min(2, index) for index, each in enumerate(chosen) if each)
+    for index, parent in enumerate(parents):
+        assert not parent or names.index(parent) < index
+        assert not parent or parents.count(parent) <= children

@@ -1,0 +1,274 @@
+"""The engine client against a server that misbehaves on purpose."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.rollout.sglang.client import Engine, EngineError, EngineRefused, EngineUnreachable
+from services.rollout.sglang.generation import GenerateRequest, Piece, Sampling
+from services.rollout.sglang.http import EngineHttp
+from tests.support.broker.process import free_port
+
+INFO = {
+    "version": "0.5.23", "device": "cpu", "dtype": "float32", "tp_size": 1, "model_path": "/m",
+    "incremental_streaming_output": True, "enable_deterministic_inference": True,
+}  # fmt: skip
+
+
+def answer(status: int, body: Any) -> bytes:
+    content = json.dumps(body).encode()
+    return b"HTTP/1.1 %d X\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (status, len(content), content)
+
+
+def event(token_ids: list[int], total: int, finish: str | None = None, version: str = "1") -> dict[str, Any]:
+    return {
+        "output_ids": token_ids,
+        "meta_info": {
+            "completion_tokens": total,
+            "weight_version": version,
+            "finish_reason": None if finish is None else {"type": finish},
+            "output_token_logprobs": [[-1.0, token, None] for token in token_ids],
+        },
+    }
+
+
+def stream(*events: dict[str, Any]) -> bytes:
+    """A streamed answer that the server breaks off after its events."""
+    return b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + b"".join(
+        b"data: " + json.dumps(event).encode() + b"\n\n" for event in events
+    )
+
+
+@asynccontextmanager
+async def scripted(
+    reply: Callable[[str, Any], bytes], *, served_version: str = "1", **options: Any
+) -> AsyncIterator[tuple[Engine, list[tuple[str, Any]]]]:
+    """An engine client, and what it asked of a server that answers `reply(path, body)` and closes the connection."""
+    asked: list[tuple[str, Any]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        path = head.split()[1]
+        lengths = [int(line.split(":")[1]) for line in head.splitlines() if line.startswith("content-length")]
+        body = json.loads(await reader.readexactly(lengths[0])) if lengths and lengths[0] else None
+        asked.append((path, body))
+        if path == "/server_info":
+            writer.write(answer(200, INFO))
+        elif path == "/model_info":
+            writer.write(answer(200, {"weight_version": served_version}))
+        else:
+            writer.write(reply(path, body))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        async with Engine(f"http://127.0.0.1:{port}", vocab_size=100, chunk_tokens=4, **options) as engine:
+            yield engine, asked
+
+
+async def ask(engine: Engine, num_tokens: int = 3, **sampling: Any) -> list[Piece]:
+    request = GenerateRequest(rid="r", input_ids=[1], sampling=Sampling(max_new_tokens=num_tokens, **sampling))
+    return [piece async for piece in engine.generate(request)]
+
+
+async def test_a_stream_that_breaks_off_is_not_taken_for_an_answer() -> None:
+    async with scripted(lambda path, body: stream(event([5, 6, 7, 8], 4))) as (engine, _):
+        pieces = engine.generate(GenerateRequest(rid="r", input_ids=[1], sampling=Sampling(max_new_tokens=9)))
+        assert (await anext(pieces)).token_ids.tolist() == [5, 6, 7, 8]
+        with pytest.raises(EngineUnreachable, match="before its end"):
+            await anext(pieces)
+
+
+async def test_an_event_without_end_is_an_engine_error() -> None:
+    endless = b"HTTP/1.1 200 OK\r\n\r\ndata: " + b"x" * (17 << 20)
+    async with scripted(lambda path, body: endless) as (engine, _):
+        with pytest.raises(EngineError, match="limit"):
+            await ask(engine, 9)
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (answer(400, {"error": {"message": "too long"}}), EngineRefused),
+        (answer(200, {"error": {"message": "too long"}}), EngineRefused),
+        (answer(422, {"error": {"message": "cannot be processed"}}), EngineRefused),
+        (answer(500, {"error": {"message": "CUDA error"}}), EngineError),
+        (answer(503, {"error": {"message": "the queue is full"}}), EngineError),
+        (answer(404, {"detail": "Not Found"}), EngineError),
+        (answer(200, {"error": {"message": "the queue is full", "code": 503}}), EngineError),
+        (answer(200, {"output_ids": []}), EngineRefused),
+        (answer(200, event([5], 1, "stop", version="default")), EngineError),
+        (answer(200, event([5], 2, "stop")), EngineError),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nxx", EngineError),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 200\r\n\r\nxx", EngineUnreachable),
+        (b"not http", EngineUnreachable),
+        (b"", EngineUnreachable),
+    ],
+)
+async def test_what_the_server_does_wrong_is_one_of_our_errors(reply: bytes, error: type[EngineError]) -> None:
+    async with scripted(lambda path, body: reply) as (engine, _):
+        with pytest.raises(EngineError) as raised:
+            await ask(engine)
+    assert raised.type is error
+
+
+async def test_an_engine_whose_server_is_not_understood_leaves_no_connection_open() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        ended.set_result(await reader.read())
+        writer.close()
+
+    ended: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        with pytest.raises(EngineError, match="ServerInfo"):
+            async with Engine(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"):
+                pass
+        assert await asyncio.wait_for(ended, 10.0) == b""
+
+
+async def test_a_server_that_is_not_there_any_more_is_unreachable_and_refuses_no_request() -> None:
+    http = EngineHttp(f"http://127.0.0.1:{free_port()}", timeout_s=5.0, stall_timeout_s=5.0)
+    try:
+        with pytest.raises(EngineUnreachable, match="ClientConnectorError"):
+            await anext(http.answers(b"{}", stream=False))
+    finally:
+        await http.aclose()
+
+
+async def test_an_abort_does_not_hide_a_stop_token_or_the_length_limit() -> None:
+    async with scripted(lambda path, body: answer(200, event([5, 6], 2, "abort"))) as (engine, _):
+        assert [piece.finish_reason for piece in await ask(engine, 3)] == ["abort"]
+        assert [piece.finish_reason for piece in await ask(engine, 3, stop_token_ids=(6,))] == ["stop"]
+        assert [piece.finish_reason for piece in await ask(engine, 2)] == ["length"]
+
+
+async def test_the_names_given_to_the_server_are_never_used_twice_nor_the_beginning_of_another() -> None:
+    names = []
+    for _ in range(2):
+        async with scripted(lambda path, body: answer(200, event([5], 1, "stop"))) as (engine, asked):
+            for _ in range(12):
+                await ask(engine)
+        names += [body["rid"] for path, body in asked if path == "/generate"]
+    assert len(set(names)) == 24
+    assert not [(a, b) for a in names for b in names if a != b and b.startswith(a)]
+
+
+async def test_a_request_under_way_cannot_be_sent_twice() -> None:
+    async with scripted(lambda path, body: stream(event([5, 6, 7, 8], 4))) as (engine, _):
+        request = GenerateRequest(rid="r", input_ids=[1], sampling=Sampling(max_new_tokens=9))
+        first = engine.generate(request)
+        await anext(first)
+        with pytest.raises(ValueError, match="under way"):
+            await anext(engine.generate(request))
+        await first.aclose()
+
+
+async def test_an_update_that_the_server_reports_wrongly_leaves_the_engine_refusing() -> None:
+    ok = answer(200, {"success": True, "message": ""})
+    async with scripted(lambda path, body: ok, served_version="4") as (engine, asked):
+        with pytest.raises(EngineError, match="serves 4"):
+            await engine.update_weights_from_disk(Path("/w"), 5)
+        with pytest.raises(EngineError, match="nobody knows"):
+            await ask(engine)
+        await engine.update_weights_from_disk(Path("/w"), 4)
+        await engine.pause("in_place")
+        await engine.update_weights_from_disk(Path("/w"), 4)
+    updates = [body for path, body in asked if path == "/update_weights_from_disk"]
+    assert [(body["weight_version"], body["flush_cache"]) for body in updates] == [("5", True), ("4", True), ("4", False)]
+
+
+async def test_an_update_counts_only_after_the_check_of_what_was_loaded() -> None:
+    async def check() -> None:
+        async with asyncio.timeout(60):
+            while asked[-1][0] != "/model_info":  # noqa: ASYNC110 - it is asked meanwhile
+                await asyncio.sleep(0.001)
+        checked.append(len(checked))
+        if len(checked) == 1:
+            raise EngineError("something else was loaded")
+
+    checked: list[int] = []
+    async with scripted(lambda path, body: answer(200, {"success": True}), served_version="4") as (engine, asked):
+        with pytest.raises(EngineError, match="something else was loaded"):
+            await engine.update_weights_from_disk(Path("/w"), 4, check=check)
+        with pytest.raises(EngineError, match="nobody knows"):
+            await ask(engine)
+        await engine.update_weights_from_disk(Path("/w"), 4, check=check)
+    assert checked == [0, 1]
+
+
+async def outcome(awaitable: Awaitable[Any]) -> Any:
+    """What is returned, or the EngineError that is raised."""
+    try:
+        return await awaitable
+    except EngineError as error:
+        return error
+
+
+@pytest.mark.parametrize("update_succeeds", [True, False])
+async def test_an_answer_that_arrives_during_an_update_waits_for_its_outcome(update_succeeds: bool) -> None:
+    generate_asked, update_asked = asyncio.Event(), asyncio.Event()
+    answer_now, update_now = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readuntil(b"\r\n\r\n")).decode().split()[1]
+        if path == "/generate":
+            generate_asked.set()
+            await answer_now.wait()
+            writer.write(answer(200, event([5, 6], 2, "stop")))
+        elif path == "/update_weights_from_disk":
+            update_asked.set()
+            await update_now.wait()
+            writer.write(answer(200 if update_succeeds else 500, {}))
+        else:
+            writer.write(answer(200, INFO if path == "/server_info" else {"weight_version": "2"}))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, Engine(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", chunk_tokens=4) as engine:
+        async with asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(outcome(ask(engine)))
+            await generate_asked.wait()
+            updating = tasks.create_task(outcome(engine.update_weights_from_disk(Path("/w"), 2)))
+            await update_asked.wait()
+            answer_now.set()
+            await asyncio.wait([asking], timeout=0.1)
+            assert not asking.done()
+            update_now.set()
+    answered, updated = asking.result(), updating.result()
+    if update_succeeds:
+        assert updated is None
+        assert isinstance(answered, list)
+        assert [(piece.token_ids.tolist(), piece.version_runs[0].version) for piece in answered] == [([5, 6], 1)]
+    else:
+        assert "nobody knows" in str(answered)
+        assert "500" in str(updated)
+
+
+async def test_token_ids_are_checked_before_anything_is_sent() -> None:
+    async with scripted(lambda path, body: answer(200, event([5], 1, "stop"))) as (engine, asked):
+        for bad in ([100], [-1, 3]):
+            with pytest.raises(ValueError, match="vocabulary has 100"):
+                await anext(engine.generate(GenerateRequest(rid="r", input_ids=bad, sampling=Sampling(max_new_tokens=1))))
+    assert [path for path, _ in asked] == ["/server_info"]
+
+
+async def test_no_more_requests_than_allowed_are_at_the_server_at_once() -> None:
+    async with scripted(lambda path, body: stream(event([5, 6, 7, 8], 4)), max_concurrency=1) as (engine, asked):
+        sampling = Sampling(max_new_tokens=9)
+        first = engine.generate(GenerateRequest(rid="a", input_ids=[1], sampling=sampling))
+        await anext(first)
+        second = engine.generate(GenerateRequest(rid="b", input_ids=[1], sampling=sampling))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(second), 0.05)
+        assert [path for path, _ in asked].count("/generate") == 1
+        await first.aclose()

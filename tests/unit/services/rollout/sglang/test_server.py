@@ -1,0 +1,173 @@
+"""How the server is started, and that it dies with whoever started it."""
+
+import asyncio
+import mmap
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.rollout.__main__ import server_options
+from services.rollout.sglang.server import (
+    EngineServer,
+    ServerError,
+    ServerOptions,
+    cuda_visible,
+    load_files,
+    server_command,
+    server_environment,
+    temporary_files,
+)
+from services.runtime.settings.configuration import load_settings
+
+TETHER = Path(__file__).parents[5] / "services" / "rollout" / "sglang" / "tether.py"
+
+
+def options(**changes: object) -> ServerOptions:
+    return ServerOptions(**{"model_path": Path("/m"), "log_path": Path("/log"), "weight_version": 7, **changes})  # type: ignore[arg-type]
+
+
+def value(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+def test_on_cpu_the_plug_in_serves_with_a_bounded_cache_on_one_thread() -> None:
+    command = server_command(options(max_total_tokens=999), port=1234, cuda=False)
+    assert command[:3] == [sys.executable, "-m", "services.sglang_cpu.launch"]
+    assert value(command, "--max-total-tokens") == "999"
+    assert value(command, "--weight-version") == "7"
+    assert value(command, "--dtype") == "float32"
+    assert "--enable-deterministic-inference" in command
+    environment = server_environment({"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "64", "HOME": "/h"}, cuda=False)
+    assert "SGLANG_USE_CPU_ENGINE" not in environment
+    assert environment["OMP_NUM_THREADS"] == "1"
+    assert environment["SGLANG_PLATFORM"] == "torch_cpu"
+    assert environment["HOME"] == "/h"
+
+
+def test_on_cpu_requests_begin_together_one_of_each_prompt_first_unless_it_is_asked_otherwise() -> None:
+    command = server_command(options(max_running=24), port=1234, cuda=False)
+    assert value(command, "--prefill-decode-interval") == "8"
+    assert value(command, "--prefill-decode-interval-min-bs") == "18", "with a quarter of the places free none waits"
+    assert value(command, "--schedule-policy") == "lpm"
+    assert value(command, "--chunked-prefill-size") == "1024"
+    other = server_command(options(extra_args=("--schedule-policy", "fcfs")), port=1234, cuda=False)
+    assert other[::-1][other[::-1].index("--schedule-policy") - 1] == "fcfs", "the last one counts"
+    assert not {"--prefill-decode-interval", "--schedule-policy"} & set(server_command(options(), port=1234, cuda=True))
+
+
+def test_a_rollouts_settings_reach_its_server() -> None:
+    changes = {"max_running": 24, "max_total_tokens": 512, "server_args": ["--tp-size", "2"], "server_port": 77}
+    settings = load_settings(None, [f"rollout.{name}={value}" for name, value in changes.items()])
+    made = server_options(settings, "rollout-3")
+    assert (made.max_running, made.max_total_tokens, made.extra_args, made.port) == (24, 512, ("--tp-size", "2"), 77)
+    assert made.log_path == settings.run.directory / "logs" / "rollout-3-sglang.log"
+
+
+def test_on_cuda_the_stock_server_runs_and_further_arguments_come_last() -> None:
+    command = server_command(options(extra_args=("--tp-size", "2")), port=1234, cuda=True)
+    assert command[:3] == [sys.executable, "-m", "sglang.launch_server"]
+    assert "--max-total-tokens" not in command
+    assert command[-2:] == ["--tp-size", "2"]
+    assert "SGLANG_PLATFORM" not in server_environment({}, cuda=True)
+
+
+def test_what_a_server_leaves_behind_is_in_a_directory_of_its_own_but_for_compiled_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache")
+    files = temporary_files(tmp_path)
+    assert files == {
+        "TMPDIR": str(tmp_path),
+        "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "metrics"),
+        "TORCHINDUCTOR_CACHE_DIR": "/cache",
+    }
+    assert (tmp_path / "metrics").is_dir()
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    other = tmp_path / "other"
+    other.mkdir()
+    compiled = Path(temporary_files(other)["TORCHINDUCTOR_CACHE_DIR"])
+    assert compiled.name == f"torchinductor_{os.getuid()}"
+    assert tmp_path not in compiled.parents
+
+
+def test_the_files_in_which_a_servers_processes_tell_their_load_are_found_while_one_of_them_has_them() -> None:
+    path = Path(f"/dev/shm/sglang_loads_test-{os.getpid()}.shm")
+    other = Path(f"/dev/shm/other-{os.getpid()}.shm")
+    files = [os.open(each, os.O_CREAT | os.O_RDWR, 0o600) for each in (path, other)]
+    try:
+        for file in files:
+            os.ftruncate(file, mmap.PAGESIZE)
+        with mmap.mmap(files[0], mmap.PAGESIZE), mmap.mmap(files[1], mmap.PAGESIZE):
+            assert load_files([os.getpid(), 2**22 + 1]) == {path}, "the second of them is no process"
+            path.unlink()
+            assert load_files([os.getpid()]) == set()
+    finally:
+        for file in files:
+            os.close(file)
+        for each in (path, other):
+            each.unlink(missing_ok=True)
+    assert load_files([os.getpid()]) == set()
+
+
+@pytest.mark.parametrize("arguments", [("--host", "0.0.0.0"), ("--host=0.0.0.0",)])
+def test_a_server_of_ours_stays_on_this_host(arguments: tuple[str, ...]) -> None:
+    assert value(server_command(options(), port=1234, cuda=True), "--host") == "127.0.0.1"
+    with pytest.raises(ServerError, match=r"set --host.*set rollout\.server_url"):
+        server_command(options(extra_args=arguments), port=1234, cuda=True)
+
+
+def test_a_cuda_device_is_seen_unless_it_is_hidden(tmp_path: Path) -> None:
+    (tmp_path / "nvidiactl").touch()
+    (tmp_path / "nvidia-uvm").touch()
+    assert not cuda_visible({}, tmp_path)
+    (tmp_path / "nvidia1").touch()
+    assert cuda_visible({}, tmp_path)
+    assert cuda_visible({"CUDA_VISIBLE_DEVICES": "0"}, tmp_path)
+    assert not cuda_visible({"CUDA_VISIBLE_DEVICES": ""}, tmp_path)
+    assert not cuda_visible({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path)
+
+
+async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ServerError, match=f"port {port} on 127.0.0.1"):
+            await EngineServer(options(port=port, log_path=tmp_path / "log")).start()
+
+
+async def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ServerError, match=r"file/logs/rollout-0-sglang\.log: the server's log cannot be written: Not a dir"):
+        await EngineServer(options(log_path=tmp_path / "file" / "logs" / "rollout-0-sglang.log")).start()
+
+
+def test_the_tail_of_the_log_leaves_out_the_noise_of_every_exit(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("ValueError: the reason\nnanobind: leaked 64 types!\n" + ' - leaked type "x"\n' * 100)
+    assert EngineServer(options(log_path=path)).log_tail() == "ValueError: the reason"
+
+
+async def test_a_tethered_process_dies_when_its_parent_is_killed() -> None:
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c",
+        "import os, subprocess, sys\n"
+        f"command = [sys.executable, {str(TETHER)!r}, str(os.getpid()), 'sh', '-c', 'echo $$; exec sleep 600']\n"
+        "subprocess.Popen(command, start_new_session=True).wait()",
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert parent.stdout is not None
+    # Written by the command itself: it runs, and the tether holds.
+    child = psutil.Process(int(await asyncio.wait_for(parent.stdout.readline(), 60)))
+    parent.send_signal(signal.SIGKILL)
+    await parent.wait()
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, [child], 60)
+    assert (len(gone), alive) == (1, [])
+
+
+async def test_a_tethered_process_does_not_start_without_its_parent() -> None:
+    stranger = await asyncio.create_subprocess_exec(sys.executable, str(TETHER), str(os.getppid()), "sleep", "600")
+    assert await asyncio.wait_for(stranger.wait(), 60) == 1

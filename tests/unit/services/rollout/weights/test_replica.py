@@ -1,0 +1,318 @@
+"""A rollout's copy: the learner's version bit for bit, or nothing."""
+
+import asyncio
+import time
+import tracemalloc
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
+from protocol.messages import DeltaBucket, Manifest
+from services.learner.weights.delta import encode_delta
+from services.learner.weights.snapshot import Delta, Snapshot, build_snapshot
+from services.rollout.weights.replica import DamagedWeightsError, HeldWeights
+from services.weights.compression import compress
+
+SIZES = {"a": 5, "b": 300, "tiny": 1, "c": 7, "d": 64}
+DTYPES = {"a": torch.bfloat16, "b": torch.bfloat16, "tiny": torch.float32, "c": torch.float32, "d": torch.float16}
+Bits = dict[str, np.ndarray]
+
+
+def snapshot_of(version: int, bits: Bits) -> Snapshot:
+    tensors = ((name, torch.from_numpy(each.copy()).view(DTYPES[name])) for name, each in bits.items())
+    return build_snapshot(version, tensors)
+
+
+def first_bits() -> Bits:
+    generator = np.random.default_rng(1)
+    return {
+        name: generator.integers(0, 2**15, SIZES[name]).astype(np.int32 if DTYPES[name].itemsize == 4 else np.int16)
+        for name in SIZES
+    }
+
+
+def with_steps(bits: Bits, **steps: int) -> Bits:
+    """The first element of each named tensor so many steps further."""
+    changed = {name: each.copy() for name, each in bits.items()}
+    for name, step in steps.items():
+        changed[name][0] += step
+    return changed
+
+
+def holding(snapshot: Snapshot) -> HeldWeights:
+    held = HeldWeights()
+    held.replace(snapshot.manifest, bytearray(snapshot.data.tobytes()))
+    return held
+
+
+def a_delta(base: Snapshot, snapshot: Snapshot) -> Delta:
+    delta = encode_delta(base, snapshot)
+    assert delta is not None
+    return delta
+
+
+def apply(held: HeldWeights, delta: Delta) -> None:
+    held.apply(delta.manifest, delta.data.tobytes())
+
+
+def unloaded(held: HeldWeights) -> list[str]:
+    return [info.name for info, _ in held.unloaded_tensors()]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.integers(-2000, 2000), min_size=1), max_size=6))
+def test_a_chain_of_deltas_leads_to_what_the_snapshot_holds(history: list[dict[str, int]]) -> None:
+    bits = first_bits()
+    newest = snapshot_of(1, bits)
+    held = holding(newest)
+    for version, steps in enumerate(history, start=2):
+        bits = with_steps(bits, **steps)
+        base, newest = newest, snapshot_of(version, bits)
+        apply(held, a_delta(base, newest))
+    assert held.manifest == newest.manifest
+    assert bytes(held.data) == newest.data.tobytes()
+    assert held.policy_version == len(history) + 1
+    assert b"".join(bytes(data) for _, data in held.tensors()) == newest.data.tobytes()
+
+
+def test_what_the_engine_has_not_got_yet_is_what_changed_since() -> None:
+    bits = first_bits()
+    versions = [snapshot_of(1, bits)]
+    for version, name in ((2, "b"), (3, "d"), (4, "c")):
+        bits = with_steps(bits, **{name: 3})
+        versions.append(snapshot_of(version, bits))
+    held = holding(versions[0])
+    assert unloaded(held) == list(SIZES)
+    assert held.loads_all
+    held.was_loaded()
+    assert not held.loads_all
+    # An engine wants a file of something.
+    assert unloaded(held) == ["tiny"]
+    apply(held, a_delta(versions[0], versions[1]))
+    assert unloaded(held) == ["b"]
+    apply(held, a_delta(versions[1], versions[2]))
+    assert unloaded(held) == ["b", "d"]
+    held.was_loaded()
+    apply(held, a_delta(versions[2], versions[3]))
+    assert unloaded(held) == ["c"]
+    held.must_load_all()
+    assert unloaded(held) == list(SIZES)
+    held.replace(versions[0].manifest, bytearray(versions[0].data.tobytes()))
+    assert held.loads_all
+
+
+def test_a_delta_against_another_version_changes_nothing() -> None:
+    bits = first_bits()
+    first, second, third = (snapshot_of(version, with_steps(bits, b=version)) for version in (1, 2, 3))
+    held = holding(first)
+    with pytest.raises(ValueError, match="delta of version 3 against 2; held is 1"):
+        apply(held, a_delta(second, third))
+    assert bytes(held.data) == first.data.tobytes()
+    assert held.policy_version == 1
+    with pytest.raises(ValueError, match="no version is held"):
+        apply(HeldWeights(), a_delta(first, second))
+
+
+def damaged(delta: Delta, place: int) -> bytes:
+    data = bytearray(delta.data.tobytes())
+    data[place] ^= 1
+    return bytes(data)
+
+
+def test_whatever_byte_of_a_delta_is_damaged_it_is_found_and_nothing_is_held_then() -> None:
+    bits = first_bits()
+    base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, a=1, b=900, c=2, d=-5))
+    delta = a_delta(base, snapshot)
+    found = 0
+    for place in range(delta.manifest.num_bytes):
+        held = holding(base)
+        try:
+            held.apply(delta.manifest, damaged(delta, place))
+        except DamagedWeightsError:
+            found += 1
+            assert held.manifest is None
+            assert held.policy_version == 0
+            assert not held.data
+        else:
+            # A bit that means nothing, such as one of zstd's unused ones.
+            assert bytes(held.data) == snapshot.data.tobytes()
+    assert found > 0.9 * delta.manifest.num_bytes
+
+
+def test_a_base_that_is_not_what_it_should_be_is_found_though_no_delta_touches_it() -> None:
+    """In some tensor that does not change: after a few deltas all have been looked at."""
+    bits = first_bits()
+    newest = snapshot_of(1, bits)
+    held = holding(newest)
+    place = newest.manifest.tensors[-1].offset
+    held.data[place] ^= 1
+    with pytest.raises(DamagedWeightsError, match="tensor d has digest"):  # noqa: PT012 - which of them finds it is open
+        for version in range(2, 40):
+            bits = with_steps(bits, a=1)
+            base, newest = newest, snapshot_of(version, bits)
+            apply(held, a_delta(base, newest))
+
+
+@pytest.mark.parametrize("damaged_tensor", [3, 4])
+def test_with_each_delta_a_sixteenth_of_the_rest_is_looked_at_and_no_more(damaged_tensor: int) -> None:
+    """Of 32 equal tensors two, in turn; the one that a delta changes is looked at anyhow, and does not count."""
+
+    def version(number: int) -> Snapshot:
+        return build_snapshot(
+            number, ((f"t{at:02}", torch.full((16,), number if at == 0 else at, dtype=torch.bfloat16)) for at in range(32))
+        )
+
+    versions = [version(number) for number in range(1, 4)]
+    held = holding(versions[0])
+    held.data[versions[0].manifest.tensors[damaged_tensor].offset] ^= 1
+    apply(held, a_delta(versions[0], versions[1]))
+    assert held.policy_version == 2
+    with pytest.raises(DamagedWeightsError, match=f"tensor t0{damaged_tensor} has digest"):
+        apply(held, a_delta(versions[1], versions[2]))
+
+
+def test_whatever_ends_an_application_nothing_is_held_then() -> None:
+    """What is neither the one version nor the other must not be taken for one, also after an error that nobody expects."""
+    bits = first_bits()
+    base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1))
+    held = holding(base)
+    with pytest.raises(TypeError):
+        held.apply(a_delta(base, snapshot).manifest, "no bytes")  # type: ignore[arg-type]
+    assert held.manifest is None
+    assert held.policy_version == 0
+
+
+async def test_nobody_gets_a_version_that_is_being_checked() -> None:
+    """Not the former one, whose bytes change, nor the new one before whoever takes it has been told."""
+    bits = first_bits()
+    base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1))
+    held = holding(base)
+    delta = a_delta(base, snapshot)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(held.take(delta.manifest, bytearray(delta.data.tobytes())))
+        await asyncio.sleep(0)
+        # The thread does its work, and the loop does not get its turn yet.
+        deadline = time.monotonic() + 60
+        while held.policy_version != 2:
+            assert held.parts(1, 0) is None
+            assert time.monotonic() < deadline
+        assert held.parts(2, 0) is None
+    assert held.parts(2, 0) is not None
+
+
+async def test_what_comes_next_can_be_had_here_in_a_moment() -> None:
+    snapshot = snapshot_of(5, first_bits())
+    held = HeldWeights()
+    assert held.newest_version == 0
+    held.coming = 5
+    assert held.newest_version == 5
+    assert held.parts(5, 0) is None
+    await held.take(snapshot.manifest, bytearray(snapshot.data.tobytes()))
+    held.coming = 4
+    assert held.newest_version == 5
+    assert held.parts(5, 0) is not None
+
+
+def test_a_snapshot_that_is_not_what_its_manifest_says_is_not_held() -> None:
+    snapshot = snapshot_of(1, first_bits())
+    data = bytearray(snapshot.data.tobytes())
+    data[snapshot.manifest.tensors[1].offset] ^= 1
+    held = holding(snapshot)
+    with pytest.raises(DamagedWeightsError, match="tensor b has digest"):
+        held.replace(snapshot.manifest, data)
+    assert held.manifest is None
+
+
+def changed_bucket(index: int, **fields: object) -> Callable[[Manifest], Manifest]:
+    def change(manifest: Manifest) -> Manifest:
+        buckets = list(manifest.buckets)
+        buckets[index] = structs.replace(buckets[index], **fields)
+        return structs.replace(manifest, buckets=buckets)
+
+    return change
+
+
+def swapped(manifest: Manifest) -> Manifest:
+    return structs.replace(manifest, buckets=manifest.buckets[::-1])
+
+
+def with_another(manifest: Manifest) -> Manifest:
+    return structs.replace(manifest, buckets=[*manifest.buckets, DeltaBucket(0, 1, 2, 1, 0, 1, [1, 1])])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (with_another, "head and buckets have"),
+        (swapped, r"bucket at \d+ begins before"),
+        (changed_bucket(0, offset=0, num_elements=300), "changes tensor a, of which no digest came"),
+        (changed_bucket(1, num_elements=71), "changes tensor d, of which no digest came"),
+        # One element, and one byte, too far.
+        (changed_bucket(1, num_elements=8), "changes tensor d, of which no digest came"),
+        (changed_bucket(0, offset=11), "changes tensor tiny, of which no digest came"),
+        (changed_bucket(1, num_absolute=1), "streams, 6 expected"),
+        (lambda manifest: structs.replace(manifest, digest="0" * 64), "the base was another one"),
+    ],
+)
+def test_a_manifest_that_contradicts_its_payload_is_refused(change: Callable[[Manifest], Manifest], words: str) -> None:
+    bits = first_bits()
+    base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1, c=1))
+    delta = a_delta(base, snapshot)
+    held = holding(base)
+    with pytest.raises(DamagedWeightsError, match=words):
+        held.apply(change(delta.manifest), delta.data.tobytes())
+    assert held.manifest is None
+
+
+def test_a_few_bytes_of_delta_do_not_take_the_memory_that_they_name() -> None:
+    """Millions of zeros compress to nothing, and no version of a thousand bytes has as many places."""
+    bits = first_bits()
+    base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1))
+    delta = a_delta(base, snapshot)
+    (bucket,) = delta.manifest.buckets
+    number = MAX_DELTA_BUCKET_ELEMENTS
+    frames = [compress(bytes(2 * number)), compress(bytes(number))]
+    head = delta.data.tobytes()[: delta.manifest.num_bytes - sum(bucket.stream_bytes)]
+    bomb = structs.replace(
+        bucket, num_changed=number, num_gap_bytes=2 * number, stream_bytes=[len(frame) for frame in frames]
+    )
+    payload = b"".join([head, *frames])
+    manifest = structs.replace(delta.manifest, num_bytes=len(payload), buckets=[bomb])
+    held = holding(base)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamagedWeightsError, match="300 elements 4194304 are said to change"):
+            held.apply(manifest, payload)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(payload) < 2000
+    assert peak < 1024 * 1024
+
+
+async def test_others_get_the_version_that_is_held_and_the_last_deltas_and_nothing_else() -> None:
+    bits = first_bits()
+    versions = [snapshot_of(version, with_steps(bits, b=version)) for version in range(1, 5)]
+    held = HeldWeights(keep_deltas=2)
+    await held.take(versions[0].manifest, bytearray(versions[0].data.tobytes()))
+    deltas = [a_delta(base, snapshot) for base, snapshot in pairwise(versions)]
+    for delta in deltas:
+        await held.take(delta.manifest, bytearray(delta.data.tobytes()))
+    newest = held.parts(4, 0)
+    assert newest is not None
+    assert newest.data.tobytes() == versions[3].data.tobytes()
+    assert held.parts(3, 0) is None
+    kept = [held.parts(base + 1, base) for base in (1, 2, 3)]
+    assert kept[0] is None
+    assert [parts and parts.data.tobytes() for parts in kept[1:]] == [delta.data.tobytes() for delta in deltas[1:]]
+    assert held.parts(4, 2) is None
+    held.forget()
+    assert held.parts(4, 0) is None
+    assert held.parts(4, 3) is None

@@ -1,0 +1,192 @@
+"""Expected checksums from checkpoint tensors."""
+
+import hashlib
+import random
+from typing import cast
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.messages import TensorInfo
+from services.rollout.sglang.client import Engine
+from services.rollout.weights.verify import Verification, Verifier, compare, compare_checksums
+from services.weights.checksums import Checksum, checksum_of, hash_of, sha256_checksum, tiled_checksum, xxh3_checksum
+from services.weights.engine_parameters import checksums_of, merge
+from tests.support.engines.scripted_engine import ScriptedEngine
+
+Tensor = tuple[TensorInfo, bytes]
+
+
+def tensor(name: str, text: str, rows: int = 64) -> Tensor:
+    """A tensor of `rows` rows whose bytes begin with `text`, so that a wrong order shows."""
+    data = text.encode().ljust(rows * 4, b"\0")
+    return TensorInfo(name=name, dtype="float32", shape=[rows, 1], offset=0, num_bytes=len(data), digest="0" * 64), data
+
+
+def layer(num_experts: int = 11) -> list[Tensor]:
+    prefix = "model.layers.3"
+    names = [f"{prefix}.self_attn.{part}_proj.weight" for part in "qkvo"]
+    names += [f"{prefix}.mlp.experts.{e}.{part}_proj.weight" for e in range(num_experts) for part in ("gate", "up", "down")]
+    names += [f"{prefix}.mlp.gate.weight", "model.layers.4.mlp.up_proj.weight", "model.layers.4.mlp.gate_proj.weight"]
+    tensors = [tensor(name, name) for name in names]
+    random.Random(1).shuffle(tensors)
+    return tensors
+
+
+def texts(tensors: list[Tensor], name: str) -> list[str]:
+    return [bytes(part).rstrip(b"\0").decode() for part in merge(tensors)[name].parts]
+
+
+def test_tensors_lie_in_the_engine_as_it_merges_them() -> None:
+    tensors = layer()
+    prefix = "model.layers.3"
+    assert texts(tensors, f"{prefix}.self_attn.qkv_proj.weight") == [f"{prefix}.self_attn.{x}_proj.weight" for x in "qkv"]
+    assert texts(tensors, f"{prefix}.mlp.experts.w13_weight") == [
+        f"{prefix}.mlp.experts.{e}.{part}_proj.weight" for e in range(11) for part in ("gate", "up")
+    ]
+    assert texts(tensors, f"{prefix}.mlp.experts.w2_weight") == [
+        f"{prefix}.mlp.experts.{e}.down_proj.weight" for e in range(11)
+    ]
+    assert texts(tensors, "model.layers.4.mlp.gate_up_proj.weight") == [
+        f"model.layers.4.mlp.{part}_proj.weight" for part in ("gate", "up")
+    ]
+    assert set(merge(tensors)) == {
+        f"{prefix}.self_attn.qkv_proj.weight",
+        f"{prefix}.self_attn.o_proj.weight",
+        f"{prefix}.mlp.experts.w13_weight",
+        f"{prefix}.mlp.experts.w2_weight",
+        f"{prefix}.mlp.gate.weight",
+        "model.layers.4.mlp.gate_up_proj.weight",
+    }
+
+
+def expected_checksums(tensors: list[Tensor]) -> dict[str, str]:
+    return {name: sha256_checksum(parameter.parts) for name, parameter in merge(tensors).items()}
+
+
+def compared(tensors: list[Tensor], actual: dict[str, str]) -> Verification:
+    parameters = merge(tensors)
+    return compare(parameters, actual, checksums_of(parameters, sha256_checksum))
+
+
+def test_an_engine_that_holds_what_was_sent_is_accepted_and_each_difference_named() -> None:
+    tensors = layer()
+    actual = expected_checksums(tensors)
+    assert compared(tensors, actual).ok
+    gate = "model.layers.3.mlp.gate.weight"
+    wrong = compared(tensors, {**actual, gate: "0" * 16})
+    assert (wrong.ok, wrong.mismatched) == (False, [gate])
+    missing = compared([*tensors, tensor("model.layers.3.mlp.experts.gate_up_proj", "fused")], actual)
+    assert (missing.ok, missing.missing) == (False, ["model.layers.3.mlp.experts.gate_up_proj"])
+    unsent = compared(tensors, {**actual, "model.norm.weight": "0" * 16})
+    assert (unsent.ok, unsent.unsent) == (False, ["model.norm.weight"])
+
+
+@pytest.mark.parametrize(
+    "absent",
+    ["model.layers.3.self_attn.k_proj.weight", "model.layers.3.mlp.experts.4.up_proj.weight"],
+)
+def test_a_parameter_of_which_a_part_was_not_sent_is_unverified(absent: str) -> None:
+    tensors = layer()
+    actual = expected_checksums(tensors)
+    rest = [(info, data) for info, data in tensors if info.name != absent]
+    verification = compared(rest, actual)
+    assert verification.ok
+    assert verification.unverified
+    assert absent not in verification.unverified
+
+
+def test_the_vocabulary_is_padded_with_zero_rows() -> None:
+    embedding = tensor("model.embed_tokens.weight", "rows", rows=70)
+    [parameter] = merge([embedding]).values()
+    assert b"".join(parameter.parts) == embedding[1] + bytes(58 * 4)
+
+
+def test_an_output_layer_that_is_the_embedding_needs_no_parameter_of_its_own() -> None:
+    embedding, head = tensor("model.embed_tokens.weight", "e"), tensor("lm_head.weight", "e")
+    actual = expected_checksums([embedding])
+    assert compared([embedding, head], actual).ok
+    other = compared([embedding, tensor("lm_head.weight", "h")], actual)
+    assert other.missing == ["lm_head.weight"]
+
+
+def test_checksums_alone_show_what_differs_what_is_missing_and_what_was_not_sent() -> None:
+    expected = {"a": "1", "b": "2", "c": "3"}
+    assert compare_checksums(expected, dict(expected)).ok
+    found = compare_checksums(expected, {"a": "1", "b": "0", "d": "4"})
+    assert (found.mismatched, found.missing, found.unsent) == (["b"], ["c"], ["d"])
+
+
+def test_checksums_alone_show_an_output_layer_that_is_the_embedding() -> None:
+    tied = {"model.embed_tokens.weight": "1", "lm_head.weight": "1"}
+    assert compare_checksums(tied, {"model.embed_tokens.weight": "1"}).ok
+    assert compare_checksums(tied | {"lm_head.weight": "2"}, {"model.embed_tokens.weight": "1"}).missing == [
+        "lm_head.weight"
+    ]
+
+
+def test_a_tensor_sent_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"q_proj\.weight was sent twice"):
+        merge([tensor("a.self_attn.q_proj.weight", "1"), tensor("a.self_attn.q_proj.weight", "2")])
+
+
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_checksums_do_not_depend_on_how_the_bytes_are_cut(data: bytes, cut: int) -> None:
+    assert sha256_checksum([data[:cut], data[cut:]]) == hashlib.sha256(data).hexdigest()[:16]
+    assert tiled_checksum([data[:cut], data[cut:]]) == tiled_checksum([data])
+    assert xxh3_checksum([data[:cut], data[cut:]]) == "xxh3-" + xxhash.xxh3_128_hexdigest(data)
+
+
+def test_the_cuda_hash_is_that_of_sglangs_kernel() -> None:
+    # From sglang.kernels.ops.memory.gpu_tensor_hash in Triton's interpreter: two tiles, the second not full.
+    assert tiled_checksum([bytes(range(256)) * 200]) == "221a36a16b5f8d4b"
+    assert tiled_checksum([]) == "0" * 16
+
+
+def test_an_engine_on_an_unknown_device_cannot_be_verified() -> None:
+    with pytest.raises(ValueError, match="'npu'"):
+        hash_of("npu", ["221a36a16b5f8d4b"])
+
+
+def test_checksums_show_what_they_are_made_with() -> None:
+    plain, named = sha256_checksum([b"weights"]), xxh3_checksum([b"weights"])
+    assert [hash_of(device, [plain]) for device in ("cpu", "cuda")] == ["cpu", "cuda"]
+    assert [hash_of(device, [named]) for device in ("cpu", "cuda", "npu")] == ["xxh3"] * 3
+    assert [checksum_of(name) for name in ("cpu", "cuda", "xxh3")] == [sha256_checksum, tiled_checksum, xxh3_checksum]
+    assert hash_of("cpu", []) == "cpu", "an engine that says nothing holds nothing"
+
+
+class ChangingEngine(ScriptedEngine):
+    """Counts how often it is asked for its checksums, and makes them with ``checksum``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_asked = 0
+        self.checksum: Checksum = xxh3_checksum
+
+    async def weights_checksums(self) -> dict[str, str]:
+        self.num_asked += 1
+        return {name: self.checksum(parameter.parts) for name, parameter in merge(self.loaded.values()).items()}
+
+
+async def test_an_engine_is_asked_once_what_its_checksums_are_made_with() -> None:
+    engine = ChangingEngine()
+    engine.loaded = {info.name: (info, data) for info, data in layer()}
+    verifier = Verifier(cast(Engine, engine))
+    expected = await verifier.expect(layer())
+    assert engine.num_asked == 1
+    assert (await verifier.verify(expected)).ok
+    await verifier.expect(layer())
+    assert engine.num_asked == 2
+
+
+async def test_an_engine_that_makes_them_otherwise_than_before_is_believed_at_the_next_try() -> None:
+    engine = ChangingEngine()
+    engine.loaded = {info.name: (info, data) for info, data in layer()}
+    verifier = Verifier(cast(Engine, engine))
+    expected = await verifier.expect(layer())
+    engine.checksum = sha256_checksum
+    assert len((await verifier.verify(expected)).mismatched) == len(expected.parameters)
+    assert (await verifier.verify(await verifier.expect(layer()))).ok

@@ -1,0 +1,276 @@
+"""Every corruption that is planted in a small real ledger is named; the ledger itself is clean."""
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from services.broker.store.reader import LEDGER_FILE, NoLedger
+from services.runs.audit.audit import audit_run
+from services.runs.audit.findings import KEPT
+from tests.support.processes.small_run import write_checkpoint, write_small_run
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("audit") / "run"
+    write_small_run(directory)
+    return directory
+
+
+@pytest.fixture
+def run(small_run: Path, tmp_path: Path) -> Path:
+    """A copy that may be spoilt."""
+    return Path(shutil.copytree(small_run, tmp_path / "run"))
+
+
+# Headers for a chunk of three tokens: segments that cover one, versions for two.
+FORGED = {
+    "short_segments": [[["action", 0, 1]], [[1, 3]], None, False, []],
+    "unversioned": [[["action", 0, 3]], [[1, 2], [-1, 1]], None, False, []],
+}
+
+
+def spoil(directory: Path, *statements: str) -> None:
+    connection = sqlite3.connect(directory / LEDGER_FILE)
+    connection.create_function("flip", 1, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+    for name, header in FORGED.items():
+        connection.create_function(name, 0, lambda header=header: msgpack.packb(header))
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+
+def test_the_run_is_clean_and_every_trajectory_accounted_for(small_run: Path) -> None:
+    audit = audit_run(small_run)
+    assert audit.problems == []
+    assert audit.clean
+    assert audit.notes == []
+    # Eleven groups: six in batches, one failed (after five tokens), two made stale by the restart, two left over.
+    assert (audit.num_batches, audit.num_trained_batches, audit.num_trained_again) == (3, 3, 1)
+    assert audit.num_trained_trajectories == 12
+    assert audit.dropped == {"failed": 1, "stale": 2}
+    assert audit.num_resumed == 1
+    counts = {(row.status, row.reason): (row.groups, row.trajectories, row.tokens) for row in audit.outcomes}
+    assert counts[("dropped", "failed")] == (1, 2, 5)
+    assert counts[("trained", "")][:2] == (6, 12)
+    assert counts[("complete", "")][:2] == (2, 4)
+    assert audit.num_versions == 6
+    assert audit.run_id == "run"
+
+
+# What is done to the ledger, the name of what is found, and words of what is said.
+PLANTED: list[tuple[str, str, str]] = [
+    ("DELETE FROM chunks WHERE trajectory_id = 2 AND start = 0", "gap between chunks", "the chunk at 2 follows 0 tokens"),
+    ("UPDATE chunks SET start = 1 WHERE trajectory_id = 2 AND start = 2", "chunks overlap", "the chunk at 1 follows 2"),
+    (
+        "DELETE FROM chunks WHERE trajectory_id = 2 AND start = 2",
+        "row and chunks differ",
+        "tokens 5 in its row, 2 in its chunks",
+    ),
+    (
+        "UPDATE chunks SET token_ids = flip(token_ids) WHERE trajectory_id = 3",
+        "chunk was changed",
+        "trajectory 3: the chunk at 0",
+    ),
+    ("UPDATE chunks SET header = x'00' WHERE trajectory_id = 3", "chunk was changed", "a header that cannot be read"),
+    ("UPDATE chunks SET logprobs = x'00' WHERE trajectory_id = 3", "chunk of another length", "1 bytes of log-probs"),
+    ("UPDATE chunks SET num_tokens = 2 WHERE trajectory_id = 3", "runs do not cover a chunk", "has 2 tokens, its segments"),
+    (
+        "UPDATE chunks SET epoch = 9 WHERE trajectory_id = 2 AND start = 0",
+        "epoch went back",
+        "has epoch 2, the one before 9",
+    ),
+    ("UPDATE chunks SET epoch = 9 WHERE trajectory_id = 3", "epoch went back", "a chunk of epoch 9, its own is 1"),
+    ("DELETE FROM trajectories WHERE trajectory_id = 3", "chunk of no trajectory", "belongs to trajectory 3"),
+    ("DELETE FROM trajectories WHERE trajectory_id = 3", "group not whole", "group 1 has 1 trajectories, 2 belong to it"),
+    ("DELETE FROM trajectories WHERE trajectory_id > 4", "chunk of no trajectory", "belongs to trajectory 13"),
+    ("UPDATE chunks SET header = short_segments() WHERE trajectory_id = 3", "runs do not cover a chunk", "its segments 1,"),
+    ("UPDATE chunks SET header = unversioned() WHERE trajectory_id = 3", "action token without a version", "versions for 2"),
+    ("UPDATE trajectories SET status = 'free' WHERE trajectory_id = 3", "group not whole", "1 is batched, 1 of its 2"),
+    ("DELETE FROM batches WHERE batch = 1", "batch missing", "is in batch 1, which is not there"),
+    ("UPDATE batches SET policy_version = 2 WHERE batch = 2", "versions do not increase", "2, the one before at 2"),
+    ("DELETE FROM trained WHERE batch = 1", "training not acknowledged", "batch 1: the newest version was trained on 3"),
+    ("UPDATE versions SET trained_batches = 4 WHERE policy_version = 6", "trained without a batch", "on 4 batches, 3 were"),
+    ("DELETE FROM versions WHERE policy_version = 2", "checkpoint of another run", "a version that was never published"),
+    ("UPDATE trajectories SET group_id = 99 WHERE trajectory_id = 3", "trajectory of no group", "3 is of group 99"),
+    ("UPDATE trajectories SET status = 'free' WHERE trajectory_id = 3", "unfinished trajectory in a batch", "3 is free"),
+    ("UPDATE trajectories SET finish_reason = NULL WHERE trajectory_id = 3", "trajectory without an end", "reason is None"),
+    ("UPDATE trajectories SET version_sum = 7 WHERE trajectory_id = 3", "row and chunks differ", "version sum 7 in its row"),
+    ("UPDATE trajectories SET num_action_tokens = 1 WHERE trajectory_id = 3", "batch was changed", "num_action_tokens"),
+    ("UPDATE groups SET prompt = 70 WHERE prompt = 6", "prompt skipped", "prompt 6 is in no group; the next is prompt 7"),
+    ("UPDATE groups SET prompt = 3 WHERE prompt = 4", "prompt used twice", "prompt 3 is in group 4"),
+    ("UPDATE groups SET drop_reason = NULL WHERE group_id = 0", "dropped without a reason", "its reason is None"),
+    ("UPDATE groups SET drop_reason = 'lost' WHERE group_id = 0", "dropped without a reason", "its reason is 'lost'"),
+    (
+        "UPDATE groups SET batch = 0 WHERE group_id = 0",
+        "group is in a batch and is not",
+        "group 0 is dropped, and in batch 0",
+    ),
+    (
+        "UPDATE groups SET status = 'complete' WHERE group_id = 1",
+        "group is in a batch and is not",
+        "is in batch 0, and is complete",
+    ),
+    ("UPDATE groups SET batch = 1 WHERE group_id = 1", "trained twice", "group 1 is in batches 1 and 0"),
+    ("UPDATE groups SET status = 'batched', batch = 2 WHERE group_id = 0", "group is in a batch and is not", "3 groups say"),
+    ("UPDATE batches SET group_ids = '[1, 2]' WHERE batch = 1", "trained twice", "group 1 is in batches 0 and 1"),
+    ("UPDATE batches SET group_ids = '[1, 1]' WHERE batch = 0", "trained twice", "batch 0 lists a group twice"),
+    ("UPDATE batches SET group_ids = '[1]' WHERE batch = 0", "batch not whole", "has 1 groups, 2 belong to it"),
+    ("DELETE FROM batches WHERE batch = 1", "batch missing", "batch 1 is not there, 2 is"),
+    ("DELETE FROM batches WHERE batch = 1", "trained without a batch", "batch 1 was trained into version 3"),
+    ("UPDATE batches SET policy_version = 1 WHERE batch = 2", "versions do not increase", "the one before at 2"),
+    (
+        "UPDATE batches SET policy_version = 4 WHERE batch = 2",
+        "batch out of order",
+        "version 4, which was trained on 1 batches",
+    ),
+    ("UPDATE batches SET policy_version = 3 WHERE batch = 0", "token too old", "2 versions, 1 allowed"),
+    (
+        "UPDATE batches SET policy_version = 0 WHERE batch = 0",
+        "token newer than its batch",
+        "its batch 0 was assembled at 0",
+    ),
+    (
+        "DELETE FROM versions WHERE policy_version = 1",
+        "token of a version that was never published",
+        "3 tokens of version 1",
+    ),
+    (
+        "UPDATE versions SET trained_batches = 4 WHERE policy_version = 6",
+        "version skips a batch",
+        "6 was trained on 4 batches",
+    ),
+    ("DELETE FROM trained WHERE batch = 0", "training not acknowledged", "batch 0: the newest version was trained on 3"),
+    ("UPDATE trained SET policy_version = 4 WHERE policy_version = 3", "trained out of order", "was trained on 1 batches"),
+    (
+        "UPDATE trained SET policy_version = 9 WHERE policy_version = 3",
+        "trained out of order",
+        "9, which was never published",
+    ),
+    (
+        "UPDATE versions SET trained_batches = 2 WHERE policy_version = 4",
+        "trained twice",
+        "into version 5 on weights of 2 batches",
+    ),
+    ("UPDATE settled SET next_batch = 7", "trained without a batch", "a checkpoint covers 7 batches, 3 were assembled"),
+    ("UPDATE settled SET next_batch = 2", "checkpoint missing", "the newest one there covers 1"),
+    ("DELETE FROM records WHERE line LIKE '%dropped%'", "not in the record", "the drop of group 0"),
+    ("UPDATE records SET line = '{}' WHERE line LIKE '%\"batch\": 2%'", "not in the record", "batch 2 into version 6"),
+    ("UPDATE records SET line = '{\"event\": 1}' WHERE record = 1", "metrics.jsonl differs", "metrics.jsonl:1"),
+]
+
+
+@pytest.mark.parametrize(("statement", "name", "words"), PLANTED, ids=[statement for statement, _, _ in PLANTED])
+def test_a_planted_corruption_is_named(run: Path, statement: str, name: str, words: str) -> None:
+    spoil(run, statement)
+    audit = audit_run(run)
+    assert name in audit.findings.texts, audit.problems
+    assert any(words in text for text in audit.findings.texts[name]), audit.findings.texts[name]
+    assert not audit.clean
+
+
+def a_damaged_page(run: Path) -> None:
+    path = run / LEDGER_FILE
+    data = bytearray(path.read_bytes())
+    # The second half of the file, page headers included: indices and rows that lie there are gone.
+    data[len(data) // 2 :] = b"\xff" * (len(data) - len(data) // 2)
+    path.write_bytes(data)
+
+
+def an_index_that_lies(run: Path) -> None:
+    spoil(run, "PRAGMA writable_schema = 1", "DELETE FROM sqlite_master WHERE name = 'trajectories_by_group'")
+
+
+def a_checkpoint_of_more_batches(run: Path) -> None:
+    write_checkpoint(run, 6, 8)
+
+
+def a_checkpoint_of_other_batches(run: Path) -> None:
+    write_checkpoint(run, 5, 1)
+
+
+def a_checkpoint_that_nobody_acknowledged(run: Path) -> None:
+    write_checkpoint(run, 6, 3)
+    spoil(run, "UPDATE settled SET next_batch = 3", "DELETE FROM trained WHERE batch = 2")
+
+
+def a_changed_line(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([*lines[:1], lines[2], *lines[2:]]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [
+        (a_damaged_page, "database damaged"),
+        (an_index_that_lies, "database damaged"),
+        (a_checkpoint_of_more_batches, "checkpoint of another run"),
+        (a_checkpoint_of_other_batches, "checkpoint of another run"),
+        (a_checkpoint_that_nobody_acknowledged, "training not acknowledged"),
+        (a_changed_line, "metrics.jsonl differs"),
+    ],
+)
+def test_damage_to_the_files_is_named(run: Path, damage: Callable[[Path], None], name: str) -> None:
+    damage(run)
+    assert name in audit_run(run).findings.counts
+
+
+def test_only_what_is_wrong_is_named(run: Path) -> None:
+    spoil(run, "DELETE FROM trajectories WHERE trajectory_id = 3")
+    assert audit_run(run).findings.counts == {"chunk of no trajectory": 1, "group not whole": 1, "batch was changed": 3}
+
+
+def test_all_violations_are_counted_and_the_first_are_told(run: Path) -> None:
+    spoil(run, "UPDATE chunks SET checksum = 0")
+    audit = audit_run(run)
+    assert audit.findings.counts["chunk was changed"] == audit.num_chunks > 12
+    spoil(run, *(f"INSERT INTO trained VALUES ({number}, {number})" for number in range(100, 100 + KEPT + 5)))
+    audit = audit_run(run)
+    assert audit.findings.counts["trained without a batch"] == KEPT + 5
+    assert len(audit.findings.texts["trained without a batch"]) == KEPT
+
+
+def test_what_is_still_on_its_way_is_a_note_and_no_violation(run: Path) -> None:
+    """The learner has published the last version, and the message that acknowledges the training is not in yet."""
+    spoil(run, "DELETE FROM trained WHERE batch = 2", "DELETE FROM records WHERE record = (SELECT max(record) FROM records)")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join(lines[:1]) + '\n{"record": 2, "ev')
+    audit = audit_run(run)
+    assert audit.problems == []
+    assert audit.notes == [
+        "batch 2 is assembled, and its training is not acknowledged yet",
+        "metrics.jsonl is 5 lines behind the ledger: the broker brings it up to date when it runs",
+    ]
+    assert {row.status: row.groups for row in audit.outcomes if row.reason != "failed"} == {
+        "trained": 4,
+        "in a batch": 2,
+        "complete": 2,
+        "dropped": 2,
+    }
+
+
+def test_without_settings_the_sizes_are_not_checked_and_that_is_said(run: Path) -> None:
+    (run / "settings.json").unlink()
+    spoil(run, "UPDATE batches SET policy_version = 3 WHERE batch = 0")
+    audit = audit_run(run)
+    assert "token too old" not in audit.findings.counts
+    assert audit.notes[0].startswith("sizes of groups and batches and the lag are not checked: ")
+
+
+def test_the_result_is_plain_data(run: Path) -> None:
+    spoil(run, "DELETE FROM trained WHERE batch = 0")
+    plain = json.loads(json.dumps(audit_run(run).as_plain()))
+    assert plain["clean"] is False
+    assert plain["violations"]["training not acknowledged"]["count"] == 1
+    assert plain["batches_trained"] == 2
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoLedger, match="is no run directory"):
+        audit_run(tmp_path)

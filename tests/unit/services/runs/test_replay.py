@@ -1,0 +1,198 @@
+"""Recorded batches come to the trainer as they went to the learner, and the published digests are compared."""
+
+import json
+import shutil
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from protocol.messages import EndOfRun, VersionRun
+from services.broker.store.reader import LEDGER_FILE, StoreCorrupt
+from services.learner.broker.exchange import BatchArrived
+from services.learner.weights.snapshot import Snapshot, build_snapshot, copy_weights
+from services.runs.replay.__main__ import ranks_of, replay_command
+from services.runs.replay.batches import RecordedLink, RecordedRun
+from services.runtime.settings.configuration import ConfigurationError
+from services.runtime.settings.run_settings import read_run_settings
+from services.runtime.settings.sections import Learner
+from tests.support.broker.peers import tokens_of
+from tests.support.processes.small_run import write_checkpoint, write_small_run
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("replay") / "run"
+    write_small_run(directory)
+    return directory
+
+
+@pytest.fixture
+def run(small_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_run, tmp_path / "run"))
+
+
+def change(directory: Path, *statements: str) -> None:
+    connection = sqlite3.connect(directory / LEDGER_FILE)
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+
+def recorded(directory: Path) -> RecordedRun:
+    return RecordedRun(directory, read_run_settings(directory))
+
+
+def snapshot(version: int, value: float) -> Snapshot:
+    return build_snapshot(version, [("weight", torch.full((2,), value))])
+
+
+def overwrite_root_page(directory: Path, table: str) -> None:
+    path = directory / LEDGER_FILE
+    connection = sqlite3.connect(path)
+    (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    connection.close()
+    data = bytearray(path.read_bytes())
+    data[(root - 1) * size : root * size] = b"\xff" * size
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("table", ["versions", "batches", "groups"])
+def test_a_damaged_page_is_named_with_its_file_and_the_way_out(table: str, run: Path) -> None:
+    overwrite_root_page(run, table)
+    with pytest.raises(StoreCorrupt, match=f"{run / LEDGER_FILE} is damaged: .*malformed.*gspo audit {run}"):
+        recorded(run)
+
+
+def test_a_damaged_page_of_tokens_is_found_by_the_batch_that_needs_it(run: Path) -> None:
+    source = recorded(run)
+    overwrite_root_page(run, "chunks")
+    with pytest.raises(StoreCorrupt, match="is damaged"):
+        source.batch(0)
+
+
+def test_a_batch_is_what_the_learner_was_given(run: Path) -> None:
+    source = recorded(run)
+    assert source.num_batches == 3
+    arrived = source.batch(1)
+    batch = arrived.batch
+    assert (batch.index, batch.policy_version, batch.temperature) == (1, 2, 1.0)
+    assert [item.group_id for item in batch.items] == [3, 3, 4, 4]
+    at = 0
+    for item in batch.items:
+        tokens = arrived.arrays["token_ids"][at : at + item.num_tokens]
+        assert tokens.tolist() == tokens_of(item.trajectory_id, item.num_tokens).tolist()
+        assert item.version_runs[0].version in (1, 2)
+        at += item.num_tokens
+    assert at == len(arrived.arrays["token_ids"])
+
+
+def test_complete_groups_without_batches_are_batches_in_their_order_each_one_version_later(run: Path) -> None:
+    """What a recording without a learner holds."""
+    change(
+        run,
+        "UPDATE groups SET status = 'complete', batch = NULL WHERE status = 'batched'",
+        "DELETE FROM batches",
+        "DELETE FROM versions WHERE policy_version > 1",
+    )
+    source = recorded(run)
+    assert source.num_batches == 4
+    batches = [source.batch(index).batch for index in range(4)]
+    assert [[item.group_id for item in batch.items][::2] for batch in batches] == [[1, 2], [3, 4], [7, 8], [9, 10]]
+    assert [batch.policy_version for batch in batches] == [1, 2, 3, 4]
+    assert batches[0].items[0].version_runs == [VersionRun(1, 5)]
+
+
+class Driven:
+    """A link as the learner's loop drives it, and what it reported."""
+
+    def __init__(self, run: Path, end: int) -> None:
+        self.stop = threading.Event()
+        self.lines: list[dict[str, Any]] = []
+        self.record = run / "replayed.jsonl"
+        self.link = RecordedLink(recorded(run), end, self.record, self.stop, self.lines.append)
+
+    def train(self, index: int, value: float) -> None:
+        self.link.request(index, index + 1)
+        arrived = self.link.take(1.0)
+        assert isinstance(arrived, BatchArrived)
+        assert arrived.batch.index == index
+        self.link.publish(index + 2, copy_weights([("weight", torch.full((2,), value))]), index + 1)
+        self.link.trained(index, index + 2, {"loss": value, "reward_mean": 0.5})
+
+
+def test_published_weights_are_compared_with_those_of_the_run_and_recorded(run: Path) -> None:
+    change(run, f"UPDATE versions SET digest = '{snapshot(9, 1.0).manifest.digest}' WHERE trained_batches = 1")
+    driven = Driven(run, end=2)
+    driven.train(0, 1.0)
+    driven.train(1, 2.0)
+    assert driven.link.comparisons == {1: "same", 2: "different"}
+    assert [json.loads(line) for line in driven.record.read_text().splitlines()] == driven.lines
+    assert [(line["event"], line["batch"], line["weights"]) for line in driven.lines] == [
+        ("batch", 0, "same"),
+        ("batch", 1, "different"),
+    ]
+
+
+def test_the_end_comes_after_the_last_batch_and_then_nothing_is_waited_for(run: Path) -> None:
+    driven = Driven(run, end=1)
+    driven.train(0, 1.0)
+    driven.link.request(1, 2)
+    assert driven.link.take(1.0) == EndOfRun(index=1, reason="all recorded batches are trained")
+    assert not driven.stop.is_set()
+    assert driven.link.take(1.0) is None
+    assert driven.stop.is_set()
+
+
+def test_what_the_run_has_not_published_is_not_compared(run: Path) -> None:
+    change(run, "DELETE FROM versions WHERE trained_batches = 1")
+    driven = Driven(run, end=1)
+    driven.train(0, 1.0)
+    assert driven.link.comparisons == {1: "not recorded"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set", "model.path=nowhere"], "model.path is nowhere: no config.json there"),
+        (["--from-checkpoint", "2"], "has checkpoints after these batches: 1"),
+        (["--from-checkpoint", "3"], "has 3 batches, and --from-checkpoint is 3: none is left"),
+        (["--batches", "0"], "--batches is 0: at least 1"),
+        (["--set", "objective.eps_lo=1"], "did you mean 'eps_low'?"),
+        (["--out", "."], "is not empty"),
+    ],
+)
+def test_what_cannot_be_replayed_is_told_in_a_line(
+    run: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = run / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    monkeypatch.chdir(run)
+    write_checkpoint(run, 1, 9).joinpath("checkpoint.json").unlink()
+    given = ["--set", f"model.path={model}"] if "model.path=nowhere" not in words else []
+    assert replay_command([str(run), *given, *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not run.with_name("run-replay").exists()
+
+
+def test_a_directory_that_is_no_run_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay_command([str(tmp_path)]) == 2
+    assert "settings.json: not there" in capsys.readouterr().err
+
+
+def test_the_ranks_of_two_machines_are_all_started_on_this_one() -> None:
+    learner = Learner(num_ranks=3, num_nodes=2, meeting_address="learner-0:29500")
+    assert ranks_of(learner, num_gpus=0) == 6
+    assert ranks_of(learner, num_gpus=6) == 6
+
+
+def test_a_machine_with_fewer_gpus_than_ranks_says_what_to_do() -> None:
+    learner = Learner(num_ranks=8, num_nodes=2, meeting_address="learner-0:29500")
+    with pytest.raises(ConfigurationError, match=r"2 machines.*8 GPUs for 16 ranks.*num_nodes=1 --set learner.num_ranks=8"):
+        ranks_of(learner, num_gpus=8)

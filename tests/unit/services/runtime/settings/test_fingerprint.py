@@ -1,0 +1,49 @@
+"""What processes of one run must agree on, and what they need not."""
+
+import pytest
+
+from services.runtime.settings.configuration import load_settings
+from services.runtime.settings.fingerprint import run_fingerprint
+
+BASE = ("model.path=/models/tiny",)
+
+
+def fingerprint(*overrides: str) -> str:
+    return run_fingerprint(load_settings(None, (*BASE, *overrides), {}))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "run.seed=9",
+        "model.path=/models/other",
+        "environment.name=calculator",
+        "environment.options={digits = 3}",
+        "sampling.temperature=0.5",
+        "sampling.max_tokens=999",
+        "batch.group_size=3",
+        "batch.max_lag=7",
+    ],
+)
+def test_what_changes_the_data_changes_the_fingerprint(override: str) -> None:
+    assert fingerprint(override) != fingerprint()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "model.path=/elsewhere/tiny",
+        "run.directory=/tmp/x",
+        "run.num_batches=7",
+        "broker.lease_s=3.0",
+        "learner.learning_rate=1e-5",
+        "evaluation.num_tasks=3",
+    ],
+)
+def test_what_may_differ_or_be_continued_with_does_not(override: str) -> None:
+    assert fingerprint(override) == fingerprint()
+
+
+def test_a_fingerprint_is_32_hexadecimal_characters() -> None:
+    assert len(fingerprint()) == 32
+    assert set(fingerprint()) <= set("0123456789abcdef")
