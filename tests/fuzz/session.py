@@ -39,7 +39,7 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     with atheris.instrument_imports(include=["protocol", "services"]):
-        targets = importlib.import_module("tests.fuzz.targets")
+        targets = importlib.import_module("tests.fuzz.targets.registry")
         chosen = [targets.TARGETS[name] for name in arguments.targets]
         for target in chosen:
             target.seeds()  # imports what the target imports late

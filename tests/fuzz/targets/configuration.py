@@ -13,18 +13,18 @@ from typing import Any, Final
 
 import msgpack
 
-from services.environments.base import Environment
+from gspo.environments import Environment
 from services.environments.dataset import DatasetOptions, load_rows
 from services.environments.registry import create_environment
-from services.runtime.configuration import ConfigurationError, load_settings
-from services.runtime.fingerprint import run_fingerprint
-from services.runtime.run_settings import SETTINGS_FILE, read_run_settings
-from services.runtime.security import KeyFileError, Security, read_public_keys
-from services.runtime.settings import SecuritySection, Settings
+from services.runtime.net.security import KeyFileError, Security, read_public_keys
+from services.runtime.settings.configuration import ConfigurationError, load_settings
+from services.runtime.settings.fingerprint import run_fingerprint
+from services.runtime.settings.run_settings import SETTINGS_FILE, read_run_settings
+from services.runtime.settings.sections import SecuritySection, Settings
 from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_json_lines, mutate_lines
 from tests.fuzz.target import Target, require
 
-EXAMPLES: Final = Path(__file__).parents[2] / "examples"
+EXAMPLES: Final = Path(__file__).parents[3] / "examples"
 
 
 @cache

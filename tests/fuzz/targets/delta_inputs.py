@@ -13,9 +13,9 @@ from protocol.deltas import Region, decode_digests, encode_digests, encode_regio
 from protocol.digests import tensor_digest, version_digest
 from protocol.errors import ProtocolError
 from protocol.messages import DeltaBucket, Manifest, TensorInfo
-from services.runtime.compression import compress, decompress
+from services.weights.compression import compress, decompress
 from tests.fuzz.mutate import mutate_bytes, mutate_frames
-from tests.fuzz.wire import MESSAGE_MARK, joined
+from tests.fuzz.targets.wire import MESSAGE_MARK, joined
 
 BASE_VERSION: Final = 3
 LAYOUT: Final = (
@@ -63,7 +63,7 @@ def _snapshot(version: int, values: list[np.ndarray[Any, Any]]) -> tuple[Manifes
 
 
 def delta_between(base: tuple[Manifest, bytes], snapshot: tuple[Manifest, bytes]) -> tuple[Manifest, bytes]:
-    """As services.learner.delta makes it, without torch."""
+    """As services.learner.weights.delta makes it, without torch."""
     before, after = base[0].tensors, snapshot[0].tensors
     changed = [index for index, tensor in enumerate(after) if tensor.digest != before[index].digest]
     old, new = (np.frombuffer(data, dtype=np.uint8) for _, data in (base, snapshot))

@@ -14,13 +14,13 @@ from protocol.deltas import Region, apply_streams, decode_digests, encode_region
 from protocol.digests import tensor_digest, version_digest
 from protocol.errors import ProtocolError
 from protocol.messages import DeltaBucket, Manifest, ManifestRequest, Source, WeightChunk, WeightGone
-from services.rollout.held import DamagedWeightsError, HeldWeights
-from services.rollout.weights import FetchError, fetch_chunks, fetch_newest
-from services.runtime.peer import PeerClient
-from tests.fuzz.delta_inputs import BASE_VERSION, decompressed, delta_between, mutate_delta, versions
+from services.rollout.weights.fetch import FetchError, fetch_chunks, fetch_newest
+from services.rollout.weights.replica import DamagedWeightsError, HeldWeights
+from services.runtime.net.peer import PeerClient
 from tests.fuzz.mutate import FRAME_MARK, mutate_frames
 from tests.fuzz.target import Target, require
-from tests.fuzz.wire import MESSAGE_MARK, ScriptedServer, event_loop, joined, mutate_conversation
+from tests.fuzz.targets.delta_inputs import BASE_VERSION, decompressed, delta_between, mutate_delta, versions
+from tests.fuzz.targets.wire import MESSAGE_MARK, ScriptedServer, event_loop, joined, mutate_conversation
 
 PEER_MARK: Final = MESSAGE_MARK * 2
 """Between what the learner says and what a neighbour says."""
@@ -169,7 +169,7 @@ def delta_seeds() -> list[bytes]:
 
 
 class _Neighbour:
-    """`services.rollout.neighbours.Neighbours` over a connection that is scripted."""
+    """`services.rollout.weights.peers.Neighbours` over a connection that is scripted."""
 
     def __init__(self, said: list[Received]) -> None:
         self._server = ScriptedServer(said)

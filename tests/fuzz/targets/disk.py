@@ -9,14 +9,14 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from services.audit.audit import audit_run
-from services.broker.reader import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading
-from services.cli.observe import read_ledger
-from services.rollout.tokens import ChatTokenizer, TokenizerError
-from tests.fuzz.configuration import scratch
+from services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading
+from services.cli.watching.observe import read_ledger
+from services.rollout.tokenizer import ChatTokenizer, TokenizerError
+from services.runs.audit.audit import audit_run
 from tests.fuzz.mutate import FRAME_MARK, mutate_bytes, mutate_json
 from tests.fuzz.target import Target, require
-from tests.support.small_run import write_small_run
+from tests.fuzz.targets.configuration import scratch
+from tests.support.processes.small_run import write_small_run
 
 PLAIN_TYPES: Final = (
     None,
@@ -174,7 +174,13 @@ def ledger_seeds() -> list[bytes]:
 
 def checkpoint(data: bytes) -> None:
     """checkpoint.json, `latest`, `last-version` and a rank's random state: read, or CheckpointError."""
-    from services.learner.checkpoint import CheckpointError, find_latest, load_checkpoint, read_metadata, reserved_version
+    from services.learner.checkpoints.format import (
+        CheckpointError,
+        find_latest,
+        load_checkpoint,
+        read_metadata,
+        reserved_version,
+    )
 
     root = scratch() / "checkpoints"
     metadata, latest, version, random_state = (*data.split(FRAME_MARK), b"", b"", b"")[:4]
@@ -237,7 +243,7 @@ def _random_states_kept() -> Iterator[None]:
 
 @cache
 def checkpoint_seeds() -> list[bytes]:
-    from services.learner.checkpoint import random_state as present_random_state
+    from services.learner.checkpoints.format import random_state as present_random_state
 
     state = {"policy_version": 3, "batch_position": 2, "mismatch": {"sum": 0.5}, "adaptive_clip": {}}
     metadata = {"format": 2, "state": state, "layout": {"num_ranks": 1}, "weights_digest": "ab", "files": {}}
@@ -257,9 +263,9 @@ def mutate_checkpoint(data: bytes, rng: Random) -> bytes:
 
 def learner_state(data: bytes) -> None:
     """The tensors, the steps and the test sequence's log-probs of a checkpoint."""
-    from services.learner.canary import require_canary
-    from services.learner.checkpoint import CheckpointError
-    from services.learner.state_files import TensorDirectory, read_steps
+    from services.learner.checkpoints.canary import require_canary
+    from services.learner.checkpoints.format import CheckpointError
+    from services.learner.checkpoints.state_files import TensorDirectory, read_steps
 
     directory = scratch() / "learner-state"
     directory.mkdir(exist_ok=True)

@@ -15,14 +15,14 @@ from protocol.messages import Segment, TensorInfo
 from services.environments.arithmetic import Arithmetic, ArithmeticOptions
 from services.environments.calculator import Calculator, CalculatorOptions
 from services.environments.expression import MAX_RESULT, evaluate
-from services.rollout.engine_answers import Checksums, ModelInfo, PromptAnswer, ServerInfo
-from services.rollout.engine_http import EngineError, decode_answer
-from services.rollout.generation import OutputDecoder, Piece, VersionTagger
-from services.rollout.safetensors_file import write_safetensors
-from services.rollout.sse import EventParser
-from tests.fuzz.configuration import scratch
+from services.rollout.sglang.answers import Checksums, ModelInfo, PromptAnswer, ServerInfo
+from services.rollout.sglang.generation import OutputDecoder, Piece, VersionTagger
+from services.rollout.sglang.http import EngineError, decode_answer
+from services.rollout.sglang.sse import EventParser
+from services.rollout.weights.file import write_safetensors
 from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_json_lines, mutate_lines
 from tests.fuzz.target import Target, require
+from tests.fuzz.targets.configuration import scratch
 from tests.support.builders import a_chunk
 
 SMALL_EVENT: Final = 64

@@ -9,15 +9,15 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from services.broker.record import RecordFile
-from services.cli.observe import batch_ages, metrics_of, read_log
-from services.cli.record import batch_rows, column
-from services.cli.supervisor import last_error
+from services.broker.metrics_file import RecordFile
+from services.cli.running.metrics_file import batch_rows, column
+from services.cli.running.supervisor import last_error
+from services.cli.watching.observe import batch_ages, metrics_of, read_log
 from services.runtime.telemetry import Health
 from services.runtime.telemetry import _handler as request_handler
-from tests.fuzz.configuration import written
 from tests.fuzz.mutate import mutate_bytes, mutate_json_lines, mutate_lines
 from tests.fuzz.target import Target, require
+from tests.fuzz.targets.configuration import written
 from tests.support.clocks import VirtualClock
 
 NOW: Final = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -14,14 +14,14 @@ from protocol.codec import Received, decode, encode, message_type
 from protocol.digests import tensor_digest, version_digest
 from protocol.errors import ProtocolError
 from protocol.messages import MESSAGE_TYPES, Chunk, Manifest, Message, Status, TensorInfo, WeightChunk, WeightGone
-from services.broker.payload import StoredChunk, chunk_checksum, chunk_header, join, stored_chunk
-from services.rollout.held import HeldWeights
-from services.rollout.weights import FetchError, fetch_newest
-from services.runtime.peer import PeerClient
+from services.broker.store.payload import StoredChunk, chunk_checksum, chunk_header, join, stored_chunk
+from services.rollout.weights.fetch import FetchError, fetch_newest
+from services.rollout.weights.replica import HeldWeights
+from services.runtime.net.peer import PeerClient
 from tests.fuzz.mutate import FRAME_MARK, mutate_frames
 from tests.fuzz.target import Target, require
 from tests.support.builders import a_chunk, a_lease, a_manifest, one_of_each, token_arrays
-from tests.support.golden import GOLDEN
+from tests.support.wire.golden import GOLDEN
 
 MESSAGE_MARK: Final = FRAME_MARK * 2
 """Between the messages of a conversation."""
