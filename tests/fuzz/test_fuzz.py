@@ -1,4 +1,4 @@
-"""Every boundary under its kept inputs and a short random run; the oracles see planted bugs."""
+"""Runs every target on its kept inputs and on a short random search; the targets find planted bugs."""
 
 import tracemalloc
 from functools import cache
@@ -13,25 +13,24 @@ from protocol.codec import decode
 from protocol.errors import ProtocolError
 from protocol.limits import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES
 from tests.fuzz.bugs import BUGS, PlantedBug
-from tests.fuzz.corpus import CORPUS, kept
+from tests.fuzz.corpus import cases_of
 from tests.fuzz.target import Measured, Target, Violation
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets.registry import TARGETS
 from tests.simulation.bugs import planted
 
 EXAMPLES = 20
 MAX_CASES_TO_FIND = 1000
-MAX_CORPUS_BYTES = 500 * 1024
 every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
 
 
 @cache
 def inputs_of(name: str) -> list[bytes]:
     target = TARGETS[name]
-    return [*target.seeds(), *kept(target.name)]
+    return [*target.seeds(), *cases_of(target.name).values()]
 
 
 def changed(target: Target, rng: Random) -> bytes:
-    """An input with one to three things wrong."""
+    """An input with one to three changes."""
     data = rng.choice(inputs_of(target.name))
     for _ in range(rng.choice((1, 1, 2, 3))):
         data = target.mutate(data, rng)
@@ -74,10 +73,10 @@ def test_a_planted_bug_is_found(planted_bug: PlantedBug) -> None:
         for data in (*inputs_of(target.name), *(changed(target, rng) for _ in range(MAX_CASES_TO_FIND))):
             try:
                 measured.run(target, data)
-            # However it shows: that is what would end a session.
+            # Any error counts: it would end a session.
             except Exception:  # noqa: BLE001
                 return
-    pytest.fail(f"{measured.cases} cases did not show it")
+    pytest.fail(f"{measured.cases} cases did not find it")
 
 
 def test_a_case_that_takes_too_long_or_too_much_is_a_violation() -> None:
@@ -112,10 +111,3 @@ def test_a_header_becomes_no_mountain_of_objects_before_its_type_allows_it(kind:
     assert refusal.value.seq == 7
     assert peak < 1024 * 1024
     assert f"{kind}: header has {len(frame)} bytes, {MAX_HEADER_BYTES} allowed (MAX_HEADER_BYTES)" in str(refusal.value)
-
-
-def test_the_corpus_is_small_and_of_targets_that_there_are() -> None:
-    sizes = {path: path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()}
-    assert sum(sizes.values()) < MAX_CORPUS_BYTES
-    assert {path.parent.name for path in sizes} <= set(TARGETS)
-    assert sum(path.name.startswith("broken-") for path in sizes) >= 20
