@@ -1,7 +1,7 @@
 """The format of the corpus: a .tar.xz of small files in one flat folder.
 
-The same cases always give the same bytes: names are sorted, and the archive holds no times, owners or modes. Reading is
-strict, so that an archive from elsewhere cannot write outside of a folder, fill the memory, or lose cases silently.
+The same cases give the same bytes: names are sorted, and the archive records no times and no owners. Reading is strict,
+so a foreign or damaged archive cannot point outside of its folder, fill the memory, or lose cases silently.
 """
 
 import io
@@ -16,12 +16,12 @@ MAX_INPUT_BYTES: Final = 64 * 1024
 MAX_UNPACKED_BYTES: Final = 4 * 1024 * 1024
 """Size of an archive without its compression: a damaged or hostile one must not fill the memory."""
 MAX_XZ_MEMORY_BYTES: Final = 64 * 1024 * 1024
-"""Memory for decompression. Archives of `pack` need 9 MiB."""
+"""Memory for decompression. Archives from ``pack`` need 9 MiB."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
 
 class ArchiveError(ValueError):
-    """An archive holds something that `pack` does not write, or a case does not fit into one."""
+    """An archive holds something that ``pack`` does not write, or a case does not fit into one."""
 
 
 def pack(cases: Mapping[str, bytes]) -> bytes:
@@ -30,7 +30,7 @@ def pack(cases: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(archive: bytes) -> dict[str, bytes]:
-    """The cases of an archive, sorted by name. Raises: ArchiveError for anything that `pack` does not write."""
+    """The cases of an archive, sorted by name. Raises: ArchiveError for anything that ``pack`` does not write."""
     raw = _decompress(archive)
     cases: dict[str, bytes] = {}
     try:
@@ -46,7 +46,7 @@ def unpack(archive: bytes) -> dict[str, bytes]:
                 cases[member.name] = content.read()
     except (tarfile.TarError, OSError, OverflowError) as error:
         raise ArchiveError(f"the tar file inside is damaged: {error}") from error
-    # tarfile takes a damaged header for the end, and passes over owners and times.
+    # tarfile takes a damaged header for the end of the archive. This check also refuses times, owners and another order.
     if _tar(cases) != raw:
         raise ArchiveError("its members are damaged, or another program packed it")
     return cases

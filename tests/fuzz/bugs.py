@@ -1,4 +1,4 @@
-"""Bugs to be planted in decoders and loaders: each target must find those of its boundary within some hundred cases."""
+"""Bugs to plant in decoders and loaders. Each target must find those of its boundary within some hundred cases."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,7 +8,7 @@ from tests.simulation.bugs import Bug
 
 @dataclass(frozen=True)
 class PlantedBug:
-    """``target`` finds ``bug``."""
+    """A bug, and the target that must find it."""
 
     target: str
     bug: Bug
@@ -35,14 +35,14 @@ BUGS: Final = (
     ),
     _bug(
         "weights",
-        "a tensor's digest is not looked at",
+        "a tensor's digest is not checked",
         "services.rollout.weights.replica",
         "if digest != expected:",
         "if False:",
     ),
     _bug(
         "weights",
-        "a manifest takes the memory that it names",
+        "a manifest gets the memory that it claims",
         "services.rollout.weights.fetch",
         "    data = bytearray()\n",
         "    data = bytearray(manifest.num_bytes)\n",
@@ -56,7 +56,7 @@ BUGS: Final = (
     ),
     _bug(
         "delta",
-        "a bucket may change a tensor of which no digest came",
+        "a bucket may change a tensor that has no new digest",
         "services.rollout.weights.replica",
         "if not is_changed[index] and tensors[index].num_bytes:",
         "if False:",
@@ -77,28 +77,28 @@ BUGS: Final = (
     ),
     _bug(
         "delta_chain",
-        "a version that did not come is still said to be coming",
+        "a version that never arrived still counts as coming",
         "services.rollout.weights.fetch",
         "        held.coming = 0",
         "        pass",
     ),
     _bug(
         "toml",
-        "dates and thousands of levels are settings",
+        "a setting may be a date or a thousand levels deep",
         "services.runtime.settings.configuration",
         "    require_plain(plain, origin)\n    try:",
         "    try:",
     ),
     _bug(
         "stream",
-        "the limit of an event depends on how it is cut",
+        "the limit of an event depends on how the network splits it",
         "services.rollout.sglang.sse",
         'len(self._rest) - self._rest.endswith(b"\\n")',
         "len(self._rest)",
     ),
     _bug(
         "output",
-        "any number is a log-prob",
+        "any number may be a log-prob",
         "services.rollout.sglang.generation",
         "if not (math.isfinite(logprob) and -MAX_FLOAT32 <= logprob <= MAX_LOGPROB):",
         "if False:",
@@ -106,7 +106,7 @@ BUGS: Final = (
     _bug("action", "numbers have no bound", "services.environments.expression", "if abs(value) > MAX_RESULT:", "if False:"),
     _bug(
         "ledger",
-        "a row that cannot be read is an error of another kind",
+        "an unreadable row raises an undocumented error",
         "services.broker.store.reader",
         "        except (ValueError, TypeError, RecursionError) as error:\n"
         '            raise StoreCorrupt(f"{self.path}: a row',

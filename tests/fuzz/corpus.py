@@ -68,7 +68,7 @@ def add(target: str, file: Path, corpus: Path = CORPUS) -> str:
 
 
 def _write(target: str, cases: dict[str, bytes], corpus: Path) -> None:
-    """Replace the archive at once, and only when its cases change: another release of xz may compress differently."""
+    """Replace the archive, but only when its cases change: another release of xz may compress differently."""
     if cases == cases_of(target, corpus):
         return
     path = archive_of(target, corpus)

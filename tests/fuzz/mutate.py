@@ -1,4 +1,4 @@
-"""Structured changes of inputs: a valid one with one thing wrong gets further than random bytes."""
+"""Structured changes of inputs: a valid input with one error gets further than random bytes."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgpack
 
 FRAME_MARK: Final = b"\xc1\xc1"
-"""Between the frames of a message: 0xc1 occurs in no msgpack."""
+"""Separates the frames of a message: msgpack never uses 0xc1."""
 Path = tuple[Any, ...]
 ODD_NUMBERS: Final = (-1, 0, 1, 2**31 - 1, 2**31, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**64 - 1, 0.5, 1e300, -0.0)
 ODD_FLOATS: Final = (float("nan"), float("inf"), float("-inf"))
@@ -16,7 +16,7 @@ ODD_TEXTS: Final = ("", " ", "\0", "\n", "x" * 200, "é", "\U0001f600", "train",
 
 
 def mutate_bytes(data: bytes, rng: Random) -> bytes:
-    """Flip, cut, double or overwrite."""
+    """Flip, cut, double, insert or overwrite bytes."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 4))):
         at = rng.randrange(len(out) + 1)
@@ -35,7 +35,7 @@ def mutate_bytes(data: bytes, rng: Random) -> bytes:
 
 
 def mutate_lines(data: bytes, rng: Random) -> bytes:
-    """Change, double, drop, swap or cut lines."""
+    """Change, double, drop or swap lines."""
     lines = data.split(b"\n")
     at = rng.randrange(len(lines))
     match rng.randrange(5):
@@ -52,7 +52,7 @@ def mutate_lines(data: bytes, rng: Random) -> bytes:
 
 
 def mutate_json(data: bytes, rng: Random) -> bytes:
-    """A change of the value where the input is JSON, else of its bytes."""
+    """Change the value when the input is JSON, else its bytes."""
     if rng.random() < 0.2:
         return mutate_bytes(data, rng)
     try:
@@ -63,7 +63,7 @@ def mutate_json(data: bytes, rng: Random) -> bytes:
 
 
 def mutate_json_lines(data: bytes, rng: Random) -> bytes:
-    """A change of the value in one line."""
+    """Change the JSON value in one line, or the lines."""
     lines = data.split(b"\n")
     if rng.random() < 0.3:
         return mutate_lines(data, rng)
@@ -73,7 +73,7 @@ def mutate_json_lines(data: bytes, rng: Random) -> bytes:
 
 
 def mutate_frames(data: bytes, rng: Random) -> bytes:
-    """A change of a message's header, or of its frames."""
+    """Change a message's header, or its frames."""
     frames = data.split(FRAME_MARK)
     if rng.random() < 0.3:
         return mutate_bytes(data, rng)
@@ -138,7 +138,7 @@ def _odd(rng: Random, binary: bool) -> Any:
 
 
 def nested(depth: int, mapping: bool) -> Any:
-    """A list or map in a list or map, ``depth`` times."""
+    """Lists or maps, nested ``depth`` levels deep."""
     node: Any = 0
     for _ in range(depth):
         node = {"a": node} if mapping else [node]

@@ -1,8 +1,8 @@
-"""Fuzzing sessions under atheris: `python -m tests.fuzz.session --directory DIR NAME ...`.
+"""Fuzzing sessions under atheris: ``python -m tests.fuzz.session --directory DIR NAME ...``.
 
-The services are instrumented as they are imported, so nothing of them is imported before. libFuzzer ends the process
-itself, so each session is a fork of the process that has imported everything; what is to be known of it afterwards is
-written to DIR/NAME/report.json while it runs.
+atheris instruments the services during import, so this module imports none of them earlier. libFuzzer ends the process
+that it runs in. So each session is a fork of the process that has imported everything, and writes its report to
+DIR/NAME/report.json while it runs.
 """
 
 import argparse
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 REPORT_EVERY_S: Final = 5.0
 HANG_S: Final = 10
 STRUCTURED_ONE_IN: Final = 2
-"""So many inputs are changed as what they are, the others as bytes."""
+"""One input in this many gets a change that knows its format. The others change as bytes."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.session", description=__doc__)
     parser.add_argument("targets", nargs="+")
-    parser.add_argument("--cases", type=int, help="of each (default: its own number)")
-    parser.add_argument("--share", type=float, default=1.0, help="of each target's own number")
+    parser.add_argument("--cases", type=int, help="for each target (default: its own number)")
+    parser.add_argument("--share", type=float, default=1.0, help="fraction of each target's own number (default: 1)")
     parser.add_argument("--seconds", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--directory", type=Path, required=True)
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _fuzz(target: "Target", arguments: argparse.Namespace) -> None:
-    """Never returns: libFuzzer ends the process."""
+    """Fuzz one target. Never returns: libFuzzer ends the process."""
     directory: Path = arguments.directory / target.name
     cases = arguments.cases or max(1, int(target.cases * arguments.share))
     os.dup2(os.open(directory / "said", os.O_WRONLY | os.O_CREAT, 0o644), 2)
@@ -78,7 +78,7 @@ def _be_quiet() -> None:
 
 
 class _Session:
-    """Counts cases, and writes what is known of them every few seconds and at the end."""
+    """Counts cases, and writes a report every few seconds and at the end."""
 
     def __init__(self, target: "Target", report: Path, cases: int) -> None:
         from tests.fuzz.target import Measured

@@ -1,4 +1,4 @@
-"""What a fuzz target is, and the one way a case of it is run: only documented errors, in bounded time and memory."""
+"""A fuzz target, and how one case of it runs: only documented errors, in bounded time and memory."""
 
 import resource
 import time
@@ -9,21 +9,21 @@ from random import Random
 from typing import Final
 
 MAX_CASE_S: Final = 1.0
-"""Processor time of one case: a busy machine does not count."""
+"""Processor time that one case may take. A busy machine does not change it."""
 MAX_CASE_BYTES: Final = 64 * 1024 * 1024
-"""Memory that one case may add: whoever sends little must not make us hold much."""
+"""Memory that one case may add: a small input must not cost much memory."""
 
 
 class Violation(AssertionError):
-    """A boundary did something that it must not; the text says what."""
+    """A boundary broke one of its rules. The text says which."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One boundary. ``run`` takes whatever bytes and raises for a violation, so also for an error that is not documented.
+    """One boundary. ``run`` takes any bytes and raises for a violation. An undocumented error is one, too.
 
-    ``seeds`` gives valid inputs to begin with, ``mutate`` a structured change of an input, ``cases`` how many make a
-    fair share of ten million: many for a fast decoder, few for a slow loader.
+    ``seeds`` returns valid inputs to start with; ``mutate`` makes a structured change to one. ``cases`` is the target's
+    part of ten million cases: many for a fast decoder, few for a slow loader.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Target:
 
 @dataclass
 class Measured:
-    """What the cases of a target took so far, and what one case may take."""
+    """Time and memory that the cases of a target took so far, and the limits of one case."""
 
     max_case_s: float = MAX_CASE_S
     max_case_bytes: int = MAX_CASE_BYTES
@@ -46,7 +46,7 @@ class Measured:
     largest_bytes: int = 0
 
     def run(self, target: Target, data: bytes) -> None:
-        """One case. Raises: Violation for one that takes too long or too much; whatever ``target`` raises."""
+        """Run one case. Raises: Violation when it takes too much time or memory; any error that ``target`` raises."""
         tracing = tracemalloc.is_tracing()
         before_bytes = _start_of_memory(tracing)
         before_s = time.process_time()
@@ -75,13 +75,13 @@ def _start_of_memory(tracing: bool) -> int:
 
 
 def _memory(tracing: bool) -> int:
-    """The most memory so far: exactly where Python's allocations are traced, else of the whole process."""
+    """Peak memory so far: of Python's allocations while they are traced, else of the whole process."""
     if tracing:
         return tracemalloc.get_traced_memory()[1]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def require(condition: bool, text: str) -> None:
-    """Raises: Violation."""
+    """Raises: Violation when ``condition`` is false."""
     if not condition:
         raise Violation(text)

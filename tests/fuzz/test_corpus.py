@@ -34,7 +34,7 @@ def member(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE, mtime: int =
 
 
 def with_damaged_header() -> bytes:
-    """The second of two headers has one other bit: tarfile stops there and says nothing."""
+    """An archive with one wrong bit in its second header: tarfile stops there without an error."""
     raw = bytearray(lzma.decompress(pack({"a": b"x", "b": b"y"})))
     raw[1024] ^= 1
     return lzma.compress(raw)
@@ -160,7 +160,8 @@ def test_the_command_refuses_what_it_cannot_add(
 
 def test_the_corpus_has_the_archives_of_its_targets_and_nothing_else() -> None:
     found = {path for path in CORPUS.rglob("*") if path.is_file()}
-    assert found == {archive_of(name) for name in set(TARGETS) - WITHOUT_CASES}
+    assert found <= {archive_of(name) for name in TARGETS}
+    assert found >= {archive_of(name) for name in set(TARGETS) - WITHOUT_CASES}
 
 
 def test_the_corpus_is_small_and_holds_what_once_broke() -> None:

@@ -38,7 +38,7 @@ def changed(target: Target, rng: Random) -> bytes:
 
 
 @every_target
-def test_what_was_kept_breaks_nothing(target: Target) -> None:
+def test_kept_inputs_break_nothing(target: Target) -> None:
     measured = Measured()
     for data in inputs_of(target.name):
         measured.run(target, data)
@@ -46,7 +46,7 @@ def test_what_was_kept_breaks_nothing(target: Target) -> None:
 
 
 @every_target
-def test_a_valid_input_with_something_wrong_breaks_nothing(target: Target) -> None:
+def test_a_valid_input_with_errors_breaks_nothing(target: Target) -> None:
     measured = Measured()
 
     @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -96,7 +96,7 @@ def test_a_case_that_takes_too_long_or_too_much_is_a_violation() -> None:
 
 
 @pytest.mark.parametrize("kind", ["chunk", "unheard of"])
-def test_a_header_becomes_no_mountain_of_objects_before_its_type_allows_it(kind: str) -> None:
+def test_a_large_header_is_unpacked_only_when_its_type_allows_the_size(kind: str) -> None:
     empty_lists = b"\xdd" + (2 * MAX_HEADER_BYTES).to_bytes(4, "big") + b"\x90" * (2 * MAX_HEADER_BYTES)
     claims = msgpack.packb({"m": {"type": kind}, "s": 7, "a": []})
     frame = b"\x84" + claims[1:] + b"\xa1x" + empty_lists
