@@ -10,6 +10,7 @@ COPY pyproject.toml README.md LICENSE /src/
 COPY protocol /src/protocol
 COPY gspo /src/gspo
 COPY services /src/services
+COPY deploy/wheel /src/deploy/wheel
 RUN python3 -m pip install --no-deps --target /opt/gspo /src
 
 FROM ${BASE}
@@ -18,7 +19,7 @@ COPY --from=build /opt/gspo /opt/gspo
 ENV PATH=/opt/gspo/bin:$PATH PYTHONPATH=/opt/gspo PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/home/gspo
 ENV HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 # Fails here, and not in a pod, when the image lacks something.
-RUN python3 -c "import services.rollout.__main__, services.environments.math_reward, sglang" && gspo --help
+RUN python3 -c "import gspo_services.rollout.__main__, gspo_services.environments.math_reward, sglang" && gspo --help
 USER 10001:10001
 WORKDIR /home/gspo
 EXPOSE 9110

@@ -1,0 +1,123 @@
+"""What a build makes of the checkout: every module under the wheel's names, and nothing else."""
+
+import ast
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from deploy.wheel.backend import PACKAGES, RENAMED
+from tests.packaging.installation import (
+    BUILD,
+    ROOT,
+    THIRD_PARTIES,
+    build_wheel,
+    copy_sources,
+    environment,
+    files_of,
+    pip,
+    show_third_parties,
+    tools_of_a_build,
+)
+
+LEFT_BEHIND = (
+    "build/lib/services/ghost.py",
+    "build/lib/gspo_services/ghost.py",
+    "build/lib/gspo/ghost.py",
+    "gspo_services/ghost.py",
+    "services/emptied/__pycache__/ghost.cpython-311.pyc",
+)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(copy_sources(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("wheel"))
+
+
+def modules_of_the_checkout() -> set[str]:
+    return {
+        str(Path(RENAMED.get(package, package)) / path.relative_to(ROOT / package))
+        for package in PACKAGES
+        for path in [*(ROOT / package).rglob("*.py"), ROOT / package / "py.typed"]
+    }
+
+
+def test_the_wheel_holds_every_module_of_the_packages_and_no_test(wheel: Path) -> None:
+    assert set(files_of(wheel)) == modules_of_the_checkout()
+
+
+def test_every_module_that_the_wheel_imports_from_us_is_in_it(wheel: Path) -> None:
+    files = files_of(wheel)
+    names = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files if name.endswith(".py")}
+    imported = {
+        node.module
+        for name, content in files.items()
+        if name.endswith(".py")
+        for node in ast.walk(ast.parse(content))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0].startswith("gspo")
+    }
+    assert imported <= names
+    assert {"gspo_services.runtime.clock", "gspo_protocol.codec", "gspo.loss"} <= imported
+
+
+def test_what_older_builds_left_in_the_source_tree_is_in_no_wheel(wheel: Path, tmp_path: Path) -> None:
+    source = copy_sources(tmp_path / "source")
+    for name in LEFT_BEHIND:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("")
+    (source / "gspo.egg-info").mkdir()
+    (source / "gspo.egg-info" / "SOURCES.txt").write_text("\n".join(LEFT_BEHIND))
+    before = {path.relative_to(source) for path in source.rglob("*")}
+    assert files_of(build_wheel(source, tmp_path)) == files_of(wheel)
+    assert {path.relative_to(source) for path in source.rglob("*") if "__pycache__" not in path.parts} <= before
+
+
+def test_the_sdist_needs_setuptools_alone_and_gives_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    source = copy_sources(tmp_path / "source")
+    code = "import sys; sys.path.insert(0, 'deploy/wheel'); import backend; backend.build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=source, check=True, timeout=120, capture_output=True)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name for name in names if name.startswith(("services", "protocol", "deploy", "tests"))} == set()
+    assert files_of(build_wheel(sdist, tmp_path / "again")) == files_of(wheel)
+
+
+def test_the_wheel_alone_has_the_loss_and_the_command(wheel: Path, tmp_path: Path) -> None:
+    script = (
+        "import gspo.loss; "
+        "assert not {'msgspec', 'zmq', 'pydantic', 'transformers'} & set(sys.modules); "
+        "import gspo_services.cli.main as command; "
+        "assert gspo.__file__.startswith(sys.argv[1]) and command.__file__.startswith(sys.argv[1]); "
+        "assert not {'services', 'protocol'} & set(sys.modules)"
+    )
+    # -I -S: neither this checkout nor the editable installation; third parties by their folder alone.
+    for name, content in files_of(wheel).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    start = f"import sys; sys.path[:0] = [sys.argv[1], {str(THIRD_PARTIES)!r}]; {script}"
+    subprocess.run([sys.executable, "-I", "-S", "-c", start, str(tmp_path)], check=True, timeout=120, cwd=tmp_path)
+
+
+def test_an_editable_installation_uses_the_names_of_the_checkout(tmp_path: Path) -> None:
+    source = copy_sources(tmp_path / "source")
+    python = environment(tmp_path / "venv")
+    pip("install", *BUILD, "--editable", source, python=python, path=tools_of_a_build(tmp_path / "tools"))
+    show_third_parties(python)
+    command = [str(python.with_name("gspo")), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert "usage: gspo" in done.stdout
+    code = (
+        "import services.cli.main, protocol, sys\n"
+        "from importlib.metadata import entry_points\n"
+        "(platform,) = entry_points(group='sglang.srt.platforms')\n"
+        "print(services.cli.main.__file__, protocol.__file__, platform.value, sep='\\n')"
+    )
+    done = subprocess.run([str(python), "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == [
+        str(source / "services/cli/main.py"),
+        str(source / "protocol/__init__.py"),
+        "services.sglang_cpu:activate",
+    ]
