@@ -1,10 +1,6 @@
-"""Targets: what people write: configuration files, overrides, keys, options of environments, rows of data sets."""
+"""Targets for what people write: configuration files, overrides, keys, options of environments, rows of data sets."""
 
-import atexit
 import json
-import os
-import shutil
-import tempfile
 from functools import cache
 from itertools import count, islice
 from pathlib import Path
@@ -16,41 +12,21 @@ import msgpack
 from gspo.environments import Environment
 from services.environments.dataset import DatasetOptions, load_rows
 from services.environments.registry import create_environment
+from services.runtime.errors import ConfigurationError
 from services.runtime.net.security import KeyFileError, Security, read_public_keys
-from services.runtime.settings.configuration import ConfigurationError, load_settings
+from services.runtime.settings.configuration import load_settings
 from services.runtime.settings.fingerprint import run_fingerprint
 from services.runtime.settings.run_settings import SETTINGS_FILE, read_run_settings
 from services.runtime.settings.sections import SecuritySection, Settings
 from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_json_lines, mutate_lines
+from tests.fuzz.scratch import scratch, written
 from tests.fuzz.target import Target, require
 
 EXAMPLES: Final = Path(__file__).parents[3] / "examples"
 
 
-@cache
-def scratch() -> Path:
-    """A directory in memory for inputs that only come as files; gone with the process."""
-    memory = Path("/dev/shm")
-    path = Path(tempfile.mkdtemp(prefix="gspo-fuzz-", dir=memory if memory.is_dir() else None))
-    atexit.register(_remove, path, os.getpid())
-    return path
-
-
-def _remove(path: Path, owner: int) -> None:
-    """Not when a fork ends: it shares the directory."""
-    if os.getpid() == owner:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def written(name: str, data: bytes) -> Path:
-    """A file with this content."""
-    path = scratch() / name
-    path.write_bytes(data)
-    return path
-
-
 def _require_stable(settings: Settings) -> None:
-    """What a broker writes of its settings is what others read."""
+    """The settings that a broker writes are the settings that others read."""
     plain = settings.model_dump(mode="json")
     text = json.dumps(plain)
     again = Settings.model_validate(json.loads(text))
@@ -58,7 +34,7 @@ def _require_stable(settings: Settings) -> None:
     require(run_fingerprint(again) == run_fingerprint(settings), "settings have another fingerprint in settings.json")
 
 
-def _refused(error: ValueError) -> None:
+def _require_printable(error: ValueError) -> None:
     text = str(error)
     text.encode()
     require(len(text) < 65_536, f"an error of {len(text)} characters")
@@ -69,7 +45,7 @@ def toml(data: bytes) -> None:
     try:
         settings = load_settings(written("fuzz.toml", data), (), {})
     except ConfigurationError as error:
-        _refused(error)
+        _require_printable(error)
         return
     _require_stable(settings)
 
@@ -82,7 +58,7 @@ def toml_seeds() -> list[bytes]:
 
 
 def overrides(data: bytes) -> None:
-    """--set, one in each line: Settings or ConfigurationError."""
+    """Arguments of --set, one a line: Settings or ConfigurationError."""
     lines = data.decode(errors="surrogateescape").split("\n")
     try:
         settings = load_settings(None, lines, {})
@@ -106,7 +82,7 @@ def overrides_seeds() -> list[bytes]:
 
 
 def environment(data: bytes) -> None:
-    """Variables, NAME=VALUE in each line: Settings or ConfigurationError."""
+    """Environment variables, NAME=VALUE on each line: Settings or ConfigurationError."""
     lines = (line.partition("=") for line in data.decode(errors="surrogateescape").split("\n"))
     try:
         settings = load_settings(None, (), {f"GSPO_{name}": value for name, _, value in lines})
@@ -126,7 +102,7 @@ def environment_seeds() -> list[bytes]:
 
 
 def run_settings(data: bytes) -> None:
-    """settings.json of a run: Settings or ConfigurationError."""
+    """A run's settings.json: Settings or ConfigurationError."""
     directory = written(SETTINGS_FILE, data).parent
     try:
         settings = read_run_settings(directory)
@@ -142,7 +118,7 @@ def run_settings_seeds() -> list[bytes]:
 
 
 def key(data: bytes) -> None:
-    """A key file, secret and public alike: a key or KeyFileError, which never says what the file holds."""
+    """A key file, secret or public: a key, or KeyFileError. The error never quotes the file."""
     directory = scratch() / "keys"
     directory.mkdir(exist_ok=True)
     (directory / "rollout.secret").write_bytes(data)
@@ -175,7 +151,7 @@ def key_seeds() -> list[bytes]:
 
 
 def options(data: bytes) -> None:
-    """Options of a built-in environment, JSON of [name, options]: an environment with tasks, or ValueError."""
+    """A built-in environment's options, as JSON [name, options]: an environment with tasks, or ValueError."""
     try:
         name, given = json.loads(data)
         if not isinstance(given, dict) or name not in ("arithmetic", "calculator", "dataset"):
@@ -195,8 +171,8 @@ def _play(made: Environment) -> None:
         task = made.tasks(split).task(0)  # type: ignore[arg-type]
         start = made.start(task, 1)
         step = made.step(start.state, "12")
-        require(msgpack.unpackb(msgpack.packb(step.state)) == step.state, "a state that does not travel")
-        require(bool(step.messages) != step.done, "an episode that neither ends nor goes on")
+        require(msgpack.unpackb(msgpack.packb(step.state)) == step.state, "a state changed on the wire")
+        require(bool(step.messages) != step.done, "an episode neither ends nor continues")
 
 
 @cache
@@ -211,18 +187,18 @@ def options_seeds() -> list[bytes]:
 
 
 def rows(data: bytes) -> None:
-    """A .jsonl file, strict and forgiving: rows that can travel with a lease, or ValueError."""
+    """A .jsonl file, with bad rows refused and with bad rows skipped: rows that fit on the wire, or ValueError."""
     path = written("rows.jsonl", data)
     for on_bad_row in ("error", "skip"):
         chosen = DatasetOptions(on_bad_row=on_bad_row, prompt_column="question", answer_column="answer")  # type: ignore[arg-type]
         try:
             found = load_rows(path, chosen)
         except ValueError as error:
-            _refused(error)
+            _require_printable(error)
             continue
         for row in found:
             packed = msgpack.packb([row.prompt, row.answer])
-            require(msgpack.unpackb(packed) == [row.prompt, row.answer], "a row that does not travel")
+            require(msgpack.unpackb(packed) == [row.prompt, row.answer], "a row changed on the wire")
             require(bool(row.prompt.strip()) and bool(row.answer.strip()), "an empty row")
 
 
@@ -234,7 +210,7 @@ def rows_seeds() -> list[bytes]:
 
 
 def mutate_keys(data: bytes, rng: Random) -> bytes:
-    """Another character of Z85, or other bytes."""
+    """Replace a character by one of Z85, or change bytes."""
     if not data or rng.random() < 0.3:
         return mutate_bytes(data, rng)
     at = rng.randrange(len(data))

@@ -1,4 +1,4 @@
-"""Versions of weights that follow each other, their deltas, and deltas of liars who know the format."""
+"""Consecutive versions of weights, their deltas, and false deltas from a peer that knows the format."""
 
 from collections.abc import Callable
 from functools import cache
@@ -22,9 +22,9 @@ LAYOUT: Final = (
     ("a", "bfloat16", 5), ("b", "bfloat16", 300), ("none", "float16", 0), ("one", "float32", 1), ("c", "float32", 40),
     ("d", "float16", 64), ("e", "bfloat16", 40),
 )  # fmt: skip
-"""The last ones are not among those that are looked at after every delta, changed or not."""
+"""The check of unchanged tensors after each delta leaves out the last ones."""
 STEPS: Final[tuple[dict[int, int], ...]] = ({0: 1, 3: -2, 290: 4000}, {5: 1}, {306: 9, 307: 70_000}, {350: 1, 351: -5}, {})
-"""By version after the base: for some elements, of the version's 450, how many steps of their type they change."""
+"""One dictionary for each version after the base: element (450 in all) -> steps of its type that it changes by."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -33,7 +33,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 @cache
 def versions() -> list[tuple[Manifest, bytes]]:
-    """The base and those that follow: a snapshot's manifest, and its bytes."""
+    """The base and the versions after it, each as a snapshot's manifest and its bytes."""
     generator = np.random.default_rng(7)
     kinds = {"float32": np.dtype("<u4"), "bfloat16": np.dtype("<u2"), "float16": np.dtype("<u2")}
     values = [generator.integers(0, 2**15, size).astype(kinds[dtype]) for _, dtype, size in LAYOUT]
@@ -63,7 +63,7 @@ def _snapshot(version: int, values: list[np.ndarray[Any, Any]]) -> tuple[Manifes
 
 
 def delta_between(base: tuple[Manifest, bytes], snapshot: tuple[Manifest, bytes]) -> tuple[Manifest, bytes]:
-    """As services.learner.weights.delta makes it, without torch."""
+    """The delta that services.learner.weights.delta makes, without torch."""
     before, after = base[0].tensors, snapshot[0].tensors
     changed = [index for index, tensor in enumerate(after) if tensor.digest != before[index].digest]
     old, new = (np.frombuffer(data, dtype=np.uint8) for _, data in (base, snapshot))
@@ -91,11 +91,11 @@ def _bucket(old: Bytes, new: Bytes, region: Region) -> tuple[DeltaBucket, bytes]
     return bucket, b"".join(streams)
 
 
-# --- with something wrong -------------------------------------------------------------------------------------------------
+# --- false deltas ---------------------------------------------------------------------------------------------------------
 
 
 def mutate_delta(data: bytes, rng: Random) -> bytes:
-    """One thing wrong with the manifest, the payload, or with both so that they agree."""
+    """Change the manifest, the payload, or both so that they still agree."""
     header, _, payload = data.partition(MESSAGE_MARK)
     match rng.randrange(8):
         case 0 | 1:
@@ -107,7 +107,7 @@ def mutate_delta(data: bytes, rng: Random) -> bytes:
 
 
 def _rebuilt(header: bytes, payload: bytes, rng: Random) -> bytes:
-    """What a liar sends who knows the format: lengths, digests and compression are right."""
+    """A false delta from a peer that knows the format: lengths, digests and compression are right."""
     try:
         manifest = decode([header]).message
         assert isinstance(manifest, Manifest)
@@ -148,7 +148,7 @@ def _other_streams(rng: Random, bodies: Bodies, head: bytes, _: list[int]) -> by
 
 
 def _bomb(rng: Random, bodies: Bodies, head: bytes, _: list[int]) -> bytes:
-    """Streams that are far longer than the version."""
+    """Add streams that are far longer than the version."""
     if bodies:
         at = rng.randrange(len(bodies))
         bucket, each = bodies[at]
@@ -159,7 +159,7 @@ def _bomb(rng: Random, bodies: Bodies, head: bytes, _: list[int]) -> bytes:
 
 
 def _stowaway(rng: Random, bodies: Bodies, head: bytes, changed: list[int]) -> bytes:
-    """A bucket for a tensor of which no digest comes."""
+    """Add a bucket for a tensor that gets no new digest."""
     tensors = versions()[0][0].tensors
     others = [index for index, tensor in enumerate(tensors) if index not in changed and tensor.num_bytes]
     if others:
@@ -188,14 +188,14 @@ def _other_buckets(rng: Random, bodies: Bodies, head: bytes, _: list[int]) -> by
 
 
 def _other_digest(rng: Random, bodies: Bodies, head: bytes, changed: list[int]) -> bytes:
-    """The head says that other tensors change, or other digests."""
+    """Give other tensors a new digest."""
     tensors = rng.choice(versions())[0].tensors
     kept = [index for index in range(len(tensors)) if (index in changed) != (rng.random() < 0.2)]
     return encode_digests(tensors, kept)
 
 
 def decompressed(manifest: Manifest, payload: bytes) -> list[tuple[DeltaBucket, list[bytes]]]:
-    """Raises: ValueError for a payload that is not what the manifest says."""
+    """A delta's buckets with their decompressed streams. Raises: ValueError when payload and manifest disagree."""
     _, place = decode_digests(memoryview(payload), len(LAYOUT))
     found = []
     for bucket in manifest.buckets:

@@ -1,4 +1,4 @@
-"""Targets: deltas of weights, whoever sends them, against a version that is held."""
+"""Targets for deltas of weights from the learner or a peer, applied to a replica."""
 
 from functools import cache
 from itertools import pairwise
@@ -23,26 +23,26 @@ from tests.fuzz.targets.delta_inputs import BASE_VERSION, decompressed, delta_be
 from tests.fuzz.targets.wire import MESSAGE_MARK, ScriptedServer, event_loop, joined, mutate_conversation
 
 PEER_MARK: Final = MESSAGE_MARK * 2
-"""Between what the learner says and what a neighbour says."""
+"""Separates the learner's messages from a peer's."""
 SILENCE_S: Final = 0.001
-"""What was said lies there already: nothing is worth waiting for."""
+"""Every message is there from the start, so nothing is worth a wait."""
 
 
-def _holding() -> HeldWeights:
+def _replica() -> HeldWeights:
     manifest, data = versions()[0]
-    held = HeldWeights(keep_deltas=2)
-    held.replace(manifest, bytearray(data))
-    held.was_loaded()
-    return held
+    replica = HeldWeights(keep_deltas=2)
+    replica.replace(manifest, bytearray(data))
+    replica.was_loaded()
+    return replica
 
 
-def _require_true(held: HeldWeights) -> None:
-    """What is held is nothing, or what its manifest says to the last bit."""
-    if held.manifest is None:
-        require(not held.data and held.policy_version == 0, "bytes of no version are held")
+def _require_true(replica: HeldWeights) -> None:
+    """The replica is empty, or is what its manifest says to the last bit."""
+    if replica.manifest is None:
+        require(not replica.data and replica.policy_version == 0, "the replica has bytes without a version")
         return
-    require(version_digest(held.manifest.tensors) == held.manifest.digest, "another version than the digest names")
-    for info, data in held.tensors():
+    require(version_digest(replica.manifest.tensors) == replica.manifest.digest, "another version than the digest names")
+    for info, data in replica.tensors():
         require(tensor_digest(data) == info.digest, f"tensor {info.name} is not what its digest says")
 
 
@@ -50,7 +50,7 @@ def _require_true(held: HeldWeights) -> None:
 
 
 def streams(data: bytes) -> None:
-    """A bucket and its streams, decompressed, and a head: ValueError and nothing written, or the same however often."""
+    """A bucket, its streams and a head: the same bytes however often it is applied, or ValueError and no change."""
     header, *parts = data.split(FRAME_MARK)
     try:
         bucket = msgspec.msgpack.decode(header, type=DeltaBucket)
@@ -60,20 +60,20 @@ def streams(data: bytes) -> None:
     head = b"".join(parts)
     try:
         digests, length = decode_digests(memoryview(head), 1 + bucket.num_changed % 4096)
-        require(length <= len(head) and max(digests, default=0) <= 4096, "a digest of no tensor")
+        require(length <= len(head) and max(digests, default=0) <= 4096, "a digest has no tensor")
     except ValueError:
         pass
     target = np.frombuffer(bytearray(base), dtype=np.uint8)
     try:
         apply_streams(target, bucket, parts)
     except ValueError:
-        require(target.tobytes() == base, "a bucket was refused and has written something")
+        require(target.tobytes() == base, "a refused bucket has written something")
         return
     begin, end = bucket.offset, bucket.offset + bucket.num_elements * bucket.item_bytes
     now = target.tobytes()
     require(now[:begin] == base[:begin] and now[end:] == base[end:], "a bucket wrote outside of its place")
     apply_streams(target, bucket, parts)
-    require(target.tobytes() == now, "a delta that was applied twice is another one")
+    require(target.tobytes() == now, "a second application changes more")
     region = Region(offset=begin, num_elements=bucket.num_elements, item_bytes=bucket.item_bytes)
     again = encode_region(np.frombuffer(base, dtype=np.uint8), target, region)
     if again is not None:
@@ -82,7 +82,7 @@ def streams(data: bytes) -> None:
             bucket, num_changed=again.num_changed, num_absolute=again.num_absolute, num_gap_bytes=again.streams[0].nbytes
         )
         apply_streams(other, encoded, [stream.tobytes() for stream in again.streams])
-        require(other.tobytes() == now, "the same changes, encoded again, lead elsewhere")
+        require(other.tobytes() == now, "the same changes, encoded again, give other bytes")
 
 
 @cache
@@ -94,13 +94,13 @@ def streams_seeds() -> list[bytes]:
             if base[0].policy_version == BASE_VERSION or not seeds:
                 seeds.append(FRAME_MARK.join([msgspec.msgpack.encode(bucket), *bodies]))
             else:
-                # Of a later version: applied to the base its residues mean other values.
+                # This one is for a later version: on the base, its residues mean other values.
                 seeds.insert(0, FRAME_MARK.join([msgspec.msgpack.encode(bucket), *bodies]))
     return seeds
 
 
 def mutate_streams(data: bytes, rng: Random) -> bytes:
-    """A change of the bucket, or of values in its streams, which stay as long as they are."""
+    """Change the bucket, or values in its streams. The streams keep their lengths."""
     parts = data.split(FRAME_MARK)
     if rng.random() < 0.5 or len(parts) < 2:
         return mutate_frames(data, rng)
@@ -112,50 +112,50 @@ def mutate_streams(data: bytes, rng: Random) -> bytes:
     return FRAME_MARK.join(parts)
 
 
-# --- a delta against what is held ----------------------------------------------------------------------------------------
+# --- a delta for a replica -----------------------------------------------------------------------------------------------
 
 
 def delta(data: bytes) -> None:
-    """A delta's manifest and payload: the version that its digest names, or DamagedWeightsError and nothing is held."""
+    """A delta's manifest and payload: the version that its digest names, or DamagedWeightsError and an empty replica."""
     header, _, payload = data.partition(MESSAGE_MARK)
     try:
         manifest = decode([header]).message
     except ProtocolError:
         return
     if not isinstance(manifest, Manifest) or manifest.kind != "delta":
-        return  # What a snapshot's manifest must be is looked at before it is fetched.
-    held = _holding()
-    before = held.manifest
+        return  # A snapshot's manifest is checked before the fetch.
+    replica = _replica()
+    before = replica.manifest
     try:
-        event_loop().run_until_complete(held.take(manifest, bytearray(payload)))
+        event_loop().run_until_complete(replica.take(manifest, bytearray(payload)))
     except DamagedWeightsError as error:
-        require(held.manifest is None and not held.data, f"something is held after {error}")
-        require(held.parts(BASE_VERSION, 0) is None, "the damaged base is passed on")
+        require(replica.manifest is None and not replica.data, f"the replica is not empty after {error}")
+        require(replica.parts(BASE_VERSION, 0) is None, "peers get the damaged base")
         return
     except ValueError:
-        require(manifest.base_version != BASE_VERSION, "an error that does not say that a delta is damaged")
-        require(held.manifest is before, "a delta against another version has changed what is held")
-        _require_true(held)
+        require(manifest.base_version != BASE_VERSION, "the error does not say that the delta is damaged")
+        require(replica.manifest is before, "a delta for another version has changed the replica")
+        _require_true(replica)
         return
-    require(held.policy_version == manifest.policy_version, "another version is held than was taken")
-    _require_true(held)
-    require(not held.loads_all, "the engine is given everything after a delta")
-    _require_passed_on(held, manifest)
+    require(replica.policy_version == manifest.policy_version, "the replica has another version than the delta")
+    _require_true(replica)
+    require(not replica.loads_all, "a delta makes the engine load every tensor")
+    _require_passed_on(replica, manifest)
 
 
-def _require_passed_on(held: HeldWeights, manifest: Manifest) -> None:
-    """Somebody who gets the delta from here comes to the same."""
-    parts = held.parts(manifest.policy_version, BASE_VERSION)
+def _require_passed_on(replica: HeldWeights, manifest: Manifest) -> None:
+    """A peer that gets the delta from this replica reaches the same bytes."""
+    parts = replica.parts(manifest.policy_version, BASE_VERSION)
     assert parts is not None
-    other = _holding()
+    other = _replica()
     other.apply(parts.manifest, parts.data.tobytes())
-    require(bytes(other.data) == bytes(held.data), "the delta that is passed on leads elsewhere")
-    was, now = versions()[0][1], bytes(held.data)
-    written = {info.name for info, _ in held.unloaded_tensors()}
-    assert held.manifest is not None
-    for info in held.manifest.tensors:
+    require(bytes(other.data) == bytes(replica.data), "the forwarded delta gives other bytes")
+    was, now = versions()[0][1], bytes(replica.data)
+    written = {info.name for info, _ in replica.unloaded_tensors()}
+    assert replica.manifest is not None
+    for info in replica.manifest.tensors:
         place = slice(info.offset, info.offset + info.num_bytes)
-        require(info.name in written or was[place] == now[place], f"tensor {info.name} changed and the engine is not told")
+        require(info.name in written or was[place] == now[place], f"{info.name} changed, but the engine does not load it")
 
 
 @cache
@@ -165,11 +165,11 @@ def delta_seeds() -> list[bytes]:
     return [joined(manifest, {}, None) + MESSAGE_MARK + payload for manifest, payload in deltas]
 
 
-# --- a conversation with a learner, and with a neighbour that it names ---------------------------------------------------
+# --- messages from a learner and from a peer that it names ---------------------------------------------------------------
 
 
-class _Neighbour:
-    """`services.rollout.weights.peers.Neighbours` over a connection that is scripted."""
+class _ScriptedPeer:
+    """A source of deltas like those of ``services.rollout.weights.peers``, over a scripted connection."""
 
     def __init__(self, said: list[Received]) -> None:
         self._server = ScriptedServer(said)
@@ -192,36 +192,36 @@ class _Neighbour:
 
 
 def chain(data: bytes) -> None:
-    """What a learner and a neighbour say to somebody who holds a version: a newer one, whole, or FetchError."""
+    """Messages from a learner and a peer to a replica with a version: a newer whole version, or FetchError."""
     own, _, others = data.partition(PEER_MARK)
-    said, neighbour = _decoded(own), _Neighbour(_decoded(others))
+    said, peer = _decoded(own), _ScriptedPeer(_decoded(others))
     said += [
         Received(WeightGone(policy_version=each.message.policy_version, newest_version=0), {}, None)
         for each in said
         if isinstance(each.message, Manifest)
     ]
     said.append(Received(WeightGone(policy_version=0, newest_version=0), {}, None))
-    held = _holding()
+    replica = _replica()
     came: list[int] = []
     try:
         fetched = event_loop().run_until_complete(
             fetch_newest(
                 cast(PeerClient, ScriptedServer(said)),
                 BASE_VERSION,
-                held,
+                replica,
                 stall_s=SILENCE_S,
                 fetched=lambda manifest: came.append(manifest.policy_version),
-                sources=neighbour,
+                sources=peer,
             )
         )
     except FetchError:
         fetched = None
-    _require_true(held)
-    require(held.coming == 0, "it is still said to be coming")
+    _require_true(replica)
+    require(replica.coming == 0, "a version still counts as coming")
     require(came == sorted(set(came)), f"versions came in the order {came}")
-    require(not came or held.policy_version in (0, came[-1]), "another version is held than came last")
-    require(fetched is None or held.policy_version > BASE_VERSION, "a version that is not newer")
-    require(neighbour.num_wrong <= data.count(b"manifest"), "somebody was wrong more often than he was asked")
+    require(not came or replica.policy_version in (0, came[-1]), "the replica has another version than came last")
+    require(fetched is None or replica.policy_version > BASE_VERSION, "the version is not newer")
+    require(peer.num_wrong <= data.count(b"manifest"), "the peer was wrong more often than it was asked")
 
 
 def _decoded(data: bytes) -> list[Received]:
@@ -236,7 +236,7 @@ def _decoded(data: bytes) -> list[Received]:
 
 @cache
 def chain_seeds() -> list[bytes]:
-    """A delta, a chain of two, one from a neighbour, one that the neighbour damages, and a snapshot from it."""
+    """A delta, a chain of two, a delta from a peer, a delta that the peer damages, and a snapshot from the peer."""
     base, first, second, *_ = versions()
     one, two = delta_between(base, first), delta_between(first, second)
     source = [Source("tcp://127.0.0.1:1")]
@@ -268,7 +268,7 @@ def _chunks(manifest: Manifest, payload: bytes) -> list[bytes]:
 
 
 def mutate_chain(data: bytes, rng: Random) -> bytes:
-    """A change of what one of the two says."""
+    """Change the messages of one side."""
     sides = data.split(PEER_MARK)
     at = rng.randrange(len(sides))
     sides[at] = mutate_conversation(sides[at], rng)

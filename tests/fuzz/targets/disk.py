@@ -1,4 +1,4 @@
-"""Targets: what lies in a run's and a model's directory, after a disk or a person has changed it."""
+"""Targets for the files of a run and of a model, after a disk or a person has changed them."""
 
 import json
 import sqlite3
@@ -14,8 +14,8 @@ from services.cli.watching.observe import read_ledger
 from services.rollout.tokenizer import ChatTokenizer, TokenizerError
 from services.runs.audit.audit import audit_run
 from tests.fuzz.mutate import FRAME_MARK, mutate_bytes, mutate_json
+from tests.fuzz.scratch import scratch
 from tests.fuzz.target import Target, require
-from tests.fuzz.targets.configuration import scratch
 from tests.support.processes.small_run import write_small_run
 
 PLAIN_TYPES: Final = (
@@ -54,7 +54,7 @@ def _small_run() -> Path:
     directory = scratch() / "small-run"
     write_small_run(directory)
     for suffix in ("-wal", "-shm"):
-        require(not (directory / f"{LEDGER_FILE}{suffix}").exists(), "the ledger was not closed")
+        require(not (directory / f"{LEDGER_FILE}{suffix}").exists(), "the ledger is still open")
     return directory
 
 
@@ -72,7 +72,7 @@ def _columns() -> list[tuple[str, str]]:
 
 
 def ledger(data: bytes) -> None:
-    """A ledger of which bytes (first byte even) or values (odd) are others: every reader says so in its own words."""
+    """A ledger with changed bytes (first byte even) or values (odd): every reader raises its documented errors only."""
     if not data:
         return
     path = _small_run() / LEDGER_FILE
@@ -86,7 +86,7 @@ def ledger(data: bytes) -> None:
 
 
 def _change_bytes(path: Path, data: bytes) -> None:
-    """Four bytes for each change: three for where, one for what; and a file that is cut short."""
+    """Each change takes four bytes: three say where, one says what. Three bytes at the end cut the file short."""
     content = bytearray(_ledger_bytes())
     for at in range(0, len(data) - 3, 4):
         content[int.from_bytes(data[at : at + 3], "little") % len(content)] = data[at + 3]
@@ -96,7 +96,7 @@ def _change_bytes(path: Path, data: bytes) -> None:
 
 
 def _change_values(path: Path, data: bytes) -> None:
-    """Three bytes for each change: column, value, row."""
+    """Each change takes three bytes: column, value, row."""
     connection = sqlite3.connect(path)
     try:
         connection.execute("PRAGMA journal_mode = MEMORY")
@@ -120,7 +120,7 @@ def _change(connection: sqlite3.Connection, table: str, column: str, value: Any,
         else:
             connection.execute(f"UPDATE {table} SET {column} = ? WHERE {which}", (value,))
     except sqlite3.IntegrityError:
-        return  # what a constraint keeps out no writer could have put in
+        return  # no writer could have stored this either
 
 
 def _read_all(directory: Path) -> None:
@@ -137,7 +137,7 @@ def _read_all(directory: Path) -> None:
         return
     pristine = _pristine()
     if audit is not None and audit.clean:
-        require(whole == pristine, "the audit is clean, and the batches are others")
+        require(whole == pristine, "the audit is clean, but the batches changed")
 
 
 def _read_batches(directory: Path) -> list[Any]:
@@ -173,7 +173,7 @@ def ledger_seeds() -> list[bytes]:
 
 
 def checkpoint(data: bytes) -> None:
-    """checkpoint.json, `latest`, `last-version` and a rank's random state: read, or CheckpointError."""
+    """checkpoint.json, ``latest``, ``last-version`` and a rank's random state: read, or CheckpointError."""
     from services.learner.checkpoints.format import (
         CheckpointError,
         find_latest,
@@ -210,7 +210,7 @@ NAME: Final = "version-0000000003-batch-0000000002"
 
 
 class _Engine:
-    """Takes any state."""
+    """A learner's engine that accepts any state."""
 
     rank = 0
     world_size = 1
@@ -222,7 +222,7 @@ class _Engine:
         return "ab"
 
     def load_state(self, directory: Path) -> None:
-        """Nothing is there."""
+        """There is no state to load."""
 
 
 @contextmanager
@@ -254,7 +254,7 @@ def checkpoint_seeds() -> list[bytes]:
 
 
 def mutate_checkpoint(data: bytes, rng: Random) -> bytes:
-    """A change in one of the files."""
+    """Change one of the files."""
     parts = data.split(FRAME_MARK)
     at = rng.randrange(len(parts))
     parts[at] = mutate_json(parts[at], rng)
@@ -262,7 +262,7 @@ def mutate_checkpoint(data: bytes, rng: Random) -> bytes:
 
 
 def learner_state(data: bytes) -> None:
-    """The tensors, the steps and the test sequence's log-probs of a checkpoint."""
+    """A checkpoint's tensors, step count and test log-probs: read, or CheckpointError."""
     from services.learner.checkpoints.canary import require_canary
     from services.learner.checkpoints.format import CheckpointError
     from services.learner.checkpoints.state_files import TensorDirectory, read_steps
@@ -279,7 +279,7 @@ def learner_state(data: bytes) -> None:
     except CheckpointError as error:
         repr(error)
     try:
-        require(read_steps(directory) >= 0, "fewer optimizer steps than none")
+        require(read_steps(directory) >= 0, "a negative number of optimizer steps")
         require_canary(directory, [-1.0, -2.0], "float32")
     except CheckpointError as error:
         repr(error)
@@ -299,7 +299,7 @@ def learner_state_seeds() -> list[bytes]:
 
 
 def tokenizer(data: bytes) -> None:
-    """tokenizer_config.json, config.json and generation_config.json of a model: a tokenizer or TokenizerError."""
+    """A model's tokenizer_config.json, config.json and generation_config.json: a tokenizer or TokenizerError."""
     parts = (*data.split(FRAME_MARK), b"{}", b"{}")
     directory = _tokenizer_directory()
     for name, content in zip(TOKENIZER_FILES, parts, strict=False):
@@ -310,7 +310,7 @@ def tokenizer(data: bytes) -> None:
     except TokenizerError as error:
         repr(error)
         return
-    require(all(0 <= each < made.vocab_size for each in ids), "ids outside of the vocabulary")
+    require(all(0 <= each < made.vocab_size for each in ids), "ids are outside of the vocabulary")
     require(all(each >= 0 for each in made.stop_ids), f"stop ids {made.stop_ids}")
     made.action_text(ids)
 

@@ -1,4 +1,4 @@
-"""Targets: what SGLang answers, what a model writes, and the files that weights are handed over in."""
+"""Targets for SGLang's answers, a model's text, and the files that carry weights to SGLang."""
 
 import json
 from functools import cache
@@ -21,8 +21,8 @@ from services.rollout.sglang.http import EngineError, decode_answer
 from services.rollout.sglang.sse import EventParser
 from services.rollout.weights.file import write_safetensors
 from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_json_lines, mutate_lines
+from tests.fuzz.scratch import scratch
 from tests.fuzz.target import Target, require
-from tests.fuzz.targets.configuration import scratch
 from tests.support.builders import a_chunk
 
 SMALL_EVENT: Final = 64
@@ -38,21 +38,21 @@ def _events(pieces: list[bytes], limit: int) -> list[bytes] | None:
             found += parser.feed(piece)
     except ValueError:
         return None
-    require(parser.num_pending_bytes <= limit, "more is kept than an event may have")
+    require(parser.num_pending_bytes <= limit, "the parser keeps more than an event may have")
     return found
 
 
 def stream(data: bytes) -> None:
-    """Server-sent events: the same events however the network cuts them, and a limit that holds however it cuts them."""
+    """Server-sent events: the same events and the same limit however the network splits the stream."""
     cut = data[0] % 17 + 1 if data else 1
     whole = [data]
     pieces = [data[at : at + cut] for at in range(0, len(data), cut)]
     single = [data[at : at + 1] for at in range(len(data))] if len(data) <= 128 else whole
     for limit in (SMALL_EVENT, 1 << 20):
         found = [_events(each, limit) for each in (whole, pieces, single)]
-        require(found[0] == found[1] == found[2], f"cut differently, other events: {found}")
+        require(found[0] == found[1] == found[2], f"another split gives other events: {found}")
         for event in found[0] or []:
-            require(len(event) <= limit and b"\n\n" not in event, "an event that is none")
+            require(len(event) <= limit and b"\n\n" not in event, "an event is too long or has an empty line")
 
 
 @cache
@@ -66,7 +66,7 @@ def stream_seeds() -> list[bytes]:
 
 
 def output(data: bytes) -> None:
-    """Payloads of a /generate, one in each line, to pieces that a chunk can carry; ValueError for any other."""
+    """Payloads of /generate, one a line: pieces that a chunk can carry, or ValueError."""
     payloads = data.split(b"\n")
     decoder = OutputDecoder(incremental=payloads[0].startswith(b"+"))
     tagger = VersionTagger(2)
@@ -79,19 +79,19 @@ def output(data: bytes) -> None:
         if piece is not None and len(piece.token_ids):
             _require_carried(piece)
         if decoded.finish_reason is not None:
-            require(tagger.num_held == 0, "tokens are left behind at the end")
+            require(tagger.num_held == 0, "the tagger still has tokens at the end")
             return
 
 
 def _require_carried(piece: Piece) -> None:
-    """Through the wire, with all its checks, and back."""
+    """A piece passes every check of the wire and comes back unchanged."""
     num_tokens = len(piece.token_ids)
     chunk = a_chunk(
         num_tokens=num_tokens, segments=[Segment("action", 0, num_tokens)], version_runs=piece.version_runs, state=None
     )
     arrays = {"token_ids": piece.token_ids, "logprobs": piece.logprobs}
     received = decode(encode(chunk, arrays, 1))
-    require(received.arrays["token_ids"].tolist() == piece.token_ids.tolist(), "other tokens arrive")
+    require(received.arrays["token_ids"].tolist() == piece.token_ids.tolist(), "other tokens arrived")
 
 
 @cache
@@ -114,7 +114,7 @@ def output_seeds() -> list[bytes]:
 
 
 def answer(data: bytes) -> None:
-    """Answers that are read whole: the struct, or EngineError."""
+    """Answers that are read at once: the struct, or EngineError."""
     for kind in ANSWERS:
         try:
             found = decode_answer(data, kind)
@@ -122,7 +122,7 @@ def answer(data: bytes) -> None:
             require(len(str(error)) < 4096, f"an error of {len(str(error))} characters")
             continue
         again = decode_answer(msgspec.json.encode(found), kind)
-        require(repr(again) == repr(found), "an answer that changes when it is written")
+        require(repr(again) == repr(found), "an answer changed when it was written")
 
 
 @cache
@@ -138,19 +138,19 @@ def answer_seeds() -> list[bytes]:
 
 
 def action(data: bytes) -> None:
-    """What a model writes, to the calculator and as an answer: a number in bounds or ValueError, and an episode goes on."""
+    """A model's text, as a calculator call and as an answer: a number in bounds or ValueError, and a valid step."""
     text = data.decode(errors="replace")
     try:
         value = evaluate(text)
         require(abs(value) <= MAX_RESULT, f"{text!r} is {value}")
     except ValueError as error:
-        require(len(str(error)) < 200, "a long error goes back to the model")
+        require(len(str(error)) < 200, "the model gets a long error")
     for made, problem in ((Calculator(CalculatorOptions()), "34*57"), (Arithmetic(ArithmeticOptions()), "3+4")):
         state = made.start({"problem": problem}, 1).state
         for said in (text, f"[{text}]"):
             step = made.step(state, said)
             require(step.reward in (0.0, 1.0), f"reward {step.reward}")  # type: ignore[comparison-overlap]
-            require(bool(step.messages) != step.done, "an episode that neither ends nor goes on")
+            require(bool(step.messages) != step.done, "an episode neither ends nor continues")
 
 
 @cache
@@ -169,7 +169,7 @@ def action_seeds() -> list[bytes]:
 
 
 def safetensors(data: bytes) -> None:
-    """Tensors as a manifest has them, JSON of [name, dtype, shape]: a file that SGLang's reader reads, or ValueError."""
+    """Tensors of a manifest, as JSON [name, dtype, shape]: a file that SGLang's reader accepts, or ValueError."""
     try:
         described = json.loads(data)
         tensors = [(msgspec.convert(_info(each), TensorInfo), bytes(_size(each))) for each in described[:8]]
@@ -206,7 +206,7 @@ def safetensors_seeds() -> list[bytes]:
 
 
 def state(data: bytes) -> None:
-    """A calculator's state that comes with a lease, as JSON: a step or ValueError."""
+    """A calculator's state from a lease, as JSON: a step or ValueError."""
     try:
         plain = json.loads(data)
     except (ValueError, RecursionError):
@@ -218,7 +218,7 @@ def state(data: bytes) -> None:
             step = made.step(plain, "[1+1]")
         except ValueError:
             continue
-        require(repr(msgpack.unpackb(msgpack.packb(step.state))) == repr(step.state), "a state that does not travel")
+        require(repr(msgpack.unpackb(msgpack.packb(step.state))) == repr(step.state), "a state changed on the wire")
 
 
 @cache
@@ -227,7 +227,7 @@ def state_seeds() -> list[bytes]:
 
 
 def mutate_action(data: bytes, rng: Random) -> bytes:
-    """Another character of an expression, or other bytes."""
+    """Insert a character of an expression, or change bytes."""
     if rng.random() < 0.3:
         return mutate_bytes(data, rng)
     at = rng.randrange(len(data) + 1)

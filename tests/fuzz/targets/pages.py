@@ -1,4 +1,4 @@
-"""Targets: HTTP in both directions, and the lines that processes write about themselves."""
+"""Targets for HTTP in both directions, and for the logs and metrics that processes write."""
 
 import io
 import json
@@ -16,15 +16,15 @@ from services.cli.watching.observe import batch_ages, metrics_of, read_log
 from services.runtime.telemetry import Health
 from services.runtime.telemetry import _handler as request_handler
 from tests.fuzz.mutate import mutate_bytes, mutate_json_lines, mutate_lines
+from tests.fuzz.scratch import written
 from tests.fuzz.target import Target, require
-from tests.fuzz.targets.configuration import written
 from tests.support.clocks import VirtualClock
 
 NOW: Final = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 class _Wire:
-    """The server's end of a connection whose other end has sent ``data`` and listens."""
+    """The server's end of a connection. The other end has sent ``data`` and waits."""
 
     def __init__(self, data: bytes) -> None:
         self._data = memoryview(data)
@@ -40,10 +40,10 @@ class _Wire:
         self.sent += data
 
     def settimeout(self, _: float) -> None:
-        """Nothing is waited for."""
+        """Ignored: nothing here waits."""
 
     def setsockopt(self, *_: int) -> None:
-        """There is no socket."""
+        """Ignored: there is no socket."""
 
     def makefile(self, *_: Any) -> Any:
         return io.BytesIO()
@@ -57,15 +57,15 @@ def _handler() -> Any:
 
 
 def request(data: bytes) -> None:
-    """What a stranger sends to the port of /metrics: an answer to GET, a refusal, or nothing."""
+    """Bytes from a stranger at the port of /metrics: an answer to GET, a refusal, or nothing."""
     wire = _Wire(data)
     try:
         _handler()(wire, ("127.0.0.1", 1), None)
     except OSError:
-        return  # hung up on
+        return  # the server closed the connection
     sent = bytes(wire.sent)
     if not sent or not sent.startswith(b"HTTP/"):
-        return  # the answers of HTTP/0.9 are bare
+        return  # answers of HTTP/0.9 have no headers
     status = sent.split(b" ", 2)[1]
     require(status in (b"200", b"400", b"404", b"405", b"414", b"431", b"501", b"503", b"505", b"100"), f"status {status!r}")
     head = sent.partition(b"\r\n\r\n")[0]
@@ -88,12 +88,12 @@ def request_seeds() -> list[bytes]:
 
 
 def page(data: bytes) -> None:
-    """What `gspo doctor` finds at a port that may be anybody's: samples, or ValueError."""
+    """A page that ``gspo doctor`` finds at a port of an unknown process: samples, or ValueError."""
     try:
         found = metrics_of(data.decode(errors="replace"))
     except ValueError:
         return
-    require(all(isinstance(value, float) for value in found.values()), "a sample that is no number")
+    require(all(isinstance(value, float) for value in found.values()), "a sample is not a number")
 
 
 @cache
@@ -107,10 +107,10 @@ def page_seeds() -> list[bytes]:
 
 
 def log_lines(data: bytes) -> None:
-    """The log of a process that may have written anything: never an error."""
+    """A process's log, which may hold anything: never an error."""
     path = written("process.log", data)
     found = read_log(path, NOW)
-    require(found is None or isinstance(found.age_s, float), "an age that is no number")
+    require(found is None or isinstance(found.age_s, float), "an age is not a number")
     last_error(path).encode(errors="strict")
 
 
@@ -122,7 +122,7 @@ def log_seeds() -> list[bytes]:
 
 
 def record(data: bytes) -> None:
-    """metrics.jsonl that somebody has changed: rows or ValueError, and the broker goes on writing it."""
+    """A metrics.jsonl that someone has edited: rows or ValueError, and the broker can still append to it."""
     path = written("metrics.jsonl", data)
     batch_ages(path, NOW)
     try:
@@ -134,8 +134,8 @@ def record(data: bytes) -> None:
     line = {"record": before.last + 1, "event": "batch", "batch": 3}
     before.append([line])
     after = RecordFile(path)
-    require(after.last == before.last, "the line that was written is not the last")
-    require(json.loads(path.read_bytes().splitlines()[-1]) == line, "the last line is another")
+    require(after.last == before.last, "the appended line is not the last")
+    require(json.loads(path.read_bytes().splitlines()[-1]) == line, "the last line is another one")
 
 
 @cache
@@ -147,7 +147,7 @@ def record_seeds() -> list[bytes]:
 
 
 def mutate_request(data: bytes, rng: Random) -> bytes:
-    """Lines end in CR LF here; a long header now and then."""
+    """Change lines or bytes, and sometimes add a long header. Lines end in CR LF."""
     if rng.random() < 0.1:
         return data.replace(b"\r\n\r\n", b"\r\nX: " + b"y" * rng.choice((100, 70_000)) + b"\r\n\r\n")
     return mutate_lines(data, rng) if rng.random() < 0.6 else mutate_bytes(data, rng)

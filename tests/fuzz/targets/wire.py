@@ -1,4 +1,4 @@
-"""Targets: what comes over ZeroMQ, and what a broker stores of it."""
+"""Targets for what arrives over ZeroMQ, and what a broker stores of it."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from tests.support.builders import a_chunk, a_lease, a_manifest, one_of_each, to
 from tests.support.wire.golden import GOLDEN
 
 MESSAGE_MARK: Final = FRAME_MARK * 2
-"""Between the messages of a conversation."""
+"""Separates the messages that one side sends."""
 
 
 def joined(message: Message, arrays: dict[str, np.ndarray[Any, Any]], seq: int | None = 1) -> bytes:
@@ -32,13 +32,13 @@ def joined(message: Message, arrays: dict[str, np.ndarray[Any, Any]], seq: int |
 
 
 def message(data: bytes) -> None:
-    """Any frames: a message or a ProtocolError, and what was accepted can be sent on and stored as it is."""
+    """Any frames: a message or ProtocolError. An accepted message can be forwarded and stored unchanged."""
     try:
         received = decode(data.split(FRAME_MARK))
     except ProtocolError as error:
         require(len(str(error)) < 4096, f"an error of {len(str(error))} characters")
         return
-    require(message_type(received.message) in MESSAGE_TYPES, "a message of no type")
+    require(message_type(received.message) in MESSAGE_TYPES, "a message without a type")
     frames = encode(received.message, received.arrays, received.seq)
     again = decode(frames)
     require(_same(again, received), f"{received.message} came back as {again.message}")
@@ -60,13 +60,13 @@ def _same(left: Received, right: Received) -> bool:
         return False
     if any(left.arrays[name].tobytes() != right.arrays[name].tobytes() for name in left.arrays):
         return False
-    # Not by ==: NaN differs from itself.
+    # NaN is not equal to itself, so == does not do.
     return repr(left.message) == repr(right.message)
 
 
 @cache
 def message_seeds() -> list[bytes]:
-    """Every type, and the golden frames."""
+    """A message of every type, and the golden frames."""
     seeds = [joined(each, arrays) for each, arrays in one_of_each()]
     golden = json.loads(GOLDEN.read_text())["frames"]
     seeds += [FRAME_MARK.join(bytes.fromhex(frame) for frame in frames) for frames in golden.values()]
@@ -76,7 +76,7 @@ def message_seeds() -> list[bytes]:
 
 
 def stored(data: bytes) -> None:
-    """A chunk's header, token ids and log-probs as a disk gives them back: a payload or ValueError."""
+    """A chunk's header, token ids and log-probs, read from disk: a payload or ValueError."""
     parts = data.split(FRAME_MARK)
     header, token_ids, logprobs = (*parts, b"", b"")[:3]
     try:
@@ -115,7 +115,7 @@ def stored_seeds() -> list[bytes]:
 
 
 class ScriptedServer:
-    """Stands for the connection to a weight server that says what it likes."""
+    """Replaces the connection to a weight server. It sends a script of messages."""
 
     def __init__(self, said: list[Received]) -> None:
         self.inbox: asyncio.Queue[Received] = asyncio.Queue()
@@ -123,11 +123,11 @@ class ScriptedServer:
             self.inbox.put_nowait(each)
 
     async def send(self, sent: Message) -> None:
-        """Passed over."""
+        """Ignore what the client sends."""
 
 
 def weights(data: bytes) -> None:
-    """What a weight server sends: a whole version with the digests that its manifest names, or FetchError."""
+    """Messages from a weight server: a whole version with the digests of its manifest, or FetchError."""
     said: list[Received] = []
     for part in data.split(MESSAGE_MARK):
         try:
@@ -135,7 +135,7 @@ def weights(data: bytes) -> None:
         except ProtocolError:
             continue
     manifests = [each.message for each in said if isinstance(each.message, Manifest)]
-    # The last word, so that nothing is waited for.
+    # The script ends with these, so that the client never waits.
     said += [Received(WeightGone(policy_version=each.policy_version, newest_version=0), {}, None) for each in manifests]
     said.append(Received(WeightGone(policy_version=0, newest_version=0), {}, None))
     try:
@@ -147,7 +147,7 @@ def weights(data: bytes) -> None:
 
 
 def _require_whole(fetched: HeldWeights) -> None:
-    require(fetched.policy_version > 3, "a version that is not newer")
+    require(fetched.policy_version > 3, "the version is not newer")
     assert fetched.manifest is not None
     require(version_digest(fetched.manifest.tensors) == fetched.manifest.digest, "another version than the manifest's")
     for info, data in fetched.tensors():
@@ -161,7 +161,7 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 @cache
 def weights_seeds() -> list[bytes]:
-    """A version of two tensors in three chunks, in order and out of it, and its end."""
+    """A version of two tensors in three chunks: in order, in reverse, withdrawn midway, withdrawn at once."""
     data = [bytes(range(8)), bytes(range(100, 112))]
     first = TensorInfo("a.weight", "float32", [2], 0, 8, tensor_digest(data[0]))
     second = TensorInfo("b.weight", "bfloat16", [2, 3], 8, 12, tensor_digest(data[1]))
@@ -179,7 +179,7 @@ def weights_seeds() -> list[bytes]:
 
 
 def mutate_conversation(data: bytes, rng: Random) -> bytes:
-    """Change, drop, double or swap a message."""
+    """Change, double or drop a message, or describe other tensors."""
     parts = data.split(MESSAGE_MARK)
     at = rng.randrange(len(parts))
     match rng.randrange(5):
@@ -195,7 +195,7 @@ def mutate_conversation(data: bytes, rng: Random) -> bytes:
 
 
 def _new_layout(part: bytes, rng: Random) -> bytes:
-    """A manifest of another layout whose digest is right: the peer is not a liar by mistake."""
+    """A manifest with another layout and a correct digest: this peer lies on purpose."""
     try:
         manifest = decode(part.split(FRAME_MARK)).message
     except ProtocolError:
