@@ -1,31 +1,29 @@
-"""`python -m services.broker CONFIG.toml [--set section.key=value]`: one broker process."""
+"""``gspo broker CONFIG``: one broker process."""
 
-import argparse
 import sys
-from pathlib import Path
+from functools import partial
 
 import structlog
 
 from services.broker.entry import run_broker
-from services.runtime.lifecycle import EXIT_CONFIGURATION, run_process
+from services.runtime.errors import exit_status
+from services.runtime.lifecycle import run_until_stopped
 from services.runtime.logs import configure_logging
-from services.runtime.settings.configuration import ConfigurationError, load_settings
+from services.runtime.settings.arguments import parse_process_arguments
+
+log = structlog.get_logger()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m services.broker", description="The durable queue of one run.")
-    parser.add_argument("config", type=Path, help="the run's TOML file")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting")
-    arguments = parser.parse_args()
+    """Serve one run until SIGTERM. Returns the exit status."""
     configure_logging("broker")
-    log = structlog.get_logger()
-    try:
-        settings = load_settings(arguments.config, arguments.set)
-    except ConfigurationError as error:
-        log.error("cannot_start", error=str(error))
-        return EXIT_CONFIGURATION
+    return exit_status(_run)
+
+
+def _run() -> None:
+    settings = parse_process_arguments("gspo broker", "The durable queue of one run.", default_name="broker").settings
     log.info("settings", **settings.model_dump(mode="json"))
-    return run_process(lambda stop: run_broker(settings, stop))
+    run_until_stopped(partial(run_broker, settings))
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ from services.broker.store.reader import LEDGER_FILE, StoreMismatch
 from services.broker.store.store import Store, StoreUnavailable
 from services.environments.registry import create_environment
 from services.runtime.clock import MonotonicClock
+from services.runtime.errors import ConfigurationError
 from services.runtime.net.authenticator import Gate
 from services.runtime.net.channel import RouterChannel
 from services.runtime.net.security import Security
-from services.runtime.settings.configuration import ConfigurationError
 from services.runtime.settings.fingerprint import run_fingerprint
 from services.runtime.settings.run_settings import write_run_settings
 from services.runtime.settings.sections import Settings

@@ -35,7 +35,8 @@ from services.broker.sessions import Answer, Arrival, Reception
 from services.broker.store.payload import StoredChunk, stored_chunk
 from services.broker.store.store import Changes, Store, StoreUnavailable
 from services.runtime.clock import Clock
-from services.runtime.lifecycle import ServiceError, until_stopped
+from services.runtime.errors import ServiceError
+from services.runtime.lifecycle import until_stopped
 from services.runtime.net.channel import RouterChannel
 from services.runtime.telemetry import Health
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from services.runtime.lifecycle import EXIT_CONFIGURATION
+from services.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
 from services.runtime.settings.arguments import add_configuration_arguments
-from services.runtime.settings.configuration import ConfigurationError
 
 PROCESSES: Final = {
     "broker": "start the broker: the durable queue between rollouts and learner",

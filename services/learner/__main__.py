@@ -17,21 +17,11 @@ from services.learner.start.engine_settings import engine_settings_of
 from services.learner.start.parallelism import parallelism_of, read_model_config, require_supported
 from services.learner.start.ranks import Node, ended_by_signals, is_rank, run_ranks
 from services.runtime.clock import MonotonicClock
-from services.runtime.lifecycle import (
-    EXIT_CONFIGURATION,
-    EXIT_FAILED,
-    EXIT_OCCUPIED,
-    EXIT_REPLACED,
-    OccupiedError,
-    ReplacedError,
-    ServiceError,
-    die_with_parent,
-    flatten,
-)
+from services.runtime.errors import ConfigurationError, exit_status
+from services.runtime.lifecycle import die_with_parent
 from services.runtime.logs import configure_logging
-from services.runtime.net.channel import EndpointError
 from services.runtime.settings.arguments import parse_process_arguments
-from services.runtime.settings.configuration import ConfigurationError
+from services.runtime.settings.configuration import require_model
 from services.runtime.settings.sections import Learner, Settings
 from services.runtime.telemetry import LOOP_STALL_S, Health, TelemetryServer
 
@@ -47,23 +37,26 @@ def main() -> int:
         # that train on, beside its successor's and on the same ports; nobody could ask them to stop.
         die_with_parent(signal.SIGKILL)
     configure_logging("learner")
-    try:
-        arguments = parse_process_arguments(
-            "gspo learner",
-            "Train: batches in, policy versions out (DeepSpeed).",
-            default_name="learner",
-            shorthands={
-                "--profile": ("learner.profile=true", "say where the time of each batch goes (docs/evidence/performance.md)")
-            },
-        )
-        _require_model(arguments.settings)
-    except ConfigurationError as error:
-        log.error("cannot_start", error=str(error))
-        return EXIT_CONFIGURATION
-    learner = arguments.settings.learner
+    return exit_status(_run)
+
+
+def _run() -> int | None:
+    arguments = parse_process_arguments(
+        "gspo learner",
+        "Train: batches in, policy versions out (DeepSpeed).",
+        default_name="learner",
+        shorthands={"--profile": ("learner.profile=true", "log where the time of each batch goes")},
+    )
+    settings = arguments.settings
+    _require_trainable(settings)
+    learner = settings.learner
     if learner.num_ranks * learner.num_nodes > 1 and not is_rank():
         return run_ranks("services.learner", arguments.forwarded, learner.num_ranks, node=_node(learner))
-    return _run(arguments.settings)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    _serve(settings, stop)
+    return None
 
 
 def _node(learner: Learner) -> Node | None:
@@ -73,12 +66,9 @@ def _node(learner: Learner) -> Node | None:
     return Node(index=learner.node_rank, num_nodes=learner.num_nodes, host=host, port=int(port))
 
 
-def _require_model(settings: Settings) -> None:
-    if not (settings.model.path / "config.json").is_file():
-        raise ConfigurationError(
-            f"model.path is {settings.model.path}: no config.json there. It must be a Hugging Face model directory; "
-            f"`gspo model tiny {settings.model.path}` makes a small one"
-        )
+def _require_trainable(settings: Settings) -> None:
+    """Raises: ConfigurationError."""
+    require_model(settings.model.path)
     learner = settings.learner
     try:
         plan = parallelism_of(
@@ -93,30 +83,6 @@ def _require_model(settings: Settings) -> None:
         require_supported(plan)
     except ValueError as error:
         raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error
-
-
-def _run(settings: Settings) -> int:
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    status = 0
-    try:
-        _serve(settings, stop)
-    except* (EndpointError, ConfigurationError) as group:
-        status = _explain("cannot_start", group, EXIT_CONFIGURATION)
-    except* ReplacedError as group:
-        status = _explain("replaced", group, EXIT_REPLACED)
-    except* OccupiedError as group:
-        status = _explain("occupied", group, EXIT_OCCUPIED)
-    except* ServiceError as group:
-        status = _explain("stopped_by_error", group, EXIT_FAILED)
-    return status
-
-
-def _explain(event: str, group: BaseExceptionGroup[BaseException], status: int) -> int:
-    for error in flatten(group):
-        log.error(event, error=str(error))
-    return status
 
 
 def _serve(settings: Settings, stop: threading.Event) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from services.runtime.durable import make_partial_directory, partial_path, publish_directory
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 
 if TYPE_CHECKING:
     from services.learner.engine.engine import LearnerEngine

@@ -30,7 +30,7 @@ from services.learner.ranks.share import share, stop_anywhere
 from services.learner.trainer import AdvantageSettings, BatchReport, train_batch
 from services.learner.weights.snapshot import WeightCopy, copy_weights
 from services.runtime.clock import Clock
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 from services.runtime.settings.objective import objective_of
 from services.runtime.settings.sections import Settings
 from services.runtime.telemetry import Health

@@ -8,17 +8,16 @@ import sys
 import threading
 import uuid
 from contextlib import nullcontext
+from functools import partial
 from typing import Final
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from services.runtime.clock import MonotonicClock
-from services.runtime.lifecycle import EXIT_CONFIGURATION, EXIT_FAILED, ServiceError, flatten
+from services.runtime.errors import ConfigurationError, exit_status
 from services.runtime.logs import configure_logging
-from services.runtime.net.channel import EndpointError
 from services.runtime.settings.arguments import parse_process_arguments
-from services.runtime.settings.configuration import ConfigurationError
 from services.runtime.settings.sections import Settings
 from services.runtime.telemetry import Health, TelemetryServer
 
@@ -31,22 +30,15 @@ POLL_S: Final = 1.0
 def main() -> int:
     """Publish and serve until SIGTERM. Returns the exit status."""
     configure_logging("weights")
-    status = 0
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    try:
-        arguments = parse_process_arguments("gspo record", "Publish the starting weights.", default_name="learner")
-        _serve(arguments.settings, stop)
-    except* (EndpointError, ConfigurationError) as group:
-        for error in flatten(group):
-            log.error("cannot_start", error=str(error))
-        status = EXIT_CONFIGURATION
-    except* ServiceError as group:
-        for error in flatten(group):
-            log.error("stopped_by_error", error=str(error))
-        status = EXIT_FAILED
-    return status
+    return exit_status(partial(_run, stop))
+
+
+def _run(stop: threading.Event) -> None:
+    arguments = parse_process_arguments("gspo record", "Publish the starting weights.", default_name="learner")
+    _serve(arguments.settings, stop)
 
 
 def _serve(settings: Settings, stop: threading.Event) -> None:

@@ -28,12 +28,12 @@ from services.rollout.weights.peers import Neighbours
 from services.rollout.weights.process_group import EngineGroup
 from services.rollout.weights.sync import WeightSync
 from services.runtime.clock import Clock, MonotonicClock
-from services.runtime.lifecycle import EXIT_CONFIGURATION, ServiceError, run_process, until_stopped
+from services.runtime.errors import ConfigurationError, ServiceError, exit_status
+from services.runtime.lifecycle import run_until_stopped, until_stopped
 from services.runtime.logs import configure_logging
 from services.runtime.net.peer import PeerClient
 from services.runtime.net.security import Security
 from services.runtime.settings.arguments import ProcessArguments, parse_process_arguments
-from services.runtime.settings.configuration import ConfigurationError
 from services.runtime.settings.fingerprint import run_fingerprint
 from services.runtime.settings.sections import Settings
 from services.runtime.telemetry import Health, TelemetryServer
@@ -48,17 +48,17 @@ COMPLETE: Final = "run complete"
 def main() -> int:
     """Run one rollout until SIGTERM or the end of the run. Returns the exit status."""
     configure_logging("rollout")
-    try:
-        arguments = parse_process_arguments(
-            "gspo rollout",
-            "Sample: leases in, trajectories out (SGLang and the agent loop). With --record DIR --groups N it generates "
-            "without a learner: see `gspo record --help`.",
-            default_name="rollout-0",
-        )
-    except ConfigurationError as error:
-        log.error("cannot_start", error=str(error))
-        return EXIT_CONFIGURATION
-    return run_process(partial(run_rollout, arguments))
+    return exit_status(_run)
+
+
+def _run() -> None:
+    arguments = parse_process_arguments(
+        "gspo rollout",
+        "Sample: leases in, trajectories out (SGLang and the agent loop). `gspo record --help` says how to generate without "
+        "a learner.",
+        default_name="rollout-0",
+    )
+    run_until_stopped(partial(run_rollout, arguments))
 
 
 async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event, clock: Clock | None = None) -> None:

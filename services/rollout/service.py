@@ -26,7 +26,8 @@ from services.rollout.sglang.client import EngineError
 from services.rollout.trajectory import Trajectory
 from services.rollout.weights.sync import WeightSync
 from services.runtime.clock import Clock
-from services.runtime.lifecycle import ServiceError, until_stopped
+from services.runtime.errors import ServiceError
+from services.runtime.lifecycle import until_stopped
 from services.runtime.net.peer import Delivered, PeerClient
 from services.runtime.settings.sections import Rollout
 from services.runtime.telemetry import Health

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from services.runtime.clock import Clock
-from services.runtime.net.channel import EndpointError
+from services.runtime.errors import EndpointError
 
 log = structlog.get_logger()
 

@@ -19,7 +19,7 @@ from services.learner.broker.exchange import BatchArrived, Conversation
 from services.learner.engine.engine import LearnerEngine
 from services.learner.trainer import BatchReport
 from services.learner.weights.snapshot import WeightCopy
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import tables_after, weights_after
 from tests.simulation.loop import Process

@@ -17,7 +17,7 @@ import structlog
 import torch
 
 from services.learner.checkpoints.format import find_latest
-from services.runtime.lifecycle import OccupiedError, ReplacedError, ServiceError, flatten
+from services.runtime.errors import OccupiedError, ReplacedError, ServiceError, flatten
 from services.runtime.settings.sections import (
     BatchSection,
     Broker,

@@ -25,7 +25,7 @@ from services.broker.records import (
 )
 from services.broker.store.payload import Payload, StoredChunk, join
 from services.broker.store.schema import RUN_KEY, SCHEMA_VERSION, TABLES
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 
 LEDGER_FILE: Final = "ledger.sqlite3"
 WAL_SUFFIX: Final = "-wal"

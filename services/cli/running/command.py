@@ -1,28 +1,24 @@
 """`gspo run`: everything on this machine, with live progress, and a report at the end."""
 
 import asyncio
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
-import zmq.asyncio
 from rich.console import Console
 
-from protocol.channels import BATCH
-from protocol.messages import Status, StatusRequest
+from services.cli.operator import Operator, connection
 from services.cli.running.display import Display
 from services.cli.running.processes import process_specs
 from services.cli.running.report import summary_table, write_plot
 from services.cli.running.supervisor import ProcessSpec, Supervisor
-from services.runtime.clock import MonotonicClock
-from services.runtime.lifecycle import ServiceError, run_process, until_stopped
+from services.runtime.clock import Clock, MonotonicClock
+from services.runtime.errors import ConfigurationError, ServiceError
+from services.runtime.lifecycle import run_process, until_stopped
 from services.runtime.logs import configure_logging
-from services.runtime.net.peer import PeerClient
-from services.runtime.net.security import Security
-from services.runtime.settings.configuration import ConfigurationError, load_settings
-from services.runtime.settings.fingerprint import run_fingerprint
+from services.runtime.settings.arguments import forwarded_arguments
+from services.runtime.settings.configuration import load_settings, require_model
 from services.runtime.settings.sections import Settings
 
 log = structlog.get_logger()
@@ -35,28 +31,12 @@ def run_command(config: Path, overrides: Sequence[str], *, plain: bool) -> int:
     """Run everything that ``config`` describes. Returns the exit status."""
     configure_logging("run")
     settings = load_settings(config, overrides)
-    require_model(settings)
+    require_model(settings.model.path)
     specs = process_specs(settings, forwarded_arguments(config, overrides))
     console = Console()
     status = run_process(lambda stop: run_processes(settings, specs, console, stop, plain=plain))
     _report(settings.run.directory, console)
     return status
-
-
-def require_model(settings: Settings) -> None:
-    """Raises: ConfigurationError when there is no model to start from."""
-    if not (settings.model.path / "config.json").is_file():
-        raise ConfigurationError(
-            f"model.path is {settings.model.path}: no model there; `gspo model tiny {settings.model.path}` makes a small one"
-        )
-
-
-def forwarded_arguments(config: Path, overrides: Sequence[str]) -> tuple[str, ...]:
-    """What the processes are started with."""
-    forwarded = [str(config)]
-    for override in overrides:
-        forwarded += ["--set", override]
-    return tuple(forwarded)
 
 
 def is_finished(status: dict[str, Any]) -> bool:
@@ -86,8 +66,8 @@ async def run_processes(
             f"run.directory is {directory}: {error.filename or 'it'} cannot be written ({error.strerror}): make room "
             "and make it writable, or choose another one"
         ) from error
-    watcher = Watcher(settings, supervisor, clock)
-    try:
+    async with connection(settings, clock) as broker:
+        watcher = Watcher(broker, supervisor, clock)
         with Display(console, str(directory), plain=plain) as display:
             display.say(f"starting {len(supervisor.children)} processes; logs are in {directory / 'logs'}")
             async with asyncio.TaskGroup() as tasks:
@@ -98,8 +78,6 @@ async def run_processes(
                     display.say("stopping all processes")
                     await supervisor.stop()
                 await keeping
-    finally:
-        watcher.close()
     if watcher.error:
         raise ServiceError(watcher.error)
 
@@ -111,22 +89,10 @@ class Watcher:
     unblocked by: Status; ``stop``
     """
 
-    def __init__(self, settings: Settings, supervisor: Supervisor, clock: MonotonicClock) -> None:
+    def __init__(self, broker: Operator, supervisor: Supervisor, clock: Clock) -> None:
+        self._broker = broker
         self._supervisor = supervisor
         self._clock = clock
-        self._context = zmq.asyncio.Context()
-        self._client = PeerClient(
-            self._context,
-            BATCH,
-            settings.broker.batch_endpoint,
-            role="operator",
-            peer=f"operator-{uuid.uuid4().hex[:8]}",
-            session=uuid.uuid4().hex,
-            clock=clock,
-            # Another run's broker on this port must not pass for ours.
-            fingerprint=run_fingerprint(settings),
-            security=Security.load(settings.security, "operator"),
-        )
         self.error = ""
 
     async def watch(
@@ -135,47 +101,23 @@ class Watcher:
         """Show the run until its status is ``done`` or ``stop`` is set."""
         begin = self._clock.now()
         seen_running = False
-        async with asyncio.TaskGroup() as tasks:
-            conversation = tasks.create_task(self._client.run(), name="operator")
-            while not await until_stopped(stop, REFRESH_S):
-                status = await self._status()
-                if status is not None and (status["stopping"] or status["finished"]):
-                    self._supervisor.run_is_over()
-                display.show(status, self._supervisor.children, self._clock.now() - begin)
-                if status is not None and done(status):
-                    self.error = status["error"]
-                    if not seen_running and status["finished"]:
-                        display.say(
-                            f"the run was complete already, after {status['batches_trained']} batches: set run.num_batches "
-                            "higher to go on with it, or run.directory elsewhere to start another"
-                        )
-                    break
-                seen_running = seen_running or status is not None
-                if self._supervisor.all_ended:
-                    self.error = "all processes ended before the run was complete; their logs say why"
-                    break
-            conversation.cancel()
-
-    async def _status(self) -> dict[str, Any] | None:
-        """The broker's status; None when it does not answer."""
-        if not self._client.connected:
-            return None
-        # What came too late for the last question is no answer to this one.
-        while not self._client.inbox.empty():
-            self._client.inbox.get_nowait()
-        await self._client.send(StatusRequest())
-        try:
-            async with asyncio.timeout(STATUS_TIMEOUT_S):
-                while True:
-                    message = (await self._client.inbox.get()).message
-                    if isinstance(message, Status):
-                        return message.status
-        except TimeoutError:
-            return None
-
-    def close(self) -> None:
-        self._client.close()
-        self._context.destroy(linger=0)
+        while not await until_stopped(stop, REFRESH_S):
+            status = await self._broker.status_if_connected(STATUS_TIMEOUT_S)
+            if status is not None and (status["stopping"] or status["finished"]):
+                self._supervisor.run_is_over()
+            display.show(status, self._supervisor.children, self._clock.now() - begin)
+            if status is not None and done(status):
+                self.error = status["error"]
+                if not seen_running and status["finished"]:
+                    display.say(
+                        f"the run was complete already, after {status['batches_trained']} batches: set run.num_batches "
+                        "higher to go on with it, or run.directory elsewhere to start another"
+                    )
+                break
+            seen_running = seen_running or status is not None
+            if self._supervisor.all_ended:
+                self.error = "all processes ended before the run was complete; their logs say why"
+                break
 
 
 def _report(directory: Path, console: Console) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.cli.running.supervisor import ProcessSpec
-from services.runtime.settings.configuration import ConfigurationError
+from services.runtime.errors import ConfigurationError
 from services.runtime.settings.sections import Settings
 
 GRACE_S: Final = 20.0

@@ -8,12 +8,14 @@ from typing import Any
 
 from rich.console import Console
 
-from services.cli.running.command import forwarded_arguments, require_model, run_processes
+from services.cli.running.command import run_processes
 from services.cli.running.processes import GRACE_S, process_specs
 from services.cli.running.supervisor import ProcessSpec
+from services.runtime.errors import ConfigurationError
 from services.runtime.lifecycle import run_process
 from services.runtime.logs import configure_logging
-from services.runtime.settings.configuration import ConfigurationError, load_settings
+from services.runtime.settings.arguments import forwarded_arguments
+from services.runtime.settings.configuration import load_settings, require_model
 from services.runtime.settings.sections import Settings
 
 
@@ -21,7 +23,7 @@ def record_command(config: Path, overrides: Sequence[str], out: Path, num_groups
     """Record. Returns the exit status."""
     configure_logging("record")
     settings, own = recording_settings(config, overrides, out, num_groups)
-    require_model(settings)
+    require_model(settings.model.path)
     wanted = settings.run.num_batches * settings.batch.groups_per_batch
     specs = recording_specs(settings, forwarded_arguments(config, [*overrides, *own]))
     console = Console()

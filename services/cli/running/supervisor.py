@@ -15,14 +15,8 @@ from typing import Final
 import structlog
 
 from services.runtime.clock import Clock
-from services.runtime.lifecycle import (
-    EXIT_CONFIGURATION,
-    EXIT_OCCUPIED,
-    EXIT_REPLACED,
-    ServiceError,
-    die_with_parent,
-    until_stopped,
-)
+from services.runtime.errors import EXIT_CONFIGURATION, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError
+from services.runtime.lifecycle import die_with_parent, until_stopped
 
 log = structlog.get_logger()
 

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.broker.store.reader import LEDGER_FILE, NoLedger, StoreCorrupt, reading, refusing_damage
+from services.cli.operator import NoAnswer, TurnedAway, operator
 from services.cli.running.supervisor import FINAL_EVENTS, last_error
-from services.cli.watching.operator import NoAnswer, TurnedAway, operator
 from services.runtime.settings.sections import Settings
 
 ANSWER_S: Final = 8.0

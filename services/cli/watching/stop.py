@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from services.cli.watching.operator import NoAnswer, operator
+from services.cli.operator import NoAnswer, operator
 from services.runtime.logs import configure_logging
 from services.runtime.settings.run_settings import read_run_settings
 from services.runtime.settings.sections import Settings

@@ -20,7 +20,7 @@ from services.learner.broker.exchange import REQUEST_INTERVAL_S, BatchArrived, C
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights.snapshot import WeightCopy
 from services.runtime.clock import Clock
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 from services.runtime.settings.sections import Settings
 from services.runtime.telemetry import Health
 

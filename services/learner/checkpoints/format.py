@@ -31,7 +31,7 @@ from torch import Tensor
 
 from protocol.messages import Count, Version
 from services.runtime.durable import replace_file
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 
 _FORMAT = 2
 METADATA = "checkpoint.json"

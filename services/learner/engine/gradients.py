@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 
 
 class GradientError(ServiceError):

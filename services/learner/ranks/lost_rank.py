@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch.distributed
 
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 
 
 class LostRankError(ServiceError):

@@ -5,7 +5,7 @@ from typing import Final, NoReturn
 from urllib.parse import urlsplit
 
 from services.rollout.sglang.server import EngineServer
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 
 KNOCK_S: Final = 2.0
 REFUSALS: Final = 3

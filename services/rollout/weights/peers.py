@@ -19,9 +19,9 @@ from services.rollout.metrics import RolloutMetrics
 from services.rollout.weights.fetch import FetchError, GoneError, fetch_chunks
 from services.rollout.weights.replica import HeldWeights
 from services.runtime.clock import Clock
-from services.runtime.lifecycle import ServiceError, flatten
+from services.runtime.errors import EndpointError, ServiceError, flatten
 from services.runtime.net.authenticator import Gate
-from services.runtime.net.channel import EndpointError, Incoming, RouterChannel
+from services.runtime.net.channel import Incoming, RouterChannel
 from services.runtime.net.peer import PeerClient
 from services.runtime.net.security import KeyFileError, Security
 from services.weights.server import ChunkServer, Parts

@@ -28,7 +28,7 @@ from services.rollout.weights.process_group import EngineGroup, GroupError
 from services.rollout.weights.replica import HeldWeights
 from services.rollout.weights.verify import Expected, Verification, Verifier
 from services.runtime.clock import Clock
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 from services.runtime.net.peer import PeerClient
 from services.runtime.net.security import PLAINTEXT, Security
 

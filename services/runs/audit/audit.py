@@ -10,7 +10,7 @@ from services.runs.audit.order import Order, audit_batches, audit_versions, read
 from services.runs.audit.record import audit_checkpoints, audit_record, read_checkpoints
 from services.runs.audit.tokens import TokenAudit, TokenCounts
 from services.runs.audit.values import audit_values
-from services.runtime.settings.configuration import ConfigurationError
+from services.runtime.errors import ConfigurationError
 from services.runtime.settings.run_settings import read_run_settings
 
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from services.broker.store.reader import NoLedger
 from services.learner.start.ranks import is_rank, run_ranks
-from services.runtime.lifecycle import EXIT_CONFIGURATION, EXIT_FAILED, ServiceError
+from services.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
 from services.runtime.logs import configure_logging
-from services.runtime.settings.configuration import ConfigurationError, override_settings
+from services.runtime.settings.configuration import override_settings, require_model
 from services.runtime.settings.run_settings import read_run_settings
 from services.runtime.settings.sections import Learner, Settings
 
@@ -131,11 +131,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     source: Path = arguments.directory
     out: Path = arguments.out or source.with_name(f"{source.name}-replay")
     settings = override_settings(read_run_settings(source), [*arguments.overrides, f"run.directory={out}"])
-    if not (settings.model.path / "config.json").is_file():
-        raise ConfigurationError(
-            f"model.path is {settings.model.path}: no config.json there; start from where the run was started, or give the "
-            "model that it began with by --set model.path=..."
-        )
+    require_model(settings.model.path)
     num_batches = RecordedRun(source, settings).num_batches
     first: int = arguments.from_checkpoint or 0
     if arguments.batches is not None and arguments.batches < 1:

@@ -20,6 +20,7 @@ from protocol.channels import ChannelSpec
 from protocol.codec import Array, Frame, Received, decode, encode
 from protocol.errors import ProtocolError
 from protocol.messages import Hello, Message
+from services.runtime.errors import EndpointError
 from services.runtime.net.authenticator import Gate
 from services.runtime.net.security import PLAINTEXT, KeyFileError, Security
 
@@ -31,10 +32,6 @@ HANDSHAKES: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-
-
-class EndpointError(RuntimeError):
-    """An endpoint cannot be bound or connected; the text names it and the way out."""
 
 
 @dataclass(frozen=True, kw_only=True)

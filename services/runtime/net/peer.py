@@ -19,7 +19,7 @@ from protocol.delivery import Outbox
 from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import FOR_ONE_LIFE, SEQUENCED, Ack, AnyMessage, Goodbye, Hello, Message, Refused, Role, Welcome
 from services.runtime.clock import Clock
-from services.runtime.lifecycle import OccupiedError, ReplacedError, ServiceError
+from services.runtime.errors import OccupiedError, ReplacedError, ServiceError
 from services.runtime.logs import OccasionalLog
 from services.runtime.net.channel import DealerChannel, Incoming
 from services.runtime.net.security import PLAINTEXT, Security

@@ -18,7 +18,7 @@ import zmq
 from zmq.utils import z85
 
 from protocol.messages import Role
-from services.runtime.settings.configuration import ConfigurationError
+from services.runtime.errors import ConfigurationError
 from services.runtime.settings.exposure import EXPOSED, is_private
 from services.runtime.settings.sections import SecuritySection
 

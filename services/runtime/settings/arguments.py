@@ -51,11 +51,13 @@ def parse_process_arguments(
         )
     parser.add_argument("--name", default=default_name, help="this process's name among its peers (default: %(default)s)")
     arguments = parser.parse_args(argv)
-    forwarded = [str(arguments.config)]
-    for override in arguments.overrides:
-        forwarded += ["--set", override]
     return ProcessArguments(
         settings=load_settings(arguments.config, arguments.overrides),
         name=arguments.name,
-        forwarded=(*forwarded, "--name", arguments.name),
+        forwarded=(*forwarded_arguments(arguments.config, arguments.overrides), "--name", arguments.name),
     )
+
+
+def forwarded_arguments(config: Path, overrides: Sequence[str]) -> tuple[str, ...]:
+    """The words that start a process with the same configuration."""
+    return (str(config), *(word for override in overrides for word in ("--set", override)))

@@ -11,15 +11,12 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from services.runtime.errors import ConfigurationError
 from services.runtime.settings.sections import Settings
 
 ENVIRONMENT_PREFIX: Final = "GSPO_"
 MAX_DEPTH: Final = 32
 RESERVED: Final = frozenset({"GSPO_DATA_DIR", "GSPO_LOG_LEVEL"})
-
-
-class ConfigurationError(ValueError):
-    """The configuration cannot be used; the text is meant for the person who wrote it."""
 
 
 def load_settings(path: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Settings:
@@ -143,3 +140,12 @@ def _known_keys(location: Sequence[str]) -> list[str]:
             return []
         model = annotation
     return sorted(model.model_fields)
+
+
+def require_model(path: Path) -> None:
+    """Raises: ConfigurationError when ``path``, the setting model.path, is not a Hugging Face model directory."""
+    if not (path / "config.json").is_file():
+        raise ConfigurationError(
+            f"model.path is {path}: no config.json there. It must be a Hugging Face model directory; a relative path starts "
+            f"at the working directory; `gspo model tiny {path}` makes a small model"
+        )

@@ -7,7 +7,8 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from services.runtime.settings.configuration import ConfigurationError, require_plain
+from services.runtime.errors import ConfigurationError
+from services.runtime.settings.configuration import require_plain
 from services.runtime.settings.sections import Settings
 
 SETTINGS_FILE: Final = "settings.json"

@@ -14,7 +14,7 @@ from protocol.messages import Heartbeat, Published
 from services.broker.records import TrajectoryRow
 from services.broker.store.store import Store
 from services.runtime.clock import MonotonicClock
-from services.runtime.lifecycle import ReplacedError, flatten
+from services.runtime.errors import ReplacedError, flatten
 from services.runtime.net.peer import PeerClient
 from tests.support.broker.peers import PROMPT_TOKENS, ScriptedLearner, ScriptedRollout, logprobs_of, tokens_of
 from tests.support.broker.process import BrokerDidNotStart, BrokerProcess, broker_process, eventually, scraped

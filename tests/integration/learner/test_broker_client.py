@@ -32,8 +32,8 @@ from services.learner.metrics import LearnerMetrics
 from services.learner.weights.snapshot import WeightCopy, build_snapshot, copy_weights
 from services.rollout.weights.fetch import fetch_newest
 from services.runtime.clock import MonotonicClock
-from services.runtime.lifecycle import ServiceError, flatten
-from services.runtime.net.channel import EndpointError, RouterChannel
+from services.runtime.errors import EndpointError, ServiceError, flatten
+from services.runtime.net.channel import RouterChannel
 from services.runtime.settings.sections import Broker, Learner, SecuritySection, Settings
 from services.runtime.telemetry import Health
 from tests.support.builders import a_batch, token_arrays

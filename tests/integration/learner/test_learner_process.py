@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.runtime.lifecycle import EXIT_CONFIGURATION
+from services.runtime.errors import EXIT_CONFIGURATION
 
 PATIENCE_MS = 60_000
 START = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True).wait()"

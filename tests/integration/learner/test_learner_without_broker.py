@@ -16,7 +16,7 @@ from services.learner.ranks.share import MAX_SHARED_FRAMES, NO_FRAME, STOP
 from services.learner.service import FLUSH_S, NOT_YET, POLL_S, STOPPED, LearnerService
 from services.learner.weights.snapshot import WeightCopy
 from services.runtime.clock import MonotonicClock
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 from services.runtime.settings.sections import BatchSection, Learner, Run, Settings
 from services.runtime.telemetry import Health
 from tests.integration.learner.test_learner_service import PLAIN, ServingBigram, a_batch

@@ -18,7 +18,7 @@ from protocol.messages import (
 from services.rollout.service import BROKER_SILENT_S, ENGINE_FAILURES_ALLOWED
 from services.rollout.sglang.client import EngineUnreachable
 from services.rollout.tokenizer import ChatTokenizer
-from services.runtime.lifecycle import ServiceError, flatten
+from services.runtime.errors import ServiceError, flatten
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.episodes import a_new_lease, no_tokens, whole
 from tests.support.processes.running_rollout import Running, Start, leases, starter

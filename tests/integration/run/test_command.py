@@ -15,6 +15,7 @@ from rich.console import Console
 from protocol.channels import BATCH
 from protocol.messages import Status, StatusRequest
 from services.broker.store.reader import LEDGER_FILE
+from services.cli.operator import connection
 from services.cli.running.command import Watcher
 from services.cli.running.display import Display
 from services.cli.running.supervisor import ProcessSpec, Supervisor
@@ -139,11 +140,11 @@ def test_a_log_level_that_does_not_exist_is_refused() -> None:
 
 async def test_a_run_of_which_all_processes_have_ended_is_not_watched_for_ever(tmp_path: Path) -> None:
     clock = MonotonicClock()
-    watcher = Watcher(Settings(broker=Broker(batch_endpoint="tcp://127.0.0.1:9")), Supervisor([], tmp_path, clock), clock)
+    settings = Settings(broker=Broker(batch_endpoint="tcp://127.0.0.1:9"))
     with Display(Console(file=StringIO()), "runs/x", plain=True) as display:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(120), connection(settings, clock) as broker:
+            watcher = Watcher(broker, Supervisor([], tmp_path, clock), clock)
             await watcher.watch(asyncio.Event(), display)
-    watcher.close()
     assert watcher.error.startswith("all processes ended before the run was complete")
 
 
@@ -158,7 +159,7 @@ async def test_the_run_is_watched_until_the_broker_says_that_it_is_finished(
         clock = MonotonicClock()
         spec = ProcessSpec(name="broker", module="never.started", arguments=(), stop_order=0, grace_s=1.0)
         supervisor = Supervisor([spec], tmp_path, clock)
-        watcher = Watcher(Settings(broker=Broker(batch_endpoint=end.endpoint)), supervisor, clock)
+        settings = Settings(broker=Broker(batch_endpoint=end.endpoint))
 
         async def broker() -> None:
             hello = await end.welcome()
@@ -169,9 +170,9 @@ async def test_the_run_is_watched_until_the_broker_says_that_it_is_finished(
             await asyncio.Event().wait()
 
         with Display(console, "runs/x", plain=True) as display:
-            async with in_background(broker()):
+            async with in_background(broker()), connection(settings, clock) as connected:
+                watcher = Watcher(connected, supervisor, clock)
                 await watcher.watch(asyncio.Event(), display)
-        watcher.close()
     assert watcher.error == "20 groups failed"
     assert "batch 60/60" in output.getvalue()
     assert ("complete already, after 60 batches" in output.getvalue()) == (answers == (True,))

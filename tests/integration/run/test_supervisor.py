@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from services.cli.running.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ProcessSpec, Supervisor
-from services.runtime.lifecycle import EXIT_OCCUPIED, EXIT_REPLACED, ServiceError, flatten
+from services.runtime.errors import EXIT_OCCUPIED, EXIT_REPLACED, ServiceError, flatten
 from tests.support.clocks import VirtualClock
 
 PATIENCE_S = 60.0

@@ -20,7 +20,7 @@ from services.learner.weights.snapshot import Delta, build_snapshot
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.weights.sync import MAX_FAILED_LOADS, WeightSync
 from services.runtime.clock import MonotonicClock
-from services.runtime.lifecycle import ServiceError, flatten
+from services.runtime.errors import ServiceError, flatten
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.wire.served_weights import Served, weights
 from tests.support.wire.zmq_ends import PATIENCE_S, ScriptedEnd, in_background, zmq_context

@@ -11,7 +11,8 @@ import zmq.asyncio
 from protocol.channels import WORK
 from protocol.limits import MAX_FRAME_BYTES
 from protocol.messages import Ack, Heartbeat
-from services.runtime.net.channel import DealerChannel, EndpointError, RouterChannel
+from services.runtime.errors import EndpointError
+from services.runtime.net.channel import DealerChannel, RouterChannel
 from tests.support.builders import a_chunk, token_arrays
 from tests.support.wire.zmq_ends import ANY_PORT, zmq_context
 

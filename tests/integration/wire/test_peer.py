@@ -25,7 +25,7 @@ from protocol.messages import (
 )
 from services.broker.ledger.actions import Who
 from services.broker.ledger.peers import Peers, SessionRefused
-from services.runtime.lifecycle import OccupiedError, ReplacedError, ServiceError, flatten
+from services.runtime.errors import OccupiedError, ReplacedError, ServiceError, flatten
 from services.runtime.net.peer import TURNED_AWAY_S
 from tests.support.broker.process import eventually
 from tests.support.builders import a_chunk, token_arrays

@@ -21,9 +21,9 @@ from services.learner.metrics import LearnerMetrics
 from services.learner.weights.server import WeightServer
 from services.learner.weights.snapshot import SnapshotStore
 from services.runtime.clock import MonotonicClock
-from services.runtime.lifecycle import ServiceError, flatten
+from services.runtime.errors import EndpointError, ServiceError, flatten
 from services.runtime.net.authenticator import Gate
-from services.runtime.net.channel import DealerChannel, EndpointError, RouterChannel
+from services.runtime.net.channel import DealerChannel, RouterChannel
 from services.runtime.net.peer import PeerClient
 from services.runtime.net.security import Security
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout

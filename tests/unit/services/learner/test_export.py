@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from services.learner.export import ExportError, export_model
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 from tests.support.processes.small_disk import small_disk
 
 MIB = 1 << 20

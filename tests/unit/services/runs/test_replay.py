@@ -16,7 +16,7 @@ from services.learner.broker.exchange import BatchArrived
 from services.learner.weights.snapshot import Snapshot, build_snapshot, copy_weights
 from services.runs.replay.__main__ import ranks_of, replay_command
 from services.runs.replay.batches import RecordedLink, RecordedRun
-from services.runtime.settings.configuration import ConfigurationError
+from services.runtime.errors import ConfigurationError
 from services.runtime.settings.run_settings import read_run_settings
 from services.runtime.settings.sections import Learner
 from tests.support.broker.peers import tokens_of

@@ -9,9 +9,8 @@ import sys
 
 import pytest
 
-from services.runtime.lifecycle import ReplacedError, ServiceError, flatten, run_process, until_stopped
-from services.runtime.net.channel import EndpointError
-from services.runtime.settings.configuration import ConfigurationError
+from services.runtime.errors import ConfigurationError, EndpointError, ReplacedError, ServiceError, flatten
+from services.runtime.lifecycle import run_process, until_stopped
 
 
 def ending_with(error: Exception | None) -> int:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from services.runtime.net.channel import EndpointError
+from services.runtime.errors import EndpointError
 from services.runtime.telemetry import LOOP_STALL_S, MAX_CONNECTIONS, MAX_REQUEST_BYTES, Health, TelemetryServer
 from tests.support.clocks import VirtualClock
 

@@ -3,7 +3,8 @@
 import pytest
 
 from services.cli.running.processes import process_specs
-from services.runtime.settings.configuration import ConfigurationError, load_settings
+from services.runtime.errors import ConfigurationError
+from services.runtime.settings.configuration import load_settings
 
 
 def specs_of(*overrides: str) -> dict[str, tuple[str, int, tuple[str, ...]]]:

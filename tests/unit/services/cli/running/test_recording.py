@@ -6,7 +6,8 @@ import pytest
 
 from services.cli.running.processes import process_specs
 from services.cli.running.recording import recording_settings, recording_specs
-from services.runtime.settings.configuration import ConfigurationError, load_settings
+from services.runtime.errors import ConfigurationError
+from services.runtime.settings.configuration import load_settings
 from tests.integration.run.test_command import gspo
 from tests.support.processes.run_process import REPOSITORY
 

@@ -8,7 +8,7 @@ import torch.distributed
 from services.learner.checkpoints.format import CheckpointState
 from services.learner.checkpoints.saving import save_checkpoint
 from services.learner.ranks.lost_rank import LostRankError, lost_ranks_named
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 from tests.support.engines.bigram_engine import BigramEngine
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer.\nmore"

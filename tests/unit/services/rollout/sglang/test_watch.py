@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from services.rollout.sglang.watch import REFUSALS, fail_when_deaf
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 
 KNOCK_S = 0.01
 

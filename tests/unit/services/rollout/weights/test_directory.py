@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.rollout.weights.directory import weights_directory
-from services.runtime.settings.configuration import ConfigurationError
+from services.runtime.errors import ConfigurationError
 from services.runtime.settings.sections import Rollout, Run, Settings
 
 

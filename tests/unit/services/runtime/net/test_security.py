@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from services.runtime.errors import ConfigurationError
 from services.runtime.net.authenticator import Penalties
 from services.runtime.net.security import (
     PLAINTEXT,
@@ -17,7 +18,7 @@ from services.runtime.net.security import (
     read_public_keys,
     write_key_pair,
 )
-from services.runtime.settings.configuration import ConfigurationError, load_settings
+from services.runtime.settings.configuration import load_settings
 from services.runtime.settings.exposure import is_private
 from services.runtime.settings.sections import SecuritySection
 from tests.support.wire.keys import make_keys, secrets_in, security_of

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from services.runtime.errors import ConfigurationError
 from services.runtime.settings.arguments import parse_process_arguments
-from services.runtime.settings.configuration import ConfigurationError
 
 
 def test_another_process_can_be_started_with_the_same_configuration(tmp_path: Path) -> None:

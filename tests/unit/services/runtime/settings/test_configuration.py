@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from gspo.settings import Objective
-from services.runtime.settings.configuration import ConfigurationError, load_settings
+from services.runtime.errors import ConfigurationError
+from services.runtime.settings.configuration import load_settings
 from services.runtime.settings.objective import objective_of
 from services.runtime.settings.sections import Section, Settings
 

@@ -1,4 +1,4 @@
-"""Asks a run's broker for its status, or to stop: what `gspo doctor` and `gspo stop` have in common."""
+"""Asks a run's broker for its status, or to stop: for ``gspo run``, ``gspo doctor`` and ``gspo stop``."""
 
 import asyncio
 import uuid
@@ -11,11 +11,9 @@ import zmq.asyncio
 from protocol.channels import BATCH
 from protocol.messages import Status, StatusRequest, StopRequest
 from services.runtime.clock import Clock, MonotonicClock
-from services.runtime.lifecycle import ServiceError, flatten
-from services.runtime.net.channel import EndpointError
+from services.runtime.errors import ConfigurationError, EndpointError, ServiceError, flatten
 from services.runtime.net.peer import PeerClient
 from services.runtime.net.security import Security
-from services.runtime.settings.configuration import ConfigurationError
 from services.runtime.settings.fingerprint import run_fingerprint
 from services.runtime.settings.sections import Settings
 
@@ -31,22 +29,36 @@ class TurnedAway(NoAnswer):
 
 
 class Operator:
-    """One conversation with the broker. Its methods raise NoAnswer."""
+    """One connection to the broker, for questions."""
 
     def __init__(self, client: PeerClient, endpoint: str) -> None:
         self._client = client
         self._endpoint = endpoint
 
     async def status(self, timeout_s: float) -> dict[str, Any]:
-        """The broker's status."""
+        """The broker's status. Raises: NoAnswer."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._ask()
         except TimeoutError as error:
             raise self._silence(timeout_s) from error
 
+    async def status_if_connected(self, timeout_s: float) -> dict[str, Any] | None:
+        """The broker's status; None when it is not connected, or does not answer in time."""
+        if not self._client.connected:
+            return None
+        # A late answer to an earlier question says nothing about now.
+        while not self._client.inbox.empty():
+            self._client.inbox.get_nowait()
+        await self._client.send(StatusRequest())
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._answer()
+        except TimeoutError:
+            return None
+
     async def stop(self, reason: str, timeout_s: float) -> dict[str, Any]:
-        """Ask until the broker says that the run stops; returns its status then."""
+        """Ask until the broker says that the run stops; returns its status then. Raises: NoAnswer."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -69,17 +81,23 @@ class Operator:
             await self._client.send(StatusRequest())
             try:
                 async with asyncio.timeout(ASK_AGAIN_S):
-                    while True:
-                        message = (await self._client.inbox.get()).message
-                        if isinstance(message, Status):
-                            return message.status
+                    return await self._answer()
             except TimeoutError:
                 continue  # a request may be lost
 
+    async def _answer(self) -> dict[str, Any]:
+        while True:
+            message = (await self._client.inbox.get()).message
+            if isinstance(message, Status):
+                return message.status
+
 
 @asynccontextmanager
-async def operator(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Operator]:
-    """A conversation with the broker of ``settings``. Raises: NoAnswer, also from the block, when it turns us away."""
+async def connection(settings: Settings, clock: Clock) -> AsyncIterator[Operator]:
+    """A connection to the broker of ``settings``.
+
+    Raises: EndpointError, ConfigurationError; ServiceError, in a group and also from the block, when the broker refuses us.
+    """
     context = zmq.asyncio.Context()
     endpoint = settings.broker.batch_endpoint
     try:
@@ -90,7 +108,8 @@ async def operator(settings: Settings, clock: Clock | None = None) -> AsyncItera
             role="operator",
             peer=f"operator-{uuid.uuid4().hex[:8]}",
             session=uuid.uuid4().hex,
-            clock=MonotonicClock() if clock is None else clock,
+            clock=clock,
+            # Another run's broker on this port must not pass for ours.
             fingerprint=run_fingerprint(settings),
             security=Security.load(settings.security, "operator"),
         )
@@ -103,6 +122,16 @@ async def operator(settings: Settings, clock: Clock | None = None) -> AsyncItera
                     talking.cancel()
         finally:
             client.close()
+    finally:
+        context.destroy(linger=0)
+
+
+@asynccontextmanager
+async def operator(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Operator]:
+    """A ``connection`` for one question. Raises: NoAnswer, also from the block, when the broker refuses us."""
+    try:
+        async with connection(settings, MonotonicClock() if clock is None else clock) as connected:
+            yield connected
     except (EndpointError, ConfigurationError) as error:
         raise TurnedAway(str(error)) from error
     except ExceptionGroup as group:
@@ -112,5 +141,3 @@ async def operator(settings: Settings, clock: Clock | None = None) -> AsyncItera
         if isinstance(first, ServiceError):
             raise TurnedAway(str(first)) from group
         raise
-    finally:
-        context.destroy(linger=0)
