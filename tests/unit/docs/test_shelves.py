@@ -1,0 +1,70 @@
+"""The documentation stays on its shelves: links lead somewhere, the index names every page, and folders stay small."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
+MAX_FILES = 15
+_FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`[^`\n]+`")
+_LINK = re.compile(r"\]\(([^()\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def links(page: Path) -> Iterator[str]:
+    """Targets of links and images that lie in the repository."""
+    text = _CODE.sub("", _FENCED.sub("", page.read_text(encoding="utf-8")))
+    return (target for target in _LINK.findall(text) if not re.match(r"\w+:", target))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings: lower case, no punctuation, a dash for each space."""
+    headings = _HEADING.findall(_FENCED.sub("", page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_and_image_of_a_page_resolves(page: Path) -> None:
+    broken = []
+    for target in links(page):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert broken == [], f"{name_of(page)} links to what is not there"
+
+
+def test_there_are_links_with_and_without_anchors_and_images_to_check() -> None:
+    found = [target for page in PAGES for target in links(page)]
+    assert len([target for target in found if "#" in target]) > 30
+    assert len([target for target in found if target.endswith(".png")]) > 15
+    assert len([target for target in found if target.endswith(".md")]) > 50
+
+
+def test_the_index_lists_every_page() -> None:
+    index = DOCS / "README.md"
+    listed = {(DOCS / target.partition("#")[0]).resolve() for target in links(index)}
+    missing = sorted(name_of(page) for page in DOCS.rglob("*.md") if page not in listed | {index})
+    assert missing == [], "add a line for it to docs/README.md"
+
+
+def test_every_image_is_shown_by_a_page() -> None:
+    shown = {(page.parent / target).resolve() for page in PAGES for target in links(page) if target.endswith(".png")}
+    assert sorted(name_of(image) for image in DOCS.rglob("*.png") if image not in shown) == []
+
+
+def test_no_folder_of_the_documentation_has_more_than_fifteen_files() -> None:
+    folders = [DOCS, *(path for path in DOCS.rglob("*") if path.is_dir())]
+    crowded = {
+        name_of(folder): number for folder in folders if (number := sum(p.is_file() for p in folder.iterdir())) > MAX_FILES
+    }
+    assert crowded == {}
