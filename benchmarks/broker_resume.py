@@ -20,17 +20,13 @@ import numpy as np
 
 from protocol.messages import Chunk, Segment, VersionRun
 from services.broker.entry import RECORD_FILE
-from services.broker.ledger.batches import batch_stats
-from services.broker.ledger.ledger import Ledger
-from services.broker.ledger.state import LedgerConfig
+from services.broker.ledger import Ledger, LedgerConfig, batch_stats
 from services.broker.metrics_file import RecordFile
-from services.broker.records import BatchRow, GroupRow, Row, SettledRow, TrainedRow, TrajectoryRow, VersionRow
-from services.broker.store.payload import stored_chunk
-from services.broker.store.reader import LEDGER_FILE
-from services.broker.store.store import Changes, Store
-from services.runs.audit.audit import audit_run
-from services.runtime.settings.run_settings import write_run_settings
-from services.runtime.settings.sections import BatchSection, Run, Settings
+from services.broker.records import BatchRow, CheckpointedRow, GroupRow, Row, TrainedRow, TrajectoryRow, VersionRow
+from services.broker.store import LEDGER_FILE, RowChanges, Store, stored_chunk
+from services.runs.audit import audit_run
+from services.runtime.settings import Settings, write_run_settings
+from services.runtime.settings.sections import BatchSection, Run
 
 GROUP_SIZE, GROUPS_PER_BATCH, CHUNK_TOKENS, PROMPT_TOKENS = 8, 32, 40, 8
 ACTION_TOKENS = 2 * CHUNK_TOKENS - PROMPT_TOKENS
@@ -78,15 +74,16 @@ def num_batches_of(num_trajectories: int) -> int:
     return round(num_trajectories / GROUP_SIZE / GROUPS_PER_BATCH)
 
 
-def write_ledger(directory: Path, num_trajectories: int, *, fingerprint: str = "f", num_unsettled: int = 0) -> None:
-    """A run that has trained ``num_trajectories`` (rounded to whole batches), the last ``num_unsettled`` batches of which no
-    checkpoint covers.
+def write_ledger(directory: Path, num_trajectories: int, *, fingerprint: str = "f", num_uncheckpointed: int = 0) -> None:
+    """A run that has trained ``num_trajectories`` (rounded to whole batches).
+
+    No checkpoint covers the last ``num_uncheckpointed`` batches.
     """
     directory.mkdir(parents=True)
     batch_section = BatchSection(group_size=GROUP_SIZE, groups_per_batch=GROUPS_PER_BATCH)
     write_run_settings(Settings(run=Run(directory=directory), batch=batch_section))
     num_batches = num_batches_of(num_trajectories)
-    last_settled = num_batches - num_unsettled
+    last_checkpointed = num_batches - num_uncheckpointed
     arrays = (np.arange(CHUNK_TOKENS, dtype=np.int32), np.zeros(CHUNK_TOKENS, dtype=np.float32))
     with Store(directory / LEDGER_FILE, fingerprint=fingerprint, run_id="benchmark") as store:
         for batch in range(num_batches + 1):
@@ -117,10 +114,10 @@ def write_ledger(directory: Path, num_trajectories: int, *, fingerprint: str = "
             if not under_way:
                 ids = tuple(group[0].group_id for group in groups)
                 rows.append(BatchRow(index=batch, policy_version=version, group_ids=ids, stats=batch_stats(version, groups)))
-                settled = SettledRow(next_batch=min(batch + 1, last_settled))
+                settled = CheckpointedRow(next_batch=min(batch + 1, last_checkpointed))
                 rows += [TrainedRow(index=batch, policy_version=version + 1), settled]
                 line |= {f"metric_{number}": number / 7 for number in range(NUM_METRICS)}
-            store.commit(Changes(rows=rows, chunks=stored, lines=[] if under_way else [line]))
+            store.commit(RowChanges(rows=rows, chunks=stored, lines=[] if under_way else [line]))
         RecordFile(directory / RECORD_FILE).append(store.records_after(0))
 
 

@@ -20,9 +20,9 @@ from matplotlib import pyplot
 
 BEHAVIOUR = ("objective.anchor=behaviour", "objective.noise_z=0")
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "synchronous, the paper's band": (*BEHAVIOUR, "objective.band_growth=0", "batch.max_lag=0"),
-    "asynchronous, the paper's band": (*BEHAVIOUR, "objective.band_growth=0", "batch.max_lag=2"),
-    "asynchronous, band widened by lag (c = 1)": (*BEHAVIOUR, "objective.band_growth=1", "batch.max_lag=2"),
+    "synchronous, the paper's band": (*BEHAVIOUR, "objective.clip_range_growth=0", "batch.max_lag=0"),
+    "asynchronous, the paper's band": (*BEHAVIOUR, "objective.clip_range_growth=0", "batch.max_lag=2"),
+    "asynchronous, band widened by lag (c = 1)": (*BEHAVIOUR, "objective.clip_range_growth=1", "batch.max_lag=2"),
     "asynchronous, proximal anchor": ("objective.anchor=proximal", "batch.max_lag=2"),
 }
 NUM_PARTS = 4

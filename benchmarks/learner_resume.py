@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.broker_resume import GROUP_SIZE, GROUPS_PER_BATCH, num_batches_of, write_ledger
-from services.runtime.settings.configuration import load_settings
-from services.runtime.settings.fingerprint import run_fingerprint
+from services.runtime.settings import load_settings, run_fingerprint
 from tests.support.broker.process import BrokerProcess, free_port
 
 MODELS: dict[str, dict[str, int]] = {
@@ -41,12 +40,12 @@ def make_checkpoint(model: str, config: Path, batch_position: int) -> int:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     from gspo.staleness import MismatchTracker
-    from services.learner.checkpoints.format import CheckpointState
+    from services.learner.checkpoints import CheckpointState
     from services.learner.checkpoints.saving import save_checkpoint
-    from services.learner.engine.engine import LearnerEngine
-    from services.learner.start.engine_settings import engine_settings_of
+    from services.learner.engine import LearnerEngine
+    from services.learner.start import engine_settings_of
     from services.learner.trainer import train_batch
-    from services.runtime.settings.objective import objective_of
+    from services.runtime.settings import objective_of
     from tests.support.loss.sequences import random_groups
 
     torch.manual_seed(0)
@@ -90,12 +89,12 @@ def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
 
     from gspo.model.policy import load_policy
     from protocol.messages import Welcome
-    from services.learner.broker.client import Link
-    from services.learner.engine.engine import LearnerEngine
+    from services.learner.broker import BrokerClient
+    from services.learner.engine import LearnerEngine
     from services.learner.metrics import LearnerMetrics
-    from services.learner.ranks.process_group import init_distributed
+    from services.learner.ranks import init_distributed
     from services.learner.service import LearnerService
-    from services.learner.start.engine_settings import engine_settings_of
+    from services.learner.start import engine_settings_of
     from services.runtime.clock import MonotonicClock
     from services.runtime.logs import configure_logging
     from services.runtime.telemetry import Health
@@ -103,7 +102,7 @@ def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
     configure_logging("learner")
     marks = [(begun, 0.0), now()]
 
-    class MarkedLink(Link):
+    class MarkedLink(BrokerClient):
         """Notes when the service turns to it."""
 
         def wait_welcome(self, timeout_s: float) -> Welcome | None:
@@ -204,7 +203,7 @@ def prepare(directory: Path, model: str, num_trajectories: int) -> Prepared:
     last = num_batches_of(num_trajectories) - 1
     if not process.run_directory.exists():
         fingerprint = run_fingerprint(load_settings(process.config))
-        write_ledger(process.run_directory, num_trajectories, fingerprint=fingerprint, num_unsettled=1)
+        write_ledger(process.run_directory, num_trajectories, fingerprint=fingerprint, num_uncheckpointed=1)
     shutil.rmtree(process.run_directory / "checkpoints", ignore_errors=True)
     num_parameters = child("--make", model, "--config", str(process.config), "--batch", str(last))
     files = checkpoint_files(process.run_directory)

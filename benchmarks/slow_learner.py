@@ -26,10 +26,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.channels import BATCH
 from protocol.messages import Batch, BatchRequest, Checkpointed, Published, Resume, Trained
-from services.runs.audit.audit import audit_run
+from services.runs.audit import audit_run
 from services.runtime.clock import MonotonicClock
 from services.runtime.logs import configure_logging
-from services.runtime.net.peer import PeerClient
+from services.runtime.net import PeerClient
 from tests.support.broker.peers import PROMPT_TOKENS, ScriptedRollout, running
 from tests.support.broker.process import BrokerProcess, broker_process
 

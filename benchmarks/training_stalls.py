@@ -25,14 +25,12 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gspo.staleness import MismatchTracker
-from services.learner.checkpoints.format import CheckpointState
-from services.learner.checkpoints.saving import CheckpointSaver, Threads
-from services.learner.engine.engine import LearnerEngine
-from services.learner.start.engine_settings import LearnerEngineSettings
+from services.learner.checkpoints import CheckpointSaver, CheckpointState, Threads
+from services.learner.engine import LearnerEngine
+from services.learner.start import LearnerEngineSettings
 from services.learner.trainer import train_batch
-from services.learner.weights.delta import encode_delta
-from services.learner.weights.snapshot import copy_weights, seal
-from services.runtime.settings.objective import objective_of
+from services.learner.weights import build_snapshot, copy_weights, encode_delta
+from services.runtime.settings import objective_of
 from services.runtime.settings.sections import ObjectiveSection
 from tests.support.loss.sequences import random_groups
 
@@ -62,7 +60,7 @@ class Measured:
         self._root = directory / model
         self._version = 1
         self.train()  # Adam makes its state in the first step.
-        self._newest = seal(1, self._copy())
+        self._newest = build_snapshot(1, self._copy())
 
     def train(self) -> None:
         train_batch(
@@ -83,7 +81,7 @@ class Measured:
         begin = time.perf_counter()
         copied = self._copy()
         stall = time.perf_counter() - begin
-        snapshot = seal(self._version, copied)
+        snapshot = build_snapshot(self._version, copied)
         encode_delta(self._newest, snapshot)
         self._newest = snapshot
         return time.perf_counter() - begin, stall

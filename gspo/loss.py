@@ -25,7 +25,7 @@ from torch import Tensor
 from gspo.diagnostics import UNKNOWN_GROUP, SequenceStats
 from gspo.loss_inputs import LossInputs, loss_inputs
 from gspo.settings import Objective, RatioUnit, require_number
-from gspo.staleness import Band, MismatchWeights, mismatch_kl, mismatch_weights, objective_band
+from gspo.staleness import ClipRange, MismatchWeights, mismatch_kl, mismatch_weights, objective_clip_range
 from gspo.units import segment_mean, segment_sum
 from gspo.validation import require_vector
 
@@ -47,7 +47,7 @@ def gspo_loss(
     turn_ids_T: Tensor | None = None,
     *,
     num_sequences: int,
-    band: Band,
+    band: ClipRange,
     ratio_unit: RatioUnit = "sequence",
     tokens_per_sequence_S: Tensor | None = None,
     mismatch_weights_S: Tensor | None = None,
@@ -59,7 +59,7 @@ def gspo_loss(
     anchor_logprobs_T: behaviour or proximal log-probs, never with gradient. advantages_T: A_t, float32 or float64.
     mask_T: bool, True at action tokens. sequence_ids_T: int64 in [0, S), S = len(band.lag_S). turn_ids_T: int64 >= 0,
     for unit "turn". A sequence or turn must not be split over micro-batches.
-    num_sequences: N, of the whole optimizer step. band: from `clip_band`. tokens_per_sequence_S: n_i, if some action
+    num_sequences: N, of the whole optimizer step. band: from `clip_range`. tokens_per_sequence_S: n_i, if some action
     tokens of the trajectory are not in `mask_T`; otherwise counted. mismatch_weights_S: factors of A_t; 0 rejects a
     sequence and changes neither n_i nor N; only meaningful with proximal anchors. log_ratio_clamp: |log s_u| beyond
     it is clamped and counted; the gradient of a clamped unit stays, with the clamped ratio as its factor.
@@ -112,7 +112,7 @@ def gspo_loss(
 
 def _statistics(
     x: LossInputs,
-    band: Band,
+    band: ClipRange,
     objective_S: Tensor,
     log_ratio_S: Tensor,
     high_T: Tensor,
@@ -186,7 +186,7 @@ def objective_loss(
         sequence_ids_T,
         turn_ids_T,
         num_sequences=num_sequences,
-        band=objective_band(objective, lag_S, sigma, clip_scale),
+        band=objective_clip_range(objective, lag_S, sigma, clip_scale),
         ratio_unit=objective.ratio_unit,
         mismatch_weights_S=None if weights is None else weights.weights_S,
         log_ratio_clamp=objective.log_ratio_clamp,

@@ -49,7 +49,7 @@ def reference_loss(
     num_sequences: int,
     eps_low: float,
     eps_high: float,
-    band_growth: float = 0.0,
+    clip_range_growth: float = 0.0,
     noise: float = 0.0,
     ratio_unit: RatioUnit = "sequence",
     log_ratio_clamp: float = 10.0,
@@ -73,7 +73,7 @@ def reference_loss(
             deltas = [sequence.logprobs[u] - sequence.anchor_logprobs[u] for u in unit]
             log_ratio = max(-log_ratio_clamp, min(log_ratio_clamp, math.fsum(deltas) / len(unit)))
             margin = noise / math.sqrt(len(unit))
-            growth = (1 + abs(band_growth) * sequence.lag) ** (1 if band_growth >= 0 else -1)
+            growth = (1 + abs(clip_range_growth) * sequence.lag) ** (1 if clip_range_growth >= 0 else -1)
             lo = math.exp(scale * growth * math.log(1 - eps_low) - margin)
             hi = math.exp(scale * growth * math.log(1 + eps_high) + margin)
             s, advantage = math.exp(log_ratio), sequence.advantages[t] * sequence.weight

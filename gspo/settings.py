@@ -35,8 +35,9 @@ class Objective:
     The defaults are the paper's clip (arXiv 2507.18071: 3e-4 below, 4e-4 above, on sequence ratios) around the learner's
     own log-probs at the start of the batch, with a truncated weight for the engine's mismatch: of the objectives that
     docs/evidence/study.md compares, only this one clips stale sequences as it clips fresh ones. With `anchor="behaviour",
-    mismatch_mode="off"` no forward pass is added, and the band is widened by one eps per version of lag and by one standard
-    deviation of engine noise. `Objective.gspo()` and `Objective.grpo()` are the papers' own; `dataclasses.replace` changes a field of either.
+    mismatch_mode="off"` no forward pass is added, and the clip range is widened by one eps per version of lag and by one
+    standard deviation of engine noise. `Objective.gspo()` and `Objective.grpo()` are the papers' own;
+    `dataclasses.replace` changes a field of either.
     """
 
     ratio_unit: RatioUnit = "sequence"
@@ -47,7 +48,7 @@ class Objective:
     eps_high: float = 4e-4
     """A ratio above 1 + eps_high is clipped where the advantage is positive. Above 0."""
 
-    band_growth: float = 1.0
+    clip_range_growth: float = 1.0
     """c: the band of a sequence of lag d is g(d) times as wide, in log space: g(d) = 1 + c * d for c >= 0 (old sequences
     may have drifted further), 1 / (1 + |c| * d) for c < 0 (old sequences are trusted less). 0 ignores lag."""
 
@@ -81,7 +82,7 @@ class Objective:
             ratio_unit=ratio_unit,
             eps_low=3e-4,
             eps_high=4e-4,
-            band_growth=0.0,
+            clip_range_growth=0.0,
             noise_z=0.0,
             anchor="behaviour",
             mismatch_mode="off",
@@ -94,7 +95,7 @@ class Objective:
             ratio_unit="token",
             eps_low=0.2,
             eps_high=0.27,
-            band_growth=0.0,
+            clip_range_growth=0.0,
             noise_z=0.0,
             anchor="behaviour",
             mismatch_mode="off",
@@ -110,7 +111,7 @@ class Objective:
                 raise ValueError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
         require_number("eps_low", self.eps_low, low=0.0, high=1.0, low_open=True)
         require_number("eps_high", self.eps_high, low=0.0, low_open=True)
-        require_number("band_growth", self.band_growth, low=-math.inf)
+        require_number("clip_range_growth", self.clip_range_growth, low=-math.inf)
         require_number("noise_z", self.noise_z, low=0.0)
         require_number("mismatch_cap", self.mismatch_cap, low=1.0, low_open=True)
         require_number("log_ratio_clamp", self.log_ratio_clamp, low=0.0, low_open=True)

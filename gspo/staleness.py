@@ -81,7 +81,7 @@ def _require_max_lag(lag_T: Tensor, versions_T: Tensor, mask_T: Tensor, max_lag:
 
 
 @dataclass(frozen=True)
-class Band:
+class ClipRange:
     """The clip band of each sequence in log space: drift part per sequence, noise part per unit."""
 
     lag_S: Tensor
@@ -96,19 +96,19 @@ class Band:
         return self.log_lo_S[sequence_ids] - margin, self.log_hi_S[sequence_ids] + margin
 
 
-def clip_band(
+def clip_range(
     lag_S: Tensor,
     *,
     eps_low: float,
     eps_high: float,
-    band_growth: float = 0.0,
+    clip_range_growth: float = 0.0,
     noise_z: float = 0.0,
     sigma: float = 0.0,
     scale: float = 1.0,
-) -> Band:
-    """Build the band of the module docstring; `clip_band(torch.zeros(S), eps_low=.., eps_high=..)` is the paper's.
+) -> ClipRange:
+    """Build the band of the module docstring; `clip_range(torch.zeros(S), eps_low=.., eps_high=..)` is the paper's.
 
-    lag_S: float, in versions, at least 0. band_growth: c; negative tightens. sigma: nats, the deviation of one token's
+    lag_S: float, in versions, at least 0. clip_range_growth: c; negative tightens. sigma: nats, the deviation of one token's
     engine-versus-learner mismatch. scale: k, above 0.
     Raises ValueError for a value out of range.
     """
@@ -118,16 +118,16 @@ def clip_band(
     require_not_negative("lag_S", lag_S)
     require_number("eps_low", eps_low, low=0.0, high=1.0, low_open=True)
     require_number("eps_high", eps_high, low=0.0, low_open=True)
-    require_number("band_growth", band_growth, low=-math.inf)
+    require_number("clip_range_growth", clip_range_growth, low=-math.inf)
     require_number("noise_z", noise_z, low=0.0)
     require_number("sigma", sigma, low=0.0)
     require_number("scale", scale, low=0.0, low_open=True)
-    growth_S = 1 + band_growth * lag_S if band_growth >= 0 else 1 / (1 - band_growth * lag_S)
+    growth_S = 1 + clip_range_growth * lag_S if clip_range_growth >= 0 else 1 / (1 - clip_range_growth * lag_S)
     width_S = scale * growth_S
-    return Band(lag_S, width_S * math.log1p(-eps_low), width_S * math.log1p(eps_high), noise_z * sigma)
+    return ClipRange(lag_S, width_S * math.log1p(-eps_low), width_S * math.log1p(eps_high), noise_z * sigma)
 
 
-def objective_band(objective: Objective, lag_S: Tensor, sigma: float, scale: float = 1.0) -> Band:
+def objective_clip_range(objective: Objective, lag_S: Tensor, sigma: float, scale: float = 1.0) -> ClipRange:
     """Return the band that `objective` asks for; `scale` is that of its `AdaptiveClip`, 1 without.
 
     With the proximal anchor (decoupled PPO, arXiv 2110.00641) the ratio starts at exactly 1 in every batch: it contains
@@ -135,11 +135,11 @@ def objective_band(objective: Objective, lag_S: Tensor, sigma: float, scale: flo
     plain one.
     """
     proximal = objective.anchor == "proximal"
-    return clip_band(
+    return clip_range(
         lag_S,
         eps_low=objective.eps_low,
         eps_high=objective.eps_high,
-        band_growth=0.0 if proximal else objective.band_growth,
+        clip_range_growth=0.0 if proximal else objective.clip_range_growth,
         noise_z=0.0 if proximal else objective.noise_z,
         sigma=sigma,
         scale=scale,

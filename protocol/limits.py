@@ -2,7 +2,7 @@
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 
 MAX_HEADER_BYTES: Final = 1024 * 1024
 """Of most messages: also bounds tasks and environment states."""

@@ -43,7 +43,7 @@ from benchmarks.against_trl.report import (
 )
 from benchmarks.against_trl.settings import TASKS, TIMEOUT_S, TaskName, Theirs, say
 from benchmarks.against_trl.theirs import run_theirs
-from services.runtime.settings.configuration import load_settings
+from services.runtime.settings import load_settings
 
 
 def main() -> None:

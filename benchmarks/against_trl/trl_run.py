@@ -40,9 +40,8 @@ from transformers import (  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 from gspo.environments import Environment, RewardJob, Split  # noqa: E402
-from services.environments.registry import create_environment  # noqa: E402
-from services.runtime.settings.configuration import load_settings  # noqa: E402
-from services.runtime.settings.sections import Settings  # noqa: E402
+from services.environments import create_environment  # noqa: E402
+from services.runtime.settings import Settings, load_settings  # noqa: E402
 
 PhaseName = Literal["generation", "old log-probs", "evaluation"]
 

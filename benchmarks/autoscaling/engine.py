@@ -34,7 +34,7 @@ class Group:
     """G trajectories of one prompt; ``free`` holds those that nobody extends, the next one last."""
 
     group_id: int
-    floor: int
+    oldest_version: int
     trajectories: list[Trajectory] = field(default_factory=list)
     free: list[Trajectory] = field(default_factory=list)
     num_finished: int = 0

@@ -1,8 +1,8 @@
 """The broker's decisions about who may generate what, and what goes into a batch: its own ``Window`` and ``choose_batch``.
 
-The order of grants is that of services/broker/ledger/work.py: unfinished trajectories by the floor of their group, then
-those of groups without tokens, then new groups. The window is kept between requests instead of being counted anew for
-each: it changes by grants, and is counted again when a version, a batch or a lost lease changes floors otherwise.
+The order of grants is that of services/broker/ledger/work.py: unfinished trajectories by the oldest version of their group,
+then those of groups without tokens, then new groups. The window is kept between requests instead of being counted anew for
+each: it changes by grants, and is counted again when a version, a batch or a lost lease changes oldest versions otherwise.
 """
 
 import heapq
@@ -45,12 +45,12 @@ class Ledger:
         """Whether the window that is kept agrees with one that is counted anew."""
         return vars(self._window) == vars(self._count())
 
-    def _counted_floor(self, group: Group) -> int:
-        return group.floor or self.newest
+    def _counted_oldest_version(self, group: Group) -> int:
+        return group.oldest_version or self.newest
 
     def _count(self) -> Window:
         return Window(
-            (self._counted_floor(group) for group in self._groups.values()),
+            (self._counted_oldest_version(group) for group in self._groups.values()),
             version=self.next_version,
             max_lag=self._config.max_lag,
             groups_per_batch=self._config.groups_per_batch,
@@ -63,10 +63,10 @@ class Ledger:
         granted: list[Trajectory] = []
         if version < max(1, self.next_version - self._config.max_lag):
             return granted
-        # Groups without a floor come last.
-        for floor in sorted(self._free, key=lambda floor: (not floor, floor)):
+        # Groups without a oldest_version come last.
+        for oldest_version in sorted(self._free, key=lambda oldest_version: (not oldest_version, oldest_version)):
             if len(granted) < capacity:
-                self._grant_of(floor, capacity, version, granted)
+                self._grant_of(oldest_version, capacity, version, granted)
         while len(granted) < capacity and self._window.add(version):
             group = self._start(version)
             while group.free and len(granted) < capacity:
@@ -74,25 +74,25 @@ class Ledger:
             self._offer(group)
         return granted
 
-    def _grant_of(self, floor: int, capacity: int, version: int, granted: list[Trajectory]) -> None:
-        queue = self._free[floor]
+    def _grant_of(self, oldest_version: int, capacity: int, version: int, granted: list[Trajectory]) -> None:
+        queue = self._free[oldest_version]
         while queue and len(granted) < capacity:
             group = self._groups.get(queue[0])
-            if group is None or group.floor != floor or not group.free:
+            if group is None or group.oldest_version != oldest_version or not group.free:
                 heapq.heappop(queue)
                 continue
-            if not self._window.lower(self._counted_floor(group), version):
+            if not self._window.lower(self._counted_oldest_version(group), version):
                 return
             while group.free and len(granted) < capacity:
                 granted.append(self._lease(group, version))
             heapq.heappop(queue)
             self._offer(group)
         if not queue:
-            del self._free[floor]
+            del self._free[oldest_version]
 
     def _offer(self, group: Group) -> None:
         if group.free:
-            heapq.heappush(self._free.setdefault(group.floor, []), group.group_id)
+            heapq.heappush(self._free.setdefault(group.oldest_version, []), group.group_id)
 
     def _start(self, version: int) -> Group:
         group = Group(self._next_group, version)
@@ -111,7 +111,7 @@ class Ledger:
         self.num_free -= 1
         self.num_started += int(trajectory.done == 0)
         trajectory.min_version = min(trajectory.min_version or version, version)
-        group.floor = min(group.floor or version, version)
+        group.oldest_version = min(group.oldest_version or version, version)
         return trajectory
 
     def finish(self, trajectory: Trajectory) -> bool:
@@ -132,7 +132,7 @@ class Ledger:
                 trajectory.min_version = 0
             group.free.append(trajectory)
             self.num_free += 1
-            group.floor = min((t.min_version for t in group.trajectories if t.min_version), default=0)
+            group.oldest_version = min((t.min_version for t in group.trajectories if t.min_version), default=0)
             self._offer(group)
         self.due = set()
         self._window = self._count()
@@ -152,7 +152,9 @@ class Ledger:
             return []
         choice = choose_batch(
             [
-                Outstanding(group_id=group.group_id, floor=self._counted_floor(group), complete=group.complete)
+                Outstanding(
+                    group_id=group.group_id, oldest_version=self._counted_oldest_version(group), complete=group.complete
+                )
                 for group in self._groups.values()
             ],
             version=self.newest,

@@ -32,9 +32,8 @@ from protocol.channels import BATCH
 from protocol.messages import Published, Resume
 from services.runtime.clock import MonotonicClock
 from services.runtime.logs import configure_logging
-from services.runtime.net.peer import PeerClient
-from services.runtime.net.security import PLAINTEXT, Security, write_key_pair
-from services.runtime.settings.sections import SecuritySection
+from services.runtime.net import PLAINTEXT, PeerClient, Security, write_key_pair
+from services.runtime.settings import SecuritySection
 from tests.support.broker.peers import running
 from tests.support.broker.process import BrokerProcess, broker_process
 

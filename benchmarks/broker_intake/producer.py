@@ -18,9 +18,8 @@ from protocol.channels import WORK
 from protocol.messages import Finish, Heartbeat, Lease, LeaseKey, LeaseRequest, Message, NoLease, Pulse
 from services.runtime.clock import MonotonicClock
 from services.runtime.logs import configure_logging
-from services.runtime.net.peer import PeerClient
-from services.runtime.net.security import PLAINTEXT, Security
-from services.runtime.settings.sections import SecuritySection
+from services.runtime.net import PLAINTEXT, PeerClient, Security
+from services.runtime.settings import SecuritySection
 from tests.support.broker.peers import running
 
 HEARTBEAT_S = 1.0

@@ -22,7 +22,7 @@ from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY, a_chunk, arrays
 from protocol.channels import WORK
 from protocol.codec import encode
 from services.broker.records import TrajectoryRow
-from services.broker.store.payload import stored_chunk
+from services.broker.store import stored_chunk
 from services.broker.store.schema import CREATE, TABLES
 
 INSERT_CHUNK = "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?)"

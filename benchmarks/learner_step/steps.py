@@ -13,8 +13,8 @@ from gspo.model.attention import register_segment_attention
 from gspo.model.packing import PackedBatch, TrainGroup, pack, plan_micro_batches
 from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
-from services.learner.engine.engine import LearnerEngine
-from services.learner.start.engine_settings import LearnerEngineSettings
+from services.learner.engine import LearnerEngine
+from services.learner.start import LearnerEngineSettings
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch
 
 LEARNING_RATE = 1e-6

@@ -15,12 +15,10 @@ from benchmarks.pipeline.measures import CpuSample, TrainedBatch
 from benchmarks.pipeline.processes import ProcessWatch, now
 from benchmarks.pipeline.run import PINNED, cores_word
 from benchmarks.pipeline.workload import Cores
-from services.broker.store.reader import LEDGER_FILE, Reader, reading
-from services.rollout.sglang.client import Engine
-from services.rollout.sglang.generation import GenerateRequest, Sampling
-from services.rollout.sglang.server import EngineServer, ServerOptions
+from services.broker.store import LEDGER_FILE, Reader, reading
+from services.rollout.sglang import Engine, EngineServer, GenerateRequest, SamplingParameters, ServerOptions
 from services.rollout.tokenizer import ChatTokenizer
-from services.runtime.settings.sections import Settings
+from services.runtime.settings import Settings
 
 BATCH_LINE: Final = re.compile(r"batch (\d+) ")
 SAME_WEIGHTS: Final = "bit for bit the same"
@@ -102,7 +100,7 @@ async def ask(
     """
     rollout, generated = settings.rollout, Generated(at_a_time=settings.rollout.max_running)
     tokenizer = ChatTokenizer(settings.model.path)
-    sampling = Sampling(
+    sampling = SamplingParameters(
         max_new_tokens=settings.sampling.max_turn_tokens,
         temperature=settings.sampling.temperature,
         stop_token_ids=tuple(sorted(tokenizer.stop_ids)),
@@ -114,7 +112,7 @@ async def ask(
             if until is not None and until.is_set():
                 return
             generated.end = now()
-            seeded = Sampling(
+            seeded = SamplingParameters(
                 max_new_tokens=sampling.max_new_tokens,
                 temperature=sampling.temperature,
                 stop_token_ids=sampling.stop_token_ids,

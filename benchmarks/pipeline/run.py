@@ -15,7 +15,7 @@ from services.cli.running.command import run_processes
 from services.cli.running.metrics_file import batch_rows
 from services.cli.running.processes import process_specs
 from services.cli.running.supervisor import ProcessSpec
-from services.runtime.settings.arguments import forwarded_arguments
+from services.runtime.settings import forwarded_arguments
 
 PINNED: Final = "benchmarks.pipeline.pinned"
 METRICS_FILE: Final = "metrics.jsonl"

@@ -31,9 +31,7 @@ import psutil
 import structlog
 
 from benchmarks.pipeline.processes import SCHEDULER, SERVER, role_of
-from services.rollout.sglang.client import Engine, PauseMode
-from services.rollout.sglang.generation import GenerateRequest, Sampling
-from services.rollout.sglang.server import EngineServer, ServerOptions
+from services.rollout.sglang import Engine, EngineServer, GenerateRequest, PauseMode, SamplingParameters, ServerOptions
 from services.rollout.tokenizer import ChatTokenizer
 from services.runtime.logs import configure_logging
 
@@ -166,7 +164,7 @@ class Measured:
     def _requests(self, groups: Sequence[Sequence[int]], sizes: Sizes) -> Iterator[GenerateRequest]:
         prompts = [prompt for prompt in groups for _ in range(sizes.group_size)]
         for number, prompt in enumerate(prompts):
-            sampling = Sampling(max_new_tokens=sizes.limit(number), stop_token_ids=self._stop_ids, seed=number)
+            sampling = SamplingParameters(max_new_tokens=sizes.limit(number), stop_token_ids=self._stop_ids, seed=number)
             yield GenerateRequest(rid=f"question-{number}", input_ids=prompt, sampling=sampling)
 
     async def _update(self, found: Pass) -> None:

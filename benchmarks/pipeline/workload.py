@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.pipeline.pinned import parse_cores
-from services.runtime.settings.configuration import load_settings
-from services.runtime.settings.sections import Settings
+from services.runtime.settings import Settings, load_settings
 from tests.support.processes.run_process import free_ports
 
 ENVIRONMENT: Final = "benchmarks.pipeline.environment:Letters"

@@ -28,7 +28,7 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.random_kills.memory import Watch, growth_table, plot
-from services.runs.audit.audit import audit_run
+from services.runs.audit import audit_run
 
 TARGET: Final = 0.85
 SAMPLE_S: Final = 2.0

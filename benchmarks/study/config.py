@@ -43,7 +43,7 @@ class RunConfig:
     clip: Clip = "band"
     clip_target: float = 0.15
     """For clip "adaptive": the clip fraction aimed at."""
-    band_growth: float = 0.0
+    clip_range_growth: float = 0.0
     noise_z: float = 0.0
     anchor: Anchor = "behaviour"
     mismatch_mode: MismatchMode = "off"

@@ -37,10 +37,10 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 
 BANDS: dict[str, dict[str, Any]] = {
     "fixed (c=0)": {},
-    "widened c=0.5": {"band_growth": 0.5},
-    "widened c=1": {"band_growth": 1.0},
-    "widened c=2": {"band_growth": 2.0},
-    "tightened c=-1": {"band_growth": -1.0},
+    "widened c=0.5": {"clip_range_growth": 0.5},
+    "widened c=1": {"clip_range_growth": 1.0},
+    "widened c=2": {"clip_range_growth": 2.0},
+    "tightened c=-1": {"clip_range_growth": -1.0},
     "proximal": {"anchor": "proximal"},
     "proximal, truncated": {"anchor": "proximal", "mismatch_mode": "truncate"},
     "adaptive 15 %": {"clip": "adaptive"},
@@ -146,7 +146,7 @@ def _wider() -> list[Cell]:
     bands = {"widened c=10": 10.0, "widened c=30": 30.0, "widened c=100": 100.0}
     settings: dict[str, dict[str, Any]] = {"0..2": {"lag": 2, "lag_kind": "uniform"}, "4": {"lag": 4}}
     wide = [
-        Cell("d-wider", band, lag, replace(SHORT, seed=seed, band_growth=growth, **setting))
+        Cell("d-wider", band, lag, replace(SHORT, seed=seed, clip_range_growth=growth, **setting))
         for seed in SEEDS
         for lag, setting in settings.items()
         for band, growth in bands.items()
@@ -164,8 +164,8 @@ def _scaled() -> list[Cell]:
     """d: ten times the paper's clip, which at this learning rate clips about as much at lag 0 as the paper reports."""
     bands: dict[str, dict[str, Any]] = {
         "fixed (c=0)": {},
-        "widened c=1": {"band_growth": 1.0},
-        "widened c=10": {"band_growth": 10.0},
+        "widened c=1": {"clip_range_growth": 1.0},
+        "widened c=10": {"clip_range_growth": 10.0},
         "proximal, truncated": BANDS["proximal, truncated"],
     }
     lags: dict[str, dict[str, Any]] = {"0": {}, "4": {"lag": 4}}
@@ -201,7 +201,7 @@ def _with_band(config: RunConfig, band: str) -> RunConfig:
     values = dict(BANDS[band])
     if config.lag == 0:
         # Without lag the bands of every growth are the same band: one run.
-        values.pop("band_growth", None)
+        values.pop("clip_range_growth", None)
     return replace(config, **values)
 
 

@@ -30,10 +30,10 @@ from gspo.model.policy import prepare_policy
 from gspo.moe.experts import ExpertPicks, ExpertRecorder, changed_share
 from gspo.moe.routing_replay import RoutingReplay
 from gspo.staleness import (
-    Band,
+    ClipRange,
     MismatchMoments,
     MismatchTracker,
-    clip_band,
+    clip_range,
     mismatch_kl,
     mismatch_moments,
     mismatch_weights,
@@ -260,17 +260,17 @@ def length_weights(lengths: Sequence[int]) -> NDArray[np.float32]:
     return np.array([length / mean for length in lengths], dtype=np.float32)
 
 
-def study_band(config: RunConfig, lag_S: Tensor, *, sigma: float, scale: float) -> Band:
+def study_band(config: RunConfig, lag_S: Tensor, *, sigma: float, scale: float) -> ClipRange:
     """The clip band of the run; without clipping, one with infinite bounds."""
     if config.clip == "none":
         infinite_S = torch.full_like(lag_S, torch.inf)
-        return Band(lag_S, -infinite_S, infinite_S, 0.0)
+        return ClipRange(lag_S, -infinite_S, infinite_S, 0.0)
     proximal = config.anchor == "proximal"
-    return clip_band(
+    return clip_range(
         lag_S,
         eps_low=config.eps_low,
         eps_high=config.eps_high,
-        band_growth=0.0 if proximal else config.band_growth,
+        clip_range_growth=0.0 if proximal else config.clip_range_growth,
         noise_z=0.0 if proximal else config.noise_z,
         sigma=sigma,
         scale=scale if config.clip == "adaptive" else 1.0,

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
 from benchmarks.study.config import TaskName
 from gspo.environments import DemonstratingEnvironment
-from services.environments.registry import create_environment
+from services.environments import create_environment
 from services.models.tiny import IGNORED_LABEL, build_model, build_tokenizer, encode
 
 ENVIRONMENTS: dict[TaskName, str] = {

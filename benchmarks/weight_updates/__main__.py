@@ -5,7 +5,7 @@
 
 sizes   a small Qwen3-MoE in bfloat16 with float32 master weights under AdamW: bytes of each step's delta
 rates   encoding and applying a delta, against memcpy, BLAKE2b and zstd of the same bytes, on one core
-fleet   a snapshot and a delta to 1..32 receivers over loopback, with and without neighbours: bytes that the learner sent
+fleet   a snapshot and a delta to 1..32 receivers over loopback, with and without weight_peers: bytes that the learner sent
 pause   a real SGLang server: how long generation stands still, against SGLang's own time to load the same file
 """
 

@@ -1,4 +1,4 @@
-"""A snapshot and a delta to a fleet over loopback, with and without neighbours: bytes that the learner sent.
+"""A snapshot and a delta to a fleet over loopback, with and without weight_peers: bytes that the learner sent.
 
 The receivers share two processes: what is counted are bytes, and 32 processes on two cores would only wait for each other.
 """
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from benchmarks.weight_updates.serving import serving
 from benchmarks.weight_updates.versions import must, random_versions
-from services.learner.weights.delta import encode_delta
+from services.learner.weights import encode_delta
 from services.learner.weights.snapshot import Delta, Snapshot
 
 NUM_BYTES: Final = 16 * 1024 * 1024
@@ -22,22 +22,22 @@ LIMIT_S: Final = 300.0
 
 
 def fleet(numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """One row for each number of receivers, without neighbours and with them.
+    """One row for each number of receivers, without weight_peers and with them.
 
     Raises: TimeoutError when a version does not reach everybody within LIMIT_S; RuntimeError when a receiver ends.
     """
     first, second = random_versions(NUM_BYTES, 2, 0.01)
     delta = must(encode_delta(first, second))
     rows = []
-    for neighbours in (False, True):
+    for weight_peers in (False, True):
         for number in numbers:
-            rows.append(asyncio.run(_one(number, neighbours, (first, second), delta)))
+            rows.append(asyncio.run(_one(number, weight_peers, (first, second), delta)))
             print(rows[-1], file=sys.stderr, flush=True)
     return rows
 
 
-async def _one(number: int, neighbours: bool, versions: tuple[Snapshot, Snapshot], delta: Delta) -> dict[str, Any]:
-    async with serving() as served, _receivers(served.endpoint, number, neighbours) as processes:
+async def _one(number: int, weight_peers: bool, versions: tuple[Snapshot, Snapshot], delta: Delta) -> dict[str, Any]:
+    async with serving() as served, _receivers(served.endpoint, number, weight_peers) as processes:
         begin = time.perf_counter()
         served.store.add(versions[0])
         await _until_held(processes, number, versions[0])
@@ -48,18 +48,18 @@ async def _one(number: int, neighbours: bool, versions: tuple[Snapshot, Snapshot
         delta_s, delta_bytes = time.perf_counter() - begin, served.sent_bytes - snapshot_bytes
         return {
             "receivers": number,
-            "neighbours": "yes" if neighbours else "no",
+            "weight_peers": "yes" if weight_peers else "no",
             "snapshot: sent / full": round(snapshot_bytes / versions[0].manifest.num_bytes, 2),
             "snapshot: s until all hold it": round(snapshot_s, 1),
             "delta: sent / delta": round(delta_bytes / delta.manifest.num_bytes, 2),
             "delta: s until all hold it": round(delta_s, 1),
-            "neighbours left": served.num_sources_left,
+            "weight_peers left": served.num_sources_left,
         }
 
 
 @asynccontextmanager
 async def _receivers(
-    endpoint: str, number: int, neighbours: bool
+    endpoint: str, number: int, weight_peers: bool
 ) -> AsyncIterator[list[tuple[asyncio.subprocess.Process, int]]]:
     """Processes, each with how many receivers it has."""
     names = [f"rollout-{index}" for index in range(number)]
@@ -69,7 +69,7 @@ async def _receivers(
         for share in shares:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "benchmarks.weight_updates.receivers", endpoint),
-                *(["--neighbours"] if neighbours else []),
+                *(["--weight_peers"] if weight_peers else []),
                 *share,
                 stdout=asyncio.subprocess.PIPE,
             )

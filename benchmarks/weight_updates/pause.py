@@ -13,13 +13,11 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.weight_updates.serving import serving
 from benchmarks.weight_updates.versions import a_model, must, published, step
-from services.learner.weights.delta import encode_delta
+from services.learner.weights import encode_delta
 from services.models.tiny import build_tokenizer
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang.client import Engine
-from services.rollout.sglang.http import EngineHttp
-from services.rollout.sglang.server import EngineServer, ServerOptions
-from services.rollout.weights.sync import WeightSync
+from services.rollout.sglang import Engine, EngineHttp, EngineServer, ServerOptions
+from services.rollout.weights import WeightSync
 from services.runtime.clock import MonotonicClock
 
 WARM: Final = 2

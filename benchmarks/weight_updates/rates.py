@@ -9,9 +9,9 @@ import numpy as np
 
 from benchmarks.weight_updates.versions import must, random_versions
 from protocol.digests import tensor_digest
-from services.learner.weights.delta import encode_delta
-from services.rollout.weights.replica import HeldWeights
-from services.weights.compression import compress
+from services.learner.weights import encode_delta
+from services.rollout.weights.replica import Replica
+from services.weights import compress
 
 NUM_BYTES = 128 * 1024 * 1024
 
@@ -32,7 +32,7 @@ def _measure() -> list[dict[str, Any]]:
     payload = delta.data.tobytes()
 
     def applied() -> float:
-        held = HeldWeights()
+        held = Replica()
         held.replace(before.manifest, bytearray(before.data.tobytes()))
         return _best_of(1, lambda: held.apply(delta.manifest, payload))
 

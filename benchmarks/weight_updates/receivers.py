@@ -1,4 +1,4 @@
-"""Receivers of weights in one process: `python -m benchmarks.weight_updates.receivers ENDPOINT [--neighbours] NAME ...`.
+"""Receivers of weights in one process: `python -m benchmarks.weight_updates.receivers ENDPOINT [--weight_peers] NAME ...`.
 
 Each fetches as a rollout does, with sockets of its own, and says on standard output which version it holds.
 """
@@ -13,32 +13,31 @@ from prometheus_client import CollectorRegistry
 
 from protocol.channels import WEIGHTS
 from services.rollout.metrics import RolloutMetrics
+from services.rollout.weights import WeightPeers
 from services.rollout.weights.fetch import fetch_newest
-from services.rollout.weights.peers import Neighbours
-from services.rollout.weights.replica import HeldWeights
+from services.rollout.weights.replica import Replica
 from services.runtime.clock import MonotonicClock
-from services.runtime.net.peer import PeerClient
-from services.runtime.net.security import PLAINTEXT
+from services.runtime.net import PLAINTEXT, PeerClient
 
 ANY_PORT: Final = "tcp://127.0.0.1:*"
 ASK_S: Final = 0.05
 STALL_S: Final = 60.0
 
 
-async def receive(endpoint: str, name: str, neighbours: bool) -> None:
-    """Follow ``endpoint`` until cancelled; ``neighbours``: fetch from other receivers where the server names some."""
+async def receive(endpoint: str, name: str, weight_peers: bool) -> None:
+    """Follow ``endpoint`` until cancelled; ``weight_peers``: fetch from other receivers where the server names some."""
     context = zmq.asyncio.Context()
     clock = MonotonicClock()
     shared = None
-    if neighbours:
+    if weight_peers:
         metrics = RolloutMetrics(CollectorRegistry())
-        shared = Neighbours(context, ANY_PORT, peer=name, session=name, clock=clock, metrics=metrics, security=PLAINTEXT)
-    held = HeldWeights() if shared is None else shared.held
+        shared = WeightPeers(context, ANY_PORT, peer=name, session=name, clock=clock, metrics=metrics, security=PLAINTEXT)
+    held = Replica() if shared is None else shared.held
     client = PeerClient(context, WEIGHTS, endpoint, role="rollout", peer=name, session=name, clock=clock)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(client.run(), name=f"{name}-client")
         if shared is not None:
-            tasks.create_task(shared.run(), name=f"{name}-neighbours")
+            tasks.create_task(shared.run(), name=f"{name}-weight_peers")
         await client.connected_welcome()
         while True:
             weights = await fetch_newest(client, held.policy_version, held, sources=shared, stall_s=STALL_S)
@@ -47,20 +46,20 @@ async def receive(endpoint: str, name: str, neighbours: bool) -> None:
             await asyncio.sleep(ASK_S)
 
 
-async def receive_all(endpoint: str, names: Sequence[str], neighbours: bool) -> None:
+async def receive_all(endpoint: str, names: Sequence[str], weight_peers: bool) -> None:
     """All of them, until the process is ended."""
     async with asyncio.TaskGroup() as tasks:
         for name in names:
-            tasks.create_task(receive(endpoint, name, neighbours), name=name)
+            tasks.create_task(receive(endpoint, name, weight_peers), name=name)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("endpoint")
-    parser.add_argument("--neighbours", action="store_true")
+    parser.add_argument("--weight_peers", action="store_true")
     parser.add_argument("names", nargs="+")
     arguments = parser.parse_args()
-    asyncio.run(receive_all(arguments.endpoint, arguments.names, arguments.neighbours))
+    asyncio.run(receive_all(arguments.endpoint, arguments.names, arguments.weight_peers))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from protocol.channels import WEIGHTS
 from services.learner.metrics import LearnerMetrics
-from services.learner.weights.server import WeightServer
-from services.learner.weights.snapshot import SnapshotStore
+from services.learner.weights import SnapshotStore, WeightServer
 from services.runtime.clock import MonotonicClock
-from services.runtime.net.authenticator import Gate
-from services.runtime.net.channel import RouterChannel
-from services.runtime.net.security import PLAINTEXT
+from services.runtime.net import PLAINTEXT, Authenticator, RouterChannel
 
 ANY_PORT: Final = "tcp://127.0.0.1:*"
 
@@ -35,7 +32,7 @@ class Serving:
 
     @property
     def num_sources_left(self) -> int:
-        """How often a receiver came back from the neighbour that it was sent to."""
+        """How often a receiver came back from the weight_peer that it was sent to."""
         return int(self._registry.get_sample_value("gspo_learner_weight_sources_failed_total") or 0)
 
 
@@ -46,7 +43,7 @@ async def serving() -> AsyncIterator[Serving]:
     try:
         store, registry = SnapshotStore(), CollectorRegistry()
         metrics = LearnerMetrics(registry)
-        gate = Gate(context, PLAINTEXT, MonotonicClock(), metrics.gate_counters)
+        gate = Authenticator(context, PLAINTEXT, MonotonicClock(), metrics.authenticator_counters)
         channel = RouterChannel(context, WEIGHTS, ANY_PORT, gate)
         server = WeightServer(channel, store, metrics)
         async with asyncio.TaskGroup() as tasks:

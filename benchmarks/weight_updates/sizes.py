@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.weight_updates.versions import a_model, must, published, training
 from protocol.codec import encode
-from services.learner.weights.delta import encode_delta
+from services.learner.weights import encode_delta
 
 WARM, MEASURED = 20, 10
 

@@ -7,7 +7,8 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gspo.model.serving import serving_weights
-from services.learner.weights.snapshot import Delta, Snapshot, build_snapshot
+from services.learner.weights.snapshot import Delta, Snapshot
+from tests.support.wire.snapshots import snapshot_of
 
 VOCABULARY = 264
 
@@ -54,7 +55,7 @@ def training(model: Qwen3MoeForCausalLM, learning_rate: float) -> Iterator[int]:
 
 def published(model: Qwen3MoeForCausalLM, version: int) -> Snapshot:
     """As the learner publishes it: in the serving layout, in bfloat16."""
-    return build_snapshot(version, serving_weights(model, gathered=nullcontext, dtype=torch.bfloat16))
+    return snapshot_of(version, serving_weights(model, gathered=nullcontext, dtype=torch.bfloat16))
 
 
 def random_versions(num_bytes: int, number: int, changed: float) -> list[Snapshot]:
@@ -62,10 +63,10 @@ def random_versions(num_bytes: int, number: int, changed: float) -> list[Snapsho
     rows = num_bytes // 2 // 1024
     weight = torch.randn(rows, 1024, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     tensors = [(f"w{at}", weight[at : at + 1024]) for at in range(0, rows, 1024)]
-    snapshots = [build_snapshot(1, tensors)]
+    snapshots = [snapshot_of(1, tensors)]
     for version in range(2, number + 1):
         step([weight], changed, seed=version)
-        snapshots.append(build_snapshot(version, tensors))
+        snapshots.append(snapshot_of(version, tensors))
     return snapshots
 
 

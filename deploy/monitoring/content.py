@@ -65,7 +65,7 @@ BATCHES = Panel(
     "Batches", "short", "Trained, covered by a checkpoint, and wanted.",
     (
         Query(latest("gspo_broker_batches_trained"), "trained"),
-        Query(latest("gspo_broker_batches_settled"), "in a checkpoint"),
+        Query(latest("gspo_broker_batches_checkpointed"), "in a checkpoint"),
         Query(latest("gspo_broker_batches_wanted"), "wanted"),
     ),
 )  # fmt: skip
@@ -93,12 +93,12 @@ LEARNING = Dashboard(
         Row("Reward", (
             REWARD,
             Panel("Groups without signal", "percentunit", "All rewards of the group are equal, so its advantage is 0.",
-                  (Query(latest("namespace:gspo_zero_signal_groups:ratio"), "of the last batch"),), top=1.0),
+                  (Query(latest("namespace:gspo_zero_variance_groups:ratio"), "of the last batch"),), top=1.0),
             Panel("Entropy", "nats", "Of the learner's distribution at action tokens.",
                   (Query(diagnostic("entropy", "all"), "all"), Query(diagnostics("entropy", SIGNS), "{{bucket}}"))),
         )),
         Row("Clip", (
-            Panel("Clip fraction by lag", "percentunit", "The band widens with the lag (objective.band_growth).",
+            Panel("Clip fraction by lag", "percentunit", "The band widens with the lag (objective.clip_range_growth).",
                   (Query(diagnostics("clip_fraction", LAGS), "{{bucket}}"),)),
             Panel("Clip fraction by sign", "percentunit", "Only the upper bound clips positive advantages.",
                   (Query(diagnostic("clip_fraction_high", "advantage_positive"), "upper bound"),

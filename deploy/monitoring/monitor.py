@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from services.runtime.settings.configuration import ConfigurationError, load_settings
-from services.runtime.settings.sections import Settings
+from services.runtime.errors import ConfigurationError
+from services.runtime.settings import Settings, load_settings
 
 HERE: Final = Path(__file__).parent
 SCRAPE_S: Final = 5

@@ -23,11 +23,11 @@ from protocol.messages.operator import Status, StatusRequest, StopRequest
 from protocol.messages.weights import (
     BroadcastRequest,
     DeltaBucket,
-    Group,
-    GroupRequest,
     Loaded,
     Manifest,
     ManifestRequest,
+    ProcessGroup,
+    ProcessGroupRequest,
     Source,
     TensorInfo,
     WeightChunk,
@@ -52,7 +52,7 @@ AnyMessage = (
     | LeaseRequest | Lease | NoLease | Chunk | Finish | Release | LeaseEnded | Heartbeat | Pulse
     | BatchRequest | BatchPending | Batch | EndOfRun | Published | Trained | Checkpointed | Resume
     | ManifestRequest | Manifest | WeightRequest | WeightChunk | WeightGone | Loaded
-    | GroupRequest | Group | BroadcastRequest
+    | ProcessGroupRequest | ProcessGroup | BroadcastRequest
     | StatusRequest | Status | StopRequest
 )  # fmt: skip
 SEQUENCED = (Chunk, Finish, Release, Published, Trained, Checkpointed)
@@ -82,8 +82,6 @@ __all__ = [
     "EndOfRun",
     "Finish",
     "Goodbye",
-    "Group",
-    "GroupRequest",
     "Heartbeat",
     "Hello",
     "Lease",
@@ -97,6 +95,8 @@ __all__ = [
     "Name",
     "NoLease",
     "Plain",
+    "ProcessGroup",
+    "ProcessGroupRequest",
     "Published",
     "Pulse",
     "Reason",

@@ -114,7 +114,7 @@ class WeightGone(Message, frozen=True, tag="weight_gone"):
     newest_version: Version
 
 
-class GroupRequest(Message, frozen=True, tag="group_request"):
+class ProcessGroupRequest(Message, frozen=True, tag="process_group_request"):
     """Rollout -> learner: be ready to send a version into a process group of you and my engine."""
 
     policy_version: Version
@@ -124,7 +124,7 @@ class GroupRequest(Message, frozen=True, tag="group_request"):
     """The one that both are in already; empty: a new one is wanted, and an older one of this rollout's is over."""
 
 
-class Group(Message, frozen=True, tag="group"):
+class ProcessGroup(Message, frozen=True, tag="process_group"):
     """Learner -> rollout: it waits for the engine in ``group``, and holds the version until it was sent."""
 
     LARGE_HEADER: ClassVar[bool] = True

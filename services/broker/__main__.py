@@ -9,7 +9,7 @@ from services.broker.entry import run_broker
 from services.runtime.errors import exit_status
 from services.runtime.lifecycle import run_until_stopped
 from services.runtime.logs import configure_logging
-from services.runtime.settings.arguments import parse_process_arguments
+from services.runtime.settings import parse_process_arguments
 
 log = structlog.get_logger()
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from protocol.codec import Array
 from protocol.messages import Batch, BatchItem, Lease, Plain
-from services.broker.ledger.actions import GrantLease
+from services.broker.ledger import GrantLease
 from services.broker.records import BatchRow, TrajectoryRow
-from services.broker.store.payload import Payload
+from services.broker.store import Payload
 
 NO_TOKENS: Final = Payload(
     token_ids=np.zeros(0, "<i4"),

@@ -12,22 +12,16 @@ from prometheus_client import CollectorRegistry
 from gspo.environments import TaskSource
 from protocol.channels import BATCH, WORK
 from protocol.limits import MAX_FRAME_BYTES, MAX_TRAJECTORIES_PER_BATCH
-from services.broker.ledger.ledger import Ledger
-from services.broker.ledger.state import LedgerConfig
+from services.broker.ledger import Ledger, LedgerConfig
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import RecordFile
-from services.broker.service import Broker
-from services.broker.store.reader import LEDGER_FILE, StoreMismatch
-from services.broker.store.store import Store, StoreUnavailable
-from services.environments.registry import create_environment
+from services.broker.service import BrokerService
+from services.broker.store import LEDGER_FILE, Store, StoreMismatch, StoreUnavailable
+from services.environments import create_environment
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import ConfigurationError
-from services.runtime.net.authenticator import Gate
-from services.runtime.net.channel import RouterChannel
-from services.runtime.net.security import Security
-from services.runtime.settings.fingerprint import run_fingerprint
-from services.runtime.settings.run_settings import write_run_settings
-from services.runtime.settings.sections import Settings
+from services.runtime.net import Authenticator, RouterChannel, Security
+from services.runtime.settings import Settings, run_fingerprint, write_run_settings
 from services.runtime.telemetry import Health, TelemetryServer
 
 log = structlog.get_logger()
@@ -65,11 +59,11 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
         config = ledger_config(settings, tasks, store.run_id, fingerprint)
         ledger = Ledger(config, store.snapshot(), clock.now())
         context = zmq.asyncio.Context()
-        gate = Gate(context, security, clock, metrics.gate_counters)
+        authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         try:
-            work = RouterChannel(context, WORK, settings.broker.work_endpoint, gate)
-            batch = RouterChannel(context, BATCH, settings.broker.batch_endpoint, gate)
-            broker = Broker(
+            work = RouterChannel(context, WORK, settings.broker.work_endpoint, authenticator)
+            batch = RouterChannel(context, BATCH, settings.broker.batch_endpoint, authenticator)
+            broker = BrokerService(
                 ledger,
                 store,
                 {WORK: work, BATCH: batch},
@@ -96,16 +90,16 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
                 stopping=ledger.state.stop_reason,
                 keys=security.own is not None,
             )
-            await _serve(broker, gate, stop)
+            await _serve(broker, authenticator, stop)
         finally:
-            gate.close()
+            authenticator.close()
             context.destroy()
     log.info("broker_stopped")
 
 
-async def _serve(broker: Broker, gate: Gate, stop: asyncio.Event) -> None:
+async def _serve(broker: BrokerService, authenticator: Authenticator, stop: asyncio.Event) -> None:
     async with asyncio.TaskGroup() as tasks:
-        guarding = tasks.create_task(gate.run(), name="gate")
+        guarding = tasks.create_task(authenticator.run(), name="authenticator")
         try:
             await broker.run(stop)
         finally:

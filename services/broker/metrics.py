@@ -7,10 +7,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.broker.ledger.fleet import STATES
-from services.broker.ledger.ledger import ALLOWED, Ledger
-from services.broker.ledger.status import groups_by_state
-from services.runtime.net import authenticator as gate
+from services.broker.ledger import ALLOWED, STATES, Ledger, groups_by_state
+from services.runtime.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
 from services.runtime.process_metrics import register_process
 
 REFUSAL_REASONS: Final = ("undecodable", "unknown_session", "fatal", "refused")
@@ -64,14 +62,16 @@ class BrokerMetrics:
         self.window = gauge("admission_limit_groups", "Most groups that may be admitted at a time.")
         self.assembled = gauge("batches_assembled", "Batches assembled: the index of the next one.")
         self.trained = gauge("batches_trained", "Batches that the newest weights were trained on.")
-        self.settled = gauge("batches_settled", "Batches covered by a checkpoint.")
+        self.checkpointed = gauge("batches_checkpointed", "Batches covered by a checkpoint.")
         self.version = gauge("policy_version", "Newest published policy version.")
         self.train_reward = gauge("train_reward", "Mean reward of the last batch.")
         self.eval_reward = gauge("eval_reward", "Mean reward of the last evaluation on held-out tasks.")
         self.lag_mean = gauge("lag_mean_versions", "Mean lag of the last batch's trajectories.")
         self.lag_max = gauge("lag_max_versions", "Largest lag of an action token of the last batch.")
         self.max_lag = gauge("max_lag_versions", "Largest lag that may be trained on (batch.max_lag).")
-        self.uniform_groups = gauge("uniform_groups", "Groups of the last batch whose rewards are all equal: no signal.")
+        self.zero_variance_groups = gauge(
+            "zero_variance_groups", "Groups of the last batch whose rewards are all equal: no signal."
+        )
         self.groups_per_batch = gauge("batch_groups", "Groups of a batch (batch.groups_per_batch).")
         self.wanted = gauge("batches_wanted", "Batches after which the run ends (run.num_batches).")
         self.last_batch = gauge(
@@ -84,14 +84,14 @@ class BrokerMetrics:
         self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes of the file system that holds the ledger.")
         self.disk_bytes = gauge("disk_bytes", "Size of the file system that holds the ledger.")
         self.stopping = gauge("stopping", "1 while the run stops or is finished.")
-        for unknown in (self.train_reward, self.eval_reward, self.lag_mean, self.lag_max, self.uniform_groups):
+        for unknown in (self.train_reward, self.eval_reward, self.lag_mean, self.lag_max, self.zero_variance_groups):
             # Until there is a batch: 0 would be a reward.
             unknown.set(math.nan)
         self.trajectory_tokens.labels("finished")
         for reason in ("stale", "failed"):
             self.dropped.labels(reason)
             self.trajectory_tokens.labels(reason)
-        for refusal in gate.REFUSAL_REASONS:
+        for refusal in AUTHENTICATOR_REASONS:
             self.refused_connections.labels(refusal)
         for role in ALLOWED:
             self.peers.labels(role)
@@ -105,9 +105,9 @@ class BrokerMetrics:
         self.disk_bytes.set_function(lambda: _disk(directory)[1])
 
     @property
-    def gate_counters(self) -> gate.GateCounters:
-        """Where the gate of the broker's sockets counts."""
-        return gate.GateCounters(
+    def authenticator_counters(self) -> AuthenticatorCounters:
+        """Where the authenticator of the broker's sockets counts."""
+        return AuthenticatorCounters(
             refused=lambda reason: self.refused_connections.labels(reason).inc(),
             connections=lambda outcome: self.connections.labels(outcome).inc(),
         )
@@ -125,7 +125,7 @@ class BrokerMetrics:
         self.window.set((state.config.max_lag + 1) * state.config.groups_per_batch)
         self.assembled.set(state.batches.num_assembled)
         self.trained.set(state.batches.num_trained)
-        self.settled.set(state.batches.settled)
+        self.checkpointed.set(state.batches.checkpointed)
         self.version.set(state.batches.newest_version)
         for role in ALLOWED:
             self.peers.labels(role).set(len(ledger.peers.of_role(role)))
@@ -144,7 +144,7 @@ class BrokerMetrics:
             self.train_reward.set(last.stats.mean_reward)
             self.lag_mean.set(last.stats.mean_lag)
             self.lag_max.set(last.stats.max_lag)
-            self.uniform_groups.set(last.stats.num_uniform_groups)
+            self.zero_variance_groups.set(last.stats.num_zero_variance_groups)
         evaluated = state.evaluations.last_done
         if evaluated is not None and evaluated.reward is not None:
             self.eval_reward.set(evaluated.reward)

@@ -77,7 +77,7 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     mean_lag: float
     max_lag: int
     """Of any single action token."""
-    num_uniform_groups: int
+    num_zero_variance_groups: int
     """Groups whose rewards are all equal: no advantage, no gradient."""
 
 
@@ -121,7 +121,7 @@ class EvaluationRow(Row, frozen=True, kw_only=True):
     num_failed: int = 0
 
 
-class SettledRow(Row, frozen=True, kw_only=True):
+class CheckpointedRow(Row, frozen=True, kw_only=True):
     """All batches below ``next_batch`` are covered by a checkpoint."""
 
     next_batch: int
@@ -141,7 +141,7 @@ class RunRow(Row, frozen=True, kw_only=True):
     learner_session: str = ""
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):
     """Everything from which a ledger goes on: rows that are still in play, and the ends of the counters."""
 
     groups: tuple[GroupRow, ...] = ()
@@ -156,7 +156,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Of batches that no checkpoint covers, and some before."""
     evaluations: tuple[EvaluationRow, ...] = ()
     run: RunRow = RunRow()
-    next_batch_settled: int = 0
+    next_batch_checkpointed: int = 0
     next_group_id: int = 0
     next_trajectory_id: int = 0
     next_prompt: int = 0

@@ -15,29 +15,28 @@ from protocol.errors import ProtocolError
 from protocol.limits import MAX_QUEUED_BYTES
 from protocol.messages import FOR_ONE_LIFE, Ack, Chunk, LeaseEnded, Message, Refused
 from services.broker.delivery import NO_TOKENS, batch_message, lease_message
-from services.broker.ledger.actions import (
+from services.broker.ledger import (
     Action,
     Announce,
     AppendChunk,
     DeliverBatch,
     GrantLease,
+    Ledger,
     Note,
     Record,
     Reply,
     Save,
     Who,
 )
-from services.broker.ledger.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import RecordFile
 from services.broker.records import TrajectoryRow
-from services.broker.sessions import Answer, Arrival, Reception
-from services.broker.store.payload import StoredChunk, stored_chunk
-from services.broker.store.store import Changes, Store, StoreUnavailable
+from services.broker.sessions import Answer, Arrival, Sessions
+from services.broker.store import RowChanges, Store, StoredChunk, StoreUnavailable, stored_chunk
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
 from services.runtime.lifecycle import until_stopped
-from services.runtime.net.channel import RouterChannel
+from services.runtime.net import RouterChannel
 from services.runtime.telemetry import Health
 
 log = structlog.get_logger()
@@ -51,7 +50,7 @@ RETRY_FIRST_S: Final = 0.1
 RETRY_MOST_S: Final = 5.0
 
 
-class Broker:
+class BrokerService:
     """One run's broker between its two sockets and its store.
 
     ``wall_s`` gives seconds since 1970 for the record; all else runs on ``clock``.
@@ -86,7 +85,7 @@ class Broker:
         self._started = clock.now() - store.elapsed_s()
         self._last_tick = clock.now()
         self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue(maxsize=MAX_QUEUED)
-        self._reception = Reception(ledger, channels, metrics, clock)
+        self._reception = Sessions(ledger, channels, metrics, clock)
         self._queued_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
@@ -135,7 +134,7 @@ class Broker:
         last = False
         while not last:
             last = stop.is_set()
-            changes = Changes()
+            changes = RowChanges()
             arrivals = await self._gather()
             effects = self._decide(arrivals, changes)
             if last:
@@ -168,7 +167,7 @@ class Broker:
 
     # --- decide -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, arrivals: list[Arrival], changes: Changes) -> list[Action]:
+    def _decide(self, arrivals: list[Arrival], changes: RowChanges) -> list[Action]:
         """The ledger's actions: what must be durable goes into ``changes``, the rest is returned."""
         now = self._clock.now()
         effects: list[Action] = []
@@ -185,7 +184,7 @@ class Broker:
             self._metrics.observe(self._ledger, self._arrivals.qsize(), self._queued_bytes, now)
         return effects
 
-    def _sort(self, actions: list[Action], arrays: dict[str, Array], changes: Changes, effects: list[Action]) -> None:
+    def _sort(self, actions: list[Action], arrays: dict[str, Array], changes: RowChanges, effects: list[Action]) -> None:
         for action in actions:
             match action:
                 case Save(row=row):
@@ -213,7 +212,7 @@ class Broker:
 
     # --- make durable ----------------------------------------------------------------------------------------------
 
-    async def _commit(self, changes: Changes, stop: asyncio.Event) -> bool:
+    async def _commit(self, changes: RowChanges, stop: asyncio.Event) -> bool:
         """Commit, trying again until it succeeds: what arrives meanwhile waits in bounded queues, unacknowledged.
 
         False: ``stop`` was set first; nothing of ``changes`` was acknowledged.
@@ -227,7 +226,7 @@ class Broker:
                 self._metrics.commit_failures.inc()
                 self._health.not_ready(str(error))
                 log.error("commit_failed", error=str(error), retry_s=delay_s, rows=len(changes.rows))
-                self._health.turn()
+                self._health.beat()
                 if await until_stopped(stop, delay_s):
                     log.error("stopped_with_uncommitted_messages", rows=len(changes.rows))
                     return False

@@ -9,12 +9,11 @@ from protocol.channels import ChannelSpec
 from protocol.codec import Received, message_type
 from protocol.limits import MAX_REASON_CHARS
 from protocol.messages import MESSAGE_TYPES, Hello, Refused
-from services.broker.ledger.actions import Action, Reply, Who
-from services.broker.ledger.ledger import UNKNOWN_SESSION, Ledger
+from services.broker.ledger import UNKNOWN_SESSION, Action, Ledger, Reply, Who
 from services.broker.metrics import BrokerMetrics
 from services.runtime.clock import Clock
 from services.runtime.logs import OccasionalLog
-from services.runtime.net.channel import Incoming, RouterChannel
+from services.runtime.net import Incoming, RouterChannel
 
 log = structlog.get_logger()
 
@@ -43,7 +42,7 @@ class Answer(Action, frozen=True, kw_only=True):
     message: Refused
 
 
-class Reception:
+class Sessions:
     """The sessions of the connections. A connection belongs to whoever was last welcomed over it."""
 
     def __init__(
@@ -66,7 +65,7 @@ class Reception:
         return self._routes.get(who)
 
     def actions(self, arrival: Arrival, now: float) -> list[Action]:
-        """What the ledger, or this reception in its place, decides about one arrival."""
+        """What the ledger, or this sessions in its place, decides about one arrival."""
         received = arrival.incoming.received
         if received is None:
             return [self._undecodable(arrival)]

@@ -7,8 +7,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from services.runs.audit.audit import audit_run
-from services.runs.audit.findings import Audit
+from services.runs.audit import Audit, audit_run
 
 EXIT_VIOLATIONS: Final = 1
 SHOWN_NOTES: Final = 5

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from services.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
-from services.runtime.settings.arguments import add_configuration_arguments
+from services.runtime.settings import add_configuration_arguments
 
 PROCESSES: Final = {
     "broker": "start the broker: the durable queue between rollouts and learner",
@@ -121,24 +121,24 @@ def _parser() -> argparse.ArgumentParser:
 
 def _act(arguments: argparse.Namespace) -> int:
     if arguments.command == "run":
-        from services.cli.running.command import run_command
+        from services.cli.running import run_command
 
         return run_command(arguments.config, arguments.overrides, plain=arguments.plain)
     if arguments.command == "record":
-        from services.cli.running.recording import record_command
+        from services.cli.running import record_command
 
         return record_command(arguments.config, arguments.overrides, arguments.out, arguments.groups, plain=arguments.plain)
     if arguments.command == "check":
-        from services.runtime.settings.configuration import load_settings
+        from services.runtime.settings import load_settings
 
         print(load_settings(arguments.config, arguments.overrides).model_dump_json(indent=2))
         return 0
     if arguments.command == "doctor":
-        from services.cli.watching.doctor import doctor_command
+        from services.cli.watching import doctor_command
 
         return doctor_command(arguments.run, arguments.overrides)
     if arguments.command == "stop":
-        from services.cli.watching.stop import stop_command
+        from services.cli.watching import stop_command
 
         return stop_command(arguments.directory, arguments.reason)
     if arguments.command == "keys":
@@ -157,7 +157,7 @@ def _act(arguments: argparse.Namespace) -> int:
 def _plot(directory: Path) -> int:
     from rich.console import Console
 
-    from services.cli.running.report import summary_table, write_plot
+    from services.cli.running import summary_table, write_plot
 
     path = write_plot(directory)
     Console().print(summary_table(directory))
@@ -168,7 +168,7 @@ def _plot(directory: Path) -> int:
 def _environments() -> int:
     import msgspec
 
-    from services.environments.registry import ENVIRONMENTS, find_environment
+    from services.environments import ENVIRONMENTS, find_environment
 
     for name in ENVIRONMENTS:
         environment = find_environment(name)

@@ -12,10 +12,8 @@ from protocol.channels import BATCH
 from protocol.messages import Status, StatusRequest, StopRequest
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError, EndpointError, ServiceError, flatten
-from services.runtime.net.peer import PeerClient
-from services.runtime.net.security import Security
-from services.runtime.settings.fingerprint import run_fingerprint
-from services.runtime.settings.sections import Settings
+from services.runtime.net import PeerClient, Security
+from services.runtime.settings import Settings, run_fingerprint
 
 ASK_AGAIN_S: Final = 1.0
 

@@ -40,7 +40,7 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Wall-clock seconds for comparing one answer; a comparison over it is killed and gives no reward."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class DatasetRow(msgspec.Struct, frozen=True):
     """One usable row."""
 
     prompt: str
@@ -92,7 +92,7 @@ class Dataset(Environment):
 class RowTasks:
     """`TaskSource` over rows held in memory."""
 
-    def __init__(self, rows: list[Row]) -> None:
+    def __init__(self, rows: list[DatasetRow]) -> None:
         self._rows = rows
 
     @property
@@ -107,13 +107,13 @@ class RowTasks:
         return {"prompt": self._rows[index].prompt, "answer": self._rows[index].answer}
 
 
-def load_rows(path: Path, options: DatasetOptions) -> list[Row]:
+def load_rows(path: Path, options: DatasetOptions) -> list[DatasetRow]:
     """The usable rows of `path`.
 
     Raises ValueError, with the file, the line and what is wrong, for a bad row (unless they are skipped), for a file
     that cannot be read or is of another kind, and when no row is left.
     """
-    rows: list[Row] = []
+    rows: list[DatasetRow] = []
     num_skipped = 0
     for place, record in _records(path):
         try:
@@ -167,7 +167,7 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
         yield f"row {number}", record
 
 
-def _row(record: Any, options: DatasetOptions) -> Row:
+def _row(record: Any, options: DatasetOptions) -> DatasetRow:
     """The row in `record`: a line of JSON, or a mapping. Raises ValueError with what is wrong."""
     if isinstance(record, bytes):
         try:
@@ -181,7 +181,7 @@ def _row(record: Any, options: DatasetOptions) -> Row:
     answer = final_answer(text, options.answer_marker)
     if not answer:
         raise ValueError(f'no answer after "{options.answer_marker}" in column "{options.answer_column}"')
-    return Row(prompt=prompt, answer=answer)
+    return DatasetRow(prompt=prompt, answer=answer)
 
 
 def _text(record: dict[str, Any], column: str) -> str:

@@ -13,16 +13,21 @@ from typing import Final
 import structlog
 from prometheus_client import CollectorRegistry
 
-from services.learner.start.engine_settings import engine_settings_of
-from services.learner.start.parallelism import parallelism_of, read_model_config, require_supported
-from services.learner.start.ranks import Node, ended_by_signals, is_rank, run_ranks
+from services.learner.start import (
+    Node,
+    ended_by_signals,
+    engine_settings_of,
+    is_rank,
+    parallelism_of,
+    read_model_config,
+    require_supported,
+    run_ranks,
+)
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import ConfigurationError, exit_status
 from services.runtime.lifecycle import die_with_parent
 from services.runtime.logs import configure_logging
-from services.runtime.settings.arguments import parse_process_arguments
-from services.runtime.settings.configuration import require_model
-from services.runtime.settings.sections import Learner, Settings
+from services.runtime.settings import Learner, Settings, parse_process_arguments, require_model
 from services.runtime.telemetry import LOOP_STALL_S, Health, TelemetryServer
 
 log = structlog.get_logger()
@@ -89,12 +94,11 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch and DeepSpeed take seconds to import: only when the configuration is known to be good.
     import torch
 
-    from services.learner.broker.client import Link
-    from services.learner.engine.engine import LearnerEngine
+    from services.learner.broker import BrokerClient
+    from services.learner.engine import LearnerEngine
     from services.learner.metrics import LearnerMetrics
-    from services.learner.profiling.report import profiled
-    from services.learner.ranks.lost_rank import lost_ranks_named
-    from services.learner.ranks.process_group import init_distributed
+    from services.learner.profiling import profiled
+    from services.learner.ranks import init_distributed, lost_ranks_named
     from services.learner.service import LearnerService
     from services.learner.trainer import train_batch
 
@@ -117,7 +121,9 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         else nullcontext()
     )
     link = (
-        Link(settings, session=uuid.uuid4().hex, clock=clock, health=health, metrics=metrics) if rank == 0 else nullcontext()
+        BrokerClient(settings, session=uuid.uuid4().hex, clock=clock, health=health, metrics=metrics)
+        if rank == 0
+        else nullcontext()
     )
     with telemetry, link as opened, lost_ranks_named():
         try:

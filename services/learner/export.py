@@ -17,7 +17,7 @@ from services.runtime.durable import make_partial_directory, partial_path, publi
 from services.runtime.errors import ServiceError
 
 if TYPE_CHECKING:
-    from services.learner.engine.engine import LearnerEngine
+    from services.learner.engine import LearnerEngine
 
 # Of a model directory these are weights or what this module writes itself; the rest belongs to tokenizer and prompt.
 _NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "config.json")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from services.runtime.net.authenticator import REFUSAL_REASONS, GateCounters
+from services.runtime.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
 from services.runtime.process_metrics import register_process
 
 
@@ -72,7 +72,7 @@ class LearnerMetrics:
             registry=registry,
         )
         self.messages_refused.labels(channel="weights")
-        for reason in REFUSAL_REASONS:
+        for reason in AUTHENTICATOR_REASONS:
             self.refused_connections.labels(reason=reason)
         self.diagnostics = Gauge(
             "gspo_learner_diagnostic",
@@ -84,9 +84,9 @@ class LearnerMetrics:
         register_process(registry, "learner")
 
     @property
-    def gate_counters(self) -> GateCounters:
+    def authenticator_counters(self) -> AuthenticatorCounters:
         """Where the gate of the weight server counts."""
-        return GateCounters(
+        return AuthenticatorCounters(
             refused=lambda reason: self.refused_connections.labels(reason=reason).inc(),
             connections=lambda outcome: self.connections.labels(outcome=outcome).inc(),
         )

@@ -12,27 +12,27 @@ from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
 from protocol.messages import EndOfRun, Welcome
-from services.learner.broker.batches import groups_of
-from services.learner.broker.exchange import BatchArrived
-from services.learner.checkpoints.format import (
+from services.learner.broker import BatchArrived, groups_of
+from services.learner.checkpoints import (
+    Background,
+    CheckpointSaver,
     CheckpointState,
+    Threads,
     find_latest,
     load_checkpoint,
     reserve_version,
     reserved_version,
 )
-from services.learner.checkpoints.saving import Background, CheckpointSaver, Threads
-from services.learner.engine.engine import LearnerEngine
+from services.learner.engine import LearnerEngine
 from services.learner.export import export_model
 from services.learner.metrics import LearnerMetrics
-from services.learner.profiling.profile import NO_PROFILE, Phases
-from services.learner.ranks.share import share, stop_anywhere
+from services.learner.profiling import NO_PROFILE, Phases
+from services.learner.share import share, stop_anywhere
 from services.learner.trainer import AdvantageSettings, BatchReport, train_batch
-from services.learner.weights.snapshot import WeightCopy, copy_weights
+from services.learner.weights import WeightCopy, copy_weights
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
-from services.runtime.settings.objective import objective_of
-from services.runtime.settings.sections import Settings
+from services.runtime.settings import Settings, objective_of
 from services.runtime.telemetry import Health
 
 log = structlog.get_logger()
@@ -64,7 +64,7 @@ class TrainBatch(Protocol):
     ) -> BatchReport: ...
 
 
-class BatchLink(Protocol):
+class BrokerPort(Protocol):
     """`services.learner.broker.client.Link`, or what stands in for it where batches are recorded ones."""
 
     @property
@@ -98,7 +98,7 @@ class LearnerService:
         self,
         settings: Settings,
         engine: LearnerEngine,
-        link: BatchLink | None,
+        link: BrokerPort | None,
         *,
         clock: Clock,
         health: Health,

@@ -17,8 +17,7 @@ from prometheus_client import CollectorRegistry
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import ConfigurationError, exit_status
 from services.runtime.logs import configure_logging
-from services.runtime.settings.arguments import parse_process_arguments
-from services.runtime.settings.sections import Settings
+from services.runtime.settings import Settings, parse_process_arguments
 from services.runtime.telemetry import Health, TelemetryServer
 
 log = structlog.get_logger()
@@ -45,16 +44,16 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch takes seconds to import: only when the configuration is known to be good.
     from gspo.model.policy import load_policy
     from gspo.model.serving import serving_weights
-    from services.learner.broker.client import Link
-    from services.learner.checkpoints.format import reserve_version, reserved_version
+    from services.learner.broker import BrokerClient
+    from services.learner.checkpoints import reserve_version, reserved_version
     from services.learner.metrics import LearnerMetrics
     from services.learner.service import DTYPES
-    from services.learner.weights.snapshot import copy_weights
+    from services.learner.weights import copy_weights
 
     clock, registry = MonotonicClock(), CollectorRegistry()
     metrics, health = LearnerMetrics(registry), Health(clock, MAX_QUIET_S)
     telemetry = TelemetryServer(settings.security.metrics_host, settings.learner.metrics_port, registry, health)
-    link = Link(settings, session=uuid.uuid4().hex, clock=clock, health=health, metrics=metrics)
+    link = BrokerClient(settings, session=uuid.uuid4().hex, clock=clock, health=health, metrics=metrics)
     with telemetry, link:
         try:
             model = load_policy(settings.model.path, DTYPES[settings.learner.dtype])

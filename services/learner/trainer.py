@@ -27,9 +27,8 @@ from gspo.moe.experts import ExpertPicks, ExpertTally
 from gspo.settings import Objective
 from gspo.staleness import MismatchMoments, MismatchTracker, mismatch_sums, sequence_lag
 from gspo.validation import trusted_values
-from services.learner.engine.gradients import NonFiniteLossError
-from services.learner.engine.step import LossFn, ReplayFn, StepResult
-from services.learner.profiling.profile import NO_PROFILE, Phases
+from services.learner.engine import LossFn, NonFiniteLossError, ReplayFn, StepResult
+from services.learner.profiling import NO_PROFILE, Phases
 
 Credit = Literal["sequence", "return_to_go", "per_turn"]
 

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gspo.environments import DemonstratingEnvironment, DemonstrationMessage, RewardJob
-from services.environments.registry import create_environment
+from services.environments import create_environment
 
 END = "<|end|>"
 PAD = "<|pad|>"

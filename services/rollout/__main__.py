@@ -13,35 +13,34 @@ import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
 from protocol.channels import WORK
-from services.environments.registry import create_environment
-from services.environments.reward_pool import RewardPool, RewardPoolOptions
+from services.environments import RewardPool, RewardPoolOptions, create_environment
 from services.rollout.agent import Agent
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
-from services.rollout.sglang.client import Engine, EngineError
-from services.rollout.sglang.metrics import EngineMetrics
-from services.rollout.sglang.server import EngineServer, ServerError, ServerOptions
-from services.rollout.sglang.watch import fail_when_dead, fail_when_deaf
+from services.rollout.sglang import (
+    Engine,
+    EngineError,
+    EngineMetrics,
+    EngineServer,
+    ServerError,
+    ServerOptions,
+    fail_when_dead,
+    fail_when_deaf,
+)
 from services.rollout.tokenizer import ChatTokenizer, TokenizerError
-from services.rollout.weights.directory import weights_directory
-from services.rollout.weights.peers import Neighbours
-from services.rollout.weights.process_group import EngineGroup
-from services.rollout.weights.sync import WeightSync
+from services.rollout.weights import ReceivingGroup, WeightPeers, WeightSync, weights_directory
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError, ServiceError, exit_status
 from services.runtime.lifecycle import run_until_stopped, until_stopped
 from services.runtime.logs import configure_logging
-from services.runtime.net.peer import PeerClient
-from services.runtime.net.security import Security
-from services.runtime.settings.arguments import ProcessArguments, parse_process_arguments
-from services.runtime.settings.fingerprint import run_fingerprint
-from services.runtime.settings.sections import Settings
+from services.runtime.net import PeerClient, Security
+from services.runtime.settings import ProcessArguments, Settings, parse_process_arguments, run_fingerprint
 from services.runtime.telemetry import Health, TelemetryServer
 
 log = structlog.get_logger()
 
 MAX_QUIET_S: Final = 120.0
-TURN_S: Final = 1.0
+BEAT_S: Final = 1.0
 COMPLETE: Final = "run complete"
 
 
@@ -73,7 +72,7 @@ async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event, clock: C
         working = tasks.create_task(_work(arguments, stop, started, clock, health), name="rollout")
         beside = [
             tasks.create_task(_cancel_the_start(working, stop, started), name="stop-while-starting"),
-            tasks.create_task(_turn_while_starting(health, started), name="turn-while-starting"),
+            tasks.create_task(_beat_while_starting(health, started), name="beat-while-starting"),
         ]
         await asyncio.wait([working])
         for task in beside:
@@ -87,10 +86,10 @@ async def _cancel_the_start(working: asyncio.Task[None], stop: asyncio.Event, st
         working.cancel("stopped while starting")
 
 
-async def _turn_while_starting(health: Health, started: asyncio.Event) -> None:
+async def _beat_while_starting(health: Health, started: asyncio.Event) -> None:
     """A model may load for minutes (rollout.start_timeout_s): no reason to call this process dead and start it again."""
-    while not await until_stopped(started, TURN_S):
-        health.turn()
+    while not await until_stopped(started, BEAT_S):
+        health.beat()
 
 
 async def _work(
@@ -102,8 +101,8 @@ async def _work(
         if is_complete and settings.rollout.linger:
             log.info("run_complete", lingers=True)
             health.not_ready(COMPLETE)
-            while not await until_stopped(stop, TURN_S):
-                health.turn()
+            while not await until_stopped(stop, BEAT_S):
+                health.beat()
 
 
 async def _generate(
@@ -136,13 +135,13 @@ async def _generate(
             )  # fmt: skip
             stack.callback(broker.close)
             directory = stack.enter_context(weights_directory(settings, arguments.name))
-            neighbours = None
+            weight_peers = None
             if settings.rollout.peer_weights_endpoint:
-                neighbours = Neighbours(
+                weight_peers = WeightPeers(
                     context, settings.rollout.peer_weights_endpoint,
                     peer=arguments.name, session=session, clock=clock, metrics=metrics, security=security,
                 )  # fmt: skip
-                stack.callback(neighbours.close)
+                stack.callback(weight_peers.close)
             sync = WeightSync(
                 context=context,
                 engine=engine,
@@ -153,8 +152,8 @@ async def _generate(
                 clock=clock,
                 metrics=metrics,
                 security=security,
-                neighbours=neighbours,
-                group=EngineGroup(engine) if settings.rollout.weights_path == "group" else None,
+                weight_peers=weight_peers,
+                group=ReceivingGroup(engine) if settings.rollout.weights_path == "group" else None,
             )
             agent = Agent(
                 environment=environment,

@@ -17,15 +17,13 @@ from protocol.errors import ProtocolError
 from protocol.limits import MAX_STATE_BYTES, MAX_TURNS
 from protocol.messages import Finish, Lease, Plain
 from protocol.messages.base import require_plain
-from services.environments.reward_pool import RewardPool
+from services.environments import RewardPool
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang.client import Engine, EngineError, EngineRefused
-from services.rollout.sglang.generation import GenerateRequest
-from services.rollout.sglang.generation import Sampling as EngineSampling
+from services.rollout.sglang import Engine, EngineError, EngineRefused, GenerateRequest, SamplingParameters
 from services.rollout.tokenizer import ChatTokenizer, Messages, TokenizerError
 from services.rollout.trajectory import Trajectory
-from services.runtime.net.peer import PeerClient
-from services.runtime.settings.sections import Sampling
+from services.runtime.net import PeerClient
+from services.runtime.settings import Sampling
 
 log = structlog.get_logger()
 
@@ -126,7 +124,7 @@ class Agent:
         trajectory.turn_done = True
 
     async def _generate(self, lease: Lease, trajectory: Trajectory, room: int) -> None:
-        sampling = EngineSampling(
+        sampling = SamplingParameters(
             max_new_tokens=room,
             temperature=self.sampling.temperature,
             stop_token_ids=tuple(sorted(self.tokenizer.stop_ids)),

@@ -5,8 +5,8 @@ from typing import Final, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from protocol.messages.work import RolloutStatus
-from services.environments.reward_pool import FailureReason
-from services.runtime.net.authenticator import REFUSAL_REASONS, GateCounters
+from services.environments import FailureReason
+from services.runtime.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
 from services.runtime.process_metrics import register_process
 
 STATUSES: Final = get_args(RolloutStatus)
@@ -103,7 +103,7 @@ class RolloutMetrics:
             self.weight_updates.labels(outcome=outcome)
         for outcome in SOURCES:
             self.weight_sources.labels(outcome=outcome)
-        for reason in REFUSAL_REASONS:
+        for reason in AUTHENTICATOR_REASONS:
             self.refused_connections.labels(reason=reason)
         for fetched in FETCHES:
             self.weight_fetches.labels(kind=fetched)
@@ -116,9 +116,9 @@ class RolloutMetrics:
         register_process(registry, "rollout")
 
     @property
-    def gate_counters(self) -> GateCounters:
+    def authenticator_counters(self) -> AuthenticatorCounters:
         """Where the gate counts that other rollouts pass to fetch weights from this one."""
-        return GateCounters(
+        return AuthenticatorCounters(
             refused=lambda reason: self.refused_connections.labels(reason=reason).inc(),
             connections=lambda outcome: self.connections.labels(outcome=outcome).inc(),
         )

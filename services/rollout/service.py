@@ -22,14 +22,14 @@ from protocol.messages import (
 from protocol.messages.work import RolloutStatus
 from services.rollout.agent import Agent, EpisodeFailed
 from services.rollout.metrics import STATUSES, RolloutMetrics
-from services.rollout.sglang.client import EngineError
+from services.rollout.sglang import EngineError
 from services.rollout.trajectory import Trajectory
-from services.rollout.weights.sync import WeightSync
+from services.rollout.weights import WeightSync
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
 from services.runtime.lifecycle import until_stopped
-from services.runtime.net.peer import Delivered, PeerClient
-from services.runtime.settings.sections import Rollout
+from services.runtime.net import Delivered, PeerClient
+from services.runtime.settings import Rollout
 from services.runtime.telemetry import Health
 
 log = structlog.get_logger()
@@ -152,7 +152,7 @@ class RolloutService:
     async def _receive(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             delivered = await self._broker.inbox.get()
-            self._health.turn()
+            self._health.beat()
             self._on_message(delivered, tasks)
 
     def _on_message(self, delivered: Delivered, tasks: asyncio.TaskGroup) -> None:
@@ -297,7 +297,7 @@ class RolloutService:
 
     async def _beat(self) -> None:
         while True:
-            self._health.turn()
+            self._health.beat()
             await self._send_heartbeat()
             await asyncio.sleep(self._heartbeat_s)
 

@@ -35,7 +35,7 @@ class Health:
     """What /healthz and /readyz answer. Thread-safe: set by the service, read by the HTTP thread.
 
     ``max_quiet_s``: ready turns into not ready when ``progress`` was not called for so long. ``max_stall_s``: the same of
-    alive and ``turn``; infinite where no loop turns, and a process is alive that answers at all.
+    alive and ``beat``; infinite for a process without a loop, which is alive if it answers at all.
     """
 
     def __init__(self, clock: Clock, max_quiet_s: float, *, max_stall_s: float = LOOP_STALL_S) -> None:
@@ -44,18 +44,18 @@ class Health:
         self._max_stall_s = max_stall_s
         self._lock = threading.Lock()
         self._not_ready = "starting"
-        self._last_turn = clock.now()
+        self._last_beat = clock.now()
         self._last_progress = clock.now()
 
-    def turn(self) -> None:
-        """The process's loop turned: call it about every second."""
+    def beat(self) -> None:
+        """Say that the process's event loop still runs; call it about every second."""
         with self._lock:
-            self._last_turn = self._clock.now()
+            self._last_beat = self._clock.now()
 
     def progress(self) -> None:
         """Something useful was done (a message handled, a batch trained): ready, and lately so."""
         with self._lock:
-            self._last_progress = self._last_turn = self._clock.now()
+            self._last_progress = self._last_beat = self._clock.now()
             self._not_ready = ""
 
     def not_ready(self, reason: str) -> None:
@@ -65,7 +65,7 @@ class Health:
 
     def alive(self) -> tuple[bool, str]:
         with self._lock:
-            stalled = self._clock.now() - self._last_turn
+            stalled = self._clock.now() - self._last_beat
         return (True, "alive") if stalled < self._max_stall_s else (False, f"the loop has not turned for {stalled:.0f} s")
 
     def ready(self) -> tuple[bool, str]:

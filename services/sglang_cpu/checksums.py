@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from services.weights.checksums import xxh3_checksum
+from services.weights import xxh3_checksum
 
 
 def hash_with_xxh3(weight_checker: ModuleType) -> None:

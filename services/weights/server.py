@@ -24,8 +24,7 @@ from protocol.messages import (
     WeightRequest,
     Welcome,
 )
-from services.runtime.net.channel import Incoming, RouterChannel
-from services.runtime.net.peer import UNKNOWN_SESSION
+from services.runtime.net import UNKNOWN_SESSION, Incoming, RouterChannel
 
 log = structlog.get_logger()
 

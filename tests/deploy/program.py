@@ -19,9 +19,10 @@ from services.broker.metrics import BrokerMetrics
 from services.cli.main import PROCESSES
 from services.learner.metrics import LearnerMetrics
 from services.rollout.metrics import RolloutMetrics
+from services.runtime.errors import ConfigurationError
 from services.runtime.net.security import KEY_ROLES
 from services.runtime.settings.arguments import add_configuration_arguments, parse_process_arguments
-from services.runtime.settings.configuration import ENVIRONMENT_PREFIX, RESERVED, ConfigurationError
+from services.runtime.settings.configuration import ENVIRONMENT_PREFIX, RESERVED
 from tests.deploy.cluster import VARIABLE, Cluster, Pods, title, walk
 
 METRIC = re.compile(r"(?<![\w:])(?:\w+:)*gspo_[a-z0-9_:]+")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import BroadcastRequest, Group
+from protocol.messages import BroadcastRequest, ProcessGroup
 from tests.faults.fleet import Fleet, Member
 from tests.support.broker.ledger_audit import audit
 from tests.support.wire.relay import Direction, Relay, tag_of
@@ -64,7 +64,7 @@ def test_a_learner_that_dies_in_an_update_leaves_no_engine_waiting_and_its_next_
             relay.shut()
 
         # An engine is paused and waits for a broadcast; in the next life a rollout has just been promised a version.
-        points: list[tuple[type, Direction]] = [(BroadcastRequest, "up"), (Group, "down")]
+        points: list[tuple[type, Direction]] = [(BroadcastRequest, "up"), (ProcessGroup, "down")]
         for kind, direction in points:
             published = len(fleet.events("learner", "published"))
             failed = num_failed(fleet)

@@ -132,7 +132,7 @@ FAULTS: dict[str, Fault] = {
         description="The clip fraction has been 0 for half an hour, with several optimizer steps a batch.",
     ),
     "GspoZeroSignal": Fault(
-        {series("gspo_broker_uniform_groups", "", BROKER): then("6", 20, 18)},
+        {series("gspo_broker_zero_variance_groups", "", BROKER): then("6", 20, 18)},
         minutes=36,
         quiet_minutes=34,
         summary="90% of the groups teach nothing",

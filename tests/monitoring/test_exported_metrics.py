@@ -76,13 +76,13 @@ def test_the_broker_exports_how_many_groups_of_the_last_batch_taught_nothing() -
     broker.request_batch(0, 1)
     metrics.observe(broker.ledger, 0, 0, broker.now)
     assert value(registry, "gspo_broker_batches_assembled") == 1
-    assert value(registry, "gspo_broker_uniform_groups") == 1
+    assert value(registry, "gspo_broker_zero_variance_groups") == 1
 
 
 def test_what_no_batch_has_measured_yet_is_no_number() -> None:
     registry = CollectorRegistry()
     BrokerMetrics(registry).observe(LedgerHarness().ledger, 0, 0, 100.0)
-    for name in ("train_reward", "eval_reward", "lag_mean_versions", "lag_max_versions", "uniform_groups"):
+    for name in ("train_reward", "eval_reward", "lag_mean_versions", "lag_max_versions", "zero_variance_groups"):
         assert math.isnan(value(registry, f"gspo_broker_{name}") or 0.0), name
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from deploy.monitoring.content import DASHBOARDS
 from protocol.channels import WORK
-from services.runtime.lifecycle import ServiceError
+from services.runtime.errors import ServiceError
 from tests.monitoring.server import PrometheusServer
 from tests.support.processes.run_process import REPOSITORY, RunProcess, free_ports
 from tests.support.wire.keys import make_keys, security_of

@@ -15,7 +15,7 @@ from protocol.channels import BATCH, WEIGHTS, WORK
 from protocol.messages import Published, TensorInfo
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights.server import WeightServer
-from services.learner.weights.snapshot import SnapshotStore, build_snapshot
+from services.learner.weights.snapshot import SnapshotStore
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
 from services.rollout.tokenizer import ChatTokenizer
@@ -31,6 +31,7 @@ from tests.support.broker.process import BrokerProcess, broker_process
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.episodes import an_agent
+from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, in_background, zmq_context
 
 pytestmark = pytest.mark.monitoring
@@ -105,7 +106,7 @@ class Fleet:
         }
 
     async def publish(self, version: int) -> None:
-        snapshot = build_snapshot(version, MODEL.items())
+        snapshot = snapshot_of(version, MODEL.items())
         self.store.add(snapshot)
         announcement = Published(
             policy_version=version,

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from services.runtime.lifecycle import EXIT_OCCUPIED
+from services.runtime.errors import EXIT_OCCUPIED
 from services.runtime.net.security import write_key_pair
 from tests.deploy.cluster import Cluster
 from tests.pods.conftest import edit, use_keys

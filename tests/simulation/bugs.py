@@ -144,7 +144,7 @@ BUGS = (
     Bug(
         name="admission ignores the floor of a group that is under way",
         module="services.broker.ledger.work",
-        old="return window.lower(state.groups.counted_floor(row.group_id, state.batches.newest_version), version)",
+        old="return window.lower(state.groups.counted_oldest_version(row.group_id, state.batches.newest_version), version)",
         new="return True",
         invariants=("G3",),
         weather=_one_rollout_keeps_old_weights(),
@@ -153,7 +153,7 @@ BUGS = (
     Bug(
         name="a batch may pass over groups that must not get older",
         module="services.broker.ledger.admission",
-        old="if last_of_floor and num_left > allowed:",
+        old="if last_of_version and num_left > allowed:",
         new="if False:",
         invariants=("G3",),
         seed=17,

@@ -12,7 +12,7 @@ from protocol.messages import TensorInfo, VersionRun
 from services.environments.reward_pool import RewardResult
 from services.rollout.sglang.answers import ServerInfo
 from services.rollout.sglang.client import EngineError
-from services.rollout.sglang.generation import FinishReason, GenerateRequest, Piece
+from services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
 from services.weights.checksums import sha256_checksum
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import FIRST_WORD, NUM_WORDS, STEPS, STOP, logprob_of, reward_of
@@ -47,7 +47,7 @@ class SimEngine:
 
     # --- generation ---------------------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece, None]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
         trajectory_id, epoch, _ = (int(part) for part in request.rid.split("-"))
         position = len(request.input_ids)
         left = request.sampling.max_new_tokens
@@ -90,7 +90,7 @@ class SimEngine:
             tokens.append(self._rng.randrange(FIRST_WORD, FIRST_WORD + NUM_WORDS))
         return tokens, "length" if len(tokens) == left else None
 
-    def _piece(self, tokens: list[int], finish: FinishReason | None, versions: list[int | None]) -> Piece:
+    def _piece(self, tokens: list[int], finish: FinishReason | None, versions: list[int | None]) -> OutputPiece:
         runs: list[VersionRun] = []
         logprobs = []
         for version in versions:
@@ -102,7 +102,7 @@ class SimEngine:
                 runs.append(VersionRun(true, 1))
         if len(runs) > 1:
             self._audit.happened["weights changed within a piece"] += 1
-        return Piece(
+        return OutputPiece(
             token_ids=np.array(tokens, dtype=np.int32),
             logprobs=np.array(logprobs, dtype=np.float32),
             version_runs=runs,

@@ -15,7 +15,7 @@ import torch
 from gspo.model.packing import TrainGroup
 from protocol.messages import EndOfRun, Welcome
 from services.learner.broker.client import CALL_TIMEOUT_S
-from services.learner.broker.exchange import BatchArrived, Conversation
+from services.learner.broker.exchange import BatchArrived, BrokerLoop
 from services.learner.engine.engine import LearnerEngine
 from services.learner.trainer import BatchReport
 from services.learner.weights.snapshot import WeightCopy
@@ -95,10 +95,10 @@ class Turns:
         self._loop_may.release()
 
 
-class SimLink:
+class SimBrokerClient:
     """`services.learner.broker.client.Link` without its thread: the same calls, which take virtual time."""
 
-    def __init__(self, conversation: Conversation, arrived: "asyncio.Queue[BatchArrived | EndOfRun]", audit: Audit) -> None:
+    def __init__(self, conversation: BrokerLoop, arrived: "asyncio.Queue[BatchArrived | EndOfRun]", audit: Audit) -> None:
         self._conversation = conversation
         self._arrived = arrived
         self._audit = audit
@@ -266,7 +266,7 @@ class SimTrainer:
         self._audit = audit
         self._batch_s = batch_s
         self.history: list[tuple[int, ...]] = []
-        self.link: SimLink
+        self.link: SimBrokerClient
 
     def train(self, engine: LearnerEngine, groups: Sequence[TrainGroup], **_: Any) -> BatchReport:
         arrived = self.link.taken

@@ -18,18 +18,18 @@ from services.broker.entry import RECORD_FILE, ledger_config
 from services.broker.ledger.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import RecordFile
-from services.broker.service import MAX_QUEUED, Broker
+from services.broker.service import MAX_QUEUED, BrokerService
 from services.broker.store.reader import LEDGER_FILE
-from services.broker.store.store import Changes, Store
-from services.learner.broker.exchange import BatchArrived, Conversation
+from services.broker.store.store import RowChanges, Store
+from services.learner.broker.exchange import BatchArrived, BrokerLoop
 from services.learner.metrics import LearnerMetrics
 from services.learner.service import LearnerService
 from services.rollout.agent import Agent
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
-from services.rollout.weights.peers import Neighbours
+from services.rollout.weights.peers import WeightPeers
 from services.rollout.weights.sync import WeightSync
-from services.runtime.net.authenticator import Gate
+from services.runtime.net.authenticator import Authenticator
 from services.runtime.net.channel import Incoming, RouterChannel
 from services.runtime.net.peer import PeerClient
 from services.runtime.net.security import PLAINTEXT, Security
@@ -39,7 +39,7 @@ from services.runtime.telemetry import Health
 from tests.simulation.audit.audit import Audit
 from tests.simulation.engine import SimEngine, SimRewards
 from tests.simulation.episodes import SimEnvironment, SimTokenizer
-from tests.simulation.learner import SimBackground, SimLink, SimTrainer, Turns
+from tests.simulation.learner import SimBackground, SimBrokerClient, SimTrainer, Turns
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, SimContext
 
@@ -75,11 +75,11 @@ class WatchedStore(Store):
         self._disk = disk
         super().__init__(path, fingerprint=fingerprint, run_id=run_id)
 
-    def commit(self, changes: Changes) -> None:
+    def commit(self, changes: RowChanges) -> None:
         super().commit(changes)
         self._audit.committed(changes)
 
-    def _write(self, changes: Changes) -> None:
+    def _write(self, changes: RowChanges) -> None:
         super()._write(changes)
         if self._disk.full:
             self._audit.happened["commit refused by the disk"] += 1
@@ -91,7 +91,7 @@ class WatchedStore(Store):
 class WatchedRouter(RouterChannel):
     """The broker's end of a channel; the audit hears all that it is told and says."""
 
-    def __init__(self, context: Any, spec: ChannelSpec, endpoint: str, gate: Gate, audit: Audit) -> None:
+    def __init__(self, context: Any, spec: ChannelSpec, endpoint: str, gate: Authenticator, audit: Audit) -> None:
         super().__init__(context, spec, endpoint, gate)
         self._audit = audit
 
@@ -127,7 +127,7 @@ class BrokerProcess:
     def __init__(self, machinery: Machinery, process: Process, rng: random.Random) -> None:
         self._machinery = machinery
         self._process = process
-        self._broker: Broker | None = None
+        self._broker: BrokerService | None = None
         self._ledger: Ledger | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -140,11 +140,13 @@ class BrokerProcess:
             directory / LEDGER_FILE, fingerprint=fingerprint, run_id="simulated", audit=machinery.audit, disk=machinery.disk
         )
         metrics = BrokerMetrics(CollectorRegistry())
-        gate = Gate(context, Security.load(settings.security, "broker"), machinery.clock, metrics.gate_counters)
+        gate = Authenticator(
+            context, Security.load(settings.security, "broker"), machinery.clock, metrics.authenticator_counters
+        )
         with store:
             config = ledger_config(settings, tasks, store.run_id, fingerprint)  # type: ignore[arg-type]
             self._ledger = ledger = Ledger(config, store.snapshot(), machinery.clock.now())
-            self._broker = Broker(
+            self._broker = BrokerService(
                 ledger,
                 store,
                 {
@@ -185,7 +187,7 @@ class RolloutProcess:
         self, machinery: Machinery, process: Process, rng: random.Random, *, token_s: float, shares_weights: bool
     ) -> None:
         self._shares_weights = shares_weights
-        self._neighbours: Neighbours | None = None
+        self._weight_peers: WeightPeers | None = None
         self._machinery = machinery
         self._process = process
         self.engine = SimEngine(process, rng, machinery.audit, token_s=token_s, mean_tokens=8)
@@ -211,7 +213,7 @@ class RolloutProcess:
         )
         engine: Any = self.engine
         if self._shares_weights:
-            self._neighbours = Neighbours(
+            self._weight_peers = WeightPeers(
                 context,
                 machinery.network.free_endpoint(process.name),
                 peer=process.name,
@@ -229,7 +231,7 @@ class RolloutProcess:
             session=process.session,
             clock=machinery.clock,
             metrics=metrics,
-            neighbours=self._neighbours,
+            weight_peers=self._weight_peers,
         )
         tokenizer: Any = SimTokenizer()
         rewards: Any = self.rewards
@@ -256,8 +258,8 @@ class RolloutProcess:
         try:
             await self._service.run(stop)
         finally:
-            if self._neighbours is not None:
-                self._neighbours.close()
+            if self._weight_peers is not None:
+                self._weight_peers.close()
             context.destroy()
             self._count(registry)
 
@@ -267,7 +269,7 @@ class RolloutProcess:
         for kind in ("snapshot", "delta"):
             happened[f"{kind} fetched"] += int(registry.get_sample_value(FETCHED, {"kind": kind}) or 0)
         for outcome in ("fetched", "failed", "damaged"):
-            happened[f"neighbour: {outcome}"] += int(registry.get_sample_value(SOURCES, {"outcome": outcome}) or 0)
+            happened[f"weight_peer: {outcome}"] += int(registry.get_sample_value(SOURCES, {"outcome": outcome}) or 0)
         happened["damaged weights found"] += int(registry.get_sample_value("gspo_rollout_weights_damaged_total") or 0)
 
     def check_bounds(self) -> None:
@@ -314,7 +316,7 @@ class LearnerProcess:
         context: Any = SimContext(machinery.network, self._process)
         health = Health(machinery.clock, MAX_QUIET_S)
         metrics = LearnerMetrics(CollectorRegistry())
-        conversation = Conversation(
+        conversation = BrokerLoop(
             settings,
             context,
             session=self._process.session,
@@ -323,7 +325,7 @@ class LearnerProcess:
             metrics=metrics,
             arrived=self._arrived.put_nowait,
         )
-        link: Any = SimLink(conversation, self._arrived, machinery.audit)
+        link: Any = SimBrokerClient(conversation, self._arrived, machinery.audit)
         self.trainer.link = link
         trainer: Any = self.trainer
         stopped = threading.Event()

@@ -30,8 +30,8 @@ CONSEQUENCES = (
     "weights changed within a piece", "weights damaged", "engine failed", "engine failed in an update", "reward failed",
     "log: lease_expired", "log: lease_of_former_session_ended", "log: session_replaced", "log: handshake_again",
     "log: resumed", "second learner turned away", "learner took over", "rollout was replaced",
-    "snapshot fetched", "delta fetched", "chunk of weights damaged", "damaged weights found", "neighbour: fetched",
-    "neighbour: failed", "neighbour: damaged",
+    "snapshot fetched", "delta fetched", "chunk of weights damaged", "damaged weights found", "weight_peer: fetched",
+    "weight_peer: failed", "weight_peer: damaged",
 )  # fmt: skip
 
 

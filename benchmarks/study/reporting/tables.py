@@ -50,7 +50,7 @@ def objectives(results: Results, question: str, column: str, baseline: str) -> s
 
 
 def staleness(results: Results, question: str) -> str:
-    """Bands by lag: the held-out reward averaged over the run, and paired differences to the fixed band."""
+    """ClipRanges by lag: the held-out reward averaged over the run, and paired differences to the fixed band."""
     columns = results.columns(question)
     head = ["band", *(f"lag {column}" for column in columns), f"difference to {FIXED}, lag 0 left out", "n", "collapsed"]
     stale = [column for column in columns if column != "0"]
@@ -65,7 +65,7 @@ def staleness(results: Results, question: str) -> str:
 
 
 def staleness_more(results: Results, question: str, measure: str) -> str:
-    """Bands by lag: "final" reward, "batches" to the target, or the "clip" fraction."""
+    """ClipRanges by lag: "final" reward, "batches" to the target, or the "clip" fraction."""
     measures: dict[str, Callable[[list[RunSummary]], str]] = {
         "final": lambda found: f"{interval([run.final for run in found]).mean:.2f}",
         "batches": lambda found: _reached(found, lambda run, index: run.evals[index][0], 0),

@@ -1,0 +1,40 @@
+"""The broker's decisions, without input or output: events in, actions out."""
+
+from services.broker.ledger.actions import (
+    Action,
+    Announce,
+    AppendChunk,
+    DeliverBatch,
+    GrantLease,
+    Note,
+    Record,
+    Reply,
+    Save,
+    Who,
+)
+from services.broker.ledger.batches import REMEMBERED, batch_stats
+from services.broker.ledger.fleet import STATES
+from services.broker.ledger.ledger import ALLOWED, UNKNOWN_SESSION, Ledger
+from services.broker.ledger.state import LedgerConfig
+from services.broker.ledger.status import groups_by_state
+
+__all__ = [
+    "ALLOWED",
+    "REMEMBERED",
+    "STATES",
+    "UNKNOWN_SESSION",
+    "Action",
+    "Announce",
+    "AppendChunk",
+    "DeliverBatch",
+    "GrantLease",
+    "Ledger",
+    "LedgerConfig",
+    "Note",
+    "Record",
+    "Reply",
+    "Save",
+    "Who",
+    "batch_stats",
+    "groups_by_state",
+]

@@ -1,29 +1,29 @@
 """Which groups may be started, and which go into the next batch, so that no token gets too old: a windowed FIFO.
 
 Words. L is max_lag, B groups per batch, v the version at which the next batch will be assembled. A group is *outstanding*
-from its first grant until it is batched or dropped. Its *floor* is a lower bound of the versions of its action tokens: the
-smallest version that any of its tokens has, or that an engine served when it was given one of its trajectories. (A group
-of which nothing is generated and nothing is leased counts with the newest version: it can have nothing older.) A group
-with floor f can be trained at the versions up to f + L: that is its deadline. One batch is assembled per version, so
+from its first grant until it is batched or dropped. Its *oldest version* is a lower bound of the versions of its action
+tokens: the smallest version that any of its tokens has, or that an engine served when it got one of its trajectories. (A
+group without tokens and without leases counts with the newest version, because it can have nothing older.) A group with
+oldest version f can be trained at the versions up to f + L: that is its deadline. One batch is assembled per version, so
 
-    feasible(v):    for every floor f:   N(f) <= (f + L - v + 1) * B,     N(f) = number of outstanding groups with floor <= f
+    feasible(v):    for every f:   N(f) <= (f + L - v + 1) * B,     N(f) = number of outstanding groups, oldest version <= f
 
 says that the batches at versions v .. f + L have room for everything that is due by then.
 
 Rules.
- 1. A grant that adds a group, or lowers the floor of one, is made only if N(f) stays within its bound for all f that it
-    touches.
- 2. The next batch takes the B complete groups with the smallest (floor, age). It may pass over incomplete ones, but only
-    if feasible(v + 1) holds for what remains; otherwise it waits for them.
+ 1. A grant that adds a group, or lowers the oldest version of one, is made only if N(f) stays within its bound for all f
+    that it touches.
+ 2. The next batch takes the B complete groups with the smallest (oldest version, age). It may pass over incomplete ones, but
+    only if feasible(v + 1) holds for what remains; otherwise it waits for them.
 
 Theorem: while one version follows each batch and versions of engines do not go back, no group is ever dropped as stale,
 whatever the order in which groups become complete.
- Proof. feasible(v) is invariant. Grants keep it by rule 1. Floors rise otherwise (a lease ends unused), which only lowers
- N. Assembly moves v to v + 1 and rule 2 demands feasible(v + 1). With f = v - L, feasible(v + 1) reads N(v - L) <= 0:
+ Proof. feasible(v) is invariant. Grants keep it by rule 1. Otherwise oldest versions only rise (a lease ends unused), which only
+ lowers N. Assembly moves v to v + 1 and rule 2 demands feasible(v + 1). With f = v - L, feasible(v + 1) reads N(v - L) <= 0:
  whatever is due at v is in the batch of v. So no group is outstanding beyond its deadline. QED
 
 No deadlock: (a) rule 2 waits only for groups that exist, and their trajectories can always be granted to an engine that
-serves the newest version, since that lowers no floor. When all are complete, taking the B smallest leaves
+serves the newest version, since that lowers no oldest version. When all are complete, taking the B smallest leaves
 N(f) - B <= (f + L - v) * B: the wait ends. (b) With fewer than B outstanding groups an engine at any version p >= v - L
 may start another: N(f) + 1 <= B <= (f + L - v + 1) * B for all f >= p.
 
@@ -45,7 +45,7 @@ class Outstanding:
     """One group, as admission sees it; ids grow with admission."""
 
     group_id: int
-    floor: int
+    oldest_version: int
     complete: bool
 
 
@@ -60,58 +60,61 @@ class Choice:
 
 
 class Window:
-    """Counts of outstanding groups by floor, for the version of the next batch."""
+    """Counts of outstanding groups by oldest_version, for the version of the next batch."""
 
-    def __init__(self, floors: Iterable[int], *, version: int, max_lag: int, groups_per_batch: int) -> None:
+    def __init__(self, oldest_versions: Iterable[int], *, version: int, max_lag: int, groups_per_batch: int) -> None:
         self._counts: dict[int, int] = {}
         self._version = version
         self._max_lag = max_lag
         self._groups_per_batch = groups_per_batch
-        for floor in floors:
-            self._counts[floor] = self._counts.get(floor, 0) + 1
+        for oldest_version in oldest_versions:
+            self._counts[oldest_version] = self._counts.get(oldest_version, 0) + 1
 
     @property
     def is_feasible(self) -> bool:
         """feasible(version) of the module's text."""
         return self._holds_from(min(self._counts, default=self._version))
 
-    def add(self, floor: int) -> bool:
-        """Count one more group of this floor if it fits (rule 1); says whether it did."""
-        self._change(floor, 1)
-        if self._holds_from(floor):
+    def add(self, oldest_version: int) -> bool:
+        """Count one more group of this oldest_version if it fits (rule 1); says whether it did."""
+        self._change(oldest_version, 1)
+        if self._holds_from(oldest_version):
             return True
-        self._change(floor, -1)
+        self._change(oldest_version, -1)
         return False
 
-    def lower(self, old_floor: int, new_floor: int) -> bool:
-        """Move a group down to ``new_floor`` if it fits (rule 1); says whether it did. A higher floor always fits."""
-        if new_floor >= old_floor:
+    def lower(self, old: int, new: int) -> bool:
+        """Lower a group's oldest version to ``new`` if it fits (rule 1); returns whether it did. A higher one fits."""
+        if new >= old:
             return True
-        self._change(old_floor, -1)
-        if self.add(new_floor):
+        self._change(old, -1)
+        if self.add(new):
             return True
-        self._change(old_floor, 1)
+        self._change(old, 1)
         return False
 
-    def _change(self, floor: int, by: int) -> None:
-        count = self._counts.get(floor, 0) + by
+    def _change(self, oldest_version: int, by: int) -> None:
+        count = self._counts.get(oldest_version, 0) + by
         if count:
-            self._counts[floor] = count
+            self._counts[oldest_version] = count
         else:
-            del self._counts[floor]
+            del self._counts[oldest_version]
 
     def _holds_from(self, lowest: int) -> bool:
         total = 0
-        for floor in sorted(self._counts):
-            total += self._counts[floor]
-            if floor >= lowest and total > (floor + self._max_lag - self._version + 1) * self._groups_per_batch:
+        for oldest_version in sorted(self._counts):
+            total += self._counts[oldest_version]
+            if (
+                oldest_version >= lowest
+                and total > (oldest_version + self._max_lag - self._version + 1) * self._groups_per_batch
+            ):
                 return False
         return True
 
 
 def choose_batch(groups: Sequence[Outstanding], *, version: int, max_lag: int, groups_per_batch: int) -> Choice:
     """The batch to assemble at ``version`` (rule 2)."""
-    ordered = sorted(groups, key=lambda group: (group.floor, group.group_id))
+    ordered = sorted(groups, key=lambda group: (group.oldest_version, group.group_id))
     complete = [group.group_id for group in ordered if group.complete]
     chosen = set(complete[:groups_per_batch])
     if len(chosen) < groups_per_batch:
@@ -123,8 +126,8 @@ def choose_batch(groups: Sequence[Outstanding], *, version: int, max_lag: int, g
             num_left += 1
             if not group.complete:
                 incomplete.append(group.group_id)
-        last_of_floor = num_all == len(ordered) or ordered[num_all].floor != group.floor
-        allowed = max((group.floor + max_lag - version) * groups_per_batch, num_all - groups_per_batch, 0)
-        if last_of_floor and num_left > allowed:
+        last_of_version = num_all == len(ordered) or ordered[num_all].oldest_version != group.oldest_version
+        allowed = max((group.oldest_version + max_lag - version) * groups_per_batch, num_all - groups_per_batch, 0)
+        if last_of_version and num_left > allowed:
             return Choice(group_ids=(), due=tuple(incomplete), num_complete=len(complete))
     return Choice(group_ids=tuple(complete[:groups_per_batch]), num_complete=len(complete))

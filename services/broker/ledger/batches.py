@@ -1,10 +1,19 @@
-"""The order of batches and of versions: what was assembled, published, trained and settled."""
+"""The order of batches and of versions: what was assembled, published, trained and checkpointed."""
 
 from collections.abc import Sequence
 from typing import Final
 
 from protocol.messages import Checkpointed, Published, Trained
-from services.broker.records import BatchRow, BatchStats, Row, SettledRow, Snapshot, TrainedRow, TrajectoryRow, VersionRow
+from services.broker.records import (
+    BatchRow,
+    BatchStats,
+    CheckpointedRow,
+    LedgerContents,
+    Row,
+    TrainedRow,
+    TrajectoryRow,
+    VersionRow,
+)
 
 REMEMBERED: Final = 64
 """Publications and trainings kept to recognise one that is delivered again: more than the channel's window."""
@@ -18,12 +27,12 @@ class Batches:
     that are delivered again.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: LedgerContents) -> None:
         self._batches: dict[int, BatchRow] = {row.index: row for row in snapshot.batches}
         self._versions: dict[int, VersionRow] = {row.policy_version: row for row in snapshot.versions}
         self._trained: list[TrainedRow] = list(snapshot.trained)
         self.num_assembled = max(self._batches, default=-1) + 1
-        self.settled = snapshot.next_batch_settled
+        self.checkpointed = snapshot.next_batch_checkpointed
 
     @property
     def newest(self) -> VersionRow | None:
@@ -115,18 +124,18 @@ class Batches:
         """Trained before, as far as is remembered."""
         return any(row.index == index for row in self._trained)
 
-    def settle(self, checkpointed: Checkpointed) -> list[Row]:
+    def checkpoint(self, checkpointed: Checkpointed) -> list[Row]:
         """A checkpoint covers more batches. Raises: ValueError when it covers batches that do not exist."""
         if checkpointed.next_batch > self.num_assembled:
             raise ValueError(f"next_batch is {checkpointed.next_batch}: only {self.num_assembled} batches exist")
-        if checkpointed.next_batch <= self.settled:
+        if checkpointed.next_batch <= self.checkpointed:
             return []
-        self.settled = checkpointed.next_batch
+        self.checkpointed = checkpointed.next_batch
         self._prune()
-        return [SettledRow(next_batch=self.settled)]
+        return [CheckpointedRow(next_batch=self.checkpointed)]
 
     def _prune(self) -> None:
-        for index in [index for index in self._batches if index < min(self.settled, self.num_assembled - 1)]:
+        for index in [index for index in self._batches if index < min(self.checkpointed, self.num_assembled - 1)]:
             del self._batches[index]
 
     def check_resume(self, next_batch: int) -> None:
@@ -136,9 +145,9 @@ class Batches:
                 f"the checkpoint covers {next_batch} batches, this run has assembled {self.num_assembled}: "
                 "checkpoint and ledger belong to different runs; check run.directory"
             )
-        if next_batch < self.settled:
+        if next_batch < self.checkpointed:
             raise ValueError(
-                f"the checkpoint covers {next_batch} batches, but {self.settled} are settled by a newer one: resume from "
+                f"the checkpoint covers {next_batch} batches, but a newer one covers {self.checkpointed}: resume from "
                 "the newest checkpoint, or start with a new run.directory"
             )
 
@@ -155,5 +164,5 @@ def batch_stats(policy_version: int, groups: Sequence[Sequence[TrajectoryRow]]) 
         mean_reward=sum(row.reward for row in rows) / len(rows),
         mean_lag=sum(lags) / len(rows),
         max_lag=max(policy_version - row.min_version for row in rows),
-        num_uniform_groups=sum(1 for members in groups if len({row.reward for row in members}) == 1),
+        num_zero_variance_groups=sum(1 for members in groups if len({row.reward for row in members}) == 1),
     )

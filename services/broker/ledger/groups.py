@@ -9,17 +9,17 @@ from protocol.messages import Chunk, Finish, Split
 from services.broker.ledger.actions import Who
 from services.broker.ledger.admission import Outstanding
 from services.broker.ledger.tokens import ActionTokens
-from services.broker.records import DropReason, GroupRow, Row, Snapshot, TrajectoryRow
+from services.broker.records import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow
 
 
 class Groups:
     """Every open or complete group, with its trajectories. Batched, dropped and evaluated ones are forgotten here."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: LedgerContents) -> None:
         self._groups: dict[int, GroupRow] = {row.group_id: row for row in snapshot.groups}
         self._trajectories: dict[int, TrajectoryRow] = {row.trajectory_id: row for row in snapshot.trajectories}
         self._members: dict[int, tuple[int, ...]] = {}
-        self._floors: dict[int, int] = {}
+        self._oldest_versions: dict[int, int] = {}
         self._free: set[int] = set()
         self._leased: set[int] = set()
         self._next_group_id = snapshot.next_group_id
@@ -28,7 +28,7 @@ class Groups:
             self._members[row.group_id] = (*self._members.get(row.group_id, ()), row.trajectory_id)
             self._index(row)
         for group_id in self._groups:
-            self._refresh_floor(group_id)
+            self._refresh_oldest_version(group_id)
 
     # --- what there is -----------------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ class Groups:
         return [self._trajectories[trajectory_id] for trajectory_id in sorted(self._leased)]
 
     def free(self) -> list[TrajectoryRow]:
-        """Trajectories that can be granted, in the order in which they should be: held-out first, then the oldest floor."""
+        """Trajectories that can be granted, in order: held-out ones first, then by the oldest version of their group."""
         rows = [self._trajectories[trajectory_id] for trajectory_id in self._free]
         return sorted(rows, key=self._grant_order)
 
@@ -71,25 +71,25 @@ class Groups:
     def num_free(self) -> int:
         return len(self._free)
 
-    def floor(self, group_id: int) -> int:
+    def oldest_version(self, group_id: int) -> int:
         """Lower bound of the versions of the group's action tokens; 0 when nothing is generated or being generated."""
-        return self._floors[group_id]
+        return self._oldest_versions[group_id]
 
     def outstanding(self, newest_version: int) -> list[Outstanding]:
         """The training groups as admission sees them."""
         return [
             Outstanding(
                 group_id=row.group_id,
-                floor=self.counted_floor(row.group_id, newest_version),
+                oldest_version=self.counted_oldest_version(row.group_id, newest_version),
                 complete=row.status == "complete",
             )
             for row in self.of_split("train")
         ]
 
-    def counted_floor(self, group_id: int, newest_version: int) -> int:
-        """The floor; for a group that has none, the newest version: it can have nothing older."""
-        floor = self._floors[group_id]
-        return floor if floor else newest_version
+    def counted_oldest_version(self, group_id: int, newest_version: int) -> int:
+        """The oldest_version; for a group that has none, the newest version: it can have nothing older."""
+        oldest_version = self._oldest_versions[group_id]
+        return oldest_version if oldest_version else newest_version
 
     # --- transitions ----------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Groups:
         for row in rows:
             self._trajectories[row.trajectory_id] = row
             self._index(row)
-        self._refresh_floor(group.group_id)
+        self._refresh_oldest_version(group.group_id)
         return group
 
     def grant(self, trajectory_id: int, who: Who, engine_version: int) -> TrajectoryRow:
@@ -168,7 +168,7 @@ class Groups:
         row = self._end_lease(self._trajectories[trajectory_id], "failed")
         return [row, *self._complete_if_all_done(row.group_id)]
 
-    def settle(self, group_ids: Iterable[int], batch: int | None) -> list[Row]:
+    def checkpoint(self, group_ids: Iterable[int], batch: int | None) -> list[Row]:
         """The groups went into ``batch``, or (None) their evaluation is over."""
         status: Literal["batched", "evaluated"] = "evaluated" if batch is None else "batched"
         return [replace(self._forget(group_id), status=status, batch=batch) for group_id in group_ids]
@@ -215,7 +215,7 @@ class Groups:
         if row.status != former.status:
             self._index(row)
         if (row.min_version, row.lease_version) != (former.min_version, former.lease_version):
-            self._refresh_floor(row.group_id)
+            self._refresh_oldest_version(row.group_id)
         return row
 
     def _index(self, row: TrajectoryRow) -> None:
@@ -225,19 +225,19 @@ class Groups:
             else:
                 index.discard(row.trajectory_id)
 
-    def _refresh_floor(self, group_id: int) -> None:
+    def _refresh_oldest_version(self, group_id: int) -> None:
         bounds = [version for row in self.members(group_id) for version in (row.min_version, row.lease_version) if version]
-        self._floors[group_id] = min(bounds, default=0)
+        self._oldest_versions[group_id] = min(bounds, default=0)
 
     def _forget(self, group_id: int) -> GroupRow:
         for trajectory_id in self._members.pop(group_id):
             del self._trajectories[trajectory_id]
             self._free.discard(trajectory_id)
             self._leased.discard(trajectory_id)
-        del self._floors[group_id]
+        del self._oldest_versions[group_id]
         return self._groups.pop(group_id)
 
     def _grant_order(self, row: TrajectoryRow) -> tuple[bool, bool, int, int]:
-        floor = self._floors[row.group_id]
+        oldest_version = self._oldest_versions[row.group_id]
         is_eval = self._groups[row.group_id].split == "eval"
-        return (not is_eval, not floor, floor, row.trajectory_id)
+        return (not is_eval, not oldest_version, oldest_version, row.trajectory_id)

@@ -41,7 +41,7 @@ from services.broker.ledger.state import LedgerConfig, State
 from services.broker.ledger.status import status_of
 from services.broker.ledger.training import Training
 from services.broker.ledger.work import Work
-from services.broker.records import Snapshot
+from services.broker.records import LedgerContents
 
 UNKNOWN_SESSION: Final = "unknown session: say hello"
 ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
@@ -54,7 +54,7 @@ ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
 class Ledger:
     """The whole state machine."""
 
-    def __init__(self, config: LedgerConfig, snapshot: Snapshot, now: float) -> None:
+    def __init__(self, config: LedgerConfig, snapshot: LedgerContents, now: float) -> None:
         self.state = State(config, snapshot)
         run = snapshot.run
         self.fleet = Fleet()
@@ -104,7 +104,7 @@ class Ledger:
             run_id=self.state.config.run_id,
             policy_version=self.state.batches.newest_version,
             weights_endpoint=newest.endpoint if newest is not None else "",
-            next_batch=self.state.batches.settled,
+            next_batch=self.state.batches.checkpointed,
             fingerprint=self.state.config.fingerprint,
         )
         return [*actions, Reply(to=who, message=welcome), *self._advance(now)]

@@ -13,7 +13,7 @@ from services.broker.ledger.batches import Batches
 from services.broker.ledger.evaluations import Evaluations
 from services.broker.ledger.groups import Groups
 from services.broker.ledger.tasks import TaskOrder
-from services.broker.records import DropReason, EvaluationRow, Row, Snapshot, TrajectoryRow
+from services.broker.records import DropReason, EvaluationRow, LedgerContents, Row, TrajectoryRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class LedgerConfig:
 class State:
     """The run as it stands."""
 
-    def __init__(self, config: LedgerConfig, snapshot: Snapshot) -> None:
+    def __init__(self, config: LedgerConfig, snapshot: LedgerContents) -> None:
         self.config = config
         self.groups = Groups(snapshot)
         self.batches = Batches(snapshot)
@@ -92,7 +92,7 @@ class State:
         """The admission window for the version of the next batch."""
         newest = self.batches.newest_version
         return Window(
-            (group.floor for group in self.groups.outstanding(newest)),
+            (group.oldest_version for group in self.groups.outstanding(newest)),
             version=self.batches.next_version,
             max_lag=self.config.max_lag,
             groups_per_batch=self.config.groups_per_batch,
@@ -192,7 +192,7 @@ class State:
             "num_finished": done.num_finished,
             "num_failed": done.num_failed,
         }
-        return [*saves(self.groups.settle(group_ids, None)), Save(row=done), Record(line=line), evaluation_note(done)]
+        return [*saves(self.groups.checkpoint(group_ids, None)), Save(row=done), Record(line=line), evaluation_note(done)]
 
 
 def saves(rows: Sequence[Row]) -> list[Action]:

@@ -19,7 +19,7 @@ def status_of(state: State, peers: Peers, fleet: Fleet, training: Training, now:
         "batches_trained": batches.num_trained,
         "batches_assembled": batches.num_assembled,
         "batches_total": state.config.num_batches,
-        "batches_settled": batches.settled,
+        "batches_checkpointed": batches.checkpointed,
         "policy_version": batches.newest_version,
         "train_reward": last.stats.mean_reward if last is not None else None,
         "lag_mean": last.stats.mean_lag if last is not None else None,

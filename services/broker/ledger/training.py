@@ -83,7 +83,7 @@ class Training:
                 "num_tokens": stats.num_tokens,
                 "num_action_tokens": stats.num_action_tokens,
                 "num_trajectories": stats.num_trajectories,
-                "num_uniform_groups": stats.num_uniform_groups,
+                "num_zero_variance_groups": stats.num_zero_variance_groups,
                 "train/reward": stats.mean_reward,
                 "lag/mean": stats.mean_lag,
                 "lag/max": stats.max_lag,
@@ -93,10 +93,10 @@ class Training:
 
     def on_checkpointed(self, who: Who, checkpointed: Checkpointed) -> list[Action]:
         try:
-            rows = self._state.batches.settle(checkpointed)
+            rows = self._state.batches.checkpoint(checkpointed)
         except ValueError as error:
             return [_refuse(who, f"checkpointed: {error}", "checkpointed")]
-        return [*saves(rows), *(Note(event="batches_settled", fields=msgspec.to_builtins(row)) for row in rows)]
+        return [*saves(rows), *(Note(event="batches_checkpointed", fields=msgspec.to_builtins(row)) for row in rows)]
 
     def on_resume(self, who: Who, resume: Resume) -> list[Action]:
         try:
@@ -108,9 +108,9 @@ class Training:
     def on_batch_request(self, who: Who, request: BatchRequest) -> list[Action]:
         """An assembled batch is delivered at once; the next one is waited for (see ``advance``)."""
         batches = self._state.batches
-        if request.index > batches.num_assembled or request.index < batches.settled:
+        if request.index > batches.num_assembled or request.index < batches.checkpointed:
             reason = (
-                f"batch_request: index is {request.index}: batches below {batches.settled} are settled by a checkpoint, "
+                f"batch_request: index is {request.index}: a checkpoint covers those below {batches.checkpointed}, "
                 f"{batches.num_assembled} is the next new one"
             )
             return [_refuse(who, reason, "batch_request")]
@@ -210,7 +210,7 @@ class Training:
         members = [state.groups.members(group_id) for group_id in group_ids]
         assert all(version - row.min_version <= state.config.max_lag for group in members for row in group)
         batch = state.batches.assemble(version, members)
-        rows = state.groups.settle(group_ids, batch.index)
+        rows = state.groups.checkpoint(group_ids, batch.index)
         state.num_batched_groups += len(rows)
         fields = {"batch": batch.index, "policy_version": version, **msgspec.to_builtins(batch.stats)}
         return [Save(row=batch), *saves(rows), Note(event="batch_assembled", fields=fields), *self._sweep()]
@@ -224,8 +224,8 @@ class Training:
         oldest = state.oldest_allowed
         actions: list[Action] = []
         for group in list(state.groups.of_split("train")):
-            floor = state.groups.floor(group.group_id)
-            if not floor or floor >= oldest:
+            oldest_version = state.groups.oldest_version(group.group_id)
+            if not oldest_version or oldest_version >= oldest:
                 continue
             if any(0 < row.min_version < oldest for row in state.groups.members(group.group_id)):
                 actions += state.drop_group(group.group_id, "stale")

@@ -95,7 +95,7 @@ class Work:
             return version >= evaluation.policy_version
         if version < state.oldest_allowed:
             return False
-        return window.lower(state.groups.counted_floor(row.group_id, state.batches.newest_version), version)
+        return window.lower(state.groups.counted_oldest_version(row.group_id, state.batches.newest_version), version)
 
     def _may_admit(self, window: Window, version: int) -> bool:
         state = self._state

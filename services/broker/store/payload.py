@@ -123,7 +123,7 @@ def join(chunks: Sequence[StoredChunk]) -> Payload:
 
 
 def merge_segments(segments: Iterable[Segment]) -> list[Segment]:
-    """Neighbours of the same kind and turn become one: how an episode was cut into chunks leaves no trace."""
+    """WeightPeers of the same kind and turn become one: how an episode was cut into chunks leaves no trace."""
     merged: list[Segment] = []
     for segment in segments:
         if merged and (merged[-1].kind, merged[-1].turn) == (segment.kind, segment.turn):
@@ -133,7 +133,7 @@ def merge_segments(segments: Iterable[Segment]) -> list[Segment]:
 
 
 def merge_runs(runs: Iterable[VersionRun]) -> list[VersionRun]:
-    """Neighbours of the same version become one."""
+    """WeightPeers of the same version become one."""
     merged: list[VersionRun] = []
     for run in runs:
         if merged and merged[-1].version == run.version:

@@ -11,14 +11,14 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from services.broker.ledger.batches import REMEMBERED
+from services.broker.ledger import REMEMBERED
 from services.broker.records import (
     BatchRow,
     EvaluationRow,
     GroupRow,
+    LedgerContents,
     Row,
     RunRow,
-    Snapshot,
     TrainedRow,
     TrajectoryRow,
     VersionRow,
@@ -123,25 +123,25 @@ class Reader:
         self.path = path
         self._connection = connection
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> LedgerContents:
         """What a ledger goes on from, from the rows alone."""
         groups = self.rows(GroupRow, "WHERE status IN ('open', 'complete') ORDER BY group_id")
         in_play = "(SELECT group_id FROM groups WHERE status IN ('open', 'complete'))"
         trajectories = self.rows(TrajectoryRow, f"WHERE group_id IN {in_play} ORDER BY trajectory_id")
-        settled = int(self._one("SELECT max(next_batch) FROM settled", default=0))
+        checkpointed = int(self._one("SELECT max(next_batch) FROM checkpointed", default=0))
         last = int(self._one("SELECT max(batch) FROM batches", default=0))
         versions = self.rows(VersionRow, f"ORDER BY policy_version DESC LIMIT {REMEMBERED}")
         trained = self.rows(TrainedRow, f"ORDER BY policy_version DESC, batch DESC LIMIT {REMEMBERED}")
         dropped = self._select("SELECT drop_reason, count(*) FROM groups WHERE status = 'dropped' GROUP BY drop_reason")
-        return Snapshot(
+        return LedgerContents(
             groups=tuple(groups),
             trajectories=tuple(trajectories),
-            batches=tuple(self.rows(BatchRow, "WHERE batch >= ? ORDER BY batch", (min(settled, last),))),
+            batches=tuple(self.rows(BatchRow, "WHERE batch >= ? ORDER BY batch", (min(checkpointed, last),))),
             versions=tuple(reversed(versions)),
             trained=tuple(reversed(trained)),
             evaluations=tuple(self.rows(EvaluationRow, "ORDER BY evaluation_id")),
             run=self._run(),
-            next_batch_settled=settled,
+            next_batch_checkpointed=checkpointed,
             next_group_id=int(self._one("SELECT max(group_id) + 1 FROM groups", default=0)),
             next_trajectory_id=int(self._one("SELECT max(trajectory_id) + 1 FROM trajectories", default=0)),
             next_prompt=int(self._one("SELECT max(prompt) + 1 FROM groups WHERE split = 'train'", default=0)),

@@ -8,16 +8,16 @@ import msgspec
 
 from services.broker.records import (
     BatchRow,
+    CheckpointedRow,
     EvaluationRow,
     GroupRow,
     Row,
-    SettledRow,
     TrainedRow,
     TrajectoryRow,
     VersionRow,
 )
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 CREATE: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE groups (
@@ -53,7 +53,7 @@ CREATE TABLE evaluations (
     num_tasks INTEGER NOT NULL, status TEXT NOT NULL, reward REAL, num_finished INTEGER NOT NULL,
     num_failed INTEGER NOT NULL
 );
-CREATE TABLE settled (id INTEGER PRIMARY KEY CHECK (id = 0), next_batch INTEGER NOT NULL);
+CREATE TABLE checkpointed (id INTEGER PRIMARY KEY CHECK (id = 0), next_batch INTEGER NOT NULL);
 CREATE TABLE records (record INTEGER PRIMARY KEY, line TEXT NOT NULL);
 """
 """Tokens and log-probs are raw little-endian int32 and float32; a chunk's header is msgpack, its
@@ -117,4 +117,4 @@ TABLES: Final[dict[type[Row], Table]] = {
 }
 RUN_KEY: Final = "run"
 """Of the RunRow in the table meta, as JSON."""
-SETTLED_TABLE: Final = Table("settled", SettledRow, {}, frozenset())
+CHECKPOINTED_TABLE: Final = Table("checkpointed", CheckpointedRow, {}, frozenset())

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import msgspec
 
-from services.broker.records import Row, RunRow, SettledRow
+from services.broker.records import CheckpointedRow, Row, RunRow
 from services.broker.store.payload import StoredChunk
 from services.broker.store.reader import Reader, StoreMismatch
-from services.broker.store.schema import CREATE, RUN_KEY, SCHEMA_VERSION, SETTLED_TABLE, TABLES
+from services.broker.store.schema import CHECKPOINTED_TABLE, CREATE, RUN_KEY, SCHEMA_VERSION, TABLES
 
 LOCK_SUFFIX: Final = "-lock"
 LOCK_WAIT_S: Final = 2.0
@@ -39,7 +39,7 @@ class StoreUnavailable(RuntimeError):
 
 
 @dataclass(kw_only=True)
-class Changes:
+class RowChanges:
     """What one transaction writes. Of several rows with one key the last counts."""
 
     rows: list[Row] = field(default_factory=list)
@@ -148,7 +148,7 @@ class Store(Reader):
 
     # --- writing --------------------------------------------------------------------------------------------------------
 
-    def commit(self, changes: Changes) -> None:
+    def commit(self, changes: RowChanges) -> None:
         """Write everything or nothing, durably.
 
         Raises: StoreUnavailable when nothing was written.
@@ -164,7 +164,7 @@ class Store(Reader):
             self._roll_back()
             raise
 
-    def _write(self, changes: Changes) -> None:
+    def _write(self, changes: RowChanges) -> None:
         by_type: dict[type[Row], list[Row]] = {}
         for row in changes.rows:
             by_type.setdefault(type(row), []).append(row)
@@ -172,9 +172,9 @@ class Store(Reader):
             if row_type is RunRow:
                 run = (RUN_KEY, msgspec.json.encode(rows[-1]).decode())
                 self._connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", run)
-            elif row_type is SettledRow:
-                values = [(0, *SETTLED_TABLE.values(row)) for row in rows]
-                self._connection.executemany("INSERT OR REPLACE INTO settled (id, next_batch) VALUES (?, ?)", values)
+            elif row_type is CheckpointedRow:
+                values = [(0, *CHECKPOINTED_TABLE.values(row)) for row in rows]
+                self._connection.executemany("INSERT OR REPLACE INTO checkpointed (id, next_batch) VALUES (?, ?)", values)
             else:
                 table = TABLES[row_type]
                 self._connection.executemany(table.insert, [table.values(row) for row in rows])

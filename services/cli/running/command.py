@@ -17,9 +17,7 @@ from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError, ServiceError
 from services.runtime.lifecycle import run_process, until_stopped
 from services.runtime.logs import configure_logging
-from services.runtime.settings.arguments import forwarded_arguments
-from services.runtime.settings.configuration import load_settings, require_model
-from services.runtime.settings.sections import Settings
+from services.runtime.settings import Settings, forwarded_arguments, load_settings, require_model
 
 log = structlog.get_logger()
 

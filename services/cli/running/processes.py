@@ -5,7 +5,7 @@ from typing import Final
 
 from services.cli.running.supervisor import ProcessSpec
 from services.runtime.errors import ConfigurationError
-from services.runtime.settings.sections import Settings
+from services.runtime.settings import Settings
 
 GRACE_S: Final = 20.0
 LEARNER_GRACE_S: Final = 600.0

@@ -14,9 +14,7 @@ from services.cli.running.supervisor import ProcessSpec
 from services.runtime.errors import ConfigurationError
 from services.runtime.lifecycle import run_process
 from services.runtime.logs import configure_logging
-from services.runtime.settings.arguments import forwarded_arguments
-from services.runtime.settings.configuration import load_settings, require_model
-from services.runtime.settings.sections import Settings
+from services.runtime.settings import Settings, forwarded_arguments, load_settings, require_model
 
 
 def record_command(config: Path, overrides: Sequence[str], out: Path, num_groups: int, *, plain: bool) -> int:

@@ -13,9 +13,7 @@ from rich.text import Text
 from services.cli.watching.diagnosis import diagnose
 from services.cli.watching.observe import Observation, observe, process_names
 from services.runtime.logs import configure_logging
-from services.runtime.settings.configuration import load_settings, override_settings
-from services.runtime.settings.run_settings import read_run_settings
-from services.runtime.settings.sections import Settings
+from services.runtime.settings import Settings, load_settings, override_settings, read_run_settings
 
 EXIT_WRONG: Final = 1
 HEADINGS: Final = ("process", "is", "waits for", "last event", "version", "lag", "work")

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.broker.store.reader import LEDGER_FILE, NoLedger, StoreCorrupt, reading, refusing_damage
+from services.broker.store import LEDGER_FILE, NoLedger, StoreCorrupt, reading, refusing_damage
 from services.cli.operator import NoAnswer, TurnedAway, operator
-from services.cli.running.supervisor import FINAL_EVENTS, last_error
-from services.runtime.settings.sections import Settings
+from services.cli.running import FINAL_EVENTS, last_error
+from services.runtime.settings import Settings
 
 ANSWER_S: Final = 8.0
 PAGE_S: Final = 3.0

@@ -7,8 +7,7 @@ from typing import Final
 
 from services.cli.operator import NoAnswer, operator
 from services.runtime.logs import configure_logging
-from services.runtime.settings.run_settings import read_run_settings
-from services.runtime.settings.sections import Settings
+from services.runtime.settings import Settings, read_run_settings
 
 ANSWER_S: Final = 15.0
 

@@ -16,12 +16,12 @@ import structlog
 import zmq.asyncio
 
 from protocol.messages import EndOfRun, Welcome
-from services.learner.broker.exchange import REQUEST_INTERVAL_S, BatchArrived, Conversation
+from services.learner.broker.exchange import REQUEST_INTERVAL_S, BatchArrived, BrokerLoop
 from services.learner.metrics import LearnerMetrics
-from services.learner.weights.snapshot import WeightCopy
+from services.learner.weights import WeightCopy
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
-from services.runtime.settings.sections import Settings
+from services.runtime.settings import Settings
 from services.runtime.telemetry import Health
 
 log = structlog.get_logger()
@@ -30,7 +30,7 @@ T = TypeVar("T")
 CALL_TIMEOUT_S: Final = 600.0
 
 
-class Link:
+class BrokerClient:
     """Use as a context manager. Raises what ended the link from every later call.
 
     produces:     batches and ends of run, in order of request
@@ -63,7 +63,7 @@ class Link:
         self._failure: BaseException | None = None
         self._main: asyncio.Task[None] | None = None
 
-    def __enter__(self) -> "Link":
+    def __enter__(self) -> "BrokerClient":
         self._thread.start()
         self._loop = self._started.result(timeout=CALL_TIMEOUT_S)
         return self
@@ -217,7 +217,7 @@ class Link:
         context = zmq.asyncio.Context()
         loop = asyncio.get_running_loop()
         try:
-            self._conversation = Conversation(
+            self._conversation = BrokerLoop(
                 self._settings,
                 context,
                 session=self._session,

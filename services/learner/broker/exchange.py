@@ -28,17 +28,18 @@ from protocol.messages import (
     Welcome,
 )
 from services.learner.metrics import LearnerMetrics
-from services.learner.weights.delta import encode_delta
-from services.learner.weights.process_groups import EngineGroups, group_options
-from services.learner.weights.server import WeightServer
-from services.learner.weights.snapshot import SnapshotStore, WeightCopy, seal
+from services.learner.weights import (
+    SendingGroups,
+    SnapshotStore,
+    WeightCopy,
+    WeightServer,
+    build_snapshot,
+    encode_delta,
+    group_options,
+)
 from services.runtime.clock import Clock
-from services.runtime.net.authenticator import Gate
-from services.runtime.net.channel import RouterChannel
-from services.runtime.net.peer import Delivered, PeerClient
-from services.runtime.net.security import Security
-from services.runtime.settings.fingerprint import run_fingerprint
-from services.runtime.settings.sections import Settings
+from services.runtime.net import Authenticator, Delivered, PeerClient, RouterChannel, Security
+from services.runtime.settings import Settings, run_fingerprint
 from services.runtime.telemetry import Health
 
 log = structlog.get_logger()
@@ -65,7 +66,7 @@ class _Publication:
     copied_at: float
 
 
-class Conversation:
+class BrokerLoop:
     """What the learner says and hears; its methods are called in the loop that it was made in.
 
     Publications and the reports behind them are said by a task, in the order in which they were handed over, while training
@@ -101,11 +102,11 @@ class Conversation:
         self._store = SnapshotStore()
         self._wanted: BatchRequest | None = None
         self._resume: Resume | None = None
-        self._gate = Gate(context, security, clock, metrics.gate_counters)
-        channel = RouterChannel(context, WEIGHTS, settings.learner.weights_endpoint, self._gate)
+        self._authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
+        channel = RouterChannel(context, WEIGHTS, settings.learner.weights_endpoint, self._authenticator)
         self._weights_endpoint = settings.learner.advertised_weights_endpoint or channel.endpoint
         options = group_options(settings.learner.weights_group_backend)
-        groups = None if options is None else EngineGroups(options)
+        groups = None if options is None else SendingGroups(options)
         self._server = WeightServer(channel, self._store, metrics, groups=groups)
         self._client = PeerClient(
             context,
@@ -138,7 +139,7 @@ class Conversation:
         """Keep it going until cancelled; ``started`` is called when it goes. Raises: ServiceError."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._gate.run(), name="gate")
+                tasks.create_task(self._authenticator.run(), name="authenticator")
                 tasks.create_task(self._server.run(), name="weight-server")
                 tasks.create_task(self._client.run(), name="batch-client")
                 tasks.create_task(self._receive(), name="receive")
@@ -148,7 +149,7 @@ class Conversation:
                 started()
         finally:
             # Also where a task never began: no socket may be left whose monitor nobody reads.
-            self._gate.close()
+            self._authenticator.close()
             self._client.close()
 
     # --- what the learner says -----------------------------------------------------------------------------------------
@@ -234,7 +235,7 @@ class Conversation:
         newest = self._store.newest
         # Not in the loop: rollouts fetch the former version meanwhile.
         self.encoding = True
-        snapshot = await asyncio.to_thread(seal, publication.policy_version, publication.weights)
+        snapshot = await asyncio.to_thread(build_snapshot, publication.policy_version, publication.weights)
         delta = None if newest is None else await asyncio.to_thread(encode_delta, newest, snapshot)
         self.encoding = False
         self._store.add(snapshot, delta)
@@ -281,7 +282,7 @@ class Conversation:
 
     async def _repeat(self) -> None:
         while True:
-            self._health.turn()
+            self._health.beat()
             await self._ask_again()
             await asyncio.sleep(self._request_interval_s)
 

@@ -1,0 +1,31 @@
+"""Checkpoints: what is in one, how it is written beside training, and how it is verified."""
+
+from services.learner.checkpoints.canary import canary_batch, require_canary, write_canary
+from services.learner.checkpoints.format import (
+    CheckpointState,
+    find_latest,
+    load_checkpoint,
+    reserve_version,
+    reserved_version,
+)
+from services.learner.checkpoints.optimizer_state import OPTIMIZER, OptimizerState
+from services.learner.checkpoints.saving import Background, CheckpointSaver, Threads
+from services.learner.checkpoints.state_copy import EngineCopy, state_digest
+
+__all__ = [
+    "OPTIMIZER",
+    "Background",
+    "CheckpointSaver",
+    "CheckpointState",
+    "EngineCopy",
+    "OptimizerState",
+    "Threads",
+    "canary_batch",
+    "find_latest",
+    "load_checkpoint",
+    "require_canary",
+    "reserve_version",
+    "reserved_version",
+    "state_digest",
+    "write_canary",
+]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from gspo.model.serving import is_partitioned
 from gspo.moe.expert_layout import pieces
 from services.learner.checkpoints.state_files import TensorDirectory, TensorFile, read_steps, write_steps
-from services.learner.ranks.expert_parallel import WHOLE, ExpertShare
+from services.learner.ranks import WHOLE, ExpertShare
 
 OPTIMIZER: Final = "AdamW"
 _WEIGHT: Final = "weight"

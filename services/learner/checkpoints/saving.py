@@ -35,7 +35,7 @@ from services.learner.checkpoints.format import (
     unwritten_error,
     write_metadata,
 )
-from services.learner.ranks.lost_rank import means_lost_rank
+from services.learner.ranks import means_lost_rank
 from services.runtime.durable import (
     discard_directory,
     flush_file,

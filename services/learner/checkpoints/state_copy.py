@@ -9,7 +9,7 @@ from pathlib import Path
 
 from services.learner.checkpoints.canary import write_canary
 from services.learner.checkpoints.state_files import TensorFile, write_steps
-from services.learner.weights.snapshot import WeightCopy
+from services.learner.weights import WeightCopy
 from services.runtime.durable import flush_file
 
 

@@ -25,9 +25,15 @@ from gspo.model.serving import serving_weights
 from gspo.moe.experts import ExpertPicks, ExpertRecorder
 from gspo.moe.routing_replay import RoutingReplay
 from protocol.digests import tensor_digest
-from services.learner.checkpoints.canary import canary_batch, require_canary, write_canary
-from services.learner.checkpoints.optimizer_state import OPTIMIZER, OptimizerState
-from services.learner.checkpoints.state_copy import EngineCopy, state_digest
+from services.learner.checkpoints import (
+    OPTIMIZER,
+    EngineCopy,
+    OptimizerState,
+    canary_batch,
+    require_canary,
+    state_digest,
+    write_canary,
+)
 from services.learner.engine.gradients import (
     GradientWatch,
     MissingGradientError,
@@ -35,19 +41,18 @@ from services.learner.engine.gradients import (
     NonFiniteLossError,
 )
 from services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
-from services.learner.profiling.flops import ModelCost, model_cost
-from services.learner.profiling.profile import NO_PROFILE, Phases
-from services.learner.ranks.expert_parallel import expert_shares, gathered
-from services.learner.ranks.process_group import init_distributed, limit_waiting
-from services.learner.start.engine_settings import DType, LearnerEngineSettings
-from services.learner.start.parallelism import (
+from services.learner.profiling import NO_PROFILE, ModelCost, Phases, model_cost
+from services.learner.ranks import expert_shares, gathered, init_distributed, limit_waiting
+from services.learner.start import (
+    DType,
+    LearnerEngineSettings,
     autoep_config,
     offload_config,
     parallelism_of,
     read_model_config,
     require_supported,
 )
-from services.learner.weights.snapshot import copy_weights
+from services.learner.weights import copy_weights
 
 _DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NEVER = 10**9

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 import torch
 
-from services.learner.engine.engine import LearnerEngine
-from services.learner.profiling.flops import peak_tflops
+from services.learner.profiling.flops import ModelCost, peak_tflops
 from services.learner.profiling.profile import (
     NO_PROFILE,
     PHASES,
@@ -24,12 +23,25 @@ from services.learner.profiling.profile import (
     StepProfile,
 )
 from services.runtime.clock import Clock
-from services.runtime.settings.sections import Settings
+from services.runtime.settings import Settings
 
 log = structlog.get_logger()
 
 LINES_FILE: Final = "profile.jsonl"
 TABLE_FILE: Final = "profile.md"
+
+
+class ProfiledEngine(Protocol):
+    """What a profile needs of ``services.learner.engine.LearnerEngine``."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    profile: Phases
+
+    @property
+    def token_budget(self) -> int: ...
+    def cost(self) -> ModelCost: ...
 
 
 class ProfileFiles:
@@ -64,7 +76,7 @@ class ProfileFiles:
 
 
 @contextmanager
-def profiled(settings: Settings, engine: LearnerEngine, clock: Clock) -> Iterator[Phases]:
+def profiled(settings: Settings, engine: ProfiledEngine, clock: Clock) -> Iterator[Phases]:
     """What the learner tells of its phases: a profile that is written where the settings ask for one, else nothing."""
     if not settings.learner.profile:
         yield NO_PROFILE

@@ -1,0 +1,27 @@
+"""What is decided and started before torch is loaded."""
+
+from services.learner.start.engine_settings import Device, DType, LearnerEngineSettings, engine_settings_of
+from services.learner.start.parallelism import (
+    autoep_config,
+    offload_config,
+    parallelism_of,
+    read_model_config,
+    require_supported,
+)
+from services.learner.start.ranks import Node, ended_by_signals, is_rank, run_ranks
+
+__all__ = [
+    "DType",
+    "Device",
+    "LearnerEngineSettings",
+    "Node",
+    "autoep_config",
+    "ended_by_signals",
+    "engine_settings_of",
+    "is_rank",
+    "offload_config",
+    "parallelism_of",
+    "read_model_config",
+    "require_supported",
+    "run_ranks",
+]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from services.runtime.settings.sections import Settings
+from services.runtime.settings import Settings
 
 Device = Literal["cpu", "cuda"]
 DType = Literal["float32", "bfloat16"]

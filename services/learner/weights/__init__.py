@@ -1,0 +1,17 @@
+"""The learner's end of a weight update: snapshots, deltas and the server that sends them."""
+
+from services.learner.weights.delta import encode_delta
+from services.learner.weights.process_groups import SendingGroups, group_options
+from services.learner.weights.server import WeightServer
+from services.learner.weights.snapshot import SnapshotStore, WeightCopy, build_snapshot, copy_weights
+
+__all__ = [
+    "SendingGroups",
+    "SnapshotStore",
+    "WeightCopy",
+    "WeightServer",
+    "build_snapshot",
+    "copy_weights",
+    "encode_delta",
+    "group_options",
+]

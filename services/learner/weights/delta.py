@@ -12,7 +12,7 @@ from protocol.deltas import Region, encode_digests, encode_region, regions
 from protocol.limits import MAX_DELTA_BUCKETS
 from protocol.messages import DeltaBucket, Manifest, TensorInfo
 from services.learner.weights.snapshot import CHUNK_BYTES, Delta, Snapshot
-from services.weights.compression import compress
+from services.weights import compress
 
 WORTHWHILE: Final = 0.75
 """A delta with a larger share of the snapshot's bytes is not made: applying it costs more than it saves."""

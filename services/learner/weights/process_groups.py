@@ -50,7 +50,7 @@ def group_options(backend: Literal["", "gloo", "nccl"]) -> GroupOptions | None:
     return GroupOptions(backend=backend, device=f"cuda:{torch.cuda.current_device()}" if backend == "nccl" else "cpu")
 
 
-class EngineGroup:
+class SendingGroup:
     """One group, from the moment at which its store can be reached.
 
     produces:     broadcasts
@@ -144,17 +144,17 @@ class EngineGroup:
             unasked = version
 
 
-class EngineGroups:
+class SendingGroups:
     """At most one group for each rollout."""
 
-    def __init__(self, options: GroupOptions, *, kind: type[EngineGroup] = EngineGroup) -> None:
+    def __init__(self, options: GroupOptions, *, kind: type[SendingGroup] = SendingGroup) -> None:
         """``kind``: of the groups that are made."""
         self.backend = options.backend
         self._options = options
         self._kind = kind
-        self._groups: dict[bytes, EngineGroup] = {}
+        self._groups: dict[bytes, SendingGroup] = {}
 
-    def ready(self, peer: bytes, name: str) -> EngineGroup:
+    def ready(self, peer: bytes, name: str) -> SendingGroup:
         """The group ``name`` of ``peer``, or, when there is no such group (any more), a new one.
 
         Raises: RuntimeError when no port can be bound.
@@ -169,7 +169,7 @@ class EngineGroups:
         log.info("weights_group_opened", peer=peer.decode(errors="replace"), group=made.name, port=made.port)
         return made
 
-    def get(self, peer: bytes, name: str) -> EngineGroup | None:
+    def get(self, peer: bytes, name: str) -> SendingGroup | None:
         """The group ``name`` of ``peer``; None: there is none (any more)."""
         group = self._groups.get(peer)
         return group if group is not None and group.name == name and not group.ended else None

@@ -10,12 +10,12 @@ from protocol.channels import WEIGHTS
 from protocol.codec import message_type
 from protocol.messages import (
     BroadcastRequest,
-    Group,
-    GroupRequest,
     Loaded,
     Manifest,
     ManifestRequest,
     Message,
+    ProcessGroup,
+    ProcessGroupRequest,
     Refused,
     Source,
     WeightGone,
@@ -23,17 +23,15 @@ from protocol.messages import (
 )
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights.fan_out import FanOut
-from services.learner.weights.process_groups import EngineGroups
+from services.learner.weights.process_groups import SendingGroups
 from services.learner.weights.snapshot import Snapshot, SnapshotStore
-from services.runtime.net.channel import Incoming, RouterChannel
-from services.weights.checksums import Hash, checksum_of
-from services.weights.engine_parameters import checksums_of, merge
-from services.weights.server import ChunkServer, Parts
+from services.runtime.net import Incoming, RouterChannel
+from services.weights import ChunkServer, Hash, Parts, checksum_of, checksums_of, merge
 
 log = structlog.get_logger()
 
 MAX_WAITING: Final = 256
-"""Group requests that wait for the hashing of a version."""
+"""ProcessGroup requests that wait for the hashing of a version."""
 
 
 class WeightServer(ChunkServer):
@@ -45,7 +43,7 @@ class WeightServer(ChunkServer):
         store: SnapshotStore,
         metrics: LearnerMetrics,
         fan_out: FanOut | None = None,
-        groups: EngineGroups | None = None,
+        groups: SendingGroups | None = None,
     ) -> None:
         """``fan_out``: None is one with the usual numbers. ``groups``: None: nobody is sent anything but chunks."""
         super().__init__(
@@ -60,7 +58,7 @@ class WeightServer(ChunkServer):
         self._num_failed = self._fan_out.num_failed
         self._groups = groups
         self._checksums = ChecksumCache()
-        self._requests: asyncio.Queue[tuple[Incoming, GroupRequest]] = asyncio.Queue(MAX_WAITING)
+        self._requests: asyncio.Queue[tuple[Incoming, ProcessGroupRequest]] = asyncio.Queue(MAX_WAITING)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -112,7 +110,7 @@ class WeightServer(ChunkServer):
     def takes(self, incoming: Incoming, message: Message) -> bool:
         if self._groups is None:
             return False
-        if isinstance(message, GroupRequest):
+        if isinstance(message, ProcessGroupRequest):
             if self._requests.full():
                 return False
             self._requests.put_nowait((incoming, message))
@@ -125,7 +123,7 @@ class WeightServer(ChunkServer):
     async def _promise(self) -> None:
         """Answer group requests, one after the other.
 
-        produces:     Group, WeightGone, Refused
+        produces:     ProcessGroup, WeightGone, Refused
         waits for:    ``takes``
         unblocked by: the next request
         """
@@ -135,7 +133,7 @@ class WeightServer(ChunkServer):
             answer = await self._group_for(incoming, request, self._groups)
             await self._channel.send(incoming.peer, answer)
 
-    async def _group_for(self, incoming: Incoming, request: GroupRequest, groups: EngineGroups) -> Message:
+    async def _group_for(self, incoming: Incoming, request: ProcessGroupRequest, groups: SendingGroups) -> Message:
         snapshot = self._store.snapshot(request.policy_version)
         if snapshot is None:
             return WeightGone(policy_version=request.policy_version, newest_version=self.newest_version)
@@ -147,7 +145,7 @@ class WeightServer(ChunkServer):
             log.warning("weights_group_failed", error=str(error))
             return Refused(reason="the learner cannot open a process group", message_type=message_type(request))
         group.promised = snapshot
-        return Group(
+        return ProcessGroup(
             policy_version=snapshot.policy_version,
             group=group.name,
             port=group.port,
@@ -155,7 +153,7 @@ class WeightServer(ChunkServer):
             checksums=checksums,
         )
 
-    def _broadcast(self, incoming: Incoming, request: BroadcastRequest, groups: EngineGroups) -> None:
+    def _broadcast(self, incoming: Incoming, request: BroadcastRequest, groups: SendingGroups) -> None:
         """What cannot be sent ends the group: its engine waits already."""
         group = groups.get(incoming.peer, request.group)
         snapshot = None if group is None else group.promised

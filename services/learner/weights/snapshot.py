@@ -14,7 +14,7 @@ from msgspec import structs
 from protocol.digests import tensor_digest, version_digest
 from protocol.limits import MAX_WEIGHT_CHUNK_BYTES
 from protocol.messages import Manifest, TensorInfo
-from services.weights.server import Parts
+from services.weights import Parts
 
 CHUNK_BYTES: Final = MAX_WEIGHT_CHUNK_BYTES
 DTYPE_NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -69,7 +69,7 @@ def copy_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> WeightCopy:
     return WeightCopy(copied)
 
 
-def seal(policy_version: int, weights: WeightCopy) -> Snapshot:
+def build_snapshot(policy_version: int, weights: WeightCopy) -> Snapshot:
     """Make a snapshot of ``weights``, which are used up: their memory goes over into the snapshot's tensor by tensor.
 
     Raises: ValueError for no weights.
@@ -106,14 +106,6 @@ def seal(policy_version: int, weights: WeightCopy) -> Snapshot:
         tensors=tensors,
     )
     return Snapshot(manifest=manifest, data=data)
-
-
-def build_snapshot(policy_version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> Snapshot:
-    """Copy and seal in one go.
-
-    Raises: ValueError for a dtype that the wire does not know, or no weights.
-    """
-    return seal(policy_version, copy_weights(weights))
 
 
 class SnapshotStore:

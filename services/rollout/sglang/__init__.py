@@ -1,0 +1,25 @@
+"""One SGLang server: its process and its HTTP API."""
+
+from services.rollout.sglang.client import Engine, EngineError, EngineRefused, PauseMode
+from services.rollout.sglang.generation import GenerateRequest, SamplingParameters
+from services.rollout.sglang.http import EngineHttp, EngineUnreachable
+from services.rollout.sglang.metrics import EngineMetrics
+from services.rollout.sglang.server import EngineServer, ServerError, ServerOptions
+from services.rollout.sglang.watch import fail_when_dead, fail_when_deaf
+
+__all__ = [
+    "Engine",
+    "EngineError",
+    "EngineHttp",
+    "EngineMetrics",
+    "EngineRefused",
+    "EngineServer",
+    "EngineUnreachable",
+    "GenerateRequest",
+    "PauseMode",
+    "SamplingParameters",
+    "ServerError",
+    "ServerOptions",
+    "fail_when_dead",
+    "fail_when_deaf",
+]

@@ -28,9 +28,9 @@ from services.rollout.sglang.generation import (
     FinishReason,
     GenerateRequest,
     OutputDecoder,
-    Piece,
+    OutputPiece,
     RequestRefused,
-    Sampling,
+    SamplingParameters,
     VersionTagger,
     parse_version,
 )
@@ -119,7 +119,7 @@ class Engine:
 
     # Generation ----------------------------------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece, None]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
         """Sample one completion; the last piece, and only that, has a finish reason.
 
         Close the iterator (or cancel) to give up: the server notices within 4 s; `abort` is immediate.
@@ -151,8 +151,8 @@ class Engine:
             live.ended.set()
 
     async def _answer_pieces(
-        self, rid: str, live: _Live, input_ids: list[int], sampling: Sampling
-    ) -> AsyncGenerator[Piece, None]:
+        self, rid: str, live: _Live, input_ids: list[int], sampling: SamplingParameters
+    ) -> AsyncGenerator[OutputPiece, None]:
         """One HTTP request, cut short (`live.cut`) when too many tokens are held because their version is not known yet."""
         self._num_requests += 1
         # SGLang aborts every request whose id *begins* with the one given, hence the ';'. And 2 s after a stream has ended
@@ -362,7 +362,9 @@ async def _nothing() -> None:
     """No check."""
 
 
-def _generate_body(server_rid: str, input_ids: list[int], sampling: Sampling, stream: bool, chunk_tokens: int) -> bytes:
+def _generate_body(
+    server_rid: str, input_ids: list[int], sampling: SamplingParameters, stream: bool, chunk_tokens: int
+) -> bytes:
     parameters: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
@@ -386,7 +388,7 @@ def _generate_body(server_rid: str, input_ids: list[int], sampling: Sampling, st
     )
 
 
-def _true_reason(reason: FinishReason | None, given: list[int], sampling: Sampling) -> FinishReason | None:
+def _true_reason(reason: FinishReason | None, given: list[int], sampling: SamplingParameters) -> FinishReason | None:
     """SGLang lets an abort hide a stop token or the length limit that was reached in the same step.
 
     Going on after such an end would continue behind the stop token.

@@ -26,7 +26,7 @@ MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drawn. Log-probs are those at `temperature`, before top_p and top_k cut the distribution."""
 
     max_new_tokens: int
@@ -61,7 +61,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Names the request for `abort`; unique among the requests under way, without '#' and ';'."""
     input_ids: Sequence[int] | np.ndarray[Any, Any]
     """All tokens so far, int [T], T >= 1."""
-    sampling: Sampling
+    sampling: SamplingParameters
 
     def __post_init__(self) -> None:
         if not self.rid or "#" in self.rid or ";" in self.rid:
@@ -70,7 +70,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"request {self.rid}: input_ids is empty, SGLang needs at least one token")
 
 
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
+class OutputPiece(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of one request, in order, each exactly once."""
 
     token_ids: np.ndarray[Any, np.dtype[np.int32]]
@@ -193,7 +193,7 @@ def _failure(status: int, text: str) -> ValueError:
 
 
 class VersionTagger:
-    """`Output`s of one HTTP request -> `Piece`s with exact versions.
+    """`Output`s of one HTTP request -> `OutputPiece`s with exact versions.
 
     push(output, settled=True) promises that no weight update fell between the start of the request and the moment
     the output was received, so that the server's version made all of its tokens. Without it tokens are held, and so are
@@ -212,7 +212,7 @@ class VersionTagger:
         """Tokens received and not given out yet."""
         return len(self._token_ids)
 
-    def push(self, output: Output, *, settled: bool) -> Piece | None:
+    def push(self, output: Output, *, settled: bool) -> OutputPiece | None:
         """Returns the tokens whose version is known now; None when there are none. The last output always gives a piece."""
         if self._first_version is None:
             self._first_version = output.server_version
@@ -226,8 +226,8 @@ class VersionTagger:
             return self._give([VersionRun(output.server_version, len(self._token_ids))], None)
         return None
 
-    def _give(self, runs: list[VersionRun], finish_reason: FinishReason | None) -> Piece:
-        piece = Piece(
+    def _give(self, runs: list[VersionRun], finish_reason: FinishReason | None) -> OutputPiece:
+        piece = OutputPiece(
             token_ids=np.array(self._token_ids, dtype=np.int32),
             logprobs=np.array(self._logprobs, dtype=np.float32),
             version_runs=runs,

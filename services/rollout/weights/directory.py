@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from services.runtime.errors import ConfigurationError
-from services.runtime.settings.sections import Settings
+from services.runtime.settings import Settings
 
 
 @contextmanager

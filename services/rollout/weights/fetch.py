@@ -17,8 +17,8 @@ from protocol.deltas import ITEM_BYTES
 from protocol.digests import version_digest
 from protocol.messages import Manifest, ManifestRequest, WeightChunk, WeightGone, WeightRequest
 from services.rollout.weights.file import write_safetensors
-from services.rollout.weights.replica import DamagedWeightsError, HeldWeights
-from services.runtime.net.peer import PeerClient
+from services.rollout.weights.replica import DamagedWeightsError, Replica
+from services.runtime.net import PeerClient
 
 log = structlog.get_logger()
 
@@ -60,12 +60,12 @@ class DamagedError(FetchError):
 async def fetch_newest(
     client: PeerClient,
     have_version: int,
-    held: HeldWeights | None = None,
+    held: Replica | None = None,
     *,
     stall_s: float = STALL_S,
     fetched: Callable[[Manifest], None] = lambda _: None,
     sources: "Sources | None" = None,
-) -> HeldWeights | None:
+) -> Replica | None:
     """Bring ``held`` to the newest version of the weight server; None when ``have_version`` is the newest.
 
     Against what ``held`` holds already (None: nothing) deltas are fetched, where the server has them; from other rollouts
@@ -74,7 +74,7 @@ async def fetch_newest(
     Returns ``held``, verified. Raises: FetchError when the server says nothing for too long, drops the version, or sends
     wrong bytes.
     """
-    held = HeldWeights() if held is None else held
+    held = Replica() if held is None else held
     try:
         while True:
             request = ManifestRequest(have_version=0) if sources is None else sources.next_request()
@@ -91,9 +91,7 @@ async def fetch_newest(
         held.coming = 0
 
 
-async def _fetch(
-    client: PeerClient, manifest: Manifest, held: HeldWeights, stall_s: float, sources: "Sources | None"
-) -> None:
+async def _fetch(client: PeerClient, manifest: Manifest, held: Replica, stall_s: float, sources: "Sources | None") -> None:
     """Bring ``held`` to ``manifest``'s version. Raises: FetchError."""
     if manifest.kind == "snapshot":
         _check_layout(manifest)
@@ -112,7 +110,7 @@ async def _fetch(
         raise DamagedError(f"version {manifest.policy_version}: {error}") from error
 
 
-def write_for_engine(weights: HeldWeights, directory: Path) -> int:
+def write_for_engine(weights: Replica, directory: Path) -> int:
     """Write what the engine has not loaded yet as one safetensors file into ``directory`` (created), under the engine's
     parameter names. Returns the bytes of its tensors.
     """
@@ -148,7 +146,7 @@ async def newest_manifest(client: PeerClient, request: ManifestRequest, stall_s:
         raise FetchError(f"the weight server did not answer within {stall_s:g} s") from error
 
 
-def _same(held: HeldWeights, manifest: Manifest) -> HeldWeights:
+def _same(held: Replica, manifest: Manifest) -> Replica:
     """What is held is what the server has newest, though the engine does not serve it."""
     assert held.manifest is not None
     if manifest.digest != held.manifest.digest:
@@ -159,7 +157,7 @@ def _same(held: HeldWeights, manifest: Manifest) -> HeldWeights:
     return held
 
 
-def _check_delta(manifest: Manifest, held: HeldWeights) -> None:
+def _check_delta(manifest: Manifest, held: Replica) -> None:
     """It is against what is held, and smaller: a manifest must not take more memory than the version that it describes."""
     if held.manifest is None or manifest.base_version != held.policy_version:
         raise FetchError(

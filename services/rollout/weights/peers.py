@@ -17,14 +17,11 @@ from protocol.channels import PEER_WEIGHTS
 from protocol.messages import Loaded, Manifest, ManifestRequest, Source, WeightRequest
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.weights.fetch import FetchError, GoneError, fetch_chunks
-from services.rollout.weights.replica import HeldWeights
+from services.rollout.weights.replica import Replica
 from services.runtime.clock import Clock
 from services.runtime.errors import EndpointError, ServiceError, flatten
-from services.runtime.net.authenticator import Gate
-from services.runtime.net.channel import Incoming, RouterChannel
-from services.runtime.net.peer import PeerClient
-from services.runtime.net.security import KeyFileError, Security
-from services.weights.server import ChunkServer, Parts
+from services.runtime.net import Authenticator, Incoming, KeyFileError, PeerClient, RouterChannel, Security
+from services.weights import ChunkServer, Parts
 
 log = structlog.get_logger()
 
@@ -47,10 +44,10 @@ class SlowError(FetchError):
     """A source delivers, but so slowly that another one is quicker."""
 
 
-class NeighbourServer(ChunkServer):
+class PeerWeightServer(ChunkServer):
     """What this rollout holds, for other rollouts."""
 
-    def __init__(self, channel: RouterChannel, held: HeldWeights, metrics: RolloutMetrics) -> None:
+    def __init__(self, channel: RouterChannel, held: Replica, metrics: RolloutMetrics) -> None:
         super().__init__(
             channel, PEER_WEIGHTS, refused=metrics.peer_messages_refused.inc, sent=metrics.weight_bytes_served.inc
         )
@@ -71,7 +68,7 @@ class NeighbourServer(ChunkServer):
         log.debug("loaded_elsewhere", peer=incoming.peer.decode(errors="replace"), policy_version=loaded.policy_version)
 
 
-class Neighbours:
+class WeightPeers:
     """This rollout's part in the distribution of weights.
 
     produces:     WeightChunk, WeightGone for other rollouts; the bytes of a manifest, from one of its sources
@@ -96,7 +93,7 @@ class Neighbours:
         """Bind ``endpoint``, which is also what others are told. ``connect_s``: how long a source may take to welcome us;
         ``stall_s``: how long it may be silent; ``patience_s``: see PATIENCE_S. Raises: EndpointError; KeyFileError.
         """
-        self.held = HeldWeights(keep_deltas=KEEP_DELTAS)
+        self.held = Replica(keep_deltas=KEEP_DELTAS)
         self._context = context
         self._peer = peer
         self._session = session
@@ -106,8 +103,10 @@ class Neighbours:
         self._connect_s = connect_s
         self._patience_s = patience_s
         self._stall_s = stall_s
-        self._gate = Gate(context, security, clock, metrics.gate_counters)
-        self._server = NeighbourServer(RouterChannel(context, PEER_WEIGHTS, endpoint, self._gate), self.held, metrics)
+        self._authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
+        self._server = PeerWeightServer(
+            RouterChannel(context, PEER_WEIGHTS, endpoint, self._authenticator), self.held, metrics
+        )
         self._distrusts = False
         # In bytes/s, of the last fetches from other rollouts.
         self._rates: deque[float] = deque(maxlen=NUM_RATES)
@@ -120,14 +119,14 @@ class Neighbours:
         """Serve until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._gate.run(), name="peer-gate")
+                tasks.create_task(self._authenticator.run(), name="peer-authenticator")
                 tasks.create_task(self._server.run(), name="peer-weights")
         finally:
             self.close()
 
     def close(self) -> None:
         """Also where ``run`` never began. A second call does nothing."""
-        self._gate.close()
+        self._authenticator.close()
         self._server.close()
 
     # --- where to fetch ------------------------------------------------------------------------------------------------

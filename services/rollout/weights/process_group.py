@@ -12,11 +12,10 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from protocol.messages import BroadcastRequest, Group, GroupRequest, Manifest, Refused, TensorInfo, WeightGone
-from services.rollout.sglang.client import Engine, EngineError, PauseMode
-from services.rollout.sglang.http import EngineHttp, EngineUnreachable
+from protocol.messages import BroadcastRequest, Manifest, ProcessGroup, ProcessGroupRequest, Refused, TensorInfo, WeightGone
+from services.rollout.sglang import Engine, EngineError, EngineHttp, EngineUnreachable, PauseMode
 from services.rollout.weights.verify import Verification, Verifier, compare_checksums
-from services.runtime.net.peer import PeerClient
+from services.runtime.net import PeerClient
 
 log = structlog.get_logger()
 
@@ -32,7 +31,7 @@ class GroupError(RuntimeError):
     """A version cannot be had this way now; the text says why."""
 
 
-class EngineGroup:
+class ReceivingGroup:
     """The engine's place in a group with the learner.
 
     One that fails is left at once, and the version is fetched in chunks. After MAX_FAILURES in a row nobody tries any more.
@@ -62,7 +61,7 @@ class EngineGroup:
         except ValueError as error:
             raise GroupError(str(error)) from error
         await client.send(
-            GroupRequest(
+            ProcessGroupRequest(
                 policy_version=manifest.policy_version,
                 device=device,
                 group=self._name,
@@ -155,13 +154,13 @@ class EngineGroup:
             }
             await http.post("/update_weights_from_distributed", body, timeout_s=self._answer_s)
 
-    async def _answer(self, client: PeerClient, policy_version: int) -> Group:
+    async def _answer(self, client: PeerClient, policy_version: int) -> ProcessGroup:
         """Raises: GroupError."""
         try:
             async with asyncio.timeout(self._answer_s):
                 while True:
                     message = (await client.inbox.get()).message
-                    if isinstance(message, Group) and message.policy_version == policy_version:
+                    if isinstance(message, ProcessGroup) and message.policy_version == policy_version:
                         return message
                     if isinstance(message, WeightGone) and message.policy_version == policy_version:
                         raise GroupError(f"version {policy_version} is gone, newest is {message.newest_version}")

@@ -19,8 +19,7 @@ from msgspec import structs
 from protocol.deltas import DIGEST_BYTES, Bytes, apply_streams, check_bucket, decode_digests, stream_lengths
 from protocol.digests import tensor_digest, version_digest
 from protocol.messages import DeltaBucket, Manifest, TensorInfo
-from services.weights.compression import decompress
-from services.weights.server import Parts
+from services.weights import Parts, decompress
 
 ROLLING_SHARE: Final = 1 / 16
 """Of the version's bytes: tensors that a delta does not change are checked all the same, so many with each delta."""
@@ -30,7 +29,7 @@ class DamagedWeightsError(ValueError):
     """Bytes that are not those that the manifest describes; the text names the first tensor or bucket."""
 
 
-class HeldWeights:
+class Replica:
     """Nothing at first; then one verified version, from a snapshot or from deltas applied to one.
 
     ``manifest`` is that of a snapshot of what is held, however it was come by. None: nothing is held; also while a delta is

@@ -21,16 +21,15 @@ from safetensors import SafetensorError
 from protocol.channels import WEIGHTS
 from protocol.messages import Loaded, Manifest
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang.client import Engine, EngineError
+from services.rollout.sglang import Engine, EngineError
 from services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest, newest_snapshot, write_for_engine
-from services.rollout.weights.peers import Neighbours
-from services.rollout.weights.process_group import EngineGroup, GroupError
-from services.rollout.weights.replica import HeldWeights
+from services.rollout.weights.peers import WeightPeers
+from services.rollout.weights.process_group import GroupError, ReceivingGroup
+from services.rollout.weights.replica import Replica
 from services.rollout.weights.verify import Expected, Verification, Verifier
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
-from services.runtime.net.peer import PeerClient
-from services.runtime.net.security import PLAINTEXT, Security
+from services.runtime.net import PLAINTEXT, PeerClient, Security
 
 log = structlog.get_logger()
 
@@ -64,11 +63,11 @@ class WeightSync:
         metrics: RolloutMetrics,
         retry_s: float = RETRY_S,
         security: Security = PLAINTEXT,
-        neighbours: Neighbours | None = None,
-        group: EngineGroup | None = None,
+        weight_peers: WeightPeers | None = None,
+        group: ReceivingGroup | None = None,
     ) -> None:
-        """``retry_s``: pause before a fetch or a load is tried again. ``neighbours``: other rollouts to share weights with;
-        None: the learner serves everything. ``group``: a place for the learner to send to, and chunks only where that fails.
+        """``retry_s``: pause before a fetch or a load is tried again. ``weight_peers``: other rollouts to share weights
+        with; None: the learner serves everything. ``group``: where the learner sends to; chunks are fetched if that fails.
         """
         self._context = context
         self._engine = engine
@@ -82,9 +81,9 @@ class WeightSync:
         self._retry_s = retry_s
         self._security = security
         self._on_change: Callable[[], None] = lambda: None
-        self._neighbours = neighbours
+        self._weight_peers = weight_peers
         self._group = group
-        self._held = HeldWeights() if neighbours is None else neighbours.held
+        self._held = Replica() if weight_peers is None else weight_peers.held
         self._takes_parts = True
         self._announced = (0, "")
         self._wake = asyncio.Event()
@@ -107,11 +106,11 @@ class WeightSync:
 
     async def run(self) -> None:
         """Follow until cancelled. Raises: ServiceError when updates keep failing: the engine must be started afresh."""
-        if self._neighbours is None:
+        if self._weight_peers is None:
             await self._follow_announced()
             return
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._neighbours.run(), name="neighbours")
+            tasks.create_task(self._weight_peers.run(), name="weight_peers")
             await self._follow_announced()
 
     async def _follow_announced(self) -> None:
@@ -134,7 +133,7 @@ class WeightSync:
                         continue
                     begin = self._clock.now()
                     weights = await fetch_newest(
-                        client, self.policy_version, self._held, fetched=self._count, sources=self._neighbours
+                        client, self.policy_version, self._held, fetched=self._count, sources=self._weight_peers
                     )
                 except (FetchError, TimeoutError) as error:
                     log.warning("weights_not_fetched", endpoint=endpoint, error=str(error) or "no handshake")
@@ -178,7 +177,7 @@ class WeightSync:
             security=self._security,
         ).running("weights-client")
 
-    async def _load(self, client: PeerClient, weights: HeldWeights) -> None:
+    async def _load(self, client: PeerClient, weights: Replica) -> None:
         version, digest = weights.policy_version, weights.digest
         if self.policy_version == 0 or not self._takes_parts:
             weights.must_load_all()
@@ -224,7 +223,7 @@ class WeightSync:
             return False
         return await self._load_in_group(client, manifest, group)
 
-    async def _load_in_group(self, client: PeerClient, manifest: Manifest, group: EngineGroup) -> bool:
+    async def _load_in_group(self, client: PeerClient, manifest: Manifest, group: ReceivingGroup) -> bool:
         version, digest = manifest.policy_version, manifest.digest
         # What was fetched before is not what the engine has, and is no base for what comes.
         self._held.forget()
@@ -249,7 +248,7 @@ class WeightSync:
         await self._on_loaded(client, version, digest, pause_s)
         return True
 
-    async def _on_no_group(self, group: EngineGroup, error: str) -> None:
+    async def _on_no_group(self, group: ReceivingGroup, error: str) -> None:
         log.warning("weights_group_failed", error=error)
         self._metrics.weight_updates.labels(outcome="no_group").inc()
         await group.failed()
@@ -263,7 +262,7 @@ class WeightSync:
         self._on_change()
         await client.send(Loaded(policy_version=version, digest=digest, pause_s=pause_s))
 
-    async def _write(self, weights: HeldWeights, directory: Path) -> None:
+    async def _write(self, weights: Replica, directory: Path) -> None:
         try:
             num_bytes = await asyncio.to_thread(write_for_engine, weights, directory)
         except (OSError, SafetensorError) as error:

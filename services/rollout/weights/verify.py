@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from protocol.messages import TensorInfo
-from services.rollout.sglang.client import Engine
-from services.weights.checksums import Hash, checksum_of, hash_of
-from services.weights.engine_parameters import EMBEDDING, HEAD, Buffer, Parameter, checksums_of, merge
+from services.rollout.sglang import Engine
+from services.weights import EMBEDDING, HEAD, Buffer, Hash, Parameter, checksum_of, checksums_of, hash_of, merge
 
 log = structlog.get_logger()
 

@@ -1,1 +1,6 @@
-"""Proves from what a run has written that every trajectory was trained exactly once or dropped for a stated reason."""
+"""Proves from a run's files that every trajectory was trained exactly once, or dropped for a stated reason."""
+
+from services.runs.audit.audit import audit_run
+from services.runs.audit.findings import Audit
+
+__all__ = ["Audit", "audit_run"]

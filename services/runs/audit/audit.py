@@ -3,7 +3,7 @@
 import sqlite3
 from pathlib import Path
 
-from services.broker.store.reader import reading
+from services.broker.store import reading
 from services.runs.audit.findings import Audit, Findings, Rules
 from services.runs.audit.groups import audit_groups, outcomes
 from services.runs.audit.order import Order, audit_batches, audit_versions, read_order
@@ -11,7 +11,7 @@ from services.runs.audit.record import audit_checkpoints, audit_record, read_che
 from services.runs.audit.tokens import TokenAudit, TokenCounts
 from services.runs.audit.values import audit_values
 from services.runtime.errors import ConfigurationError
-from services.runtime.settings.run_settings import read_run_settings
+from services.runtime.settings import read_run_settings
 
 
 def audit_run(directory: Path) -> Audit:
@@ -23,7 +23,7 @@ def audit_run(directory: Path) -> Audit:
     checkpoints = read_checkpoints(directory)
     findings = Findings()
     rules, notes = _rules(directory)
-    order = Order(batch_versions={}, trained_batches={}, trained=[], settled=0)
+    order = Order(batch_versions={}, trained_batches={}, trained=[], checkpointed=0)
     counts = TokenCounts(num_chunks=0, num_resumed=0)
     found = []
     run_id = ""

@@ -25,7 +25,7 @@ class Order:
     """By published version, ascending: how many batches its weights were trained on."""
     trained: list[tuple[int, int]]
     """(batch, published version) of each training, by version."""
-    settled: int
+    checkpointed: int
     """Batches that a checkpoint covers."""
 
     @property
@@ -40,14 +40,14 @@ class Order:
 
 def read_order(connection: sqlite3.Connection) -> Order:
     """Raises: sqlite3.DatabaseError."""
-    settled = connection.execute("SELECT coalesce(max(next_batch), 0) FROM settled").fetchone()[0]
+    checkpointed = connection.execute("SELECT coalesce(max(next_batch), 0) FROM checkpointed").fetchone()[0]
     return Order(
         batch_versions=dict(connection.execute("SELECT batch, policy_version FROM batches ORDER BY batch")),
         trained_batches=dict(
             connection.execute("SELECT policy_version, trained_batches FROM versions ORDER BY policy_version")
         ),
         trained=list(connection.execute("SELECT batch, policy_version FROM trained ORDER BY policy_version, batch")),
-        settled=int(settled),
+        checkpointed=int(checkpointed),
     )
 
 
@@ -143,13 +143,17 @@ def _audit_acknowledged(findings: Findings, order: Order, assembled: int) -> lis
         findings.add(
             "trained without a batch", f"the newest version was trained on {newest} batches, {assembled} were assembled"
         )
-    if order.settled > assembled:
-        findings.add("trained without a batch", f"a checkpoint covers {order.settled} batches, {assembled} were assembled")
+    if order.checkpointed > assembled:
+        findings.add(
+            "trained without a batch", f"a checkpoint covers {order.checkpointed} batches, {assembled} were assembled"
+        )
     for batch in order.batch_versions:
         if batch in acknowledged:
             continue
-        if batch < max(newest - 1, order.settled):
-            text = f"batch {batch}: the newest version was trained on {newest} batches, {order.settled} are settled"
+        if batch < max(newest - 1, order.checkpointed):
+            text = (
+                f"batch {batch}: the newest version was trained on {newest} batches, {order.checkpointed} are checkpointed"
+            )
             findings.add("training not acknowledged", text)
         else:
             notes.append(f"batch {batch} is assembled, and its training is not acknowledged yet")

@@ -72,13 +72,13 @@ def audit_checkpoints(findings: Findings, order: Order, checkpoints: list[Checkp
         if trained_on not in (None, checkpoint.batch_position):
             text = f"{where} covers {checkpoint.batch_position} batches, its version was trained on {trained_on}"
             findings.add("checkpoint of another run", text)
-    if not order.settled:
+    if not order.checkpointed:
         return []
     if not checkpoints:
-        return [f"{order.settled} batches are settled by a checkpoint that is not in this directory"]
+        return [f"{order.checkpointed} batches are checkpointed by a checkpoint that is not in this directory"]
     covered = max(checkpoint.batch_position for checkpoint in checkpoints)
-    if covered < order.settled:
-        text = f"{order.settled} batches are settled by a checkpoint, the newest one there covers {covered}"
+    if covered < order.checkpointed:
+        text = f"{order.checkpointed} batches are checkpointed by a checkpoint, the newest one there covers {covered}"
         findings.add("checkpoint missing", text)
     return []
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from protocol.messages import Segment, VersionRun
-from services.broker.store.payload import chunk_checksum
+from services.broker.store import chunk_checksum
 from services.runs.audit.findings import Findings, Rules
 
 BYTES_PER_TOKEN: Final = 4

@@ -49,7 +49,7 @@ KINDS: Final[dict[str, dict[str, str]]] = {
         "status": TEXT,
         "reward": REAL_OR_NOTHING,
     },
-    "settled": dict.fromkeys(("id", "next_batch"), NUMBER),
+    "checkpointed": dict.fromkeys(("id", "next_batch"), NUMBER),
     "records": {"record": NUMBER, "line": OBJECT},
     "meta": dict.fromkeys(("key", "value"), TEXT),
 }

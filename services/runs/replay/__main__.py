@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from services.broker.store.reader import NoLedger
-from services.learner.start.ranks import is_rank, run_ranks
+from services.broker.store import NoLedger
+from services.learner.start import is_rank, run_ranks
 from services.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
 from services.runtime.logs import configure_logging
-from services.runtime.settings.configuration import override_settings, require_model
-from services.runtime.settings.run_settings import read_run_settings
-from services.runtime.settings.sections import Learner, Settings
+from services.runtime.settings import Learner, Settings, override_settings, read_run_settings, require_model
 
 RESULT_FILE: Final = "replay.json"
 RECORD_FILE: Final = "metrics.jsonl"
@@ -175,11 +173,11 @@ def _train(plan: Plan) -> None:
     import torch
     from prometheus_client import CollectorRegistry
 
-    from services.learner.engine.engine import LearnerEngine
+    from services.learner.engine import LearnerEngine
     from services.learner.metrics import LearnerMetrics
     from services.learner.service import LearnerService
-    from services.learner.start.engine_settings import engine_settings_of
-    from services.runs.replay.batches import RecordedLink, RecordedRun
+    from services.learner.start import engine_settings_of
+    from services.runs.replay.batches import RecordedBroker, RecordedRun
     from services.runtime.clock import MonotonicClock
     from services.runtime.telemetry import Health
 
@@ -196,7 +194,7 @@ def _train(plan: Plan) -> None:
     link = None
     if os.environ.get("RANK", "0") == "0":
         run = RecordedRun(plan.source, plan.settings)
-        link = RecordedLink(run, plan.end, plan.out / RECORD_FILE, stop, _show)
+        link = RecordedBroker(run, plan.end, plan.out / RECORD_FILE, stop, _show)
     engine = LearnerEngine.create(
         plan.settings.model.path, engine_settings_of(plan.settings, "cuda" if torch.cuda.is_available() else "cpu")
     )

@@ -9,12 +9,12 @@ from typing import Any, Final
 from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import EndOfRun, Welcome
 from services.broker.delivery import batch_message
-from services.broker.ledger.batches import batch_stats
+from services.broker.ledger import batch_stats
 from services.broker.records import BatchRow, TrajectoryRow
-from services.broker.store.reader import LEDGER_FILE, Reader, reading, refusing_damage
-from services.learner.broker.exchange import BatchArrived
-from services.learner.weights.snapshot import WeightCopy, seal
-from services.runtime.settings.sections import Settings
+from services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
+from services.learner.broker import BatchArrived
+from services.learner.weights import WeightCopy, build_snapshot
+from services.runtime.settings import Settings
 
 SAME: Final = "same"
 DIFFERENT: Final = "different"
@@ -68,7 +68,7 @@ def _assembled(index: int, version: int, group_ids: tuple[int, ...], rows: list[
     return BatchRow(index=index, policy_version=version, group_ids=group_ids, stats=batch_stats(version, groups))
 
 
-class RecordedLink:
+class RecordedBroker:
     """What a `LearnerService` has instead of a broker. It sets ``stop`` when everything was trained and reported.
 
     ``report`` is called with each batch's metrics, among them how the published digest compares.
@@ -125,7 +125,7 @@ class RecordedLink:
     def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
         """Compare with what the run has published after as many batches."""
         expected = self._run.digests.get(trained_batches, set()) if self._run.num_assembled or not trained_batches else set()
-        self._digest = seal(policy_version, weights).manifest.digest
+        self._digest = build_snapshot(policy_version, weights).manifest.digest
         self._comparison = UNKNOWN if not expected else SAME if self._digest in expected else DIFFERENT
         self.comparisons[trained_batches] = self._comparison
 

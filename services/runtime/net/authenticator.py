@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import structlog
 import zmq
 import zmq.asyncio
-from zmq.auth.base import Authenticator
+from zmq.auth.base import Authenticator as ZapServer
 from zmq.utils.monitor import parse_monitor_message
 
 from protocol import limits
@@ -25,7 +25,7 @@ from services.runtime.net.security import AllowList, KeyFileError, Security, rea
 log = structlog.get_logger()
 
 Reason = Literal["unknown_key", "wrong_role", "handshake", "impostor", "bad_messages"]
-REFUSAL_REASONS: Final[tuple[Reason, ...]] = ("unknown_key", "wrong_role", "handshake", "impostor", "bad_messages")
+AUTHENTICATOR_REASONS: Final[tuple[Reason, ...]] = ("unknown_key", "wrong_role", "handshake", "impostor", "bad_messages")
 """unknown_key: not in the allow-list. wrong_role: listed, but not for this channel. handshake: no key, no ZeroMQ, or broken
 off. impostor: an admitted key that claimed another role or name. bad_messages: a connection that is ignored for a while."""
 
@@ -40,7 +40,7 @@ WATCHED: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateCounters:
+class AuthenticatorCounters:
     """Where the gate counts.
 
     ``connections`` gets "accepted" (TCP) and "admitted" (its handshake passed): what speaks no ZeroMQ at all is in the first
@@ -51,7 +51,7 @@ class GateCounters:
     connections: Callable[[Literal["accepted", "admitted"]], None]
 
 
-class Gate:
+class Authenticator:
     """Guards the binding sockets of one process; one per ZeroMQ context.
 
     produces:     answers to handshakes, counts
@@ -64,7 +64,7 @@ class Gate:
         context: zmq.asyncio.Context,
         security: Security,
         clock: Clock,
-        counters: GateCounters,
+        counters: AuthenticatorCounters,
         *,
         reload_s: float = RELOAD_S,
     ) -> None:
@@ -78,27 +78,27 @@ class Gate:
         self._penalties = Penalties()
         self._refusals = OccasionalLog(log, clock)
         self._roles: dict[str, tuple[str, ...]] = {}
-        self._authenticator: Authenticator | None = None
+        self._zap: ZapServer | None = None
         self._allowed = AllowList({})
         if security.own is not None:
             assert security.directory is not None
             self._allowed.replace(read_public_keys(security.directory))
             # ZAP has one address per context: bound before any socket that asks there.
-            self._authenticator = Authenticator(context)
-            self._authenticator.start()
+            self._zap = ZapServer(context)
+            self._zap.start()
 
     @property
     def secure(self) -> bool:
-        return self._authenticator is not None
+        return self._zap is not None
 
     def guard(self, socket: zmq.asyncio.Socket, spec: ChannelSpec) -> None:
         """Before ``socket`` is bound: give it this process's key, and watch its handshakes."""
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
-        if self._authenticator is not None:
+        if self._zap is not None:
             own = self._security.own
             assert own is not None
             self._roles[spec.name] = spec.connects
-            self._authenticator.configure_curve_callback(spec.name, credentials_provider=self)
+            self._zap.configure_curve_callback(spec.name, credentials_provider=self)
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
             socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
@@ -114,8 +114,8 @@ class Gate:
             async with asyncio.TaskGroup() as tasks:
                 for spec, monitor in self._monitors:
                     tasks.create_task(self._watch(spec, monitor), name=f"gate-{spec.name}")
-                if self._authenticator is not None:
-                    tasks.create_task(self._authenticate(self._authenticator), name="gate-keys")
+                if self._zap is not None:
+                    tasks.create_task(self._authenticate(self._zap), name="gate-keys")
                     tasks.create_task(self._reload(), name="gate-reload")
         finally:
             self.close()
@@ -128,9 +128,9 @@ class Gate:
             monitor.close(linger=0)
         self._monitors.clear()
         self._monitored.clear()
-        if self._authenticator is not None:
-            self._authenticator.stop()
-            self._authenticator = None
+        if self._zap is not None:
+            self._zap.stop()
+            self._zap = None
 
     # --- who may connect ---------------------------------------------------------------------------------------------
 
@@ -156,12 +156,12 @@ class Gate:
         """Whether a connection's key is (still) in the allow-list; without keys everybody is."""
         return not self.secure or bool(self._allowed.name(key))
 
-    async def _authenticate(self, authenticator: Authenticator) -> None:
+    async def _authenticate(self, zap: ZapServer) -> None:
         poller = zmq.asyncio.Poller()
-        poller.register(authenticator.zap_socket, zmq.POLLIN)
+        poller.register(zap.zap_socket, zmq.POLLIN)
         while True:
             await poller.poll()
-            await authenticator.handle_zap_message(authenticator.zap_socket.recv_multipart(zmq.NOBLOCK))
+            await zap.handle_zap_message(zap.zap_socket.recv_multipart(zmq.NOBLOCK))
 
     async def _reload(self) -> None:
         """Follow the directory: a new file admits a new peer, a removed one refuses what its owner says next."""

@@ -21,7 +21,7 @@ from protocol.codec import Array, Frame, Received, decode, encode
 from protocol.errors import ProtocolError
 from protocol.messages import Hello, Message
 from services.runtime.errors import EndpointError
-from services.runtime.net.authenticator import Gate
+from services.runtime.net.authenticator import Authenticator
 from services.runtime.net.security import PLAINTEXT, KeyFileError, Security
 
 LINGER_MS: Final = 2000
@@ -91,23 +91,25 @@ def at_once(socket: zmq.asyncio.Socket) -> Any:
 class RouterChannel:
     """The binding end. A peer that comes back under the same identity takes over its former connection."""
 
-    def __init__(self, context: zmq.asyncio.Context, spec: ChannelSpec, endpoint: str, gate: Gate | None = None) -> None:
-        """Bind. ``gate`` decides who may connect, while it runs; None: everybody on this host.
+    def __init__(
+        self, context: zmq.asyncio.Context, spec: ChannelSpec, endpoint: str, authenticator: Authenticator | None = None
+    ) -> None:
+        """Bind. ``authenticator`` decides who may connect, while it runs; None: everybody on this host.
 
         Raises: EndpointError when the endpoint is malformed, in use, or open to other hosts without keys.
         """
-        objection = PLAINTEXT.objection(endpoint) if gate is None else gate.endpoint_objection(endpoint)
+        objection = PLAINTEXT.objection(endpoint) if authenticator is None else authenticator.endpoint_objection(endpoint)
         if objection:
             raise EndpointError(f"{spec.name} channel: {objection}")
         self._spec = spec
-        self._gate = gate
+        self._authenticator = authenticator
         self._socket = context.socket(zmq.ROUTER)
         self._at_once = at_once(self._socket)
         _configure(self._socket, spec, received_messages=spec.window, frame_bytes=spec.max_frame_bytes_in)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        if gate is not None:
-            gate.guard(self._socket, spec)
+        if authenticator is not None:
+            authenticator.guard(self._socket, spec)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -120,34 +122,36 @@ class RouterChannel:
 
     def objection(self, incoming: Incoming, hello: Hello) -> str:
         """Why whoever said ``hello`` must not be welcomed, and counts it; empty when he may be."""
-        if self._gate is None:
+        if self._authenticator is None:
             return ""
-        objection = self._gate.objection(incoming.key, hello)
+        objection = self._authenticator.objection(incoming.key, hello)
         if objection:
-            self._gate.refuse("impostor", channel=self._spec.name, claimed=hello.peer, role=hello.role, objection=objection)
+            self._authenticator.refuse(
+                "impostor", channel=self._spec.name, claimed=hello.peer, role=hello.role, objection=objection
+            )
         return objection
 
     def admits(self, incoming: Incoming) -> bool:
         """Whether the key that a message came with is (still) in the allow-list."""
-        return self._gate is None or self._gate.lists(incoming.key)
+        return self._authenticator is None or self._authenticator.lists(incoming.key)
 
     async def receive(self) -> Incoming:
         """The next message of any peer; waits for one. What an ignored peer sends is thrown away unread."""
         while True:
             key, peer, frames = await self._frames()
-            if self._gate is None:
+            if self._authenticator is None:
                 return _decode(peer, frames)
-            if self._gate.ignores(self._spec, peer):
+            if self._authenticator.ignores(self._spec, peer):
                 await asyncio.sleep(0)  # Others have their turn, however much comes in.
                 continue
             incoming = _decode(peer, frames, key)
             if incoming.received is None:
-                self._gate.bad_message(self._spec, peer)
+                self._authenticator.bad_message(self._spec, peer)
             return incoming
 
     async def _frames(self) -> tuple[bytes, bytes, Sequence[Frame]]:
         """The key of the connection (empty without keys), the peer's identity, and the message."""
-        copy = self._gate is None or not self._gate.secure
+        copy = self._authenticator is None or not self._authenticator.secure
         try:
             # What is there already needs no future and no look at the event loop: they cost more than reading it does.
             parts = self._at_once.recv_multipart(zmq.NOBLOCK, copy=copy)

@@ -19,8 +19,7 @@ from zmq.utils import z85
 
 from protocol.messages import Role
 from services.runtime.errors import ConfigurationError
-from services.runtime.settings.exposure import EXPOSED, is_private
-from services.runtime.settings.sections import SecuritySection
+from services.runtime.settings import EXPOSED, SecuritySection, is_private
 
 log = structlog.get_logger()
 

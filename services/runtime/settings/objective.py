@@ -14,7 +14,7 @@ def objective_of(section: "ObjectiveSection") -> Objective:
         ratio_unit=section.ratio_unit,
         eps_low=section.eps_low,
         eps_high=section.eps_high,
-        band_growth=section.band_growth,
+        clip_range_growth=section.clip_range_growth,
         noise_z=section.noise_z,
         anchor=section.anchor,
         # Against the engine's own log-probs the ratio holds the mismatch already: a weight would count it twice.

@@ -116,7 +116,7 @@ class ObjectiveSection(Section):
     """Lower clip at lag 0: ratios below 1 - eps_low are clipped. The paper: 3e-4 (GRPO 0.2)."""
     eps_high: float = Field(4e-4, gt=0)
     """Upper clip at lag 0: ratios above 1 + eps_high are clipped. The paper: 4e-4 (GRPO 0.27)."""
-    band_growth: float = 1.0
+    clip_range_growth: float = 1.0
     """c: the band of a sequence of lag d is (1 + c d) times as wide, or, for a negative c, 1 / (1 + |c| d) times. 0: a fixed
     band."""
     noise_z: float = Field(1.0, ge=0)

@@ -15,7 +15,7 @@ from protocol.digests import tensor_digest, version_digest
 from protocol.errors import ProtocolError
 from protocol.messages import DeltaBucket, Manifest, ManifestRequest, Source, WeightChunk, WeightGone
 from services.rollout.weights.fetch import FetchError, fetch_chunks, fetch_newest
-from services.rollout.weights.replica import DamagedWeightsError, HeldWeights
+from services.rollout.weights.replica import DamagedWeightsError, Replica
 from services.runtime.net.peer import PeerClient
 from tests.fuzz.mutate import FRAME_MARK, mutate_frames
 from tests.fuzz.target import Target, require
@@ -28,15 +28,15 @@ SILENCE_S: Final = 0.001
 """Every message is there from the start, so nothing is worth a wait."""
 
 
-def _replica() -> HeldWeights:
+def _replica() -> Replica:
     manifest, data = versions()[0]
-    replica = HeldWeights(keep_deltas=2)
+    replica = Replica(keep_deltas=2)
     replica.replace(manifest, bytearray(data))
     replica.was_loaded()
     return replica
 
 
-def _require_true(replica: HeldWeights) -> None:
+def _require_true(replica: Replica) -> None:
     """The replica is empty, or is what its manifest says to the last bit."""
     if replica.manifest is None:
         require(not replica.data and replica.policy_version == 0, "the replica has bytes without a version")
@@ -143,7 +143,7 @@ def delta(data: bytes) -> None:
     _require_passed_on(replica, manifest)
 
 
-def _require_passed_on(replica: HeldWeights, manifest: Manifest) -> None:
+def _require_passed_on(replica: Replica, manifest: Manifest) -> None:
     """A peer that gets the delta from this replica reaches the same bytes."""
     parts = replica.parts(manifest.policy_version, BASE_VERSION)
     assert parts is not None

@@ -43,7 +43,7 @@ TABLES: Final = (
     "versions",
     "trained",
     "evaluations",
-    "settled",
+    "checkpointed",
     "records",
     "meta",
 )

@@ -16,7 +16,7 @@ from services.environments.arithmetic import Arithmetic, ArithmeticOptions
 from services.environments.calculator import Calculator, CalculatorOptions
 from services.environments.expression import MAX_RESULT, evaluate
 from services.rollout.sglang.answers import Checksums, ModelInfo, PromptAnswer, ServerInfo
-from services.rollout.sglang.generation import OutputDecoder, Piece, VersionTagger
+from services.rollout.sglang.generation import OutputDecoder, OutputPiece, VersionTagger
 from services.rollout.sglang.http import EngineError, decode_answer
 from services.rollout.sglang.sse import EventParser
 from services.rollout.weights.file import write_safetensors
@@ -83,7 +83,7 @@ def output(data: bytes) -> None:
             return
 
 
-def _require_carried(piece: Piece) -> None:
+def _require_carried(piece: OutputPiece) -> None:
     """A piece passes every check of the wire and comes back unchanged."""
     num_tokens = len(piece.token_ids)
     chunk = a_chunk(

@@ -16,7 +16,7 @@ from protocol.errors import ProtocolError
 from protocol.messages import MESSAGE_TYPES, Chunk, Manifest, Message, Status, TensorInfo, WeightChunk, WeightGone
 from services.broker.store.payload import StoredChunk, chunk_checksum, chunk_header, join, stored_chunk
 from services.rollout.weights.fetch import FetchError, fetch_newest
-from services.rollout.weights.replica import HeldWeights
+from services.rollout.weights.replica import Replica
 from services.runtime.net.peer import PeerClient
 from tests.fuzz.mutate import FRAME_MARK, mutate_frames
 from tests.fuzz.target import Target, require
@@ -146,7 +146,7 @@ def weights(data: bytes) -> None:
         _require_whole(fetched)
 
 
-def _require_whole(fetched: HeldWeights) -> None:
+def _require_whole(fetched: Replica) -> None:
     require(fetched.policy_version > 3, "the version is not newer")
     assert fetched.manifest is not None
     require(version_digest(fetched.manifest.tensors) == fetched.manifest.digest, "another version than the manifest's")

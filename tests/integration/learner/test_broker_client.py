@@ -26,10 +26,10 @@ from protocol.messages import (
     Resume,
     Trained,
 )
-from services.learner.broker.client import Link
+from services.learner.broker.client import BrokerClient
 from services.learner.broker.exchange import BatchArrived
 from services.learner.metrics import LearnerMetrics
-from services.learner.weights.snapshot import WeightCopy, build_snapshot, copy_weights
+from services.learner.weights.snapshot import WeightCopy, copy_weights
 from services.rollout.weights.fetch import fetch_newest
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import EndpointError, ServiceError, flatten
@@ -37,6 +37,7 @@ from services.runtime.net.channel import RouterChannel
 from services.runtime.settings.sections import Broker, Learner, SecuritySection, Settings
 from services.runtime.telemetry import Health
 from tests.support.builders import a_batch, token_arrays
+from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, in_background, sequenced, zmq_context
 
 OFTEN_S = 0.05
@@ -46,14 +47,14 @@ def a_copy(value: float = 0.0, size: int = 1) -> WeightCopy:
     return copy_weights([("w", torch.full((size,), value))])
 
 
-def a_link(batch_endpoint: str, weights_endpoint: str = ANY_PORT, advertised: str = "") -> Link:
+def a_link(batch_endpoint: str, weights_endpoint: str = ANY_PORT, advertised: str = "") -> BrokerClient:
     clock = MonotonicClock()
     settings = Settings(
         broker=Broker(batch_endpoint=batch_endpoint),
         learner=Learner(weights_endpoint=weights_endpoint, advertised_weights_endpoint=advertised),
         security=SecuritySection(allow_plaintext=bool(advertised)),
     )
-    return Link(
+    return BrokerClient(
         settings,
         session="life-1",
         clock=clock,
@@ -64,7 +65,7 @@ def a_link(batch_endpoint: str, weights_endpoint: str = ANY_PORT, advertised: st
 
 
 @contextlib.asynccontextmanager
-async def opened(link: Link) -> AsyncIterator[Link]:
+async def opened(link: BrokerClient) -> AsyncIterator[BrokerClient]:
     """The link's blocking start and stop, beside this loop."""
     await asyncio.to_thread(link.__enter__)
     try:
@@ -75,7 +76,7 @@ async def opened(link: Link) -> AsyncIterator[Link]:
 
 
 @contextlib.asynccontextmanager
-async def linked(advertised: str = "") -> AsyncIterator[tuple[ScriptedEnd, Link, zmq.asyncio.Context]]:
+async def linked(advertised: str = "") -> AsyncIterator[tuple[ScriptedEnd, BrokerClient, zmq.asyncio.Context]]:
     """A welcomed link and the broker's end."""
     async with zmq_context() as context:
         end = ScriptedEnd(context, BATCH)
@@ -151,7 +152,7 @@ async def test_what_a_pending_batch_waits_for_can_be_told() -> None:
 async def test_a_version_is_announced_when_it_can_be_fetched() -> None:
     async with linked() as (end, link, context):
         for version in (8, 9):
-            snapshot = build_snapshot(version, [("w", torch.full((3,), float(version)))])
+            snapshot = snapshot_of(version, [("w", torch.full((3,), float(version)))])
             await asyncio.to_thread(link.publish, version, a_copy(float(version), 3), version - 8)
             published = await end.expect(Published)
             assert (published.policy_version, published.trained_batches) == (version, version - 8)
@@ -269,7 +270,7 @@ async def test_a_broker_that_was_started_again_is_told_where_the_checkpoint_stan
         lambda link: link.wait_welcome(20.0),
     ],
 )
-async def test_a_link_that_failed_says_why_in_the_training_thread(call: Callable[[Link], Any]) -> None:
+async def test_a_link_that_failed_says_why_in_the_training_thread(call: Callable[[BrokerClient], Any]) -> None:
     async with linked() as (end, link, _):
         await end.reply(Refused(reason="a newer learner took over", fatal=True))
         await asyncio.to_thread(link._thread.join, 20.0)

@@ -26,7 +26,7 @@ from protocol.messages import (
     Trained,
     VersionRun,
 )
-from services.learner.broker.client import Link
+from services.learner.broker.client import BrokerClient
 from services.learner.checkpoints.format import reserve_version, reserved_version
 from services.learner.metrics import LearnerMetrics
 from services.learner.service import LearnerService
@@ -85,7 +85,7 @@ class Training:
         self.stop = threading.Event()
         self.engine = ServingBigram()
         self.end = end
-        self._link = Link(settings, session="s", clock=clock, health=self.health, metrics=metrics)
+        self._link = BrokerClient(settings, session="s", clock=clock, health=self.health, metrics=metrics)
         self._parts = (settings, clock, metrics)
         self._asked: BatchRequest | None = None
 

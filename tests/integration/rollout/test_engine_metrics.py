@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.sglang.client import Engine
-from services.rollout.sglang.generation import GenerateRequest, Sampling
+from services.rollout.sglang.generation import GenerateRequest, SamplingParameters
 from services.rollout.sglang.metrics import ENGINE_METRICS, EngineMetrics
 from tests.integration.conftest import SglangServer
 from tests.support.broker.process import free_port
@@ -29,7 +29,7 @@ async def test_the_metrics_of_a_real_server_are_passed_on_under_their_names(sgla
     RolloutMetrics(registry)
     registry.register(EngineMetrics(sglang_server.url))
     before = exported(registry)
-    sampling = Sampling(max_new_tokens=7, ignore_eos=True)
+    sampling = SamplingParameters(max_new_tokens=7, ignore_eos=True)
     async with Engine(sglang_server.url, vocab_size=TINY_VOCAB_SIZE, chunk_tokens=16) as engine:
         async for _ in engine.generate(GenerateRequest(rid="metrics", input_ids=[1, 2, 3], sampling=sampling)):
             pass

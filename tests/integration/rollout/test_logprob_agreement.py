@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gspo.model.packing import TrainSequence, pack
 from gspo.model.policy import load_policy, prepare_policy
 from services.rollout.sglang.client import Engine
-from services.rollout.sglang.generation import GenerateRequest, Sampling
+from services.rollout.sglang.generation import GenerateRequest, SamplingParameters
 from services.rollout.weights.file import write_safetensors
 from tests.integration.conftest import SglangServer
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors
@@ -42,7 +42,7 @@ async def sampled(engine: Engine, temperature: float) -> list[TrainSequence]:
     """One trajectory for each prompt, as the learner gets it."""
     sequences = []
     for number, prompt in enumerate(PROMPTS):
-        sampling = Sampling(max_new_tokens=40, temperature=temperature, ignore_eos=True, seed=number)
+        sampling = SamplingParameters(max_new_tokens=40, temperature=temperature, ignore_eos=True, seed=number)
         request = GenerateRequest(rid=f"agree-{temperature}-{number}", input_ids=prompt, sampling=sampling)
         pieces = [piece async for piece in engine.generate(request)]
         token_ids = np.concatenate([np.asarray(prompt), *(piece.token_ids for piece in pieces)]).astype(np.int64)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from protocol.messages import TensorInfo, VersionRun
 from services.rollout.sglang.client import Engine, EngineError, EngineUnreachable, PauseMode
-from services.rollout.sglang.generation import GenerateRequest, Piece, Sampling
+from services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
 from services.rollout.sglang.server import EngineServer, ServerError, ServerOptions
 from services.rollout.weights.file import write_safetensors
 from services.rollout.weights.verify import verify_loaded
@@ -43,7 +43,7 @@ async def update(engine: Engine, checkpoint: Path, version: int, mode: PauseMode
 
 def long_request(rid: str, num_tokens: int, **sampling: Any) -> GenerateRequest:
     return GenerateRequest(
-        rid=rid, input_ids=PROMPT, sampling=Sampling(max_new_tokens=num_tokens, ignore_eos=True, **sampling)
+        rid=rid, input_ids=PROMPT, sampling=SamplingParameters(max_new_tokens=num_tokens, ignore_eos=True, **sampling)
     )
 
 
@@ -51,11 +51,11 @@ def dict_of(tensors: list[tuple[TensorInfo, bytes]]) -> dict[str, tuple[TensorIn
     return {info.name: (info, data) for info, data in tensors}
 
 
-async def collect(engine: Engine, request: GenerateRequest) -> list[Piece]:
+async def collect(engine: Engine, request: GenerateRequest) -> list[OutputPiece]:
     return [piece async for piece in engine.generate(request)]
 
 
-def joined(pieces: list[Piece]) -> tuple[list[int], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def joined(pieces: list[OutputPiece]) -> tuple[list[int], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """All token ids, log-probs and versions of an answer."""
     token_ids = [int(token) for piece in pieces for token in piece.token_ids]
     logprobs = np.concatenate([piece.logprobs for piece in pieces])
@@ -95,7 +95,7 @@ async def test_the_same_seed_gives_the_same_tokens_also_when_resumed_in_the_midd
     assert first == again
     assert first != other
     rest = GenerateRequest(
-        rid="d", input_ids=PROMPT + first[:15], sampling=Sampling(max_new_tokens=25, ignore_eos=True, seed=7)
+        rid="d", input_ids=PROMPT + first[:15], sampling=SamplingParameters(max_new_tokens=25, ignore_eos=True, seed=7)
     )
     assert joined(await collect(engine, rest))[0] == first[15:]
 
@@ -103,7 +103,7 @@ async def test_the_same_seed_gives_the_same_tokens_also_when_resumed_in_the_midd
 async def test_an_answer_ends_with_the_stop_token_that_was_sampled(engine: Engine) -> None:
     free, _, _ = joined(await collect(engine, long_request("free", 30, seed=3)))
     stop = free[10]
-    sampling = Sampling(max_new_tokens=30, seed=3, stop_token_ids=(stop,))
+    sampling = SamplingParameters(max_new_tokens=30, seed=3, stop_token_ids=(stop,))
     pieces = await collect(engine, GenerateRequest(rid="stopped", input_ids=PROMPT, sampling=sampling))
     token_ids, logprobs, _ = joined(pieces)
     assert token_ids == free[: free.index(stop) + 1]
@@ -112,7 +112,7 @@ async def test_an_answer_ends_with_the_stop_token_that_was_sampled(engine: Engin
 
 
 async def test_an_aborted_request_delivers_what_it_has(engine: Engine) -> None:
-    pieces: list[Piece] = []
+    pieces: list[OutputPiece] = []
     async for piece in engine.generate(long_request("gone", 3000, seed=1)):
         pieces.append(piece)
         if len(pieces) == 1:
@@ -132,7 +132,7 @@ async def _abort_soon(engine: Engine, rid: str) -> None:
 async def test_tokens_on_both_sides_of_an_update_have_the_log_probs_of_their_own_version(
     engine: Engine, sglang_server: SglangServer
 ) -> None:
-    pieces: list[Piece] = []
+    pieces: list[OutputPiece] = []
     async for piece in engine.generate(long_request("long", 400, seed=5)):
         pieces.append(piece)
         if len(pieces) == 2:
@@ -152,7 +152,7 @@ async def test_tokens_on_both_sides_of_an_update_have_the_log_probs_of_their_own
 
 async def test_pieces_go_on_after_an_update_when_much_is_held_back(sglang_server: SglangServer, engine: Engine) -> None:
     async with Engine(sglang_server.url, vocab_size=TINY_VOCAB_SIZE, chunk_tokens=16, hold_limit_tokens=32) as impatient:
-        pieces: list[Piece] = []
+        pieces: list[OutputPiece] = []
         async for piece in impatient.generate(long_request("long", 300, seed=5)):
             pieces.append(piece)
             if len(pieces) == 2:
@@ -174,7 +174,9 @@ async def test_no_prefix_computed_under_old_weights_is_used_after_an_update(
     prompt = [(7 * i) % 500 + 3 for i in range(300)]
 
     async def first_logprobs(rid: str) -> tuple[list[int], np.ndarray[Any, Any]]:
-        request = GenerateRequest(rid=rid, input_ids=prompt, sampling=Sampling(max_new_tokens=8, ignore_eos=True, seed=2))
+        request = GenerateRequest(
+            rid=rid, input_ids=prompt, sampling=SamplingParameters(max_new_tokens=8, ignore_eos=True, seed=2)
+        )
         token_ids, logprobs, _ = joined(await collect(engine, request))
         return token_ids, logprobs
 
@@ -266,7 +268,7 @@ async def test_after_a_failed_update_nothing_is_generated_until_one_succeeds(
 
 
 async def test_a_token_outside_the_vocabulary_never_reaches_the_server(engine: Engine) -> None:
-    request = GenerateRequest(rid="bad", input_ids=[TINY_VOCAB_SIZE], sampling=Sampling(max_new_tokens=1))
+    request = GenerateRequest(rid="bad", input_ids=[TINY_VOCAB_SIZE], sampling=SamplingParameters(max_new_tokens=1))
     with pytest.raises(ValueError, match="512"):
         await collect(engine, request)
     assert await engine.health()

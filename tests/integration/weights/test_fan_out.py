@@ -16,15 +16,16 @@ from protocol.messages import Source, WeightChunk, WeightRequest
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights.delta import encode_delta
 from services.learner.weights.server import WeightServer
-from services.learner.weights.snapshot import Snapshot, SnapshotStore, build_snapshot
+from services.learner.weights.snapshot import Snapshot, SnapshotStore
 from services.rollout.metrics import SOURCES, RolloutMetrics
 from services.rollout.weights.fetch import DamagedError, fetch_newest
-from services.rollout.weights.peers import MIN_RATES, Neighbours
+from services.rollout.weights.peers import MIN_RATES, WeightPeers
 from services.runtime.clock import MonotonicClock
-from services.runtime.net.authenticator import Gate
+from services.runtime.net.authenticator import Authenticator
 from services.runtime.net.channel import RouterChannel
 from services.runtime.net.security import PLAINTEXT, Security
 from tests.support.wire.keys import make_keys, security_of
+from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, PATIENCE_S, ScriptedEnd, a_client, in_background, zmq_context
 
 SOON_S = 0.1
@@ -40,7 +41,7 @@ class Learner:
         self.registry = CollectorRegistry()
         self.store = SnapshotStore()
         metrics = LearnerMetrics(self.registry)
-        self.gate = Gate(context, security, MonotonicClock(), metrics.gate_counters)
+        self.gate = Authenticator(context, security, MonotonicClock(), metrics.authenticator_counters)
         self.channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.gate)
         self.server = WeightServer(self.channel, self.store, metrics)
         self._weight = torch.randn(300, 700, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
@@ -50,7 +51,7 @@ class Learner:
         version = 1 if newest is None else newest.policy_version + 1
         self._weight = self._weight.clone()
         self._weight[version % 300, :50] += 1
-        snapshot = build_snapshot(version, [("w", self._weight), ("frozen", torch.ones(40_000))])
+        snapshot = snapshot_of(version, [("w", self._weight), ("frozen", torch.ones(40_000))])
         self.store.add(snapshot, None if newest is None else encode_delta(newest, snapshot))
         return snapshot
 
@@ -65,7 +66,7 @@ class Rollout:
         self.name = name
         self.registry = CollectorRegistry()
         self.context = zmq.asyncio.Context()
-        self.neighbours = Neighbours(
+        self.weight_peers = WeightPeers(
             self.context,
             ANY_PORT,
             peer=name,
@@ -81,10 +82,10 @@ class Rollout:
 
     @property
     def held(self) -> bytes:
-        return bytes(self.neighbours.held.data)
+        return bytes(self.weight_peers.held.data)
 
     async def fetch(self) -> None:
-        held = self.neighbours.held
+        held = self.weight_peers.held
         have = held.policy_version
         async with asyncio.timeout(PATIENCE_S):
             await self.client.connected_welcome()
@@ -94,7 +95,7 @@ class Rollout:
                         self.client,
                         have,
                         held,
-                        sources=self.neighbours,
+                        sources=self.weight_peers,
                         fetched=lambda manifest: self.kinds.update([manifest.kind]),
                     )
                 except DamagedError:
@@ -124,13 +125,13 @@ async def a_fleet(
         for at in range(number):
             name, connect_s = f"rollout-{at}", CONNECT_S if at in hasty else PATIENCE_S
             rollouts.append(Rollout(name, learner, security("rollout", name), connect_s))
-        runs = [run for rollout in rollouts for run in (rollout.neighbours.run(), rollout.client.run())]
+        runs = [run for rollout in rollouts for run in (rollout.weight_peers.run(), rollout.client.run())]
         try:
             async with in_background(learner.gate.run(), learner.server.run(), *runs):
                 yield learner, rollouts
         finally:
             for rollout in rollouts:
-                rollout.neighbours.close()
+                rollout.weight_peers.close()
                 rollout.client.close()
                 rollout.context.destroy(linger=0)
 
@@ -182,7 +183,7 @@ async def test_what_a_neighbour_damages_is_found_and_comes_from_the_learner_inst
         first = learner.publish()
         await together(rollouts[:2])
         for rollout in rollouts[:2]:
-            rollout.neighbours.held.data[17] ^= 1
+            rollout.weight_peers.held.data[17] ^= 1
         await rollouts[2].fetch()
         assert rollouts[2].held == first.data.tobytes()
         assert rollouts[2].sources("damaged") == 1
@@ -193,19 +194,19 @@ async def test_what_a_neighbour_damages_is_found_and_comes_from_the_learner_inst
 async def test_after_damage_the_learner_is_asked_for_its_own_bytes_once() -> None:
     """Also for the snapshot that takes the place of a damaged delta, which others have fetched from each other."""
     async with a_fleet(1) as (_, rollouts):
-        neighbours = rollouts[0].neighbours
-        assert not neighbours.next_request().direct
-        neighbours.were_wrong()
-        assert neighbours.next_request().direct
-        assert not neighbours.next_request().direct
+        weight_peers = rollouts[0].weight_peers
+        assert not weight_peers.next_request().direct
+        weight_peers.were_wrong()
+        assert weight_peers.next_request().direct
+        assert not weight_peers.next_request().direct
 
 
 async def test_a_neighbour_that_is_gone_or_has_nothing_is_passed_over() -> None:
     async with a_fleet(5, hasty=[2]) as (learner, rollouts):
         first = learner.publish()
         await together(rollouts[:2])
-        rollouts[0].neighbours._server.close()
-        rollouts[1].neighbours.held.forget()
+        rollouts[0].weight_peers._server.close()
+        rollouts[1].weight_peers.held.forget()
         for rollout in rollouts[2:]:
             await rollout.fetch()
         assert [rollout.held == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 3
@@ -222,7 +223,7 @@ async def test_where_one_neighbour_fails_another_one_is_asked_before_the_learner
         # One after the other: who asks first is the first to be named.
         for rollout in rollouts[:2]:
             await rollout.fetch()
-        rollouts[0].neighbours.held.forget()
+        rollouts[0].weight_peers.held.forget()
         await together(rollouts[2:])
         assert [rollout.held == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 2
         assert [rollout.sources("failed") for rollout in rollouts[2:]] == [1, 1]
@@ -233,11 +234,11 @@ async def test_where_one_neighbour_fails_another_one_is_asked_before_the_learner
 
 async def test_a_neighbour_that_is_far_slower_than_usual_is_left() -> None:
     """It is never silent: it sends the first chunk over and over."""
-    snapshot = build_snapshot(1, [("w", torch.ones(5000))])
+    snapshot = snapshot_of(1, [("w", torch.ones(5000))])
     async with zmq_context() as context, zmq_context() as outside:
         registry = CollectorRegistry()
         end = ScriptedEnd(outside, PEER_WEIGHTS)
-        neighbours = Neighbours(
+        weight_peers = WeightPeers(
             context, ANY_PORT, peer="r", session="s", clock=MonotonicClock(), metrics=RolloutMetrics(registry),
             security=PLAINTEXT, stall_s=STALL_S,
         )  # fmt: skip
@@ -261,11 +262,11 @@ async def test_a_neighbour_that_is_far_slower_than_usual_is_left() -> None:
         try:
             async with in_background(answer()):
                 for _ in range(MIN_RATES):
-                    assert bytes(await neighbours.fetch(manifest) or b"") == snapshot.data.tobytes()
+                    assert bytes(await weight_peers.fetch(manifest) or b"") == snapshot.data.tobytes()
             async with in_background(repeat()), asyncio.timeout(PATIENCE_S):
-                assert await neighbours.fetch(manifest) is None
+                assert await weight_peers.fetch(manifest) is None
         finally:
-            neighbours.close()
+            weight_peers.close()
         counts = [registry.get_sample_value("gspo_rollout_weight_sources_total", {"outcome": o}) for o in SOURCES]
         assert dict(zip(SOURCES, counts, strict=True)) == {"fetched": MIN_RATES, "failed": 0, "slow": 1, "damaged": 0}
 
@@ -282,8 +283,8 @@ async def test_with_keys_rollouts_admit_each_other_and_no_stranger(tmp_path: Pat
         async with zmq_context() as outside:
             stranger = a_client(
                 outside,
-                rollouts[0].neighbours._server._spec,
-                rollouts[0].neighbours.endpoint,
+                rollouts[0].weight_peers._server._spec,
+                rollouts[0].weight_peers.endpoint,
                 security=security_of(keys, "operator").with_server(
                     "rollout", (keys / "rollout-0.public").read_text().strip()
                 ),
@@ -304,7 +305,7 @@ async def test_a_source_whose_key_is_not_known_here_is_not_connected_to(tmp_path
         for name in ("rollout-2.secret", "rollout-2.public", "learner.public"):
             source = keys / name.replace("rollout-2", "rollout-a")
             (apart / name).write_text(source.read_text())
-        rollouts[2].neighbours._security = security_of(apart, "rollout", "rollout-2")
+        rollouts[2].weight_peers._security = security_of(apart, "rollout", "rollout-2")
         await rollouts[2].fetch()
         assert rollouts[2].held == first.data.tobytes()
         assert rollouts[2].sources("failed") == 2

@@ -11,11 +11,12 @@ import torch
 from protocol.channels import WEIGHTS
 from protocol.messages import ManifestRequest, WeightChunk, WeightRequest
 from services.learner.weights.delta import encode_delta
-from services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore, build_snapshot
+from services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore
 from services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest
-from services.rollout.weights.replica import HeldWeights
+from services.rollout.weights.replica import Replica
 from services.runtime.net.peer import PeerClient
 from tests.support.wire.served_weights import SOON_S, Served, served, weights
+from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import a_client, connected, in_background, zmq_context
 
 
@@ -52,7 +53,7 @@ class Learner:
         """``skip``: version numbers that were given to nobody."""
         self.version += 1 + skip
         self._tensors = stepped(self._tensors, self.version)
-        snapshot, newest = build_snapshot(self.version, self._tensors.items()), self._server.store.newest
+        snapshot, newest = snapshot_of(self.version, self._tensors.items()), self._server.store.newest
         delta = None if newest is None else encode_delta(newest, snapshot)
         assert newest is None or delta is not None
         if delta is not None and self.damage:
@@ -66,7 +67,7 @@ class Learner:
 
 async def test_a_delta_brings_the_copy_from_one_version_to_the_next() -> None:
     async with served() as (server, client):
-        learner, held = Learner(server), HeldWeights()
+        learner, held = Learner(server), Replica()
         kinds: list[str] = []
         learner.publish()
         assert await fetch_newest(client, 0, held, fetched=lambda manifest: kinds.append(manifest.kind)) is held
@@ -83,11 +84,11 @@ async def test_a_delta_brings_the_copy_from_one_version_to_the_next() -> None:
 async def test_a_delta_that_was_fetched_in_part_goes_on_where_it_stopped() -> None:
     other = torch.randn(9000, generator=torch.Generator().manual_seed(1))
     other[4000:] = 0
-    base, snapshot = build_snapshot(1, [("w", torch.zeros(9000))]), build_snapshot(2, [("w", other)])
+    base, snapshot = snapshot_of(1, [("w", torch.zeros(9000))]), snapshot_of(2, [("w", other)])
     delta = encode_delta(base, snapshot)
     assert delta is not None
     delta = Delta(manifest=msgspec.structs.replace(delta.manifest, chunk_bytes=4096), data=delta.data)
-    held = HeldWeights()
+    held = Replica()
     held.replace(base.manifest, bytearray(base.data.tobytes()))
     asked: list[tuple[int, int, int]] = []
     async with connected(WEIGHTS) as (end, client):
@@ -123,10 +124,10 @@ async def test_a_delta_that_was_fetched_in_part_goes_on_where_it_stopped() -> No
     ],
 )
 async def test_a_delta_that_cannot_be_one_is_refused_before_anything_is_fetched(change: dict[str, Any], words: str) -> None:
-    base, snapshot = (build_snapshot(version, [("w", torch.arange(900) * version * 1.5)]) for version in (1, 2))
+    base, snapshot = (snapshot_of(version, [("w", torch.arange(900) * version * 1.5)]) for version in (1, 2))
     delta = encode_delta(base, snapshot)
     assert delta is not None
-    held = HeldWeights()
+    held = Replica()
     held.replace(base.manifest, bytearray(base.data.tobytes()))
     async with connected(WEIGHTS) as (end, client):
 
@@ -150,7 +151,7 @@ class Receiver:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.held = HeldWeights()
+        self.held = Replica()
         self.kinds: Counter[str] = Counter()
 
     async def fetch(self, client: PeerClient, snapshot: Snapshot) -> None:

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from protocol.channels import WEIGHTS
 from protocol.messages import TensorInfo
 from services.learner.metrics import LearnerMetrics
-from services.learner.weights.process_groups import Bytes, EngineGroup, EngineGroups, GroupOptions
+from services.learner.weights.process_groups import Bytes, GroupOptions, SendingGroup, SendingGroups
 from services.learner.weights.server import WeightServer
-from services.learner.weights.snapshot import Snapshot, SnapshotStore, build_snapshot
+from services.learner.weights.snapshot import Snapshot, SnapshotStore
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.sglang.client import Engine
 from services.rollout.weights.fetch import process_group as rollout_group
@@ -25,34 +25,35 @@ from services.rollout.weights.process_group import MAX_FAILURES, buckets, host_o
 from services.rollout.weights.sync import WeightSync
 from services.rollout.weights.verify import verify_loaded
 from services.runtime.clock import MonotonicClock
-from services.runtime.net.authenticator import Gate
+from services.runtime.net.authenticator import Authenticator
 from services.runtime.net.channel import RouterChannel
 from services.runtime.net.security import PLAINTEXT
 from tests.integration.conftest import SglangServer
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors
 from tests.support.processes.run_process import free_ports
+from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, in_background, zmq_context
 
 PATIENCE_S = 60.0
 GLOO = GroupOptions(backend="gloo", timeout_s=20.0, unasked_s=1.0)
 
 
-class DeafGroup(EngineGroup):
+class DeafGroup(SendingGroup):
     """Takes its leave when it is asked to send."""
 
     def send(self, data: Bytes) -> None:
         self.close()
 
 
-class UnaskedGroup(EngineGroup):
+class UnaskedGroup(SendingGroup):
     """Is never asked for anything: the request was lost on its way."""
 
     def send(self, data: Bytes) -> None:
         return
 
 
-class GoneGroup(EngineGroup):
+class GoneGroup(SendingGroup):
     """Tells of a port at which nobody listens."""
 
     def __init__(self, options: GroupOptions) -> None:
@@ -62,7 +63,7 @@ class GoneGroup(EngineGroup):
         self._ended.clear()
 
 
-class DamagingGroup(EngineGroup):
+class DamagingGroup(SendingGroup):
     """Sends something else than it is asked to."""
 
     def send(self, data: Bytes) -> None:
@@ -74,11 +75,11 @@ class DamagingGroup(EngineGroup):
 class Follow:
     """A weight server, and a rollout's sync that may be in a group with it."""
 
-    def __init__(self, context: Any, engine: Any, directory: Path, groups: EngineGroups | None, bucket_bytes: int) -> None:
+    def __init__(self, context: Any, engine: Any, directory: Path, groups: SendingGroups | None, bucket_bytes: int) -> None:
         self.store = SnapshotStore()
         self.learner, self.rollout = CollectorRegistry(), CollectorRegistry()
         metrics = LearnerMetrics(self.learner)
-        self.gate = Gate(context, PLAINTEXT, MonotonicClock(), metrics.gate_counters)
+        self.gate = Authenticator(context, PLAINTEXT, MonotonicClock(), metrics.authenticator_counters)
         channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.gate)
         self.endpoint = channel.endpoint
         self.server = WeightServer(channel, self.store, metrics, groups=groups)
@@ -92,7 +93,7 @@ class Follow:
             clock=MonotonicClock(),
             metrics=RolloutMetrics(self.rollout),
             retry_s=0.05,
-            group=rollout_group.EngineGroup(engine, answer_s=20.0, bucket_bytes=bucket_bytes),
+            group=rollout_group.SendingGroup(engine, answer_s=20.0, bucket_bytes=bucket_bytes),
         )
         self._changed = asyncio.Event()
         self.sync.on_change(self._changed.set)
@@ -121,7 +122,7 @@ class Follow:
 
 @contextlib.asynccontextmanager
 async def following(
-    engine: Any, directory: Path, groups: EngineGroups | None, *, bucket_bytes: int = 100_000
+    engine: Any, directory: Path, groups: SendingGroups | None, *, bucket_bytes: int = 100_000
 ) -> AsyncIterator[Follow]:
     async with zmq_context() as context:
         follow = Follow(context, engine, directory, groups, bucket_bytes)
@@ -140,13 +141,13 @@ async def engine(sglang_server: SglangServer) -> AsyncIterator[Engine]:
 
 
 def version_of(checkpoint: Path, version: int) -> Snapshot:
-    return build_snapshot(version, load_file(checkpoint / "model.safetensors").items())
+    return snapshot_of(version, load_file(checkpoint / "model.safetensors").items())
 
 
 async def test_versions_reach_the_engine_through_one_group_and_nothing_is_fetched_or_written(
     engine: Engine, sglang_server: SglangServer, tmp_path: Path
 ) -> None:
-    groups = EngineGroups(GLOO)
+    groups = SendingGroups(GLOO)
     async with following(engine, tmp_path / "work", groups) as follow:
         first = version_of(sglang_server.other, 1)
         follow.publish(first)
@@ -175,9 +176,9 @@ async def test_versions_reach_the_engine_through_one_group_and_nothing_is_fetche
     ],
 )
 async def test_what_fails_in_the_group_is_not_served_and_comes_in_chunks(
-    engine: Engine, sglang_server: SglangServer, tmp_path: Path, kind: type[EngineGroup], words: str
+    engine: Engine, sglang_server: SglangServer, tmp_path: Path, kind: type[SendingGroup], words: str
 ) -> None:
-    groups = EngineGroups(GLOO, kind=kind)
+    groups = SendingGroups(GLOO, kind=kind)
     async with following(engine, tmp_path / "work", groups) as follow:
         follow.publish(version_of(sglang_server.other, 1))
         await follow.changed()
@@ -195,7 +196,7 @@ async def test_an_update_that_a_killed_rollout_left_open_at_its_engine_is_in_nob
     engine: Engine, sglang_server: SglangServer, tmp_path: Path
 ) -> None:
     await engine.control("/begin_weight_update", {}, timeout_s=PATIENCE_S)
-    async with following(engine, tmp_path / "work", EngineGroups(GLOO)) as follow:
+    async with following(engine, tmp_path / "work", SendingGroups(GLOO)) as follow:
         follow.publish(version_of(sglang_server.other, 1))
         await follow.changed()
         assert (await verify_loaded(engine, checkpoint_tensors(sglang_server.other))).ok
@@ -205,8 +206,8 @@ async def test_an_update_that_a_killed_rollout_left_open_at_its_engine_is_in_nob
 
 async def test_an_engine_is_not_sent_to_a_port_at_which_nobody_listens(tmp_path: Path) -> None:
     scripted = ScriptedEngine()  # It would fail of being told to join anything.
-    async with following(scripted, tmp_path / "work", EngineGroups(GLOO, kind=GoneGroup)) as follow:
-        follow.publish(build_snapshot(1, [("model.norm.weight", torch.ones(8))]))
+    async with following(scripted, tmp_path / "work", SendingGroups(GLOO, kind=GoneGroup)) as follow:
+        follow.publish(snapshot_of(1, [("model.norm.weight", torch.ones(8))]))
         await follow.changed()
         assert follow.sync.policy_version == 1
         assert follow.updates() == {"loaded": 1, "failed": 0, "no_group": 1}
@@ -216,7 +217,7 @@ async def test_a_learner_without_groups_is_asked_a_few_times_and_its_chunks_are_
     scripted = ScriptedEngine()
     async with following(scripted, tmp_path / "work", None) as follow:
         for version in range(1, MAX_FAILURES + 3):
-            follow.publish(build_snapshot(version, [("model.norm.weight", torch.full((8,), float(version)))]))
+            follow.publish(snapshot_of(version, [("model.norm.weight", torch.full((8,), float(version)))]))
             await follow.changed()
             assert follow.sync.policy_version == version
         assert follow.updates() == {"loaded": MAX_FAILURES + 2, "failed": 0, "no_group": MAX_FAILURES}
@@ -224,11 +225,11 @@ async def test_a_learner_without_groups_is_asked_a_few_times_and_its_chunks_are_
 
 
 async def test_a_group_that_nobody_joins_ends_by_itself() -> None:
-    group = EngineGroup(GroupOptions(backend="gloo", timeout_s=0.1))
+    group = SendingGroup(GroupOptions(backend="gloo", timeout_s=0.1))
     async with asyncio.timeout(PATIENCE_S):
         while not group.ended:  # noqa: ASYNC110 - it is another thread's
             await asyncio.sleep(0.01)
-    assert EngineGroups(GLOO).get(b"r", group.name) is None
+    assert SendingGroups(GLOO).get(b"r", group.name) is None
 
 
 def test_tensors_are_received_in_order_and_in_buckets_that_are_not_too_large() -> None:

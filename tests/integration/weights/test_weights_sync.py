@@ -16,13 +16,14 @@ from prometheus_client import CollectorRegistry
 from protocol.channels import WEIGHTS
 from protocol.messages import Loaded, ManifestRequest, WeightChunk, WeightRequest
 from services.learner.weights.delta import encode_delta
-from services.learner.weights.snapshot import Delta, build_snapshot
+from services.learner.weights.snapshot import Delta
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.weights.sync import MAX_FAILED_LOADS, WeightSync
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import ServiceError, flatten
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.wire.served_weights import Served, weights
+from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import PATIENCE_S, ScriptedEnd, in_background, zmq_context
 
 RETRY_S = 0.05
@@ -52,7 +53,7 @@ class Following:
 
     def publish(self, version: int) -> None:
         self.newest = self.tensors(version)
-        self.served.store.add(build_snapshot(version, self.tensors(version).items()))
+        self.served.store.add(snapshot_of(version, self.tensors(version).items()))
         self.sync.announce(version, self.served.endpoint)
 
     def step(self, version: int, *changed: str, damage: bool = False) -> None:
@@ -62,7 +63,7 @@ class Following:
         self.newest = {name: tensor.clone() for name, tensor in self.newest.items()}
         for name in changed:
             self.newest[name].view(-1)[0] += 1
-        snapshot = build_snapshot(version, self.newest.items())
+        snapshot = snapshot_of(version, self.newest.items())
         delta = encode_delta(newest, snapshot)
         assert delta is not None
         if damage:
@@ -315,8 +316,8 @@ async def test_a_version_that_the_broker_has_not_announced_is_fetched_and_not_lo
     """Version 2 is served already. It is announced next, or its learner dies first and version 3 takes its place."""
     async with following(tmp_path) as follow:
         for version in (1, 2):
-            follow.served.store.add(build_snapshot(version, follow.tensors(version).items()))
-        num_bytes = build_snapshot(2, follow.tensors(2).items()).manifest.num_bytes
+            follow.served.store.add(snapshot_of(version, follow.tensors(version).items()))
+        num_bytes = snapshot_of(2, follow.tensors(2).items()).manifest.num_bytes
         follow.sync.announce(1, follow.served.endpoint)
         await follow.counted("weight_bytes_sent", num_bytes)
         for _ in range(3):  # the broker repeats itself
@@ -349,7 +350,7 @@ async def test_a_full_directory_is_named_with_the_way_out(tmp_path: Path) -> Non
 
 async def test_a_load_is_reported_with_the_digest_that_was_sent(tmp_path: Path) -> None:
     """Against a scripted server, to see the report itself."""
-    snapshot = build_snapshot(6, Following.tensors(6).items())
+    snapshot = snapshot_of(6, Following.tensors(6).items())
     async with zmq_context() as context:
         follow = Following(context, tmp_path)
         end = ScriptedEnd(context, WEIGHTS)

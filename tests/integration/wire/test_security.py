@@ -22,7 +22,7 @@ from services.learner.weights.server import WeightServer
 from services.learner.weights.snapshot import SnapshotStore
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import EndpointError, ServiceError, flatten
-from services.runtime.net.authenticator import Gate
+from services.runtime.net.authenticator import Authenticator
 from services.runtime.net.channel import DealerChannel, RouterChannel
 from services.runtime.net.peer import PeerClient
 from services.runtime.net.security import Security
@@ -341,7 +341,7 @@ async def test_weights_are_given_to_rollouts_alone(keys: Path) -> None:
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry)
     async with zmq_context() as context, zmq_context() as outside:
-        gate = Gate(context, security_of(keys, "learner"), MonotonicClock(), metrics.gate_counters)
+        gate = Authenticator(context, security_of(keys, "learner"), MonotonicClock(), metrics.authenticator_counters)
         channel = RouterChannel(context, WEIGHTS, ANY_PORT, gate)
         server = WeightServer(channel, SnapshotStore(), metrics)
         async with in_background(gate.run(), server.run()):

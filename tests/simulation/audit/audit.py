@@ -5,7 +5,7 @@ weights, and of what was trained, and compares.
 """
 
 from protocol.digests import tensor_digest
-from services.rollout.sglang.generation import Piece
+from services.rollout.sglang.generation import OutputPiece
 from tests.simulation.audit.disk import DiskAudit
 from tests.simulation.audit.messages import MessageAudit
 from tests.simulation.audit.training import TrainingAudit
@@ -31,7 +31,7 @@ class Audit(DiskAudit, MessageAudit, TrainingAudit):
             lambda: f"{session} holds {tensor_digest(content)[:12]} as version {version}, which is other weights",
         )
 
-    def generated(self, process: Process, trajectory_id: int, epoch: int, position: int, piece: Piece) -> None:
+    def generated(self, process: Process, trajectory_id: int, epoch: int, position: int, piece: OutputPiece) -> None:
         made = self.made[trajectory_id, epoch]
         versions = {run.version for run in piece.version_runs}
         self.require(

@@ -5,9 +5,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.broker.records import BatchRow, EvaluationRow, GroupRow, Row, SettledRow, TrainedRow, TrajectoryRow, VersionRow
+from services.broker.records import (
+    BatchRow,
+    CheckpointedRow,
+    EvaluationRow,
+    GroupRow,
+    Row,
+    TrainedRow,
+    TrajectoryRow,
+    VersionRow,
+)
 from services.broker.store.payload import StoredChunk
-from services.broker.store.store import Changes
+from services.broker.store.store import RowChanges
 from tests.simulation.audit.books import Books, header_of, spelt
 from tests.simulation.episodes import version_in
 
@@ -15,7 +24,7 @@ from tests.simulation.episodes import version_in
 class DiskAudit(Books):
     """Looks at every transaction."""
 
-    def committed(self, changes: Changes) -> None:
+    def committed(self, changes: RowChanges) -> None:
         """A transaction is durable."""
         # Groups first: a trajectory's grant is judged by its group.
         for row in changes.rows:
@@ -49,7 +58,7 @@ class DiskAudit(Books):
                 self.happened["batch trained again"] += int(
                     sum(1 for other in durable.trained if other.index == row.index) > 1
                 )
-            case SettledRow():
+            case CheckpointedRow():
                 durable.settled = row.next_batch
             case EvaluationRow():
                 self.happened["evaluation done"] += int(row.status == "done")

@@ -28,7 +28,7 @@ from services.broker.ledger.actions import Action, AppendChunk, DeliverBatch, Gr
 from services.broker.ledger.ledger import Ledger
 from services.broker.ledger.state import LedgerConfig
 from services.broker.store.payload import stored_chunk
-from services.broker.store.store import Changes, Store
+from services.broker.store.store import RowChanges, Store
 from tests.support.broker.peers import logprobs_of, tokens_of
 
 LEARNER = Who("learner", "first")
@@ -123,7 +123,7 @@ class LedgerHarness:
         return self._carry_out(self.ledger.on_end(), {})
 
     def _carry_out(self, actions: list[Action], arrays: dict[str, np.ndarray]) -> list[Action]:
-        changes = Changes()
+        changes = RowChanges()
         effects = []
         for action in actions:
             match action:

@@ -11,7 +11,7 @@ from safetensors import deserialize
 from protocol.messages import TensorInfo, VersionRun
 from services.rollout.sglang.answers import ServerInfo
 from services.rollout.sglang.client import EngineError
-from services.rollout.sglang.generation import FinishReason, GenerateRequest, Piece
+from services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
 from services.weights.checksums import sha256_checksum
 from services.weights.engine_parameters import merge
 
@@ -66,7 +66,7 @@ class ScriptedEngine:
         self.holds[num_tokens] = Hold()
         return self.holds[num_tokens]
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece, None]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
         self.requests.append(request)
         context = [int(token) for token in request.input_ids]
         held: list[tuple[int, float, int]] = []
@@ -147,14 +147,14 @@ def read_tensors(path: Path) -> list[tuple[str, TensorInfo, bytes]]:
     return tensors
 
 
-def _piece(tokens: Sequence[tuple[int, float, int]], finish: FinishReason | None) -> Piece:
+def _piece(tokens: Sequence[tuple[int, float, int]], finish: FinishReason | None) -> OutputPiece:
     runs: list[VersionRun] = []
     for _, _, version in tokens:
         if runs and runs[-1].version == version:
             runs[-1] = VersionRun(version, runs[-1].num_tokens + 1)
         else:
             runs.append(VersionRun(version, 1))
-    return Piece(
+    return OutputPiece(
         token_ids=np.array([token for token, _, _ in tokens], dtype=np.int32),
         logprobs=np.array([logprob for _, logprob, _ in tokens], dtype=np.float32),
         version_runs=runs,

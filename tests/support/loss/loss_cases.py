@@ -38,17 +38,17 @@ class Flat:
         ratio_unit: RatioUnit = "sequence",
         eps_low: float = EPS_LOW,
         eps_high: float = EPS_HIGH,
-        band_growth: float = 0.0,
+        clip_range_growth: float = 0.0,
         noise: float = 0.0,
         scale: float = 1.0,
         log_ratio_clamp: float = 10.0,
         gspo: Gspo = GSPO,
     ) -> LossOutput:
-        band = gspo.staleness.clip_band(
+        band = gspo.staleness.clip_range(
             self.lag_S,
             eps_low=eps_low,
             eps_high=eps_high,
-            band_growth=band_growth,
+            clip_range_growth=clip_range_growth,
             noise_z=1.0,
             sigma=noise,
             scale=scale,
@@ -166,7 +166,7 @@ class Step:
     policy_version: int
     groups: list[int]
     rewards: list[float]
-    band_growth: float
+    clip_range_growth: float
     noise: float
     scale: float
     spare: int
@@ -180,11 +180,16 @@ class Step:
 
     def loss(self, flat: Flat, ratio_unit: RatioUnit, gspo: Gspo, **changed: float) -> LossOutput:
         """The loss of some of the step's sequences."""
-        arguments = {"band_growth": self.band_growth, "noise": self.noise, "scale": self.scale, **changed}
+        arguments = {"clip_range_growth": self.clip_range_growth, "noise": self.noise, "scale": self.scale, **changed}
         return flat.loss(self.num_sequences, ratio_unit=ratio_unit, gspo=gspo, **arguments)
 
     def reference(self, ratio_unit: RatioUnit, **changed: float) -> ReferenceResult:
-        arguments = {"eps_low": EPS_LOW, "eps_high": EPS_HIGH, "band_growth": self.band_growth, "noise": self.noise}
+        arguments = {
+            "eps_low": EPS_LOW,
+            "eps_high": EPS_HIGH,
+            "clip_range_growth": self.clip_range_growth,
+            "noise": self.noise,
+        }
         arguments |= {"scale": self.scale, **changed}
         return reference_loss(self.sequences, num_sequences=self.num_sequences, ratio_unit=ratio_unit, **arguments)
 
@@ -255,7 +260,7 @@ def random_step(choices: Random) -> Step:
         policy_version=policy_version,
         groups=[choices.randint(0, 2) for _ in sequences],
         rewards=[choices.choice([0.0, 0.1, 0.1, 1.0]) for _ in sequences],
-        band_growth=choices.choice([0.0, 1.5, -0.75]),
+        clip_range_growth=choices.choice([0.0, 1.5, -0.75]),
         noise=choices.choice([0.0, 1e-3]),
         scale=choices.choice([1.0, 0.5, 3.0]),
         spare=choices.randint(0, 3),
@@ -272,7 +277,7 @@ def distance_to_a_bound(step: Step) -> float:
     """The smallest distance, in nats, of the log-ratio of any unit from its bounds: a float32 decision needs some."""
     smallest = math.inf
     for sequence in step.sequences:
-        growth = (1 + abs(step.band_growth) * sequence.lag) ** (1 if step.band_growth >= 0 else -1)
+        growth = (1 + abs(step.clip_range_growth) * sequence.lag) ** (1 if step.clip_range_growth >= 0 else -1)
         actions = [t for t, action in enumerate(sequence.mask) if action]
         turns = {sequence.turns[t] for t in actions}
         units = [actions, *([t] for t in actions), *([t for t in actions if sequence.turns[t] == k] for k in turns)]

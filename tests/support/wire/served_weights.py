@@ -11,13 +11,14 @@ from prometheus_client import CollectorRegistry
 from protocol.channels import WEIGHTS
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights.server import WeightServer
-from services.learner.weights.snapshot import Snapshot, SnapshotStore, build_snapshot
+from services.learner.weights.snapshot import Snapshot, SnapshotStore
 from services.rollout.weights.fetch import WINDOW_CHUNKS
 from services.runtime.clock import MonotonicClock
-from services.runtime.net.authenticator import Gate
+from services.runtime.net.authenticator import Authenticator
 from services.runtime.net.channel import RouterChannel
 from services.runtime.net.peer import PeerClient
 from services.runtime.net.security import PLAINTEXT
+from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, a_client, in_background, zmq_context
 
 SOON_S = 0.3
@@ -40,7 +41,7 @@ def weights(seed: int = 0, *, big: bool = False) -> dict[str, torch.Tensor]:
 
 
 def a_snapshot(version: int = 1, *, big: bool = False, chunk_bytes: int | None = None) -> Snapshot:
-    snapshot = build_snapshot(version, weights(version, big=big).items())
+    snapshot = snapshot_of(version, weights(version, big=big).items())
     if chunk_bytes is None:
         return snapshot
     manifest = msgspec.structs.replace(snapshot.manifest, chunk_bytes=chunk_bytes)
@@ -54,7 +55,7 @@ class Served:
         self.store = SnapshotStore() if store is None else store
         self.registry = CollectorRegistry()
         metrics = LearnerMetrics(self.registry)
-        self.gate = Gate(context, PLAINTEXT, MonotonicClock(), metrics.gate_counters)
+        self.gate = Authenticator(context, PLAINTEXT, MonotonicClock(), metrics.authenticator_counters)
         self.channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.gate)
         self.endpoint = self.channel.endpoint
         self.server = WeightServer(self.channel, self.store, metrics)

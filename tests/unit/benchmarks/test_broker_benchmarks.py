@@ -71,12 +71,12 @@ def test_raw_commits_write_each_chunk_once_and_one_row_for_each_trajectory_of_a_
 
 
 def test_a_ledger_that_is_made_passes_the_audit_and_leaves_the_batches_unsettled_that_it_is_told_to(tmp_path: Path) -> None:
-    write_ledger(tmp_path / "run", 2 * GROUP_SIZE * GROUPS_PER_BATCH, fingerprint="own", num_unsettled=1)
+    write_ledger(tmp_path / "run", 2 * GROUP_SIZE * GROUPS_PER_BATCH, fingerprint="own", num_uncheckpointed=1)
     audit = audit_run(tmp_path / "run")
     assert audit.problems == []
     with Store(tmp_path / "run" / LEDGER_FILE, fingerprint="own", run_id="") as store:
         snapshot = store.snapshot()
-    assert snapshot.next_batch_settled == 1
+    assert snapshot.next_batch_checkpointed == 1
     assert [row.index for row in snapshot.batches][-1] == 1
     assert len(snapshot.groups) == GROUPS_PER_BATCH
 

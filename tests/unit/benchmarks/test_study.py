@@ -192,7 +192,7 @@ def test_without_clipping_nothing_is_outside_the_band() -> None:
 
 def test_a_proximal_anchor_has_the_plain_band_whatever_the_lag_and_the_noise() -> None:
     lag_S, ids, tokens = torch.tensor([3.0]), torch.tensor([0]), torch.tensor([4.0])
-    config = replace(MICRO, band_growth=1.0, noise_z=1.0)
+    config = replace(MICRO, clip_range_growth=1.0, noise_z=1.0)
     plain = math.log1p(config.eps_high)
     assert study_band(config, lag_S, sigma=0.5, scale=1.0).bounds(ids, tokens)[1].item() == pytest.approx(4 * plain + 0.25)
     proximal = replace(config, anchor="proximal")

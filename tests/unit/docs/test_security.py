@@ -8,7 +8,7 @@ from protocol import limits
 from protocol.channels import BATCH, PEER_WEIGHTS, WEIGHTS, WORK
 from services.broker.service import MAX_QUEUED
 from services.environments.isolation import KEPT_VARIABLES
-from services.runtime.net.authenticator import HANDSHAKE_LIMIT_MS, REFUSAL_REASONS, RELOAD_S
+from services.runtime.net.authenticator import AUTHENTICATOR_REASONS, HANDSHAKE_LIMIT_MS, RELOAD_S
 from services.runtime.telemetry import MAX_CONNECTIONS, MAX_REQUEST_BYTES, REQUEST_S
 from tests.fuzz.bugs import BUGS
 
@@ -34,7 +34,7 @@ MIB = 1024 * 1024
         f"| {HANDSHAKE_LIMIT_MS // 1000} s | disconnected |",
         f"| {MAX_CONNECTIONS}, {MAX_REQUEST_BYTES // 1024} KiB within {REQUEST_S:g} s |",
         f"look at the directory every {RELOAD_S:g} s",
-        *REFUSAL_REASONS,
+        *AUTHENTICATOR_REASONS,
     ],
 )
 def test_a_limit_is_told_as_it_is(row: str) -> None:

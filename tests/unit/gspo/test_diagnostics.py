@@ -14,7 +14,7 @@ from tests.support.loss.loss_cases import one_sequence, pack, random_sequence
 
 
 def random_stats(generator: torch.Generator, lags: list[float]) -> SequenceStats:
-    return pack([random_sequence(generator, [True] * 5, lag=lag) for lag in lags]).loss(1000, band_growth=0.5).stats
+    return pack([random_sequence(generator, [True] * 5, lag=lag) for lag in lags]).loss(1000, clip_range_growth=0.5).stats
 
 
 def test_micro_batches_and_ranks_merge_into_the_summary_of_the_whole() -> None:

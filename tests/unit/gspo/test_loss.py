@@ -10,7 +10,7 @@ import torch
 
 from gspo.loss import gspo_loss, objective_loss
 from gspo.settings import Objective, RatioUnit
-from gspo.staleness import clip_band
+from gspo.staleness import clip_range
 from tests.support.loss.loss_cases import EPS_HIGH, EPS_LOW, one_sequence, pack, random_sequence
 
 UNITS: tuple[RatioUnit, ...] = ("sequence", "turn", "token")
@@ -57,8 +57,8 @@ def test_the_mean_over_50_000_tokens_keeps_the_digits_of_the_band_in_float32() -
 def test_lag_widens_the_band_by_one_eps_per_version() -> None:
     delta = 2.5 * math.log1p(EPS_HIGH)
     sequences = [one_sequence([delta] * 4, 1.0, lag=lag) for lag in (0.0, 1.0, 2.0)]
-    assert pack(sequences).loss(3, band_growth=1.0).stats.clipped_high_S.tolist() == [1.0, 1.0, 0.0]
-    assert pack(sequences).loss(3, band_growth=0.0).stats.clipped_high_S.tolist() == [1.0, 1.0, 1.0]
+    assert pack(sequences).loss(3, clip_range_growth=1.0).stats.clipped_high_S.tolist() == [1.0, 1.0, 0.0]
+    assert pack(sequences).loss(3, clip_range_growth=0.0).stats.clipped_high_S.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_the_noise_floor_shrinks_with_the_square_root_of_the_units_length() -> None:
@@ -88,7 +88,7 @@ def test_a_micro_batch_without_action_tokens_gives_zero_and_a_gradient_of_zeros(
 def test_tokens_that_are_masked_after_sampling_still_count_in_n() -> None:
     flat = pack([one_sequence([0.0, 0.0, 0.0, 0.0], 1.0)])
     flat = replace(flat, mask_T=torch.tensor([True, True, True, False]))
-    band = clip_band(flat.lag_S, eps_low=EPS_LOW, eps_high=EPS_HIGH)
+    band = clip_range(flat.lag_S, eps_low=EPS_LOW, eps_high=EPS_HIGH)
     arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, flat.mask_T, flat.sequence_ids_T)
     full = gspo_loss(*arguments, num_sequences=1, band=band, tokens_per_sequence_S=torch.tensor([4]))
     assert full.loss.item() == pytest.approx(-0.75)
@@ -113,17 +113,17 @@ def test_counting_only_the_micro_batchs_own_sequences_is_noticed_when_it_is_too_
 def test_turn_ratios_without_turn_ids_and_bands_without_sequences_are_refused() -> None:
     flat = pack([one_sequence([0.0], 1.0)])
     arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, flat.mask_T, flat.sequence_ids_T)
-    band = clip_band(flat.lag_S, eps_low=EPS_LOW, eps_high=EPS_HIGH)
+    band = clip_range(flat.lag_S, eps_low=EPS_LOW, eps_high=EPS_HIGH)
     with pytest.raises(ValueError, match="turn_ids_T is None"):
         gspo_loss(*arguments, num_sequences=1, band=band, ratio_unit="turn")
     with pytest.raises(ValueError, match="band has 0 sequences"):
-        gspo_loss(*arguments, num_sequences=1, band=clip_band(torch.zeros(0), eps_low=EPS_LOW, eps_high=EPS_HIGH))
+        gspo_loss(*arguments, num_sequences=1, band=clip_range(torch.zeros(0), eps_low=EPS_LOW, eps_high=EPS_HIGH))
 
 
 def test_the_behaviour_anchor_puts_engine_noise_into_the_band_and_no_weight_on_the_sequence() -> None:
     flat = pack([one_sequence([0.002] * 4, 1.0, lag=1.0)])
     arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, flat.mask_T, flat.sequence_ids_T)
-    objective = Objective(band_growth=1.0, noise_z=2.0, anchor="behaviour", mismatch_mode="off")
+    objective = Objective(clip_range_growth=1.0, noise_z=2.0, anchor="behaviour", mismatch_mode="off")
     narrow = objective_loss(objective, *arguments, lag_S=flat.lag_S, sigma=0.0, num_sequences=1)
     wide = objective_loss(objective, *arguments, lag_S=flat.lag_S, sigma=0.002, num_sequences=1)
     assert narrow.loss.item() == pytest.approx(-((1 + EPS_HIGH) ** 2), rel=1e-6)
@@ -146,7 +146,7 @@ def test_the_proximal_anchor_counts_the_mismatch_in_the_weight_and_not_in_the_ra
     flat = pack([one_sequence(drifted, 1.0, lag=3.0), one_sequence(rejected, 1.0), one_sequence(inside, 1.0)])
     proximal_T = flat.logprobs_T.detach() - torch.tensor([0.001] * 4 + [0.0] * 4 + [0.0002] * 4)
     arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, flat.mask_T, flat.sequence_ids_T)
-    objective = Objective(anchor="proximal", mismatch_mode="reject", mismatch_cap=1.2, band_growth=5.0, noise_z=3.0)
+    objective = Objective(anchor="proximal", mismatch_mode="reject", mismatch_cap=1.2, clip_range_growth=5.0, noise_z=3.0)
     output = objective_loss(
         objective,
         *arguments,

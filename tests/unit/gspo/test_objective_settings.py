@@ -24,7 +24,7 @@ def test_the_presets_are_the_papers_objectives() -> None:
     assert (by_turn.ratio_unit, by_turn.eps_low, by_turn.eps_high) == ("turn", 3e-4, 4e-4)
     assert (grpo.ratio_unit, grpo.eps_low, grpo.eps_high) == ("token", 0.2, 0.27)
     for objective in (gspo_paper, by_turn, grpo):
-        assert (objective.band_growth, objective.noise_z, objective.anchor) == (0.0, 0.0, "behaviour")
+        assert (objective.clip_range_growth, objective.noise_z, objective.anchor) == (0.0, 0.0, "behaviour")
 
 
 @pytest.mark.parametrize(("eps_low", "eps_high"), [(0.2, 4e-4), (3e-4, 0.2), (0.2, 0.27)])
@@ -53,7 +53,7 @@ def test_counting_the_mismatch_twice_is_refused() -> None:
         ("eps_low", 1.0),
         ("eps_low", float("nan")),
         ("eps_high", -1e-4),
-        ("band_growth", float("inf")),
+        ("clip_range_growth", float("inf")),
         ("adaptive_clip_target", 0.0),
         ("adaptive_clip_target", 1.0),
         ("noise_z", float("inf")),

@@ -26,15 +26,15 @@ BUGS_OF_PARTS = (
     PlantedBug(
         "lag does not widen the band",
         "staleness.py",
-        "growth_S = 1 + band_growth * lag_S if",
+        "growth_S = 1 + clip_range_growth * lag_S if",
         "growth_S = 1 + 0 * lag_S if",
         the_loss_is_the_formula,
     ),
     PlantedBug(
         "negative growth inverts the band",
         "staleness.py",
-        "else 1 / (1 - band_growth * lag_S)",
-        "else 1 + band_growth * lag_S",
+        "else 1 / (1 - clip_range_growth * lag_S)",
+        "else 1 + clip_range_growth * lag_S",
         the_loss_is_the_formula,
     ),
     PlantedBug(
@@ -75,8 +75,8 @@ BUGS_OF_PARTS = (
     PlantedBug(
         "the adaptive scale is not passed on",
         "loss.py",
-        "objective_band(objective, lag_S, sigma, clip_scale)",
-        "objective_band(objective, lag_S, sigma)",
+        "objective_clip_range(objective, lag_S, sigma, clip_scale)",
+        "objective_clip_range(objective, lag_S, sigma)",
         the_mismatch_is_counted_once,
     ),
     PlantedBug(
@@ -125,8 +125,8 @@ BUGS_OF_PARTS = (
     PlantedBug(
         "with the proximal anchor the band still grows with lag",
         "staleness.py",
-        "0.0 if proximal else objective.band_growth",
-        "objective.band_growth",
+        "0.0 if proximal else objective.clip_range_growth",
+        "objective.clip_range_growth",
         the_mismatch_is_counted_once,
     ),
     PlantedBug(

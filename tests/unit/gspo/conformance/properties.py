@@ -175,7 +175,7 @@ def equal_advantages_make_it_gspo(gspo: Gspo, step: Step) -> None:
     flat = pack(step.sequences, F64)
     arguments = {"num_sequences": step.num_sequences, "eps_low": EPS_LOW, "eps_high": EPS_HIGH}
     expected = reference_gspo(step.sequences, **arguments)
-    agrees(flat, step.loss(flat, "sequence", gspo, band_growth=0.0, noise=0.0, scale=1.0), expected, "GSPO")
+    agrees(flat, step.loss(flat, "sequence", gspo, clip_range_growth=0.0, noise=0.0, scale=1.0), expected, "GSPO")
     agrees(flat, objective_loss(gspo, gspo.settings.Objective.gspo(), step, flat, sigma=1.0), expected, "Objective.gspo()")
 
 
@@ -193,7 +193,7 @@ def fresh_tokens_have_the_papers_clip(gspo: Gspo, step: Step) -> None:
     fresh = fresh.with_sequences([replace(s, lag=0.0) for s in fresh.sequences])
     expected = reference_gspo(fresh.sequences, num_sequences=step.num_sequences, eps_low=EPS_LOW, eps_high=EPS_HIGH)
     flat = pack(fresh.sequences, F64)
-    behaviour = gspo.settings.Objective(anchor="behaviour", mismatch_mode="off", band_growth=1.0, noise_z=1.0)
+    behaviour = gspo.settings.Objective(anchor="behaviour", mismatch_mode="off", clip_range_growth=1.0, noise_z=1.0)
     agrees(flat, objective_loss(gspo, behaviour, fresh, flat, sigma=0.0), expected, "behaviour anchor")
     proximal = gspo.settings.Objective(anchor="proximal", mismatch_mode="off")
     output = objective_loss(gspo, proximal, fresh, flat, sigma=0.0, proximal_logprobs_T=flat.anchor_T)

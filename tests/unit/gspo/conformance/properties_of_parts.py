@@ -26,7 +26,7 @@ def the_mismatch_is_counted_once(gspo: Gspo, step: Step) -> None:
     flat = pack(step.sequences, F64)
     for unit in UNITS:
         objective = settings.Objective(
-            ratio_unit=unit, band_growth=step.band_growth, noise_z=2.0, anchor="behaviour", mismatch_mode="off"
+            ratio_unit=unit, clip_range_growth=step.clip_range_growth, noise_z=2.0, anchor="behaviour", mismatch_mode="off"
         )
         output = objective_loss(gspo, objective, step, flat, sigma=step.noise / 2, clip_scale=step.scale)
         agrees(flat, output, plain.reference(unit), f"behaviour anchor, unit {unit}")
@@ -41,13 +41,13 @@ def the_mismatch_is_counted_once(gspo: Gspo, step: Step) -> None:
             )
             moved = replace(pack(proximal.sequences, F64), anchor_T=flat.anchor_T)
             objective = settings.Objective(
-                ratio_unit=unit, anchor="proximal", mismatch_mode=mode, mismatch_cap=CAP, band_growth=9.0, noise_z=9.0
+                ratio_unit=unit, anchor="proximal", mismatch_mode=mode, mismatch_cap=CAP, clip_range_growth=9.0, noise_z=9.0
             )
             proximal_T = proximal_of(step, moved)
             output = objective_loss(
                 gspo, objective, step, moved, sigma=1.0, clip_scale=step.scale, proximal_logprobs_T=proximal_T
             )
-            expected = proximal.reference(unit, band_growth=0.0, noise=0.0)
+            expected = proximal.reference(unit, clip_range_growth=0.0, noise=0.0)
             agrees(moved, output, expected, f"proximal anchor, {mode}, unit {unit}")
             all_close(output.stats.weight_S, torch.tensor(weights, dtype=F64), 1e-12, "weights")
 
@@ -97,7 +97,7 @@ def tokens_left_out_after_sampling_count_in_n(gspo: Gspo, step: Step) -> None:
     stays_T = torch.arange(flat.mask_T.shape[0]) % 2 == 0
 
     def gradient(mask_T: torch.Tensor) -> torch.Tensor:
-        band = gspo.staleness.clip_band(flat.lag_S, eps_low=EPS_LOW, eps_high=EPS_HIGH)
+        band = gspo.staleness.clip_range(flat.lag_S, eps_low=EPS_LOW, eps_high=EPS_HIGH)
         arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, mask_T, flat.sequence_ids_T)
         output = gspo.loss.gspo_loss(
             *arguments,

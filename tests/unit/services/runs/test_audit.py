@@ -158,8 +158,8 @@ PLANTED: list[tuple[str, str, str]] = [
         "trained twice",
         "into version 5 on weights of 2 batches",
     ),
-    ("UPDATE settled SET next_batch = 7", "trained without a batch", "a checkpoint covers 7 batches, 3 were assembled"),
-    ("UPDATE settled SET next_batch = 2", "checkpoint missing", "the newest one there covers 1"),
+    ("UPDATE checkpointed SET next_batch = 7", "trained without a batch", "a checkpoint covers 7 batches, 3 were assembled"),
+    ("UPDATE checkpointed SET next_batch = 2", "checkpoint missing", "the newest one there covers 1"),
     ("DELETE FROM records WHERE line LIKE '%dropped%'", "not in the record", "the drop of group 0"),
     ("UPDATE records SET line = '{}' WHERE line LIKE '%\"batch\": 2%'", "not in the record", "batch 2 into version 6"),
     ("UPDATE records SET line = '{\"event\": 1}' WHERE record = 1", "metrics.jsonl differs", "metrics.jsonl:1"),
@@ -197,7 +197,7 @@ def a_checkpoint_of_other_batches(run: Path) -> None:
 
 def a_checkpoint_that_nobody_acknowledged(run: Path) -> None:
     write_checkpoint(run, 6, 3)
-    spoil(run, "UPDATE settled SET next_batch = 3", "DELETE FROM trained WHERE batch = 2")
+    spoil(run, "UPDATE checkpointed SET next_batch = 3", "DELETE FROM trained WHERE batch = 2")
 
 
 def a_changed_line(run: Path) -> None:

@@ -13,14 +13,15 @@ import torch
 from protocol.messages import EndOfRun, VersionRun
 from services.broker.store.reader import LEDGER_FILE, StoreCorrupt
 from services.learner.broker.exchange import BatchArrived
-from services.learner.weights.snapshot import Snapshot, build_snapshot, copy_weights
+from services.learner.weights.snapshot import Snapshot, copy_weights
 from services.runs.replay.__main__ import ranks_of, replay_command
-from services.runs.replay.batches import RecordedLink, RecordedRun
+from services.runs.replay.batches import RecordedBroker, RecordedRun
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings.run_settings import read_run_settings
 from services.runtime.settings.sections import Learner
 from tests.support.broker.peers import tokens_of
 from tests.support.processes.small_run import write_checkpoint, write_small_run
+from tests.support.wire.snapshots import snapshot_of
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def recorded(directory: Path) -> RecordedRun:
 
 
 def snapshot(version: int, value: float) -> Snapshot:
-    return build_snapshot(version, [("weight", torch.full((2,), value))])
+    return snapshot_of(version, [("weight", torch.full((2,), value))])
 
 
 def overwrite_root_page(directory: Path, table: str) -> None:
@@ -115,7 +116,7 @@ class Driven:
         self.stop = threading.Event()
         self.lines: list[dict[str, Any]] = []
         self.record = run / "replayed.jsonl"
-        self.link = RecordedLink(recorded(run), end, self.record, self.stop, self.lines.append)
+        self.link = RecordedBroker(recorded(run), end, self.record, self.stop, self.lines.append)
 
     def train(self, index: int, value: float) -> None:
         self.link.request(index, index + 1)

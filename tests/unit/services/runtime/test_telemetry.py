@@ -44,13 +44,13 @@ def test_progress_makes_ready_and_silence_takes_it_back(health: Health, clock: V
 def test_a_turn_of_the_loop_is_life_and_no_progress(health: Health, clock: VirtualClock) -> None:
     health.progress()
     clock.advance(100)
-    health.turn()
+    health.beat()
     assert health.alive()[0]
     assert not health.ready()[0]
 
 
 def test_a_loop_that_stands_still_is_not_alive(health: Health, clock: VirtualClock) -> None:
-    health.turn()
+    health.beat()
     clock.advance(LOOP_STALL_S)
     assert health.alive() == (False, "the loop has not turned for 30 s")
 
@@ -64,7 +64,7 @@ def test_a_process_in_which_no_loop_turns_is_alive_as_long_as_it_answers(clock: 
 def test_a_reason_not_to_be_ready_holds_until_there_is_progress(health: Health) -> None:
     health.progress()
     health.not_ready("quarantined: wrong digest")
-    health.turn()
+    health.beat()
     assert health.ready() == (False, "quarantined: wrong digest")
     health.progress()
     assert health.ready()[0]

@@ -309,8 +309,8 @@ class LedgerMachine(RuleBasedStateMachine):
         assert len(set(batched)) == len(batched), "trained twice"
         in_play = [row.prompt for row in state.groups.of_split("train")]
         dropped = [line["prompt"] for line in self.harness.lines if line["event"] == "dropped"]
-        settled = state.num_batched_groups
-        assert len(in_play) + len(dropped) + settled == state.next_prompt, "a prompt was skipped in silence"
+        checkpointed = state.num_batched_groups
+        assert len(in_play) + len(dropped) + checkpointed == state.next_prompt, "a prompt was skipped in silence"
         assert len(set(in_play) | set(dropped)) == len(in_play) + len(dropped)
 
     @invariant()

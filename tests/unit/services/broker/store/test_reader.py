@@ -9,7 +9,7 @@ import pytest
 from services.broker.records import GroupRow
 from services.broker.store.payload import stored_chunk
 from services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading, refusing_damage
-from services.broker.store.store import Changes, Store
+from services.broker.store.store import RowChanges, Store
 from tests.unit.services.broker.store.test_store import arrays, chunk_of, group
 
 
@@ -32,10 +32,10 @@ def killed(source: Path, destination: Path) -> Path:
 
 def test_a_reader_sees_one_state_while_the_broker_goes_on_writing(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
-        store.commit(Changes(rows=[group(0)]))
+        store.commit(RowChanges(rows=[group(0)]))
         with reading(tmp_path) as connection:
             assert group_ids(connection) == [0]
-            store.commit(Changes(rows=[group(1)]))
+            store.commit(RowChanges(rows=[group(1)]))
             assert group_ids(connection) == [0]
         with reading(tmp_path) as connection:
             assert group_ids(connection) == [0, 1]
@@ -44,7 +44,7 @@ def test_a_reader_sees_one_state_while_the_broker_goes_on_writing(tmp_path: Path
 def test_what_a_killed_broker_had_committed_is_read(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with open_store(tmp_path / "run") as store:
-        store.commit(Changes(rows=[group(7)]))
+        store.commit(RowChanges(rows=[group(7)]))
         left = killed(tmp_path / "run", tmp_path / "left")
     with reading(left) as connection:
         assert group_ids(connection) == [7]
@@ -53,7 +53,7 @@ def test_what_a_killed_broker_had_committed_is_read(tmp_path: Path) -> None:
 def test_where_nothing_can_be_written_a_copy_is_read(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with open_store(tmp_path / "run") as store:
-        store.commit(Changes(rows=[group(7)]))
+        store.commit(RowChanges(rows=[group(7)]))
         left = killed(tmp_path / "run", tmp_path / "left")
     # SQLite wants this file beside the log, and cannot have it (also where tests run as root): it follows no links.
     (left / f"{LEDGER_FILE}-shm").symlink_to(tmp_path / "nowhere")
@@ -79,7 +79,7 @@ def test_a_directory_without_a_ledger_of_this_release_is_named(tmp_path: Path) -
     connection = sqlite3.connect(tmp_path / LEDGER_FILE)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(NoLedger, match="schema 99, this release reads 2"), reading(tmp_path):
+    with pytest.raises(NoLedger, match="schema 99, this release reads 3"), reading(tmp_path):
         pass
 
 
@@ -112,7 +112,7 @@ def test_a_damaged_page_is_named_with_the_way_out_and_not_with_sqlites_own_error
     damage: str, words: str, tmp_path: Path
 ) -> None:
     with open_store(tmp_path) as store:
-        store.commit(Changes(rows=[group(0)]))
+        store.commit(RowChanges(rows=[group(0)]))
     damaged(tmp_path, damage)
     way_out = f"{words}.*gspo audit {tmp_path}.* says what cannot be read"
     with open_store(tmp_path) as store, pytest.raises(StoreCorrupt, match=way_out) as refusal:
@@ -129,7 +129,7 @@ def test_a_lock_or_a_constraint_is_no_damage() -> None:
 @pytest.mark.parametrize("column", ["header", "token_ids", "logprobs"])
 def test_tokens_that_a_disk_has_changed_are_not_handed_out(column: str, tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
-        store.commit(Changes(chunks=[stored_chunk(chunk_of(3, 0, 4), *arrays(4))]))
+        store.commit(RowChanges(chunks=[stored_chunk(chunk_of(3, 0, 4), *arrays(4))]))
         assert store.payload(3).num_tokens == 4
     connection = sqlite3.connect(tmp_path / LEDGER_FILE)
     ((value,),) = connection.execute(f"SELECT {column} FROM chunks").fetchall()

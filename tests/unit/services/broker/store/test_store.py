@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from protocol.messages import Chunk, Segment, VersionRun
-from services.broker.records import BatchRow, BatchStats, GroupRow, SettledRow, Snapshot, TrajectoryRow
+from services.broker.records import BatchRow, BatchStats, CheckpointedRow, GroupRow, LedgerContents, TrajectoryRow
 from services.broker.store.payload import join, merge_runs, merge_segments, stored_chunk
 from services.broker.store.reader import StoreCorrupt, StoreMismatch
-from services.broker.store.store import Changes, Store, StoreUnavailable
+from services.broker.store.store import RowChanges, Store, StoreUnavailable
 
 
 def open_store(path: Path, fingerprint: str = "f") -> Store:
@@ -49,11 +49,13 @@ def test_what_is_committed_is_there_after_the_file_is_opened_again(tmp_path: Pat
         TrajectoryRow(trajectory_id=4, group_id=0, status="leased", epoch=2, holder_peer="r", holder_session="s"),
     )
     with open_store(path) as store:
-        store.commit(Changes(rows=[group(), *rows, SettledRow(next_batch=3)], lines=[{"event": "eval", "time_s": 1.5}]))
+        store.commit(
+            RowChanges(rows=[group(), *rows, CheckpointedRow(next_batch=3)], lines=[{"event": "eval", "time_s": 1.5}])
+        )
     with open_store(path) as store:
         snapshot = store.snapshot()
         assert (snapshot.groups, snapshot.trajectories) == ((group(),), rows)
-        assert (snapshot.next_batch_settled, snapshot.next_group_id, snapshot.next_trajectory_id) == (3, 1, 5)
+        assert (snapshot.next_batch_checkpointed, snapshot.next_group_id, snapshot.next_trajectory_id) == (3, 1, 5)
         assert store.run_id == "first"
         assert store.elapsed_s() == 1.5
         assert store.records_after(0) == [{"record": 1, "event": "eval", "time_s": 1.5}]
@@ -62,7 +64,7 @@ def test_what_is_committed_is_there_after_the_file_is_opened_again(tmp_path: Pat
 
 def test_an_empty_store_begins_at_zero(tmp_path: Path) -> None:
     with open_store(tmp_path / "ledger.sqlite3") as store:
-        assert store.snapshot() == Snapshot()
+        assert store.snapshot() == LedgerContents()
         assert store.elapsed_s() == 0
 
 
@@ -71,7 +73,7 @@ def test_tokens_and_logprobs_come_back_bit_for_bit_however_they_were_cut(tmp_pat
     with open_store(tmp_path / "ledger.sqlite3") as store:
         for start, end, state in ((0, 3, {"turn": 1}), (3, 4, None), (4, 10, None)):
             chunk = chunk_of(7, start, end - start, state)
-            store.commit(Changes(chunks=[stored_chunk(chunk, token_ids[start:end], logprobs[start:end])]))
+            store.commit(RowChanges(chunks=[stored_chunk(chunk, token_ids[start:end], logprobs[start:end])]))
         payload = store.payload(7)
     assert payload.token_ids.tobytes() == token_ids.tobytes()
     assert payload.logprobs.tobytes() == logprobs.tobytes()
@@ -107,12 +109,12 @@ def test_a_batch_whose_tokens_do_not_match_its_rows_is_an_error(tmp_path: Path) 
         mean_reward=0.0,
         mean_lag=0.0,
         max_lag=0,
-        num_uniform_groups=1,
+        num_zero_variance_groups=1,
     )
     batch = BatchRow(index=0, policy_version=1, group_ids=(0,), stats=stats)
     with open_store(tmp_path / "ledger.sqlite3") as store:
         row = TrajectoryRow(trajectory_id=3, group_id=0, num_tokens=4)
-        store.commit(Changes(rows=[group(), row, batch], chunks=[stored_chunk(chunk_of(3, 0, 3), *arrays(3))]))
+        store.commit(RowChanges(rows=[group(), row, batch], chunks=[stored_chunk(chunk_of(3, 0, 3), *arrays(3))]))
         with pytest.raises(StoreCorrupt, match="trajectory 3 has 3 tokens in its chunks, 4 in its row"):
             store.batch(0)
 
@@ -123,7 +125,7 @@ def test_another_runs_file_is_refused_with_both_fingerprints(tmp_path: Path) -> 
     with pytest.raises(StoreMismatch, match=r"fingerprint mine, the configuration yours.*choose another directory"):
         open_store(path, "yours")
     with open_store(path, "mine") as store:
-        assert store.snapshot() == Snapshot()
+        assert store.snapshot() == LedgerContents()
 
 
 def test_another_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
@@ -131,7 +133,7 @@ def test_another_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(StoreMismatch, match="schema 99, this release uses 2"):
+    with pytest.raises(StoreMismatch, match="schema 99, this release uses 3"):
         open_store(path)
 
 
@@ -159,9 +161,9 @@ def test_a_full_disk_writes_nothing_of_a_commit_and_everything_when_there_is_spa
     path = tmp_path / "ledger.sqlite3"
     num_tokens = 50_000
     big = stored_chunk(chunk_of(0, 0, num_tokens), *arrays(num_tokens))
-    changes = Changes(rows=[group()], chunks=[big], lines=[{"event": "x", "time_s": 0.0}])
+    changes = RowChanges(rows=[group()], chunks=[big], lines=[{"event": "x", "time_s": 0.0}])
     with open_store(path) as store:
-        store.commit(Changes(rows=[group(5)]))
+        store.commit(RowChanges(rows=[group(5)]))
         store.limit_pages(store.num_bytes // 4096 + 4)
         with pytest.raises(StoreUnavailable, match=r"ledger.sqlite3: cannot be written: .*full; free space on its disk"):
             store.commit(changes)
@@ -179,11 +181,11 @@ def test_a_full_disk_writes_nothing_of_a_commit_and_everything_when_there_is_spa
 def test_a_commit_that_fails_half_way_leaves_no_half(tmp_path: Path) -> None:
     twice = stored_chunk(chunk_of(0, 0, 3), *arrays(3))
     with open_store(tmp_path / "ledger.sqlite3") as store:
-        store.commit(Changes(chunks=[twice]))
+        store.commit(RowChanges(chunks=[twice]))
         with pytest.raises(sqlite3.IntegrityError):
-            store.commit(Changes(rows=[group()], chunks=[twice]))
+            store.commit(RowChanges(rows=[group()], chunks=[twice]))
         assert store.snapshot().groups == ()
-        store.commit(Changes(rows=[group(1)]))
+        store.commit(RowChanges(rows=[group(1)]))
         assert [row.group_id for row in store.snapshot().groups] == [1]
 
 

@@ -9,14 +9,15 @@ import torch
 from protocol.deltas import Region
 from protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
 from services.learner.weights.delta import WORTHWHILE, encode_delta, samples
-from services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore, build_snapshot
+from services.learner.weights.snapshot import Delta, Snapshot, SnapshotStore
+from tests.support.wire.snapshots import snapshot_of
 
 
 def a_snapshot(version: int, changed: int = 0, *, size: int = 4096, dtype: torch.dtype = torch.bfloat16) -> Snapshot:
     """Tensors ``first`` and ``second``; in the latter so many elements differ from those of other calls."""
     second = torch.ones(size, dtype=dtype)
     second[:changed] += version
-    return build_snapshot(version, [("first", torch.zeros(size, dtype=dtype)), ("second", second)])
+    return snapshot_of(version, [("first", torch.zeros(size, dtype=dtype)), ("second", second)])
 
 
 def a_delta(base: Snapshot, snapshot: Snapshot) -> Delta:
@@ -55,17 +56,17 @@ def test_versions_of_another_layout_have_no_delta(change: str) -> None:
         "number": {"first": torch.zeros(4, 2)},
         "order": {"second": torch.ones(4, 2), "first": torch.zeros(4, 2)},
     }[change]
-    assert encode_delta(build_snapshot(1, tensors.items()), build_snapshot(2, tensors.items())) is not None
-    assert encode_delta(build_snapshot(1, tensors.items()), build_snapshot(2, other.items())) is None
+    assert encode_delta(snapshot_of(1, tensors.items()), snapshot_of(2, tensors.items())) is not None
+    assert encode_delta(snapshot_of(1, tensors.items()), snapshot_of(2, other.items())) is None
 
 
 def test_a_delta_that_would_not_pay_is_not_made() -> None:
     generator = torch.Generator().manual_seed(0)
     one, other = (torch.randn(50_000, generator=generator) for _ in range(2))
-    assert encode_delta(build_snapshot(1, [("w", one)]), build_snapshot(2, [("w", other)])) is None
+    assert encode_delta(snapshot_of(1, [("w", one)]), snapshot_of(2, [("w", other)])) is None
     half = one.clone()
     half[:25_000] = other[:25_000]
-    delta = encode_delta(build_snapshot(1, [("w", one)]), build_snapshot(2, [("w", half)]))
+    delta = encode_delta(snapshot_of(1, [("w", one)]), snapshot_of(2, [("w", half)]))
     assert delta is not None
     assert delta.manifest.num_bytes < WORTHWHILE * 200_000
 
@@ -76,7 +77,7 @@ def test_a_part_that_changes_everywhere_does_not_decide_for_the_rest() -> None:
     before = torch.zeros(number, dtype=torch.bfloat16)
     after = before.clone()
     after[:100_000] = torch.randn(100_000, generator=generator).to(torch.bfloat16)
-    delta = a_delta(build_snapshot(1, [("w", before)]), build_snapshot(2, [("w", after)]))
+    delta = a_delta(snapshot_of(1, [("w", before)]), snapshot_of(2, [("w", after)]))
     assert [bucket.offset for bucket in delta.manifest.buckets] == [0]
 
 
@@ -91,7 +92,7 @@ def test_small_parts_that_change_everywhere_do_not_decide_for_a_large_one() -> N
     before["large"] = torch.randn(1024 * 1024, generator=generator)
     after["large"] = before["large"].clone()
     after["large"][::1000] += 1
-    delta = a_delta(build_snapshot(1, before.items()), build_snapshot(2, after.items()))
+    delta = a_delta(snapshot_of(1, before.items()), snapshot_of(2, after.items()))
     assert len(delta.manifest.buckets) == 13
     assert delta.manifest.num_bytes < 0.2 * 4 * (12 * 16 + 1024) * 1024
 
@@ -104,7 +105,7 @@ def test_a_delta_that_does_not_pay_where_it_was_not_looked_at_is_not_made() -> N
     for piece in samples([place])[0][1]:
         begin = piece.offset // 4
         other[begin : begin + piece.num_elements] = one[begin : begin + piece.num_elements]
-    assert encode_delta(build_snapshot(1, [("w", one)]), build_snapshot(2, [("w", other)])) is None
+    assert encode_delta(snapshot_of(1, [("w", one)]), snapshot_of(2, [("w", other)])) is None
 
 
 @pytest.mark.parametrize(("num_places", "num_pieces"), [(1, 16), (3, 18), (16, 16), (31, 31), (1000, 17)])
@@ -170,7 +171,7 @@ def test_a_chain_that_is_larger_than_the_snapshot_is_not_offered() -> None:
     for version in range(1, 4):
         weight = weight.clone()
         weight[generator.permutation(3000)[:1800]] = torch.from_numpy(generator.standard_normal(1800)).to(torch.bfloat16)
-        snapshot, newest = build_snapshot(version, [("w", weight)]), store.newest
+        snapshot, newest = snapshot_of(version, [("w", weight)]), store.newest
         store.add(snapshot, None if newest is None else a_delta(newest, snapshot))
     sizes = [parts.manifest.num_bytes for base in (1, 2) if (parts := store.get(base + 1, base))]
     assert max(sizes) < 6000 < sum(sizes)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from protocol.digests import tensor_digest, version_digest
-from services.learner.weights.snapshot import CHUNK_BYTES, Snapshot, SnapshotStore, build_snapshot
+from services.learner.weights.snapshot import CHUNK_BYTES, Snapshot, SnapshotStore
+from tests.support.wire.snapshots import snapshot_of
 
 
 def test_a_snapshot_holds_every_tensors_bytes_in_order_with_their_digests() -> None:
@@ -16,7 +17,7 @@ def test_a_snapshot_holds_every_tensors_bytes_in_order_with_their_digests() -> N
         "b": torch.tensor([1.0, 3.0], dtype=torch.bfloat16),
         "c": torch.arange(6, dtype=torch.float32).reshape(2, 3).t(),
     }
-    snapshot = build_snapshot(5, weights.items())
+    snapshot = snapshot_of(5, weights.items())
     manifest = snapshot.manifest
     assert [(t.name, t.dtype, t.shape, t.offset, t.num_bytes) for t in manifest.tensors] == [
         ("a", "float32", [2, 2], 0, 16),
@@ -36,7 +37,7 @@ def test_a_snapshot_holds_every_tensors_bytes_in_order_with_their_digests() -> N
 
 def test_training_on_does_not_change_a_snapshot() -> None:
     weight = torch.zeros(4, requires_grad=True)
-    snapshot = build_snapshot(1, [("w", weight)])
+    snapshot = snapshot_of(1, [("w", weight)])
     with torch.no_grad():
         weight += 1
     assert not snapshot.data.any()
@@ -50,11 +51,11 @@ def test_tensors_may_share_a_buffer_that_is_written_again_for_the_next_one() -> 
             buffer.fill_(value)
             yield f"w{value:.0f}", buffer
 
-    assert build_snapshot(1, exported()).data.tobytes() == np.float32([1, 1, 2, 2]).tobytes()
+    assert snapshot_of(1, exported()).data.tobytes() == np.float32([1, 1, 2, 2]).tobytes()
 
 
 def test_chunks_are_the_bytes_in_order() -> None:
-    snapshot = build_snapshot(1, [("w", torch.arange(CHUNK_BYTES // 4 + 3, dtype=torch.float32))])
+    snapshot = snapshot_of(1, [("w", torch.arange(CHUNK_BYTES // 4 + 3, dtype=torch.float32))])
     assert snapshot.num_chunks == 2
     assert [snapshot.chunk(index).nbytes for index in range(2)] == [CHUNK_BYTES, 12]
     assert b"".join(snapshot.chunk(index).tobytes() for index in range(2)) == snapshot.data.tobytes()
@@ -62,13 +63,13 @@ def test_chunks_are_the_bytes_in_order() -> None:
 
 def test_what_the_wire_does_not_know_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"tensor ids has dtype torch\.int64: one of \['bfloat16', 'float16', 'float32'\]"):
-        build_snapshot(1, [("ids", torch.zeros(2, dtype=torch.int64))])
+        snapshot_of(1, [("ids", torch.zeros(2, dtype=torch.int64))])
     with pytest.raises(ValueError, match="policy version 1 has no tensors"):
-        build_snapshot(1, [])
+        snapshot_of(1, [])
 
 
 def a_snapshot(version: int) -> Snapshot:
-    return build_snapshot(version, [("w", torch.full((2,), float(version)))])
+    return snapshot_of(version, [("w", torch.full((2,), float(version)))])
 
 
 def test_the_store_keeps_the_newest_versions_so_that_a_fetch_survives_a_publication() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.rollout.sglang.client import Engine, EngineError, EngineRefused, EngineUnreachable
-from services.rollout.sglang.generation import GenerateRequest, Piece, Sampling
+from services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
 from services.rollout.sglang.http import EngineHttp
 from tests.support.broker.process import free_port
 
@@ -73,14 +73,14 @@ async def scripted(
             yield engine, asked
 
 
-async def ask(engine: Engine, num_tokens: int = 3, **sampling: Any) -> list[Piece]:
-    request = GenerateRequest(rid="r", input_ids=[1], sampling=Sampling(max_new_tokens=num_tokens, **sampling))
+async def ask(engine: Engine, num_tokens: int = 3, **sampling: Any) -> list[OutputPiece]:
+    request = GenerateRequest(rid="r", input_ids=[1], sampling=SamplingParameters(max_new_tokens=num_tokens, **sampling))
     return [piece async for piece in engine.generate(request)]
 
 
 async def test_a_stream_that_breaks_off_is_not_taken_for_an_answer() -> None:
     async with scripted(lambda path, body: stream(event([5, 6, 7, 8], 4))) as (engine, _):
-        pieces = engine.generate(GenerateRequest(rid="r", input_ids=[1], sampling=Sampling(max_new_tokens=9)))
+        pieces = engine.generate(GenerateRequest(rid="r", input_ids=[1], sampling=SamplingParameters(max_new_tokens=9)))
         assert (await anext(pieces)).token_ids.tolist() == [5, 6, 7, 8]
         with pytest.raises(EngineUnreachable, match="before its end"):
             await anext(pieces)
@@ -164,7 +164,7 @@ async def test_the_names_given_to_the_server_are_never_used_twice_nor_the_beginn
 
 async def test_a_request_under_way_cannot_be_sent_twice() -> None:
     async with scripted(lambda path, body: stream(event([5, 6, 7, 8], 4))) as (engine, _):
-        request = GenerateRequest(rid="r", input_ids=[1], sampling=Sampling(max_new_tokens=9))
+        request = GenerateRequest(rid="r", input_ids=[1], sampling=SamplingParameters(max_new_tokens=9))
         first = engine.generate(request)
         await anext(first)
         with pytest.raises(ValueError, match="under way"):
@@ -258,13 +258,15 @@ async def test_token_ids_are_checked_before_anything_is_sent() -> None:
     async with scripted(lambda path, body: answer(200, event([5], 1, "stop"))) as (engine, asked):
         for bad in ([100], [-1, 3]):
             with pytest.raises(ValueError, match="vocabulary has 100"):
-                await anext(engine.generate(GenerateRequest(rid="r", input_ids=bad, sampling=Sampling(max_new_tokens=1))))
+                await anext(
+                    engine.generate(GenerateRequest(rid="r", input_ids=bad, sampling=SamplingParameters(max_new_tokens=1)))
+                )
     assert [path for path, _ in asked] == ["/server_info"]
 
 
 async def test_no_more_requests_than_allowed_are_at_the_server_at_once() -> None:
     async with scripted(lambda path, body: stream(event([5, 6, 7, 8], 4)), max_concurrency=1) as (engine, asked):
-        sampling = Sampling(max_new_tokens=9)
+        sampling = SamplingParameters(max_new_tokens=9)
         first = engine.generate(GenerateRequest(rid="a", input_ids=[1], sampling=sampling))
         await anext(first)
         second = engine.generate(GenerateRequest(rid="b", input_ids=[1], sampling=sampling))

@@ -16,7 +16,7 @@ from services.rollout.sglang.generation import (
     Output,
     OutputDecoder,
     RequestRefused,
-    Sampling,
+    SamplingParameters,
     VersionTagger,
     parse_version,
     version_runs,
@@ -193,12 +193,12 @@ def test_a_version_that_is_not_a_number_is_named(text: str) -> None:
 )
 def test_sampling_parameters_out_of_range_are_named(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
-        Sampling(**{"max_new_tokens": 1, **bad})
+        SamplingParameters(**{"max_new_tokens": 1, **bad})
 
 
 @pytest.mark.parametrize("rid", ["", "a#b", "a;"])
 def test_a_request_id_that_could_be_the_beginning_of_another_is_refused(rid: str) -> None:
     with pytest.raises(ValueError, match="rid"):
-        GenerateRequest(rid=rid, input_ids=[1], sampling=Sampling(max_new_tokens=1))
+        GenerateRequest(rid=rid, input_ids=[1], sampling=SamplingParameters(max_new_tokens=1))
     with pytest.raises(ValueError, match="input_ids"):
-        GenerateRequest(rid="a", input_ids=[], sampling=Sampling(max_new_tokens=1))
+        GenerateRequest(rid="a", input_ids=[], sampling=SamplingParameters(max_new_tokens=1))

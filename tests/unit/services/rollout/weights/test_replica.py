@@ -16,9 +16,10 @@ from msgspec import structs
 from protocol.limits import MAX_DELTA_BUCKET_ELEMENTS
 from protocol.messages import DeltaBucket, Manifest
 from services.learner.weights.delta import encode_delta
-from services.learner.weights.snapshot import Delta, Snapshot, build_snapshot
-from services.rollout.weights.replica import DamagedWeightsError, HeldWeights
+from services.learner.weights.snapshot import Delta, Snapshot
+from services.rollout.weights.replica import DamagedWeightsError, Replica
 from services.weights.compression import compress
+from tests.support.wire import snapshots
 
 SIZES = {"a": 5, "b": 300, "tiny": 1, "c": 7, "d": 64}
 DTYPES = {"a": torch.bfloat16, "b": torch.bfloat16, "tiny": torch.float32, "c": torch.float32, "d": torch.float16}
@@ -27,7 +28,7 @@ Bits = dict[str, np.ndarray]
 
 def snapshot_of(version: int, bits: Bits) -> Snapshot:
     tensors = ((name, torch.from_numpy(each.copy()).view(DTYPES[name])) for name, each in bits.items())
-    return build_snapshot(version, tensors)
+    return snapshots.snapshot_of(version, tensors)
 
 
 def first_bits() -> Bits:
@@ -46,8 +47,8 @@ def with_steps(bits: Bits, **steps: int) -> Bits:
     return changed
 
 
-def holding(snapshot: Snapshot) -> HeldWeights:
-    held = HeldWeights()
+def holding(snapshot: Snapshot) -> Replica:
+    held = Replica()
     held.replace(snapshot.manifest, bytearray(snapshot.data.tobytes()))
     return held
 
@@ -58,11 +59,11 @@ def a_delta(base: Snapshot, snapshot: Snapshot) -> Delta:
     return delta
 
 
-def apply(held: HeldWeights, delta: Delta) -> None:
+def apply(held: Replica, delta: Delta) -> None:
     held.apply(delta.manifest, delta.data.tobytes())
 
 
-def unloaded(held: HeldWeights) -> list[str]:
+def unloaded(held: Replica) -> list[str]:
     return [info.name for info, _ in held.unloaded_tensors()]
 
 
@@ -117,7 +118,7 @@ def test_a_delta_against_another_version_changes_nothing() -> None:
     assert bytes(held.data) == first.data.tobytes()
     assert held.policy_version == 1
     with pytest.raises(ValueError, match="no version is held"):
-        apply(HeldWeights(), a_delta(first, second))
+        apply(Replica(), a_delta(first, second))
 
 
 def damaged(delta: Delta, place: int) -> bytes:
@@ -165,7 +166,7 @@ def test_with_each_delta_a_sixteenth_of_the_rest_is_looked_at_and_no_more(damage
     """Of 32 equal tensors two, in turn; the one that a delta changes is looked at anyhow, and does not count."""
 
     def version(number: int) -> Snapshot:
-        return build_snapshot(
+        return snapshots.snapshot_of(
             number, ((f"t{at:02}", torch.full((16,), number if at == 0 else at, dtype=torch.bfloat16)) for at in range(32))
         )
 
@@ -209,7 +210,7 @@ async def test_nobody_gets_a_version_that_is_being_checked() -> None:
 
 async def test_what_comes_next_can_be_had_here_in_a_moment() -> None:
     snapshot = snapshot_of(5, first_bits())
-    held = HeldWeights()
+    held = Replica()
     assert held.newest_version == 0
     held.coming = 5
     assert held.newest_version == 5
@@ -300,7 +301,7 @@ def test_a_few_bytes_of_delta_do_not_take_the_memory_that_they_name() -> None:
 async def test_others_get_the_version_that_is_held_and_the_last_deltas_and_nothing_else() -> None:
     bits = first_bits()
     versions = [snapshot_of(version, with_steps(bits, b=version)) for version in range(1, 5)]
-    held = HeldWeights(keep_deltas=2)
+    held = Replica(keep_deltas=2)
     await held.take(versions[0].manifest, bytearray(versions[0].data.tobytes()))
     deltas = [a_delta(base, snapshot) for base, snapshot in pairwise(versions)]
     for delta in deltas:

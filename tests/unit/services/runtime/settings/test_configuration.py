@@ -242,8 +242,8 @@ def test_every_setting_says_what_it_does() -> None:
 
 
 def test_the_librarys_objective_has_the_files_values(tmp_path: Path) -> None:
-    text = '[objective]\nband_growth = -0.5\nadaptive_clip_target = 0.15\nanchor = "proximal"\nmismatch_cap = 1.3\n'
+    text = '[objective]\nclip_range_growth = -0.5\nadaptive_clip_target = 0.15\nanchor = "proximal"\nmismatch_cap = 1.3\n'
     objective = objective_of(load_settings(written(tmp_path, text), (), {}).objective)
     assert objective == Objective(
-        band_growth=-0.5, adaptive_clip_target=0.15, anchor="proximal", mismatch_mode="truncate", mismatch_cap=1.3
+        clip_range_growth=-0.5, adaptive_clip_target=0.15, anchor="proximal", mismatch_mode="truncate", mismatch_cap=1.3
     )

@@ -11,7 +11,10 @@ from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with, del
 
 
 def outstanding(*groups: tuple[int, bool]) -> list[Outstanding]:
-    return [Outstanding(group_id=index, floor=floor, complete=done) for index, (floor, done) in enumerate(groups)]
+    return [
+        Outstanding(group_id=index, oldest_version=oldest_version, complete=done)
+        for index, (oldest_version, done) in enumerate(groups)
+    ]
 
 
 def test_a_window_admits_one_batch_per_version_until_the_deadline() -> None:

@@ -93,7 +93,10 @@ def test_a_learner_that_says_goodbye_leaves_the_run_to_the_next_one_also_under_a
 
 @pytest.mark.parametrize(
     ("next_batch", "reason"),
-    [(0, "1 are settled by a newer one"), (2, "this run has assembled 1: checkpoint and ledger belong to different runs")],
+    [
+        (0, "a newer one covers 1"),
+        (2, "this run has assembled 1: checkpoint and ledger belong to different runs"),
+    ],
 )
 def test_a_wrong_checkpoint_is_refused_for_good(next_batch: int, reason: str) -> None:
     world = harness()

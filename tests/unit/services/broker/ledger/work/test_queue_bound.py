@@ -12,7 +12,7 @@ from protocol.limits import MAX_QUEUED_BYTES
 from protocol.messages import Hello, Message
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import RecordFile
-from services.broker.service import Broker
+from services.broker.service import BrokerService
 from services.runtime.clock import MonotonicClock
 from services.runtime.net.channel import Incoming
 from services.runtime.telemetry import Health
@@ -54,7 +54,7 @@ class Flood:
 
 async def test_nothing_is_read_while_the_queue_is_full_of_bytes_and_everything_afterwards(tmp_path: Path) -> None:
     world, flood, clock, registry = LedgerHarness(), Flood(), MonotonicClock(), CollectorRegistry()
-    broker = Broker(
+    broker = BrokerService(
         world.ledger,
         world.store,
         {WORK: flood},  # type: ignore[dict-item]

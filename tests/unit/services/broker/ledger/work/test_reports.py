@@ -16,7 +16,7 @@ def test_the_record_of_a_batch_has_the_learners_metrics_and_the_ledgers() -> Non
     world.send(LEARNER, Trained(index=0, policy_version=1, metrics=metrics))
     (line,) = world.lines
     assert (line["event"], line["batch"], line["policy_version"], line["again"]) == ("batch", 0, 1, False)
-    assert (line["train/reward"], line["num_tokens"], line["num_uniform_groups"]) == (0.5, 10, 1)
+    assert (line["train/reward"], line["num_tokens"], line["num_zero_variance_groups"]) == (0.5, 10, 1)
     assert (line["lag/mean"], line["lag/max"], line["loss"], line["grad_norm"]) == (0.0, 0, None, 2.0)
     world.send(LEARNER, Trained(index=0, policy_version=1, metrics=metrics))
     assert len(world.lines) == 1, "delivered again"

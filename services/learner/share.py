@@ -8,7 +8,7 @@ import torch
 
 from protocol.codec import decode, encode
 from protocol.messages import Batch, EndOfRun
-from services.learner.broker.exchange import BatchArrived
+from services.learner.broker import BatchArrived
 
 WAIT: Final = 0
 BATCH: Final = 1

@@ -10,7 +10,7 @@ import torch
 
 from protocol.messages import EndOfRun
 from services.learner.broker.exchange import BatchArrived
-from services.learner.ranks.share import Directive, share
+from services.learner.share import Directive, share
 from tests.support.builders import a_batch, token_arrays
 
 
