@@ -128,7 +128,7 @@ unit-processes:
 test-demo: setup models/tiny/config.json ## whole demo runs: three seeds, kills of each process
 	$(BIN)/python -m pytest -m demo
 
-test-wheel: setup ## the wheel in an empty environment with torch alone; needs the package index
+test-wheel: setup ## the built wheel: the loss with torch alone, a whole run inside a project of a user; needs the package index
 	TORCH="$(TORCH)" $(BIN)/python -m pytest -m packaging tests/packaging
 
 test-parity: $(PARITY)/.installed ## the loss against that of TRL's GRPOTrainer, value and gradient; needs the package index

@@ -70,3 +70,9 @@ def tools_of_a_build(folder: Path) -> Path:
         for path in THIRD_PARTIES.glob(pattern):
             (folder / path.name).symlink_to(path)
     return folder
+
+
+def environment_of_a_user() -> dict[str, str]:
+    """Our environment variables without those by which Python would find more modules, or fewer."""
+    hidden = ("PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV")
+    return {key: value for key, value in os.environ.items() if key not in hidden}

@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.packaging.installation import (
     build_wheel,
     copy_sources,
     environment,
+    environment_of_a_user,
     files_of,
     pip,
     show_third_parties,
@@ -106,17 +108,17 @@ def test_an_editable_installation_uses_the_names_of_the_checkout(tmp_path: Path)
     python = environment(tmp_path / "venv")
     pip("install", *BUILD, "--editable", source, python=python, path=tools_of_a_build(tmp_path / "tools"))
     show_third_parties(python)
-    command = [str(python.with_name("gspo")), "--help"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
-    assert "usage: gspo" in done.stdout
+    outside = partial(
+        subprocess.run, cwd=tmp_path, env=environment_of_a_user(), capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "usage: gspo" in outside([python.with_name("gspo"), "--help"]).stdout
     code = (
-        "import services.cli.main, protocol, sys\n"
+        "import services.cli.main, protocol\n"
         "from importlib.metadata import entry_points\n"
         "(platform,) = entry_points(group='sglang.srt.platforms')\n"
         "print(services.cli.main.__file__, protocol.__file__, platform.value, sep='\\n')"
     )
-    done = subprocess.run([str(python), "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines() == [
+    assert outside([python, "-c", code]).stdout.splitlines() == [
         str(source / "services/cli/main.py"),
         str(source / "protocol/__init__.py"),
         "services.sglang_cpu:activate",
