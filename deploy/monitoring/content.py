@@ -20,7 +20,7 @@ from deploy.monitoring.panels import (
 LAGS: Final = "lag_.*"
 SIGNS: Final = "advantage_.*"
 OURS: Final = 'component=~"broker|learner|rollout"'
-"""Other programs of the namespace export process_* as well."""
+"""Other programs in the namespace export process_* as well."""
 
 REWARD = Panel(
     "Reward", "short", "Mean reward of the last batch, and of the last evaluation on held-out tasks.",
@@ -52,7 +52,7 @@ THROUGHPUT = Panel(
     ),
 )  # fmt: skip
 WAITING = Panel(
-    "What the learner does", "percentunit", "Of its time. Much waiting: too few rollouts. None, and lag rises: too many.",
+    "What the learner does", "percentunit", "Share of its time. Much waiting: too few rollouts. No waiting and rising lag: too many.",
     (
         Query(rate("gspo_learner_wait_seconds_total"), "waits for batches"),
         Query(rate("gspo_learner_batch_seconds_sum"), "trains"),
@@ -70,16 +70,16 @@ BATCHES = Panel(
     ),
 )  # fmt: skip
 SERVING = Panel(
-    "Rollouts", "short", "As the broker knows them; silent: not heard for broker.lease_s.",
+    "Rollouts", "short", "By state in the broker. silent: no message for broker.lease_s.",
     (Query(latest("gspo_broker_rollouts", by="status"), "{{status}}"),),
 )  # fmt: skip
 ALERTS = Panel(
-    "Alerts that fire", "short", "What they mean and what to do: docs/guide/monitoring.md.",
+    "Firing alerts", "short", "What they mean and what to do: docs/guide/monitoring.md.",
     (Query('count by (alertname) (ALERTS{alertstate="firing",alertname=~"Gspo.*"})', "{{alertname}}"),),
 )  # fmt: skip
 
 OVERVIEW = Dashboard(
-    "gspo-overview", "GSPO: overview", "Does it learn, how stale, how fast, and who waits for whom.",
+    "gspo-overview", "GSPO: overview", "Does it learn, how stale is it, how fast is it, and what waits for what.",
     (
         Row("Learning", (REWARD, LAG, CLIP)),
         Row("Speed", (THROUGHPUT, WAITING, BATCHES)),
@@ -92,40 +92,40 @@ LEARNING = Dashboard(
     (
         Row("Reward", (
             REWARD,
-            Panel("Groups without signal", "percentunit", "All rewards of the group are equal, so its advantage is 0.",
+            Panel("Zero-variance groups", "percentunit", "Share of groups whose rewards are all equal: their advantage is 0.",
                   (Query(latest("namespace:gspo_zero_variance_groups:ratio"), "of the last batch"),), top=1.0),
-            Panel("Entropy", "nats", "Of the learner's distribution at action tokens.",
+            Panel("Entropy", "nats", "Entropy of the learner's distribution at action tokens.",
                   (Query(diagnostic("entropy", "all"), "all"), Query(diagnostics("entropy", SIGNS), "{{bucket}}"))),
         )),
         Row("Clip", (
-            Panel("Clip fraction by lag", "percentunit", "The band widens with the lag (objective.clip_range_growth).",
+            Panel("Clip fraction by lag", "percentunit", "The clip range widens with lag (objective.clip_range_growth).",
                   (Query(diagnostics("clip_fraction", LAGS), "{{bucket}}"),)),
             Panel("Clip fraction by sign", "percentunit", "Only the upper bound clips positive advantages.",
                   (Query(diagnostic("clip_fraction_high", "advantage_positive"), "upper bound"),
                    Query(diagnostic("clip_fraction_low", "advantage_negative"), "lower bound"))),
-            Panel("Sequence ratio", "short", "exp of the mean log-ratio: 1 is the policy that the ratio is taken against.",
+            Panel("Sequence ratio", "short", "exp of the mean log-ratio. At 1 the policy equals the anchor.",
                   tuple(Query(diagnostic(name, "all"), name) for name in ("ratio_p01", "ratio_p50", "ratio_p99"))),
-            Panel("Scale of the band", "short", "objective.adaptive_clip_target moves it; 1 without.",
+            Panel("Scale of the clip range", "short", "objective.adaptive_clip_target moves it; without a target it is 1.",
                   (Query(diagnostic("clip_scale"), "clip_scale"),)),
         )),
         Row("Staleness and mismatch", (
-            Panel("Sequences by lag", "short", "Of the last batch.", (Query(diagnostics("sequences", LAGS), "{{bucket}}"),)),
+            Panel("Sequences by lag", "short", "Sequences in the last batch.", (Query(diagnostics("sequences", LAGS), "{{bucket}}"),)),
             Panel("Mismatch KL", "nats", "KL(engine || learner) per token. lag_0 is engine against learner, same weights.",
                   (Query(diagnostics("mismatch_kl", LAGS), "{{bucket}}"),)),
-            Panel("Mismatch sigma", "nats", "Deviation of log-probs on tokens of the current version; widens the band.",
+            Panel("Mismatch sigma", "nats", "Deviation of log-probs on tokens of the current version; it widens the clip range.",
                   (Query(diagnostic("mismatch_sigma"), "sigma"),)),
             Panel("Rejected sequences", "short", "Their mismatch weight is 0.",
                   (Query(diagnostic("rejected_sequences", "all"), "rejected"),)),
-            Panel("Effective sample size", "percentunit", "1: all sequences count alike.",
+            Panel("Effective sample size", "percentunit", "1 means that all sequences count equally.",
                   (Query(diagnostic("effective_sample_size", "all"), "all"),), top=1.0),
         )),
         Row("Optimizer and experts", (
             Panel("Gradient norm", "short", "Before clipping: mean and largest of the batch's steps.",
                   (Query(diagnostic("grad_norm"), "mean"), Query(diagnostic("grad_norm_max"), "largest"))),
             Panel("Loss", "short", "Near 0 on policy; not a measure of progress.", (Query(diagnostic("loss"), "loss"),)),
-            Panel("Expert load", "short", "Largest over mean; 1 is even.",
+            Panel("Expert load", "short", "Largest load over the mean; 1 is balanced.",
                   (Query(diagnostic("expert_load_max_over_mean", "all"), "max / mean"),)),
-            Panel("Experts changed", "percentunit", "Of the choices at the batch's start, in its later mini-batches.",
+            Panel("Experts changed", "percentunit", "Share of the choices at the batch's start that differ in its later mini-batches.",
                   (Query(diagnostic("experts_changed", "all"), "all"),)),
         )),
     ),
@@ -137,15 +137,15 @@ FLEET = Dashboard(
         Row("Work", (
             Panel("Generated tokens", "tokens/s", "By rollout.",
                   (Query(rate("gspo_rollout_tokens_total", 'kind="action"', "pod"), "{{pod}}"),)),
-            Panel("Episodes in flight", "short", "Below the limit: there are no leases to give, or it does not serve.",
+            Panel("Episodes in flight", "short", "Below the limit, the broker has no leases to give, or the rollout does not serve.",
                   (Query(latest("gspo_rollout_episodes_running", by="pod"), "{{pod}}"),
                    Query(latest("gspo_rollout_episodes_limit"), "rollout.max_running"))),
-            Panel("Episodes that ended", "/s", "By how.",
+            Panel("Ended episodes", "/s", "By outcome.",
                   (Query(rate("gspo_rollout_episodes_total", by="outcome"), "{{outcome}}"),)),
-            Panel("Length of an episode", "s", "From the lease to its end here.",
+            Panel("Episode duration", "s", "From the lease to the end on this rollout.",
                   (Query(quantile(0.5, "gspo_rollout_episode_seconds"), "median"),
                    Query(quantile(0.95, "gspo_rollout_episode_seconds"), "95 %"))),
-            Panel("Rewards that failed", "/s", "By reason.",
+            Panel("Failed rewards", "/s", "By reason.",
                   (Query(rate("gspo_rollout_reward_failures_total", by="failure"), "{{failure}}"),)),
         )),
         Row("Weights", (
@@ -154,19 +154,19 @@ FLEET = Dashboard(
                    Query(latest("gspo_rollout_policy_version", by="pod"), "{{pod}}"))),
             Panel("Weight updates", "/s", "By outcome; failed: the engine did not hold what was sent.",
                   (Query(rate("gspo_rollout_weight_updates_total", by="outcome"), "{{outcome}}"),)),
-            Panel("Time of an update", "s", "Mean time to fetch a version, and that generation stands still for it.",
+            Panel("Time of an update", "s", "Mean time to fetch a version, and mean time for which generation pauses.",
                   (Query(mean("gspo_rollout_weight_fetch_seconds"), "fetch"),
                    Query(mean("gspo_rollout_generation_pause_seconds"), "pause"))),
-            Panel("Bytes of weights", "bytes", "A second: what the learner sends, rollouts pass on, and rollouts get.",
+            Panel("Bytes of weights", "bytes", "Per second: sent by the learner, passed on by rollouts, fetched by rollouts.",
                   (Query(rate("gspo_learner_weight_bytes_sent_total"), "learner sends"),
                    Query(rate("gspo_rollout_weight_bytes_served_total"), "rollouts send"),
                    Query(rate("gspo_rollout_weight_bytes_total"), "fetched"))),
-            Panel("Deltas", "percentunit", "Of what is fetched; the others are snapshots. 0 for a float32 model.",
+            Panel("Deltas", "percentunit", "Share of fetches that are deltas; the others are snapshots. 0 for a float32 model.",
                   (Query(share("gspo_rollout_weight_fetches_total", 'kind="delta"'), "deltas"),), top=1.0),
-            Panel("Weights from other rollouts", "/s", "By outcome; all but `fetched` come from the learner after all.",
+            Panel("Weights from other rollouts", "/s", "By outcome. Except for `fetched`, the learner sends the bytes in the end.",
                   (Query(rate("gspo_rollout_weight_sources_total", by="outcome"), "{{outcome}}"),
                    Query(rate("gspo_learner_weight_sources_failed_total"), "back at the learner"))),
-            Panel("Damaged weights", "short", "Versions that were not what they should be, since the rollout began.",
+            Panel("Damaged weights", "short", "Damaged versions found since the rollout started.",
                   (Query(latest("gspo_rollout_weights_damaged_total", by="pod"), "{{pod}}"),)),
         )),
         Row("SGLang", (
@@ -176,36 +176,36 @@ FLEET = Dashboard(
                    Query(total("sglang:num_retracted_reqs"), "retracted"))),
             Panel("KV cache in use", "percentunit", "By rollout. Full: requests are retracted.",
                   (Query(latest("sglang:token_usage", by="pod"), "{{pod}}"),), top=1.0),
-            Panel("Generation throughput", "tokens/s", "As SGLang says, by rollout.",
+            Panel("Generation throughput", "tokens/s", "As reported by SGLang, by rollout.",
                   (Query(latest("sglang:gen_throughput", by="pod"), "{{pod}}"),)),
-            Panel("Time to the first token", "s", "Queue and prefill.",
+            Panel("Time to the first token", "s", "Queueing and prefill.",
                   (Query(quantile(0.5, "sglang:time_to_first_token_seconds"), "median"),
                    Query(quantile(0.95, "sglang:time_to_first_token_seconds"), "95 %"))),
             Panel("Prefix cache hits", "percentunit", "By rollout.",
                   (Query(latest("sglang:cache_hit_rate", by="pod"), "{{pod}}"),), top=1.0),
-            Panel("Metrics of SGLang", "short", "1: they are answered.",
+            Panel("SGLang's metrics", "short", "1 while SGLang answers the scrape.",
                   (Query(latest("gspo_rollout_engine_metrics_up", by="pod"), "{{pod}}"),), top=1.0),
         )),
     ),
 )  # fmt: skip
 
 BROKER = Dashboard(
-    "gspo-broker", "GSPO: broker", "Queues, leases, groups, the ledger's disk, and who is refused.",
+    "gspo-broker", "GSPO: broker", "Queues, leases, groups, the ledger's disk, and refused connections.",
     (
         Row("Work", (
-            Panel("Groups", "short", "Open, complete, and as many as may be admitted.",
+            Panel("Groups", "short", "Open groups, complete groups, and the admission limit.",
                   (Query(latest("gspo_broker_groups", 'state=~"open|complete"', "state"), "{{state}}"),
                    Query(latest("gspo_broker_admission_limit_groups"), "limit"))),
             Panel("Trajectories", "short", "Leased, and free to be leased.",
                   (Query(latest("gspo_broker_leases"), "leased"), Query(latest("gspo_broker_free_trajectories"), "free"))),
-            Panel("Dropped groups", "short", "Since the broker began, by reason.",
+            Panel("Dropped groups", "short", "Since the broker started, by reason.",
                   (Query(latest("gspo_broker_dropped_groups_total", by="reason"), "{{reason}}"),)),
-            Panel("Length of trajectories", "short", "Median tokens, of finished ones and of those in dropped groups.",
+            Panel("Length of trajectories", "short", "Median tokens of finished trajectories and of those in dropped groups.",
                   (Query(quantile(0.5, "gspo_broker_trajectory_tokens", by="outcome"), "{{outcome}}"),)),
         )),
         Row("Messages", (
             Panel("Messages", "/s", "By type.", (Query(rate("gspo_broker_messages_total", by="type"), "{{type}}"),)),
-            Panel("Waiting messages", "short", "Received and not yet handled; 1024 stop the reading.",
+            Panel("Waiting messages", "short", "Received and not yet handled; at 1024 the broker stops reading.",
                   (Query(latest("gspo_broker_queue_messages"), "messages"),)),
             Panel("Stored tokens", "tokens/s", "Observations included.",
                   (Query(rate("gspo_broker_tokens_total"), "stored"),)),
@@ -220,12 +220,12 @@ BROKER = Dashboard(
             Panel("Time of a commit", "s", "Every acknowledgement waits for one.",
                   (Query(quantile(0.5, "gspo_broker_commit_seconds"), "median"),
                    Query(quantile(0.99, "gspo_broker_commit_seconds"), "99 %"))),
-            Panel("Commits that failed", "/s", "Nothing is acknowledged meanwhile.",
+            Panel("Failed commits", "/s", "Nothing is acknowledged until a commit succeeds.",
                   (Query(rate("gspo_broker_commit_failures_total"), "failed"),)),
             Panel("Disk", "bytes", "Free, and used by the ledger.",
                   (Query(latest("gspo_broker_disk_free_bytes"), "free"),
                    Query(latest("gspo_broker_database_bytes"), "ledger"))),
-            Panel("Memory", "bytes", "Resident, by process (SGLang's own processes are not in it).",
+            Panel("Memory", "bytes", "Resident memory by process, without SGLang's own processes.",
                   (Query(latest("process_resident_memory_bytes", OURS, "pod"), "{{pod}}"),)),
             Panel("CPU", "short", "Cores, by process.",
                   (Query(rate("process_cpu_seconds_total", OURS, "pod"), "{{pod}}"),)),
