@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 
 from protocol.messages import Chunk, Segment, VersionRun
-from services.broker.entry import RECORD_FILE
 from services.broker.ledger import Ledger, LedgerConfig, batch_stats
-from services.broker.metrics_file import RecordFile
-from services.broker.records import BatchRow, CheckpointedRow, GroupRow, Row, TrainedRow, TrajectoryRow, VersionRow
+from services.broker.metrics_file import METRICS_FILE, MetricsFile
+from services.broker.rows import BatchRow, CheckpointedRow, GroupRow, Row, TrainedRow, TrajectoryRow, VersionRow
 from services.broker.store import LEDGER_FILE, RowChanges, Store, stored_chunk
 from services.runs.audit import audit_run
 from services.runtime.settings import Settings, write_run_settings
@@ -118,19 +117,19 @@ def write_ledger(directory: Path, num_trajectories: int, *, fingerprint: str = "
                 rows += [TrainedRow(index=batch, policy_version=version + 1), settled]
                 line |= {f"metric_{number}": number / 7 for number in range(NUM_METRICS)}
             store.commit(RowChanges(rows=rows, chunks=stored, lines=[] if under_way else [line]))
-        RecordFile(directory / RECORD_FILE).append(store.records_after(0))
+        MetricsFile(directory / METRICS_FILE).append(store.metrics_after(0))
 
 
 def resume(directory: Path) -> None:
     """Everything that a broker reads before it binds its sockets."""
-    RecordFile(directory / RECORD_FILE)
+    MetricsFile(directory / METRICS_FILE)
     with Store(directory / LEDGER_FILE, fingerprint="f", run_id="benchmark") as store:
         config = LedgerConfig(
             run_id=store.run_id, fingerprint="f", seed=0, num_batches=10**6, group_size=GROUP_SIZE,
             groups_per_batch=GROUPS_PER_BATCH, max_lag=2, max_tokens=256, lease_s=15.0, max_attempts=4, failure_budget=20,
             evaluate_every_batches=0, num_eval_tasks=0, num_train_tasks=None,
         )  # fmt: skip
-        ledger = Ledger(config, store.snapshot(), 0.0)
+        ledger = Ledger(config, store.contents(), 0.0)
         store.elapsed_s()
         assert ledger.state.groups.num_training == GROUPS_PER_BATCH
 

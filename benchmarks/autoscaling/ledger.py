@@ -1,6 +1,6 @@
 """The broker's decisions about who may generate what, and what goes into a batch: its own ``Window`` and ``choose_batch``.
 
-The order of grants is that of services/broker/ledger/work.py: unfinished trajectories by the oldest version of their group,
+The order of grants is that of services/broker/ledger/leases.py: unfinished trajectories by the oldest version of their group,
 then those of groups without tokens, then new groups. The window is kept between requests instead of being counted anew for
 each: it changes by grants, and is counted again when a version, a batch or a lost lease changes oldest versions otherwise.
 """

@@ -21,7 +21,7 @@ from benchmarks.broker_intake.child import serve
 from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY, a_chunk, arrays_of
 from protocol.channels import WORK
 from protocol.codec import encode
-from services.broker.records import TrajectoryRow
+from services.broker.rows import TrajectoryRow
 from services.broker.store import stored_chunk
 from services.broker.store.schema import CREATE, TABLES
 

@@ -14,7 +14,7 @@ from protocol.channels import BATCH, WORK
 from protocol.limits import MAX_FRAME_BYTES, MAX_TRAJECTORIES_PER_BATCH
 from services.broker.ledger import Ledger, LedgerConfig
 from services.broker.metrics import BrokerMetrics
-from services.broker.metrics_file import RecordFile
+from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.service import BrokerService
 from services.broker.store import LEDGER_FILE, Store, StoreMismatch, StoreUnavailable
 from services.environments import create_environment
@@ -26,7 +26,6 @@ from services.runtime.telemetry import Health, TelemetryServer
 
 log = structlog.get_logger()
 
-RECORD_FILE: Final = "metrics.jsonl"
 MAX_QUIET_S: Final = 30.0
 TOKEN_BYTES: Final = 4
 
@@ -48,7 +47,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
     fingerprint = run_fingerprint(settings)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        record = RecordFile(directory / RECORD_FILE)
+        metrics_file = MetricsFile(directory / METRICS_FILE)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(f"run.directory is {directory}: cannot be used: {error}") from error
     with (
@@ -57,7 +56,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
     ):
         _write_settings(settings)
         config = ledger_config(settings, tasks, store.run_id, fingerprint)
-        ledger = Ledger(config, store.snapshot(), clock.now())
+        ledger = Ledger(config, store.contents(), clock.now())
         context = zmq.asyncio.Context()
         authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         try:
@@ -68,7 +67,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
                 store,
                 {WORK: work, BATCH: batch},
                 tasks,
-                record,
+                metrics_file,
                 metrics,
                 health,
                 clock,

@@ -8,10 +8,12 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+METRICS_FILE: Final = "metrics.jsonl"
 
 
-class RecordFile:
+class MetricsFile:
     """Appends numbered lines; ``last`` is the number of the last one in the file."""
 
     def __init__(self, path: Path) -> None:

@@ -14,7 +14,6 @@ from protocol.codec import Array, message_type
 from protocol.errors import ProtocolError
 from protocol.limits import MAX_QUEUED_BYTES
 from protocol.messages import FOR_ONE_LIFE, Ack, Chunk, LeaseEnded, Message, Refused
-from services.broker.delivery import NO_TOKENS, batch_message, lease_message
 from services.broker.ledger import (
     Action,
     Announce,
@@ -23,14 +22,15 @@ from services.broker.ledger import (
     GrantLease,
     Ledger,
     Note,
-    Record,
     Reply,
     Save,
     Who,
+    WriteMetrics,
 )
 from services.broker.metrics import BrokerMetrics
-from services.broker.metrics_file import RecordFile
-from services.broker.records import TrajectoryRow
+from services.broker.metrics_file import MetricsFile
+from services.broker.outgoing import NO_TOKENS, batch_message, lease_message
+from services.broker.rows import TrajectoryRow
 from services.broker.sessions import Answer, Arrival, Sessions
 from services.broker.store import RowChanges, Store, StoredChunk, StoreUnavailable, stored_chunk
 from services.runtime.clock import Clock
@@ -62,7 +62,7 @@ class BrokerService:
         store: Store,
         channels: dict[ChannelSpec, RouterChannel],
         tasks: dict[str, TaskSource],
-        record: RecordFile,
+        metrics_file: MetricsFile,
         metrics: BrokerMetrics,
         health: Health,
         clock: Clock,
@@ -75,7 +75,7 @@ class BrokerService:
         self._store = store
         self._channels = channels
         self._tasks = tasks
-        self._record = record
+        self._metrics_file = metrics_file
         self._metrics = metrics
         self._health = health
         self._clock = clock
@@ -85,12 +85,12 @@ class BrokerService:
         self._started = clock.now() - store.elapsed_s()
         self._last_tick = clock.now()
         self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue(maxsize=MAX_QUEUED)
-        self._reception = Sessions(ledger, channels, metrics, clock)
+        self._sessions = Sessions(ledger, channels, metrics, clock)
         self._queued_bytes = 0
         self._room = asyncio.Event()
         self._room.set()
         self._undelivered: list[tuple[GrantLease, str]] = []
-        self._record_is_behind = True
+        self._metrics_file_is_behind = True
         # The store has one connection, used by this one thread.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         metrics.last_batch.set(wall_s())
@@ -143,8 +143,8 @@ class BrokerService:
                 return
             await self._carry_out(effects)
             # Not before: who was refused for good must hear it.
-            self._reception.forget_gone()
-            await self._bring_record_up_to_date()
+            self._sessions.forget_gone()
+            await self._bring_metrics_file_up_to_date()
             self._handled(arrivals)
             self._health.progress()
 
@@ -177,7 +177,7 @@ class BrokerService:
         for arrival in arrivals:
             received = arrival.incoming.received
             arrays = {} if received is None else received.arrays
-            self._sort(self._reception.actions(arrival, now), arrays, changes, effects)
+            self._sort(self._sessions.actions(arrival, now), arrays, changes, effects)
         if now - self._last_tick >= TICK_S:
             self._last_tick = now
             self._sort(self._ledger.on_tick(now), {}, changes, effects)
@@ -195,9 +195,9 @@ class BrokerService:
                     changes.chunks.append(_stored(chunk, arrays))
                     self._metrics.chunks.inc()
                     self._metrics.tokens.inc(chunk.num_tokens)
-                case Record(line=line):
+                case WriteMetrics(line=line):
                     changes.lines.append({**line, "time": self._wall_s(), "time_s": self._clock.now() - self._started})
-                    self._record_is_behind = True
+                    self._metrics_file_is_behind = True
                     self._count_line(line)
                 case _:
                     effects.append(action)
@@ -235,15 +235,15 @@ class BrokerService:
             self._metrics.commit_s.observe(self._clock.now() - started)
             return True
 
-    async def _bring_record_up_to_date(self) -> None:
-        if not self._record_is_behind:
+    async def _bring_metrics_file_up_to_date(self) -> None:
+        if not self._metrics_file_is_behind:
             return
         try:
-            await self._in_thread(lambda: self._record.append(self._store.records_after(self._record.last)))
+            await self._in_thread(lambda: self._metrics_file.append(self._store.metrics_after(self._metrics_file.last)))
         except OSError as error:
-            log.error("record_not_written", file=str(self._record.path), error=str(error))
+            log.error("metrics_file_not_written", file=str(self._metrics_file.path), error=str(error))
             return
-        self._record_is_behind = False
+        self._metrics_file_is_behind = False
         self._metrics.database_bytes.set(await self._in_thread(lambda: self._store.num_bytes))
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
@@ -278,7 +278,7 @@ class BrokerService:
 
     async def _send(self, who: Who, message: Message, arrays: dict[str, Array] | None = None) -> bool:
         """False: the peer is gone or slow. It asks again: every message that must arrive is requested until it did."""
-        route = self._reception.route(who)
+        route = self._sessions.route(who)
         if route is None:
             return False
         if isinstance(message, FOR_ONE_LIFE):
@@ -332,7 +332,7 @@ class BrokerService:
         if isinstance(message, LeaseEnded):
             self._metrics.leases_ended.inc()
         elif isinstance(message, Refused):
-            self._reception.count_refusal(who, message)
+            self._sessions.count_refusal(who, message)
 
 
 def _stored(chunk: Chunk, arrays: dict[str, Array]) -> StoredChunk:

@@ -93,7 +93,7 @@ BUGS = (
     ),
     Bug(
         name="a lease's epoch is not looked at",
-        module="services.broker.ledger.work",
+        module="services.broker.ledger.leases",
         old='row.status != "leased" or row.epoch != epoch:\n            return None\n        return row if who',
         new='row.status != "leased":\n            return None\n        return row if who or who',
         invariants=("G1",),
@@ -102,7 +102,7 @@ BUGS = (
     ),
     Bug(
         name="a lease does not raise the epoch",
-        module="services.broker.ledger.groups",
+        module="services.broker.ledger.group_states",
         old="epoch=row.epoch + 1,",
         new="epoch=max(row.epoch, 1),",
         invariants=("G1",),
@@ -110,7 +110,7 @@ BUGS = (
     ),
     Bug(
         name="a chunk may overlap what is stored",
-        module="services.broker.ledger.work",
+        module="services.broker.ledger.leases",
         old="        if row.lease_start <= chunk.offset and end <= row.num_tokens:\n"
         "            return []  # delivered again after a broker restart\n"
         "        if chunk.offset != row.num_tokens:",
@@ -143,8 +143,8 @@ BUGS = (
     ),
     Bug(
         name="admission ignores the floor of a group that is under way",
-        module="services.broker.ledger.work",
-        old="return window.lower(state.groups.counted_oldest_version(row.group_id, state.batches.newest_version), version)",
+        module="services.broker.ledger.leases",
+        old="return window.lower(state.groups.oldest_possible_version(row.group_id, state.batches.newest_version), version)",
         new="return True",
         invariants=("G3",),
         weather=_one_rollout_keeps_old_weights(),
@@ -307,7 +307,7 @@ BUGS = (
     ),
     Bug(
         name="a second learner is welcomed while the first lives",
-        module="services.broker.ledger.peers",
+        module="services.broker.ledger.fencing",
         old="            self._require_silence(self.learner, who, now)\n",
         new="",
         invariants=("one learner",),
@@ -315,7 +315,7 @@ BUGS = (
     ),
     Bug(
         name="a learner's word does not count as a sign of life",
-        module="services.broker.ledger.peers",
+        module="services.broker.ledger.fencing",
         old="        if peer.who == self.learner:\n            self._learner_heard_s = self._listened_s",
         new="        if peer.who == self.learner:\n            pass",
         invariants=("one learner",),
@@ -339,7 +339,7 @@ BUGS = (
     ),
     Bug(
         name="a lease never expires",
-        module="services.broker.ledger.work",
+        module="services.broker.ledger.leases",
         old="if deadline <= now]",
         new="if deadline < 0]",
         invariants=("liveness",),

@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from protocol.channels import BATCH, WORK, ChannelSpec
 from protocol.codec import Array
 from protocol.messages import EndOfRun, Message
-from services.broker.entry import RECORD_FILE, ledger_config
+from services.broker.entry import ledger_config
 from services.broker.ledger.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
-from services.broker.metrics_file import RecordFile
+from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.service import MAX_QUEUED, BrokerService
 from services.broker.store.reader import LEDGER_FILE
 from services.broker.store.store import RowChanges, Store
@@ -145,7 +145,7 @@ class BrokerProcess:
         )
         with store:
             config = ledger_config(settings, tasks, store.run_id, fingerprint)  # type: ignore[arg-type]
-            self._ledger = ledger = Ledger(config, store.snapshot(), machinery.clock.now())
+            self._ledger = ledger = Ledger(config, store.contents(), machinery.clock.now())
             self._broker = BrokerService(
                 ledger,
                 store,
@@ -154,7 +154,7 @@ class BrokerProcess:
                     BATCH: WatchedRouter(context, BATCH, settings.broker.batch_endpoint, gate, machinery.audit),
                 },
                 tasks,  # type: ignore[arg-type]
-                RecordFile(directory / RECORD_FILE),
+                MetricsFile(directory / METRICS_FILE),
                 metrics,
                 Health(machinery.clock, MAX_QUIET_S),
                 machinery.clock,
@@ -176,7 +176,7 @@ class BrokerProcess:
         require(queued <= MAX_QUEUED, "G6 bounded", lambda: f"the broker's queue holds {queued} messages")
         open_groups, most = state.groups.num_training, (batch.max_lag + 1) * batch.groups_per_batch
         require(open_groups <= most, "G6 bounded", lambda: f"{open_groups} groups are open, {most} fit the window")
-        routes = self._broker._reception.num_routes
+        routes = self._broker._sessions.num_routes
         require(routes <= 64, "G6 bounded", lambda: f"the broker keeps {routes} routes")
 
 

@@ -7,12 +7,12 @@ from services.broker.ledger.actions import (
     DeliverBatch,
     GrantLease,
     Note,
-    Record,
     Reply,
     Save,
     Who,
+    WriteMetrics,
 )
-from services.broker.ledger.batches import REMEMBERED, batch_stats
+from services.broker.ledger.batch_order import REMEMBERED, batch_stats
 from services.broker.ledger.fleet import STATES
 from services.broker.ledger.ledger import ALLOWED, UNKNOWN_SESSION, Ledger
 from services.broker.ledger.state import LedgerConfig
@@ -31,10 +31,10 @@ __all__ = [
     "Ledger",
     "LedgerConfig",
     "Note",
-    "Record",
     "Reply",
     "Save",
     "Who",
+    "WriteMetrics",
     "batch_stats",
     "groups_by_state",
 ]

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from protocol.messages import Chunk, Message, Split
-from services.broker.records import Row
+from services.broker.rows import Row
 
 
 class Who(NamedTuple):
@@ -64,7 +64,7 @@ class DeliverBatch(Action, frozen=True, kw_only=True):
     index: int
 
 
-class Record(Action, frozen=True, kw_only=True):
+class WriteMetrics(Action, frozen=True, kw_only=True):
     """One line for the run's record; the shell adds the time."""
 
     line: dict[str, Any]

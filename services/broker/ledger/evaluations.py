@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from services.broker.records import EvaluationRow, LedgerContents, TrajectoryRow, VersionRow
+from services.broker.rows import EvaluationRow, LedgerContents, TrajectoryRow, VersionRow
 
 
 class Evaluations:
@@ -13,8 +13,8 @@ class Evaluations:
     A due one is skipped while another is open, except the last, which the run waits for.
     """
 
-    def __init__(self, snapshot: LedgerContents, *, every_batches: int, num_batches: int, num_tasks: int) -> None:
-        self._rows: dict[int, EvaluationRow] = {row.evaluation_id: row for row in snapshot.evaluations}
+    def __init__(self, contents: LedgerContents, *, every_batches: int, num_batches: int, num_tasks: int) -> None:
+        self._rows: dict[int, EvaluationRow] = {row.evaluation_id: row for row in contents.evaluations}
         self._every_batches = every_batches
         self._num_batches = num_batches
         self._num_tasks = num_tasks

@@ -35,13 +35,13 @@ from protocol.messages import (
     Welcome,
 )
 from services.broker.ledger.actions import Action, Note, Reply, Who
+from services.broker.ledger.fencing import Peer, Peers, PlaceTaken, SessionRefused
 from services.broker.ledger.fleet import Fleet
-from services.broker.ledger.peers import Peer, Peers, PlaceTaken, SessionRefused
+from services.broker.ledger.leases import Leases
 from services.broker.ledger.state import LedgerConfig, State
 from services.broker.ledger.status import status_of
 from services.broker.ledger.training import Training
-from services.broker.ledger.work import Work
-from services.broker.records import LedgerContents
+from services.broker.rows import LedgerContents
 
 UNKNOWN_SESSION: Final = "unknown session: say hello"
 ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
@@ -54,13 +54,13 @@ ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
 class Ledger:
     """The whole state machine."""
 
-    def __init__(self, config: LedgerConfig, snapshot: LedgerContents, now: float) -> None:
-        self.state = State(config, snapshot)
-        run = snapshot.run
+    def __init__(self, config: LedgerConfig, contents: LedgerContents, now: float) -> None:
+        self.state = State(config, contents)
+        run = contents.run
         self.fleet = Fleet()
         self.peers = Peers(now, Who(run.learner_peer, run.learner_session) if run.learner_session else None)
-        self.work = Work(self.state, now)
-        self.training = Training(self.state, self.work, now)
+        self.leases = Leases(self.state, now)
+        self.training = Training(self.state, self.leases, now)
 
     def on_hello(self, hello: Hello, now: float) -> list[Action]:
         """First message of a session, or of a connection. The answer is Welcome or Refused: fatal, or to be tried again."""
@@ -92,7 +92,7 @@ class Ledger:
             for other in replaced
         ]
         if hello.role == "rollout":
-            actions += [*(self.fleet.begins(who.peer) if is_new else ()), *self.work.session_started(who)]
+            actions += [*(self.fleet.begins(who.peer) if is_new else ()), *self.leases.session_started(who)]
         elif hello.role == "learner":
             actions += self.state.change_run(learner_peer=who.peer, learner_session=who.session)
             if replaced:
@@ -131,7 +131,7 @@ class Ledger:
 
     def on_undelivered(self, trajectory_id: int, epoch: int, reason: str, now: float) -> list[Action]:
         """A Lease could not be sent; ``reason`` says why it never can be, and is empty when the peer is away."""
-        return [*self.work.undelivered(trajectory_id, epoch, reason), *self._advance(now)]
+        return [*self.leases.undelivered(trajectory_id, epoch, reason), *self._advance(now)]
 
     def on_tick(self, now: float) -> list[Action]:
         """Time has passed: leases expire, silent peers are forgotten, a waiting learner hears what it waits for."""
@@ -142,7 +142,7 @@ class Ledger:
                 Note(event="peer_forgotten", fields={"peer": who.peer}),
                 *self.fleet.changes(who.peer, "gone", "silent"),
             ]
-        return [*self.work.expire(now), *gone, *self._advance(now)]
+        return [*self.leases.expire(now), *gone, *self._advance(now)]
 
     def on_end(self) -> list[Action]:
         """The broker ends in order, nobody knows for how long. A stop that was carried out, the learner gone with it, is
@@ -162,19 +162,19 @@ class Ledger:
             case LeaseRequest():
                 peer.policy_version = message.policy_version
                 is_serving = self.fleet.state(who.peer) == "serving"
-                return self.work.on_lease_request(who, message, now, is_serving=is_serving)
+                return self.leases.on_lease_request(who, message, now, is_serving=is_serving)
             case Chunk():
-                return self.work.on_chunk(who, message)
+                return self.leases.on_chunk(who, message)
             case Finish():
-                return self.work.on_finish(who, message)
+                return self.leases.on_finish(who, message)
             case Release():
-                return self.work.on_release(who, message)
+                return self.leases.on_release(who, message)
             case Heartbeat() if peer.role == "learner":
                 return []  # It lives, which is all that it says.
             case Heartbeat():
                 self.peers.heartbeat(who, message)
                 changes = self.fleet.changes(who.peer, message.status, "heartbeat")
-                return [*changes, *self.work.on_heartbeat(who, message, now)]
+                return [*changes, *self.leases.on_heartbeat(who, message, now)]
             case Goodbye():
                 return self._on_goodbye(peer, message)
             case StatusRequest():
@@ -206,7 +206,7 @@ class Ledger:
         if peer.role == "learner":
             self.training.session_ended()
             return [*self.state.change_run(learner_peer="", learner_session=""), Note(event="goodbye", fields=fields)]
-        ended: list[Action] = [*self.work.session_ended(peer.who), Note(event="goodbye", fields=fields)]
+        ended: list[Action] = [*self.leases.session_ended(peer.who), Note(event="goodbye", fields=fields)]
         return [*self.fleet.changes(peer.who.peer, "gone", goodbye.reason or "goodbye"), *ended]
 
     def _advance_after(self, message: Message, now: float) -> list[Action]:

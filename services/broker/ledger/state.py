@@ -7,13 +7,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from protocol.messages import LeaseEnded
-from services.broker.ledger.actions import Action, Note, Record, Reply, Save, Who
+from services.broker.ledger.actions import Action, Note, Reply, Save, Who, WriteMetrics
 from services.broker.ledger.admission import Window
-from services.broker.ledger.batches import Batches
+from services.broker.ledger.batch_order import Batches
 from services.broker.ledger.evaluations import Evaluations
-from services.broker.ledger.groups import Groups
-from services.broker.ledger.tasks import TaskOrder
-from services.broker.records import DropReason, EvaluationRow, LedgerContents, Row, TrajectoryRow
+from services.broker.ledger.group_states import Groups
+from services.broker.ledger.task_order import TaskOrder
+from services.broker.rows import DropReason, EvaluationRow, LedgerContents, Row, TrajectoryRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,21 +41,21 @@ class LedgerConfig:
 class State:
     """The run as it stands."""
 
-    def __init__(self, config: LedgerConfig, snapshot: LedgerContents) -> None:
+    def __init__(self, config: LedgerConfig, contents: LedgerContents) -> None:
         self.config = config
-        self.groups = Groups(snapshot)
-        self.batches = Batches(snapshot)
+        self.groups = Groups(contents)
+        self.batches = Batches(contents)
         self.evaluations = Evaluations(
-            snapshot,
+            contents,
             every_batches=config.evaluate_every_batches,
             num_batches=config.num_batches,
             num_tasks=config.num_eval_tasks,
         )
         self.order = TaskOrder(config.seed, config.num_train_tasks)
-        self.next_prompt = snapshot.next_prompt
-        self.num_batched_groups = snapshot.num_batched_groups
-        self.num_dropped: dict[str, int] = dict(snapshot.num_dropped)
-        self.run = snapshot.run
+        self.next_prompt = contents.next_prompt
+        self.num_batched_groups = contents.num_batched_groups
+        self.num_dropped: dict[str, int] = dict(contents.num_dropped)
+        self.run = contents.run
 
     @property
     def stop_reason(self) -> str:
@@ -123,7 +123,7 @@ class State:
         }
         ended = [lease_ended(member, f"its group was dropped: {reason}") for member in members if member.status == "leased"]
         note = Note(event="group_dropped", fields={"group_id": group_id, "reason": reason}, level="warning")
-        return [Save(row=row), *ended, Record(line=line), note]
+        return [Save(row=row), *ended, WriteMetrics(line=line), note]
 
     def fail_attempt(self, row: TrajectoryRow, reason: str) -> list[Action]:
         """An attempt at a leased trajectory failed for a reason of its own: once more, or give it up."""
@@ -192,7 +192,7 @@ class State:
             "num_finished": done.num_finished,
             "num_failed": done.num_failed,
         }
-        return [*saves(self.groups.checkpoint(group_ids, None)), Save(row=done), Record(line=line), evaluation_note(done)]
+        return [*saves(self.groups.close(group_ids, None)), Save(row=done), WriteMetrics(line=line), evaluation_note(done)]
 
 
 def saves(rows: Sequence[Row]) -> list[Action]:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from services.broker.ledger.fencing import LEARNER_LEASE_S, Peer, Peers
 from services.broker.ledger.fleet import Fleet
-from services.broker.ledger.peers import LEARNER_LEASE_S, Peer, Peers
 from services.broker.ledger.state import State
 from services.broker.ledger.training import Training
 

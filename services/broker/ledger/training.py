@@ -16,10 +16,10 @@ from protocol.messages import (
     Resume,
     Trained,
 )
-from services.broker.ledger.actions import Action, Announce, DeliverBatch, Note, Record, Reply, Save, Who
+from services.broker.ledger.actions import Action, Announce, DeliverBatch, Note, Reply, Save, Who, WriteMetrics
 from services.broker.ledger.admission import Choice, choose_batch
+from services.broker.ledger.leases import Leases
 from services.broker.ledger.state import State, saves
-from services.broker.ledger.work import Work
 
 PENDING_INTERVAL_S: Final = 1.0
 NAMED_GROUPS: Final = 4
@@ -29,9 +29,9 @@ NAMED_GROUPS: Final = 4
 class Training:
     """What is published and trained. At most one request for a batch waits: the learner's latest."""
 
-    def __init__(self, state: State, work: Work, now: float) -> None:
+    def __init__(self, state: State, leases: Leases, now: float) -> None:
         self._state = state
-        self._work = work
+        self._leases = leases
         self._waiting: tuple[Who, BatchRequest] | None = None
         self._last_pending = now - PENDING_INTERVAL_S
         self._last_trained_at: float | None = None
@@ -89,7 +89,7 @@ class Training:
                 "lag/max": stats.max_lag,
             }
         fields = {"batch": trained.index, "reward": line.get("train/reward"), "lag": line.get("lag/mean"), "again": again}
-        return [*saves(rows), Record(line=line), Note(event="batch_trained", fields=fields)]
+        return [*saves(rows), WriteMetrics(line=line), Note(event="batch_trained", fields=fields)]
 
     def on_checkpointed(self, who: Who, checkpointed: Checkpointed) -> list[Action]:
         try:
@@ -210,7 +210,7 @@ class Training:
         members = [state.groups.members(group_id) for group_id in group_ids]
         assert all(version - row.min_version <= state.config.max_lag for group in members for row in group)
         batch = state.batches.assemble(version, members)
-        rows = state.groups.checkpoint(group_ids, batch.index)
+        rows = state.groups.close(group_ids, batch.index)
         state.num_batched_groups += len(rows)
         fields = {"batch": batch.index, "policy_version": version, **msgspec.to_builtins(batch.stats)}
         return [Save(row=batch), *saves(rows), Note(event="batch_assembled", fields=fields), *self._sweep()]
@@ -230,7 +230,7 @@ class Training:
             if any(0 < row.min_version < oldest for row in state.groups.members(group.group_id)):
                 actions += state.drop_group(group.group_id, "stale")
             else:
-                actions += self._work.end_leases_older_than(oldest, group.group_id)
+                actions += self._leases.end_leases_older_than(oldest, group.group_id)
         return actions
 
     def _describe(self, group_id: int) -> str:

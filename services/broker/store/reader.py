@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from services.broker.ledger import REMEMBERED
-from services.broker.records import (
+from services.broker.rows import (
     BatchRow,
     EvaluationRow,
     GroupRow,
@@ -73,13 +73,13 @@ def reading(directory: Path) -> Iterator[sqlite3.Connection]:
     if not path.is_file():
         raise NoLedger(f"{directory} is no run directory: it has no {LEDGER_FILE}; give the run.directory of a run")
     with TemporaryDirectory(prefix="gspo-ledger-") as scratch:
-        connection = _snapshot_of(path)
+        connection = _transaction_on(path)
         if connection is None:
             copy = Path(scratch) / LEDGER_FILE
             for suffix in ("", WAL_SUFFIX):
                 if path.with_name(path.name + suffix).is_file():
                     copyfile(f"{path}{suffix}", f"{copy}{suffix}")
-            connection = _snapshot_of(copy)
+            connection = _transaction_on(copy)
         if connection is None:
             raise NoLedger(f"{path}: cannot be opened, and neither can a copy of it; is there room in {scratch}?")
         try:
@@ -91,7 +91,7 @@ def reading(directory: Path) -> Iterator[sqlite3.Connection]:
             connection.close()
 
 
-def _snapshot_of(path: Path) -> sqlite3.Connection | None:
+def _transaction_on(path: Path) -> sqlite3.Connection | None:
     """None: SQLite needs to write beside the file and cannot. Raises: NoLedger for what is no database."""
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=BUSY_S)
     try:
@@ -123,7 +123,7 @@ class Reader:
         self.path = path
         self._connection = connection
 
-    def snapshot(self) -> LedgerContents:
+    def contents(self) -> LedgerContents:
         """What a ledger goes on from, from the rows alone."""
         groups = self.rows(GroupRow, "WHERE status IN ('open', 'complete') ORDER BY group_id")
         in_play = "(SELECT group_id FROM groups WHERE status IN ('open', 'complete'))"
@@ -193,7 +193,7 @@ class Reader:
                 items.append((trajectory, payload))
         return items
 
-    def records_after(self, number: int) -> list[dict[str, Any]]:
+    def metrics_after(self, number: int) -> list[dict[str, Any]]:
         """Lines of the run's record after line ``number``, in order, each with its own number as "record"."""
         rows = self._select("SELECT record, line FROM records WHERE record > ? ORDER BY record", (number,))
         return [{"record": found, **self._line(line)} for found, line in rows]

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from services.broker.records import (
+from services.broker.rows import (
     BatchRow,
     CheckpointedRow,
     EvaluationRow,

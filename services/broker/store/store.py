@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from services.broker.records import CheckpointedRow, Row, RunRow
+from services.broker.rows import CheckpointedRow, Row, RunRow
 from services.broker.store.payload import StoredChunk
 from services.broker.store.reader import Reader, StoreMismatch
 from services.broker.store.schema import CHECKPOINTED_TABLE, CREATE, RUN_KEY, SCHEMA_VERSION, TABLES

@@ -3,7 +3,7 @@
 import sqlite3
 from typing import Any, Final, get_args
 
-from services.broker.records import DropReason
+from services.broker.rows import DropReason
 from services.runs.audit.findings import Findings, Outcome, Rules
 
 GROUPS: Final = """

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from protocol.messages import Count, Version
-from services.broker.entry import RECORD_FILE
+from services.broker.metrics_file import METRICS_FILE
 from services.runs.audit.findings import Findings
 from services.runs.audit.order import Order
 
@@ -92,7 +92,7 @@ def audit_record(connection: sqlite3.Connection, findings: Findings, directory: 
         findings.add("not in the record", f"the training of batch {batch} into version {version}")
     for (group_id,) in connection.execute(UNRECORDED_DROPS):
         findings.add("not in the record", f"the drop of group {group_id}")
-    path = directory / RECORD_FILE
+    path = directory / METRICS_FILE
     last = connection.execute("SELECT coalesce(max(record), 0) FROM records").fetchone()[0]
     try:
         num_lines = _audit_file(connection, findings, path)

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import EndOfRun, Welcome
-from services.broker.delivery import batch_message
 from services.broker.ledger import batch_stats
-from services.broker.records import BatchRow, TrajectoryRow
+from services.broker.outgoing import batch_message
+from services.broker.rows import BatchRow, TrajectoryRow
 from services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
 from services.learner.broker import BatchArrived
 from services.learner.weights import WeightCopy, build_snapshot

@@ -143,9 +143,9 @@ def _read_all(directory: Path) -> None:
 def _read_batches(directory: Path) -> list[Any]:
     with reading(directory) as connection:
         reader = Reader(directory / LEDGER_FILE, connection)
-        reader.snapshot()
+        reader.contents()
         reader.elapsed_s()
-        reader.records_after(0)
+        reader.metrics_after(0)
         (number,) = connection.execute("SELECT count(*) FROM batches").fetchone()
         found = []
         for index in range(min(number, 8)):

@@ -9,12 +9,11 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from services.broker.metrics_file import RecordFile
+from services.broker.metrics_file import MetricsFile
 from services.cli.running.metrics_file import batch_rows, column
 from services.cli.running.supervisor import last_error
 from services.cli.watching.observe import batch_ages, metrics_of, read_log
-from services.runtime.telemetry import Health
-from services.runtime.telemetry import _handler as request_handler
+from services.runtime.telemetry import Health, _application, _Handler
 from tests.fuzz.mutate import mutate_bytes, mutate_json_lines, mutate_lines
 from tests.fuzz.scratch import written
 from tests.fuzz.target import Target, require
@@ -129,11 +128,11 @@ def record(data: bytes) -> None:
         column(batch_rows(path), "loss")
     except ValueError as error:
         repr(error)
-    before = RecordFile(path)
+    before = MetricsFile(path)
     require(before.last >= 0, f"line {before.last}")
     line = {"record": before.last + 1, "event": "batch", "batch": 3}
     before.append([line])
-    after = RecordFile(path)
+    after = MetricsFile(path)
     require(after.last == before.last, "the appended line is not the last")
     require(json.loads(path.read_bytes().splitlines()[-1]) == line, "the last line is another one")
 

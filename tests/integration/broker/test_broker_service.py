@@ -11,7 +11,7 @@ import zmq.asyncio
 
 from protocol.channels import BATCH
 from protocol.messages import Heartbeat, Published
-from services.broker.records import TrajectoryRow
+from services.broker.rows import TrajectoryRow
 from services.broker.store.store import Store
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import ReplacedError, flatten

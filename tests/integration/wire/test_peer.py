@@ -24,7 +24,7 @@ from protocol.messages import (
     Welcome,
 )
 from services.broker.ledger.actions import Who
-from services.broker.ledger.peers import Peers, SessionRefused
+from services.broker.ledger.fencing import Peers, SessionRefused
 from services.runtime.errors import OccupiedError, ReplacedError, ServiceError, flatten
 from services.runtime.net.peer import TURNED_AWAY_S
 from tests.support.broker.process import eventually

@@ -10,8 +10,8 @@ import msgspec
 
 from protocol.codec import Array
 from protocol.messages import AnyMessage, Batch, Segment, VersionRun
-from services.broker.ledger.tasks import TaskOrder
-from services.broker.records import BatchRow, GroupRow, TrainedRow, TrajectoryRow, VersionRow
+from services.broker.ledger.task_order import TaskOrder
+from services.broker.rows import BatchRow, GroupRow, TrainedRow, TrajectoryRow, VersionRow
 from services.broker.store.payload import StoredChunk
 from tests.simulation.episodes import SimOptions
 from tests.simulation.weather import Point

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.broker.records import (
+from services.broker.rows import (
     BatchRow,
     CheckpointedRow,
     EvaluationRow,

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 
 from protocol.messages import Ack, AnyMessage, Batch, Goodbye, Hello, Message, Refused, Welcome
-from services.broker.ledger.peers import LEARNER_LEASE_S, LISTENING_S
+from services.broker.ledger.fencing import LEARNER_LEASE_S, LISTENING_S
 from tests.simulation.audit.books import Books, Rules, Violation
 
 ONE_LEARNER = "one learner"

@@ -7,8 +7,8 @@ from itertools import groupby
 from protocol.codec import Array
 from protocol.digests import tensor_digest
 from protocol.messages import Batch, Segment, VersionRun
-from services.broker.ledger.tasks import trajectory_seed
-from services.broker.records import TrajectoryRow
+from services.broker.ledger.task_order import trajectory_seed
+from services.broker.rows import TrajectoryRow
 from tests.simulation.audit.books import Books, content_of, spelt
 from tests.simulation.episodes import SimTasks, expected_turns, version_in
 

@@ -24,7 +24,7 @@ from protocol.messages import (
     Trained,
     VersionRun,
 )
-from services.broker.ledger.actions import Action, AppendChunk, DeliverBatch, GrantLease, Record, Reply, Save, Who
+from services.broker.ledger.actions import Action, AppendChunk, DeliverBatch, GrantLease, Reply, Save, Who, WriteMetrics
 from services.broker.ledger.ledger import Ledger
 from services.broker.ledger.state import LedgerConfig
 from services.broker.store.payload import stored_chunk
@@ -75,7 +75,7 @@ class LedgerHarness:
 
     def restored(self) -> Ledger:
         """A second ledger from the same rows."""
-        return Ledger(self.config, self.store.snapshot(), self.now)
+        return Ledger(self.config, self.store.contents(), self.now)
 
     # --- events ---------------------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class LedgerHarness:
                     changes.rows.append(row)
                 case AppendChunk(chunk=chunk):
                     changes.chunks.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"]))
-                case Record(line=line):
+                case WriteMetrics(line=line):
                     changes.lines.append({**line, "time_s": self.now})
                     self.lines.append(line)
                 case _:

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 from protocol.messages import Checkpointed, Resume
-from services.broker.entry import RECORD_FILE
 from services.broker.ledger.actions import Who
-from services.broker.metrics_file import RecordFile
+from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.store.reader import LEDGER_FILE
 from services.runtime.settings.run_settings import write_run_settings
 from services.runtime.settings.sections import BatchSection, Run, Settings
@@ -47,7 +46,7 @@ def write_small_run(directory: Path) -> None:
             write_checkpoint(directory, version, 1)
         if index == 1:
             version = _restart_the_learner(broker, version)
-    RecordFile(directory / RECORD_FILE).append(broker.store.records_after(0))
+    MetricsFile(directory / METRICS_FILE).append(broker.store.metrics_after(0))
     broker.store.close()
 
 

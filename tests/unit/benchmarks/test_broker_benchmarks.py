@@ -70,15 +70,15 @@ def test_raw_commits_write_each_chunk_once_and_one_row_for_each_trajectory_of_a_
     assert lengths == [(12,), (12,), (4 * CHUNKS_PER_TRAJECTORY,), (4 * CHUNKS_PER_TRAJECTORY,), (4,), (4,)]
 
 
-def test_a_ledger_that_is_made_passes_the_audit_and_leaves_the_batches_unsettled_that_it_is_told_to(tmp_path: Path) -> None:
+def test_a_ledger_that_is_made_passes_the_audit_and_leaves_as_many_batches_uncheckpointed_as_told(tmp_path: Path) -> None:
     write_ledger(tmp_path / "run", 2 * GROUP_SIZE * GROUPS_PER_BATCH, fingerprint="own", num_uncheckpointed=1)
     audit = audit_run(tmp_path / "run")
     assert audit.problems == []
     with Store(tmp_path / "run" / LEDGER_FILE, fingerprint="own", run_id="") as store:
-        snapshot = store.snapshot()
-    assert snapshot.next_batch_checkpointed == 1
-    assert [row.index for row in snapshot.batches][-1] == 1
-    assert len(snapshot.groups) == GROUPS_PER_BATCH
+        contents = store.contents()
+    assert contents.next_batch_checkpointed == 1
+    assert [row.index for row in contents.batches][-1] == 1
+    assert len(contents.groups) == GROUPS_PER_BATCH
 
 
 def test_growth_of_memory_is_counted_from_the_first_batch_on() -> None:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from services.broker.metrics_file import RecordFile
+from services.broker.metrics_file import MetricsFile
 
 
 def lines_of(path: Path) -> list[int]:
@@ -12,10 +12,10 @@ def lines_of(path: Path) -> list[int]:
 
 def test_lines_are_appended_and_taken_up_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    record = RecordFile(path)
+    record = MetricsFile(path)
     assert record.last == 0
     record.append([{"record": 1, "event": "batch", "loss": None}, {"record": 2}])
-    again = RecordFile(path)
+    again = MetricsFile(path)
     assert again.last == 2
     again.append([{"record": 3}])
     assert lines_of(path) == [1, 2, 3]
@@ -24,16 +24,16 @@ def test_lines_are_appended_and_taken_up_again(tmp_path: Path) -> None:
 
 def test_a_half_written_line_is_cut_off_and_written_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    RecordFile(path).append([{"record": 1}])
+    MetricsFile(path).append([{"record": 1}])
     with path.open("ab") as file:
         file.write(b'{"record": 2, "event": "bat' + b"x" * 100)
-    record = RecordFile(path)
+    record = MetricsFile(path)
     assert record.last == 1
     record.append([{"record": 2, "event": "batch"}])
     assert lines_of(path) == [1, 2]
 
 
 def test_nothing_to_write_writes_nothing(tmp_path: Path) -> None:
-    record = RecordFile(tmp_path / "metrics.jsonl")
+    record = MetricsFile(tmp_path / "metrics.jsonl")
     record.append([])
     assert record.last == 0

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from protocol.messages import Goodbye, Heartbeat, LeaseRequest, NoLease
 from protocol.messages.work import RolloutStatus
 from services.broker.ledger.actions import Action, Note, Who
+from services.broker.ledger.fencing import SILENT_S
 from services.broker.ledger.fleet import NEXT, STATES, Fleet
-from services.broker.ledger.peers import SILENT_S
 from tests.support.broker.ledger import LEARNER, LedgerHarness, granted, replies
 
 R = Who("r", "a")

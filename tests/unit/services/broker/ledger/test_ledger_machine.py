@@ -27,8 +27,8 @@ from protocol.messages import (
     Resume,
 )
 from services.broker.ledger.actions import Action, GrantLease, Who
+from services.broker.ledger.fencing import LEARNER_LEASE_S
 from services.broker.ledger.ledger import Ledger
-from services.broker.ledger.peers import LEARNER_LEASE_S
 from tests.support.broker.ledger import LedgerHarness, chunk, config_with, delivered, replies
 from tests.support.broker.peers import logprobs_of, tokens_of
 

@@ -6,7 +6,7 @@ from shutil import copyfile
 
 import pytest
 
-from services.broker.records import GroupRow
+from services.broker.rows import GroupRow
 from services.broker.store.payload import stored_chunk
 from services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading, refusing_damage
 from services.broker.store.store import RowChanges, Store
@@ -116,7 +116,7 @@ def test_a_damaged_page_is_named_with_the_way_out_and_not_with_sqlites_own_error
     damaged(tmp_path, damage)
     way_out = f"{words}.*gspo audit {tmp_path}.* says what cannot be read"
     with open_store(tmp_path) as store, pytest.raises(StoreCorrupt, match=way_out) as refusal:
-        store.snapshot()
+        store.contents()
     assert str(refusal.value).startswith(f"{tmp_path / LEDGER_FILE} is damaged: ")
 
 

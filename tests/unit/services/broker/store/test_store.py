@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from protocol.messages import Chunk, Segment, VersionRun
-from services.broker.records import BatchRow, BatchStats, CheckpointedRow, GroupRow, LedgerContents, TrajectoryRow
+from services.broker.rows import BatchRow, BatchStats, CheckpointedRow, GroupRow, LedgerContents, TrajectoryRow
 from services.broker.store.payload import join, merge_runs, merge_segments, stored_chunk
 from services.broker.store.reader import StoreCorrupt, StoreMismatch
 from services.broker.store.store import RowChanges, Store, StoreUnavailable
@@ -53,18 +53,18 @@ def test_what_is_committed_is_there_after_the_file_is_opened_again(tmp_path: Pat
             RowChanges(rows=[group(), *rows, CheckpointedRow(next_batch=3)], lines=[{"event": "eval", "time_s": 1.5}])
         )
     with open_store(path) as store:
-        snapshot = store.snapshot()
-        assert (snapshot.groups, snapshot.trajectories) == ((group(),), rows)
-        assert (snapshot.next_batch_checkpointed, snapshot.next_group_id, snapshot.next_trajectory_id) == (3, 1, 5)
+        contents = store.contents()
+        assert (contents.groups, contents.trajectories) == ((group(),), rows)
+        assert (contents.next_batch_checkpointed, contents.next_group_id, contents.next_trajectory_id) == (3, 1, 5)
         assert store.run_id == "first"
         assert store.elapsed_s() == 1.5
-        assert store.records_after(0) == [{"record": 1, "event": "eval", "time_s": 1.5}]
-        assert store.records_after(1) == []
+        assert store.metrics_after(0) == [{"record": 1, "event": "eval", "time_s": 1.5}]
+        assert store.metrics_after(1) == []
 
 
 def test_an_empty_store_begins_at_zero(tmp_path: Path) -> None:
     with open_store(tmp_path / "ledger.sqlite3") as store:
-        assert store.snapshot() == LedgerContents()
+        assert store.contents() == LedgerContents()
         assert store.elapsed_s() == 0
 
 
@@ -125,7 +125,7 @@ def test_another_runs_file_is_refused_with_both_fingerprints(tmp_path: Path) -> 
     with pytest.raises(StoreMismatch, match=r"fingerprint mine, the configuration yours.*choose another directory"):
         open_store(path, "yours")
     with open_store(path, "mine") as store:
-        assert store.snapshot() == LedgerContents()
+        assert store.contents() == LedgerContents()
 
 
 def test_another_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
@@ -167,14 +167,14 @@ def test_a_full_disk_writes_nothing_of_a_commit_and_everything_when_there_is_spa
         store.limit_pages(store.num_bytes // 4096 + 4)
         with pytest.raises(StoreUnavailable, match=r"ledger.sqlite3: cannot be written: .*full; free space on its disk"):
             store.commit(changes)
-        assert [row.group_id for row in store.snapshot().groups] == [5]
-        assert store.records_after(0) == []
+        assert [row.group_id for row in store.contents().groups] == [5]
+        assert store.metrics_after(0) == []
         with pytest.raises(StoreUnavailable):
             store.commit(changes)
         store.limit_pages(1_000_000)
         store.commit(changes)
     with open_store(path) as store:
-        assert [row.group_id for row in store.snapshot().groups] == [0, 5]
+        assert [row.group_id for row in store.contents().groups] == [0, 5]
         assert store.payload(0).num_tokens == num_tokens
 
 
@@ -184,9 +184,9 @@ def test_a_commit_that_fails_half_way_leaves_no_half(tmp_path: Path) -> None:
         store.commit(RowChanges(chunks=[twice]))
         with pytest.raises(sqlite3.IntegrityError):
             store.commit(RowChanges(rows=[group()], chunks=[twice]))
-        assert store.snapshot().groups == ()
+        assert store.contents().groups == ()
         store.commit(RowChanges(rows=[group(1)]))
-        assert [row.group_id for row in store.snapshot().groups] == [1]
+        assert [row.group_id for row in store.contents().groups] == [1]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write into a read-only directory")

@@ -19,7 +19,7 @@ from protocol.messages import (
     Welcome,
 )
 from services.broker.ledger.actions import Who
-from services.broker.ledger.peers import LEARNER_LEASE_S
+from services.broker.ledger.fencing import LEARNER_LEASE_S
 from tests.support.broker.ledger import LEARNER, delivered, replies
 from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
 

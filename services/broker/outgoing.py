@@ -8,7 +8,7 @@ import numpy as np
 from protocol.codec import Array
 from protocol.messages import Batch, BatchItem, Lease, Plain
 from services.broker.ledger import GrantLease
-from services.broker.records import BatchRow, TrajectoryRow
+from services.broker.rows import BatchRow, TrajectoryRow
 from services.broker.store import Payload
 
 NO_TOKENS: Final = Payload(

@@ -2,7 +2,7 @@
 
 from protocol.messages import LeaseEnded, LeaseRequest, NoLease
 from tests.support.broker.ledger import replies
-from tests.support.broker.ledger_work import R1, harness
+from tests.support.broker.ledger_leases import R1, harness
 
 
 def test_a_group_whose_trajectory_failed_too_often_is_dropped_whole_and_recorded() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from protocol.messages import Checkpointed, Published, Trained
-from services.broker.records import (
+from services.broker.rows import (
     BatchRow,
     BatchStats,
     CheckpointedRow,
@@ -27,12 +27,12 @@ class Batches:
     that are delivered again.
     """
 
-    def __init__(self, snapshot: LedgerContents) -> None:
-        self._batches: dict[int, BatchRow] = {row.index: row for row in snapshot.batches}
-        self._versions: dict[int, VersionRow] = {row.policy_version: row for row in snapshot.versions}
-        self._trained: list[TrainedRow] = list(snapshot.trained)
+    def __init__(self, contents: LedgerContents) -> None:
+        self._batches: dict[int, BatchRow] = {row.index: row for row in contents.batches}
+        self._versions: dict[int, VersionRow] = {row.policy_version: row for row in contents.versions}
+        self._trained: list[TrainedRow] = list(contents.trained)
         self.num_assembled = max(self._batches, default=-1) + 1
-        self.checkpointed = snapshot.next_batch_checkpointed
+        self.checkpointed = contents.next_batch_checkpointed
 
     @property
     def newest(self) -> VersionRow | None:

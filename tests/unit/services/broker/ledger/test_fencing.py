@@ -3,7 +3,7 @@
 import pytest
 
 from services.broker.ledger.actions import Who
-from services.broker.ledger.peers import LEARNER_LEASE_S, MAX_PEERS, SILENT_S, Peers, PlaceTaken, SessionRefused
+from services.broker.ledger.fencing import LEARNER_LEASE_S, MAX_PEERS, SILENT_S, Peers, PlaceTaken, SessionRefused
 
 
 def test_a_newer_session_of_a_rollout_replaces_the_older_for_good() -> None:

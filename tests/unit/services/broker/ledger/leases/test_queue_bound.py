@@ -11,7 +11,7 @@ from protocol.codec import Array
 from protocol.limits import MAX_QUEUED_BYTES
 from protocol.messages import Hello, Message
 from services.broker.metrics import BrokerMetrics
-from services.broker.metrics_file import RecordFile
+from services.broker.metrics_file import MetricsFile
 from services.broker.service import BrokerService
 from services.runtime.clock import MonotonicClock
 from services.runtime.net.channel import Incoming
@@ -59,7 +59,7 @@ async def test_nothing_is_read_while_the_queue_is_full_of_bytes_and_everything_a
         world.store,
         {WORK: flood},  # type: ignore[dict-item]
         {},
-        RecordFile(tmp_path / "metrics.jsonl"),
+        MetricsFile(tmp_path / "metrics.jsonl"),
         BrokerMetrics(registry),
         Health(clock, 60.0),
         clock,

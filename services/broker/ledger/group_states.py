@@ -8,23 +8,23 @@ from msgspec.structs import replace
 from protocol.messages import Chunk, Finish, Split
 from services.broker.ledger.actions import Who
 from services.broker.ledger.admission import Outstanding
-from services.broker.ledger.tokens import ActionTokens
-from services.broker.records import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow
+from services.broker.ledger.token_versions import ActionTokens
+from services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow
 
 
 class Groups:
     """Every open or complete group, with its trajectories. Batched, dropped and evaluated ones are forgotten here."""
 
-    def __init__(self, snapshot: LedgerContents) -> None:
-        self._groups: dict[int, GroupRow] = {row.group_id: row for row in snapshot.groups}
-        self._trajectories: dict[int, TrajectoryRow] = {row.trajectory_id: row for row in snapshot.trajectories}
+    def __init__(self, contents: LedgerContents) -> None:
+        self._groups: dict[int, GroupRow] = {row.group_id: row for row in contents.groups}
+        self._trajectories: dict[int, TrajectoryRow] = {row.trajectory_id: row for row in contents.trajectories}
         self._members: dict[int, tuple[int, ...]] = {}
         self._oldest_versions: dict[int, int] = {}
         self._free: set[int] = set()
         self._leased: set[int] = set()
-        self._next_group_id = snapshot.next_group_id
-        self._next_trajectory_id = snapshot.next_trajectory_id
-        for row in snapshot.trajectories:
+        self._next_group_id = contents.next_group_id
+        self._next_trajectory_id = contents.next_trajectory_id
+        for row in contents.trajectories:
             self._members[row.group_id] = (*self._members.get(row.group_id, ()), row.trajectory_id)
             self._index(row)
         for group_id in self._groups:
@@ -80,13 +80,13 @@ class Groups:
         return [
             Outstanding(
                 group_id=row.group_id,
-                oldest_version=self.counted_oldest_version(row.group_id, newest_version),
+                oldest_version=self.oldest_possible_version(row.group_id, newest_version),
                 complete=row.status == "complete",
             )
             for row in self.of_split("train")
         ]
 
-    def counted_oldest_version(self, group_id: int, newest_version: int) -> int:
+    def oldest_possible_version(self, group_id: int, newest_version: int) -> int:
         """The oldest_version; for a group that has none, the newest version: it can have nothing older."""
         oldest_version = self._oldest_versions[group_id]
         return oldest_version if oldest_version else newest_version
@@ -168,7 +168,7 @@ class Groups:
         row = self._end_lease(self._trajectories[trajectory_id], "failed")
         return [row, *self._complete_if_all_done(row.group_id)]
 
-    def checkpoint(self, group_ids: Iterable[int], batch: int | None) -> list[Row]:
+    def close(self, group_ids: Iterable[int], batch: int | None) -> list[Row]:
         """The groups went into ``batch``, or (None) their evaluation is over."""
         status: Literal["batched", "evaluated"] = "evaluated" if batch is None else "batched"
         return [replace(self._forget(group_id), status=status, batch=batch) for group_id in group_ids]

@@ -3,7 +3,7 @@
 from protocol.messages import Goodbye, Heartbeat, LeaseEnded, LeaseKey, LeaseRequest, Pulse, Refused, Release
 from services.broker.ledger.actions import Who
 from tests.support.broker.ledger import replies
-from tests.support.broker.ledger_work import R1, R2, harness, tokens_at
+from tests.support.broker.ledger_leases import R1, R2, harness, tokens_at
 from tests.support.broker.peers import tokens_of
 
 

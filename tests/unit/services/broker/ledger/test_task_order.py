@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.messages import Chunk, Segment, VersionRun
-from services.broker.ledger.tasks import TaskOrder, trajectory_seed
-from services.broker.ledger.tokens import action_tokens
+from services.broker.ledger.task_order import TaskOrder, trajectory_seed
+from services.broker.ledger.token_versions import action_tokens
 
 
 @given(seed=st.integers(0, 2**31 - 1), num_tasks=st.integers(1, 40), epochs=st.integers(1, 3))

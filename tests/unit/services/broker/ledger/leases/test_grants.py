@@ -3,7 +3,7 @@
 from protocol.limits import MAX_LEASES_PER_PEER
 from protocol.messages import LeaseRequest, NoLease, Refused, Release
 from tests.support.broker.ledger import granted, replies
-from tests.support.broker.ledger_work import R1, R2, harness
+from tests.support.broker.ledger_leases import R1, R2, harness
 
 
 def test_nothing_is_leased_before_the_first_publication() -> None:

@@ -17,18 +17,18 @@ from protocol.messages import (
 )
 from services.broker.ledger.actions import Action, AppendChunk, GrantLease, Note, Reply, Save, Who
 from services.broker.ledger.admission import Window
-from services.broker.ledger.peers import LISTENING_S
+from services.broker.ledger.fencing import LISTENING_S
 from services.broker.ledger.state import State, lease_ended, saves
-from services.broker.ledger.tasks import trajectory_seed
-from services.broker.ledger.tokens import action_tokens
-from services.broker.records import TrajectoryRow
+from services.broker.ledger.task_order import trajectory_seed
+from services.broker.ledger.token_versions import action_tokens
+from services.broker.rows import TrajectoryRow
 
 NoLeaseReason = Literal["window_full", "version_too_old", "no_prompts", "stopping", "not_serving"]
 RETRY_SOON_S: Final = 0.25
 RETRY_LATER_S: Final = 1.0
 
 
-class Work:
+class Leases:
     """Leases and what comes in under them. Deadlines are not durable: after a restart each lease gets a fresh one."""
 
     def __init__(self, state: State, now: float) -> None:
@@ -95,7 +95,7 @@ class Work:
             return version >= evaluation.policy_version
         if version < state.oldest_allowed:
             return False
-        return window.lower(state.groups.counted_oldest_version(row.group_id, state.batches.newest_version), version)
+        return window.lower(state.groups.oldest_possible_version(row.group_id, state.batches.newest_version), version)
 
     def _may_admit(self, window: Window, version: int) -> bool:
         state = self._state
