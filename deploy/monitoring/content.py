@@ -52,7 +52,7 @@ THROUGHPUT = Panel(
     ),
 )  # fmt: skip
 WAITING = Panel(
-    "What the learner does", "percentunit", "Share of its time. Much waiting: too few rollouts. No waiting and rising lag: too many.",
+    "What the learner does", "percentunit", "Share of its time. It waits much: too few rollouts. Lag rises: too many.",
     (
         Query(rate("gspo_learner_wait_seconds_total"), "waits for batches"),
         Query(rate("gspo_learner_batch_seconds_sum"), "trains"),
@@ -92,7 +92,7 @@ LEARNING = Dashboard(
     (
         Row("Reward", (
             REWARD,
-            Panel("Zero-variance groups", "percentunit", "Share of groups whose rewards are all equal: their advantage is 0.",
+            Panel("Zero-variance groups", "percentunit", "All rewards of the group are equal, so its advantage is 0.",
                   (Query(latest("namespace:gspo_zero_variance_groups:ratio"), "of the last batch"),), top=1.0),
             Panel("Entropy", "nats", "Entropy of the learner's distribution at action tokens.",
                   (Query(diagnostic("entropy", "all"), "all"), Query(diagnostics("entropy", SIGNS), "{{bucket}}"))),
@@ -109,10 +109,10 @@ LEARNING = Dashboard(
                   (Query(diagnostic("clip_scale"), "clip_scale"),)),
         )),
         Row("Staleness and mismatch", (
-            Panel("Sequences by lag", "short", "Sequences in the last batch.", (Query(diagnostics("sequences", LAGS), "{{bucket}}"),)),
+            Panel("Sequences by lag", "short", "In the last batch.", (Query(diagnostics("sequences", LAGS), "{{bucket}}"),)),
             Panel("Mismatch KL", "nats", "KL(engine || learner) per token. lag_0 is engine against learner, same weights.",
                   (Query(diagnostics("mismatch_kl", LAGS), "{{bucket}}"),)),
-            Panel("Mismatch sigma", "nats", "Deviation of log-probs on tokens of the current version; it widens the clip range.",
+            Panel("Mismatch sigma", "nats", "Deviation of log-probs on current tokens; widens the clip range.",
                   (Query(diagnostic("mismatch_sigma"), "sigma"),)),
             Panel("Rejected sequences", "short", "Their mismatch weight is 0.",
                   (Query(diagnostic("rejected_sequences", "all"), "rejected"),)),
@@ -125,7 +125,7 @@ LEARNING = Dashboard(
             Panel("Loss", "short", "Near 0 on policy; not a measure of progress.", (Query(diagnostic("loss"), "loss"),)),
             Panel("Expert load", "short", "Largest load over the mean; 1 is balanced.",
                   (Query(diagnostic("expert_load_max_over_mean", "all"), "max / mean"),)),
-            Panel("Experts changed", "percentunit", "Share of the choices at the batch's start that differ in its later mini-batches.",
+            Panel("Experts changed", "percentunit", "Choices that differ from those at the batch's start.",
                   (Query(diagnostic("experts_changed", "all"), "all"),)),
         )),
     ),
@@ -137,7 +137,7 @@ FLEET = Dashboard(
         Row("Work", (
             Panel("Generated tokens", "tokens/s", "By rollout.",
                   (Query(rate("gspo_rollout_tokens_total", 'kind="action"', "pod"), "{{pod}}"),)),
-            Panel("Episodes in flight", "short", "Below the limit, the broker has no leases to give, or the rollout does not serve.",
+            Panel("Episodes in flight", "short", "Below the limit: no leases are left, or it does not serve.",
                   (Query(latest("gspo_rollout_episodes_running", by="pod"), "{{pod}}"),
                    Query(latest("gspo_rollout_episodes_limit"), "rollout.max_running"))),
             Panel("Ended episodes", "/s", "By outcome.",
@@ -157,13 +157,13 @@ FLEET = Dashboard(
             Panel("Time of an update", "s", "Mean time to fetch a version, and mean time for which generation pauses.",
                   (Query(mean("gspo_rollout_weight_fetch_seconds"), "fetch"),
                    Query(mean("gspo_rollout_generation_pause_seconds"), "pause"))),
-            Panel("Bytes of weights", "bytes", "Per second: sent by the learner, passed on by rollouts, fetched by rollouts.",
+            Panel("Bytes of weights", "bytes", "Per second, by who sends and who fetches.",
                   (Query(rate("gspo_learner_weight_bytes_sent_total"), "learner sends"),
                    Query(rate("gspo_rollout_weight_bytes_served_total"), "rollouts send"),
                    Query(rate("gspo_rollout_weight_bytes_total"), "fetched"))),
-            Panel("Deltas", "percentunit", "Share of fetches that are deltas; the others are snapshots. 0 for a float32 model.",
+            Panel("Deltas", "percentunit", "Share of fetches; the rest are snapshots. 0 for float32.",
                   (Query(share("gspo_rollout_weight_fetches_total", 'kind="delta"'), "deltas"),), top=1.0),
-            Panel("Weights from other rollouts", "/s", "By outcome. Except for `fetched`, the learner sends the bytes in the end.",
+            Panel("Weights from other rollouts", "/s", "By outcome. All but `fetched` come from the learner in the end.",
                   (Query(rate("gspo_rollout_weight_sources_total", by="outcome"), "{{outcome}}"),
                    Query(rate("gspo_learner_weight_sources_failed_total"), "back at the learner"))),
             Panel("Damaged weights", "short", "Damaged versions found since the rollout started.",
@@ -200,7 +200,7 @@ BROKER = Dashboard(
                   (Query(latest("gspo_broker_leases"), "leased"), Query(latest("gspo_broker_free_trajectories"), "free"))),
             Panel("Dropped groups", "short", "Since the broker started, by reason.",
                   (Query(latest("gspo_broker_dropped_groups_total", by="reason"), "{{reason}}"),)),
-            Panel("Length of trajectories", "short", "Median tokens of finished trajectories and of those in dropped groups.",
+            Panel("Length of trajectories", "short", "Median tokens, of finished ones and of those in dropped groups.",
                   (Query(quantile(0.5, "gspo_broker_trajectory_tokens", by="outcome"), "{{outcome}}"),)),
         )),
         Row("Messages", (
