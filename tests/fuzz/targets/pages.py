@@ -5,6 +5,7 @@ import json
 from datetime import UTC, datetime
 from functools import cache
 from random import Random
+from types import SimpleNamespace
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -23,17 +24,11 @@ NOW: Final = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 class _Wire:
-    """The server's end of a connection. The other end has sent ``data`` and waits."""
+    """The server's end of a connection. The other end has sent ``data`` and hung up."""
 
     def __init__(self, data: bytes) -> None:
-        self._data = memoryview(data)
+        self._data = data
         self.sent = bytearray()
-
-    def recv_into(self, buffer: memoryview) -> int:
-        size = min(len(buffer), len(self._data))
-        buffer[:size] = self._data[:size]
-        self._data = self._data[size:]
-        return size
 
     def sendall(self, data: bytes) -> None:
         self.sent += data
@@ -45,21 +40,21 @@ class _Wire:
         """Ignored: there is no socket."""
 
     def makefile(self, *_: Any) -> Any:
-        return io.BytesIO()
+        return io.BytesIO(self._data)
 
 
 @cache
-def _handler() -> Any:
+def _server() -> Any:
     registry = CollectorRegistry()
     Counter("fuzzed", "Cases.", registry=registry).inc()
-    return request_handler(registry, Health(VirtualClock(), 60.0), 5.0)
+    return SimpleNamespace(base_environ={}, get_app=lambda: _application(registry, Health(VirtualClock(), 60.0)))
 
 
 def request(data: bytes) -> None:
     """Bytes from a stranger at the port of /metrics: an answer to GET, a refusal, or nothing."""
     wire = _Wire(data)
     try:
-        _handler()(wire, ("127.0.0.1", 1), None)
+        _Handler(wire, ("127.0.0.1", 1), _server())
     except OSError:
         return  # the server closed the connection
     sent = bytes(wire.sent)

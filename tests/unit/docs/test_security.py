@@ -9,7 +9,7 @@ from protocol.channels import BATCH, PEER_WEIGHTS, WEIGHTS, WORK
 from services.broker.service import MAX_QUEUED
 from services.environments.isolation import KEPT_VARIABLES
 from services.runtime.net.authenticator import AUTHENTICATOR_REASONS, HANDSHAKE_LIMIT_MS, RELOAD_S
-from services.runtime.telemetry import MAX_CONNECTIONS, MAX_REQUEST_BYTES, REQUEST_S
+from services.runtime.telemetry import MAX_CONNECTIONS, SILENT_S
 from tests.fuzz.bugs import BUGS
 
 TEXT = (Path(__file__).parents[3] / "docs" / "guide" / "security.md").read_text()
@@ -32,7 +32,7 @@ MIB = 1024 * 1024
         f"| {limits.BAD_MESSAGES_BURST}, and {limits.BAD_MESSAGES_PER_S:g} more each second |",
         f"ignored for {limits.IGNORED_S:g} s",
         f"| {HANDSHAKE_LIMIT_MS // 1000} s | disconnected |",
-        f"| {MAX_CONNECTIONS}, {MAX_REQUEST_BYTES // 1024} KiB within {REQUEST_S:g} s |",
+        f"| {MAX_CONNECTIONS}, {SILENT_S:g} s |",
         f"look at the directory every {RELOAD_S:g} s",
         *AUTHENTICATOR_REASONS,
     ],

@@ -2,16 +2,19 @@
 
 import math
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
+from prometheus_client.registry import Collector
+from structlog.testing import capture_logs
 
 from services.runtime.errors import EndpointError
-from services.runtime.telemetry import LOOP_STALL_S, MAX_CONNECTIONS, MAX_REQUEST_BYTES, Health, TelemetryServer
+from services.runtime.telemetry import LOOP_STALL_S, MAX_CONNECTIONS, Health, TelemetryServer
 from tests.support.clocks import VirtualClock
 
 
@@ -25,12 +28,12 @@ def health(clock: VirtualClock) -> Health:
     return Health(clock, max_quiet_s=60.0)
 
 
-def test_a_process_that_starts_is_alive_and_not_ready(health: Health) -> None:
+def test_a_starting_process_is_alive_and_not_ready(health: Health) -> None:
     assert health.alive() == (True, "alive")
     assert health.ready() == (False, "starting")
 
 
-def test_progress_makes_ready_and_silence_takes_it_back(health: Health, clock: VirtualClock) -> None:
+def test_progress_makes_a_process_ready_until_it_has_been_quiet_too_long(health: Health, clock: VirtualClock) -> None:
     health.progress()
     assert health.ready() == (True, "ready")
     clock.advance(60)
@@ -41,7 +44,7 @@ def test_progress_makes_ready_and_silence_takes_it_back(health: Health, clock: V
     assert health.ready()[0]
 
 
-def test_a_turn_of_the_loop_is_life_and_no_progress(health: Health, clock: VirtualClock) -> None:
+def test_a_beat_is_life_and_no_progress(health: Health, clock: VirtualClock) -> None:
     health.progress()
     clock.advance(100)
     health.beat()
@@ -49,19 +52,19 @@ def test_a_turn_of_the_loop_is_life_and_no_progress(health: Health, clock: Virtu
     assert not health.ready()[0]
 
 
-def test_a_loop_that_stands_still_is_not_alive(health: Health, clock: VirtualClock) -> None:
+def test_a_process_is_not_alive_while_its_event_loop_is_stuck(health: Health, clock: VirtualClock) -> None:
     health.beat()
     clock.advance(LOOP_STALL_S)
-    assert health.alive() == (False, "the loop has not turned for 30 s")
+    assert health.alive() == (False, "the event loop has been stuck for 30 s")
 
 
-def test_a_process_in_which_no_loop_turns_is_alive_as_long_as_it_answers(clock: VirtualClock) -> None:
+def test_a_process_without_an_event_loop_is_alive_as_long_as_it_answers(clock: VirtualClock) -> None:
     health = Health(clock, max_quiet_s=60.0, max_stall_s=math.inf)
     clock.advance(1e6)
     assert health.alive() == (True, "alive")
 
 
-def test_a_reason_not_to_be_ready_holds_until_there_is_progress(health: Health) -> None:
+def test_a_process_is_not_ready_until_the_next_progress(health: Health) -> None:
     health.progress()
     health.not_ready("quarantined: wrong digest")
     health.beat()
@@ -89,7 +92,7 @@ def test_the_endpoints_answer_what_health_says(server: str, health: Health, cloc
     assert answer("/readyz?verbose=1") == (200, "ready")
     clock.advance(61)
     assert answer("/readyz") == (503, "no progress for 61 s (60 s allowed)")
-    assert answer("/healthz") == (503, "the loop has not turned for 61 s")
+    assert answer("/healthz") == (503, "the event loop has been stuck for 61 s")
     assert answer("/other")[0] == 404
 
 
@@ -106,7 +109,7 @@ def test_a_metrics_port_in_use_is_named_with_the_way_out(server: str, health: He
 
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
-def test_nothing_but_get_is_answered(server: str, method: str) -> None:
+def test_only_get_is_answered(server: str, method: str) -> None:
     response = httpx.request(method, server + "/metrics")
     assert (response.status_code, response.headers["allow"]) == (405, "GET")
 
@@ -116,10 +119,10 @@ def connection_to(server: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=60)
 
 
-def test_clients_that_dawdle_keep_nobody_out(health: Health) -> None:
+def test_slow_clients_keep_nobody_out(health: Health) -> None:
     health.progress()
     with ExitStack() as stack:
-        telemetry = stack.enter_context(TelemetryServer("127.0.0.1", 0, CollectorRegistry(), health, request_s=60.0))
+        telemetry = stack.enter_context(TelemetryServer("127.0.0.1", 0, CollectorRegistry(), health, silent_s=60.0))
         server = f"http://127.0.0.1:{telemetry.port}"
         slow = [stack.enter_context(connection_to(server)) for _ in range(MAX_CONNECTIONS + 8)]
         for connection in slow:
@@ -130,15 +133,56 @@ def test_clients_that_dawdle_keep_nobody_out(health: Health) -> None:
         assert slow[-1].recv(12) == b"HTTP/1.0 200"
 
 
-def test_a_request_that_is_too_large_or_too_slow_is_hung_up_on(health: Health) -> None:
+@pytest.mark.parametrize("sent", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nHost: x"])
+def test_a_client_that_says_nothing_more_is_disconnected_without_a_word_in_the_log(
+    sent: bytes, health: Health, capfd: pytest.CaptureFixture[str]
+) -> None:
     with ExitStack() as stack:
-        telemetry = stack.enter_context(TelemetryServer("127.0.0.1", 0, CollectorRegistry(), health, request_s=0.3))
-        server = f"http://127.0.0.1:{telemetry.port}"
-        large, slow = (stack.enter_context(connection_to(server)) for _ in range(2))
-        slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x")
-        large.sendall(b"GET /metrics HTTP/1.1\r\n" + b"X: " + b"y" * MAX_REQUEST_BYTES)
-        with suppress(ConnectionError):  # the kernel says so when there are bytes that nobody read
-            assert large.recv(10) == b""
+        telemetry = stack.enter_context(TelemetryServer("127.0.0.1", 0, CollectorRegistry(), health, silent_s=0.3))
+        silent = stack.enter_context(connection_to(f"http://127.0.0.1:{telemetry.port}"))
+        silent.sendall(sent)
         begin = time.monotonic()
-        assert slow.recv(10) == b""
+        assert silent.recv(10) == b""
         assert time.monotonic() - begin < 30
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_client_that_does_not_read_its_answer_is_disconnected_without_a_word_in_the_log(
+    health: Health, capfd: pytest.CaptureFixture[str]
+) -> None:
+    registry = CollectorRegistry()
+    Gauge("gspo_test_large", "x" * (64 << 20), registry=registry)
+    with ExitStack() as stack:
+        telemetry = stack.enter_context(TelemetryServer("127.0.0.1", 0, registry, health, silent_s=0.3))
+        deaf = stack.enter_context(connection_to(f"http://127.0.0.1:{telemetry.port}"))
+        deaf.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert deaf.recv(1) == b"H"
+        num_threads = threading.active_count()
+        deadline = time.monotonic() + 60
+        while threading.active_count() >= num_threads and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert threading.active_count() < num_threads, "its thread has ended"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_request_without_end_is_refused(server: str) -> None:
+    with connection_to(server) as endless:
+        endless.sendall(b"GET /metrics HTTP/1.1\r\nX: " + b"y" * 70_000)
+        assert b" 431 " in endless.recv(100)
+
+
+def test_a_collector_that_raises_costs_the_page_and_is_logged(health: Health) -> None:
+    class Broken(Collector):
+        def describe(self) -> list[Metric]:
+            return []
+
+        def collect(self) -> list[Metric]:
+            raise ValueError("no such sample")
+
+    registry = CollectorRegistry()
+    registry.register(Broken())
+    with TelemetryServer("127.0.0.1", 0, registry, health) as telemetry, capture_logs() as logs:
+        server = f"http://127.0.0.1:{telemetry.port}"
+        assert httpx.get(server + "/metrics").status_code == 500
+        assert httpx.get(server + "/healthz").status_code == 200
+    assert [event["event"] for event in logs] == ["telemetry_failed"]
