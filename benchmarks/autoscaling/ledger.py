@@ -1,8 +1,8 @@
-"""The broker's decisions about who may generate what, and what goes into a batch: its own ``Window`` and ``choose_batch``.
+"""The broker's decisions about who may generate what, and what goes into a batch: its own ``Admission``.
 
-The order of grants is that of services/broker/ledger/leases.py: unfinished trajectories by the oldest version of their group,
-then those of groups without tokens, then new groups. The window is kept between requests instead of being counted anew for
-each: it changes by grants, and is counted again when a version, a batch or a lost lease changes oldest versions otherwise.
+Grants come in the order of services/broker/ledger/leases.py: unfinished trajectories by the oldest version of their group,
+then those of groups without tokens, then new groups. The window is kept between requests instead of being counted for each:
+grants change it, and it is counted again when a version, a batch or a lost lease changes oldest versions otherwise.
 """
 
 import heapq
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from benchmarks.autoscaling.config import Config
 from benchmarks.autoscaling.engine import Group, Trajectory
-from services.broker.ledger.admission import Outstanding, Window, choose_batch
+from services.broker.ledger.admission import Admission, Outstanding, Window
 
 
 class Ledger:
@@ -18,6 +18,7 @@ class Ledger:
 
     def __init__(self, config: Config, length: Callable[[int], float]) -> None:
         self._config = config
+        self._admission = Admission(max_lag=config.max_lag, groups_per_batch=config.groups_per_batch)
         self._length = length
         self._groups: dict[int, Group] = {}
         self._free: dict[int, list[int]] = {}
@@ -45,25 +46,21 @@ class Ledger:
         """Whether the window that is kept agrees with one that is counted anew."""
         return vars(self._window) == vars(self._count())
 
-    def _counted_oldest_version(self, group: Group) -> int:
+    def _oldest_possible_version(self, group: Group) -> int:
         return group.oldest_version or self.newest
 
     def _count(self) -> Window:
-        return Window(
-            (self._counted_oldest_version(group) for group in self._groups.values()),
-            version=self.next_version,
-            max_lag=self._config.max_lag,
-            groups_per_batch=self._config.groups_per_batch,
-        )
+        oldest_versions = (self._oldest_possible_version(group) for group in self._groups.values())
+        return Window(self._admission, oldest_versions, version=self.next_version)
 
     # --- rollouts ------------------------------------------------------------------------------------------------
 
     def grant(self, capacity: int, version: int) -> list[Trajectory]:
         """At most ``capacity`` trajectories for an engine that serves ``version``."""
         granted: list[Trajectory] = []
-        if version < max(1, self.next_version - self._config.max_lag):
+        if version < self._admission.oldest_allowed(self.next_version):
             return granted
-        # Groups without a oldest_version come last.
+        # Groups without an oldest version come last.
         for oldest_version in sorted(self._free, key=lambda oldest_version: (not oldest_version, oldest_version)):
             if len(granted) < capacity:
                 self._grant_of(oldest_version, capacity, version, granted)
@@ -81,7 +78,7 @@ class Ledger:
             if group is None or group.oldest_version != oldest_version or not group.free:
                 heapq.heappop(queue)
                 continue
-            if not self._window.lower(self._counted_oldest_version(group), version):
+            if not self._window.extend(self._oldest_possible_version(group), version):
                 return
             while group.free and len(granted) < capacity:
                 granted.append(self._lease(group, version))
@@ -150,16 +147,14 @@ class Ledger:
         if self.num_complete < self._config.groups_per_batch:
             self.due = set()
             return []
-        choice = choose_batch(
+        choice = self._admission.choose_batch(
             [
                 Outstanding(
-                    group_id=group.group_id, oldest_version=self._counted_oldest_version(group), complete=group.complete
+                    group_id=group.group_id, oldest_version=self._oldest_possible_version(group), complete=group.complete
                 )
                 for group in self._groups.values()
             ],
             version=self.newest,
-            max_lag=self._config.max_lag,
-            groups_per_batch=self._config.groups_per_batch,
         )
         self.due = set(choice.due)
         batch = [self._groups.pop(group_id) for group_id in choice.group_ids]

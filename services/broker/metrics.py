@@ -122,7 +122,7 @@ class BrokerMetrics:
         for name, count in groups_by_state(state).items():
             self.groups.labels(name).set(count)
         self.outstanding.set(state.groups.num_training)
-        self.window.set((state.config.max_lag + 1) * state.config.groups_per_batch)
+        self.window.set(state.admission.max_groups)
         self.assembled.set(state.batches.num_assembled)
         self.trained.set(state.batches.num_trained)
         self.checkpointed.set(state.batches.checkpointed)
@@ -135,7 +135,7 @@ class BrokerMetrics:
         ] + ["gone"] * len(ledger.fleet.gone)
         for status in ROLLOUT_STATUSES:
             self.rollouts.labels(status).set(statuses.count(status))
-        self.max_lag.set(state.config.max_lag)
+        self.max_lag.set(state.admission.max_lag)
         self.groups_per_batch.set(state.config.groups_per_batch)
         self.wanted.set(state.config.num_batches)
         self.stopping.set(int(bool(state.stop_reason) or state.finished))

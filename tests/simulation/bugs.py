@@ -1,8 +1,8 @@
-"""Bugs to be planted in the services: each breaks one promise, and the audit must say so.
+"""Bugs to plant in the services: each breaks one promise, and the audit must find it.
 
-A bug is a change of source text. The module is compiled again with it, and the functions that come out differently lend
-their code to the real ones for as long as the bug is planted: nothing on disk changes, and whoever has imported a function
-already runs the bug too.
+A bug is a change of source text. The module is compiled again with it, and the functions that differ lend their code to the
+real ones while the bug is planted: nothing on disk changes, and a module that has already imported a function runs the bug,
+too.
 """
 
 import importlib
@@ -17,8 +17,8 @@ from tests.simulation.weather import STANDBY, Event, Plan, plan_of
 
 @dataclass(frozen=True, kw_only=True)
 class Bug:
-    """``invariants``: beginnings of the names under which it may be caught. ``weather`` comes to a plan's own, so that what
-    the bug needs happens soon."""
+    """One bug. ``invariants``: beginnings of the names under which it may be caught. ``weather`` is added to a plan's own,
+    so that what the bug needs happens soon."""
 
     name: str
     module: str
@@ -27,7 +27,7 @@ class Bug:
     invariants: tuple[str, ...]
     weather: tuple[Event, ...] = ()
     seed: int = 0
-    """Where to begin to look."""
+    """The first seed to try."""
 
     def plan(self, seed: int) -> Plan:
         """The run of a seed, in this bug's weather."""
@@ -36,7 +36,7 @@ class Bug:
 
 
 def _learner_dies_while_it_publishes() -> tuple[Event, ...]:
-    """Now and then with a broker that does not hear of it either."""
+    """The learner dies as it publishes; at times the broker is down, too, and does not hear of it."""
     events: list[Event] = []
     for at in (1.0, 4.0, 8.0):
         events.append(Event(at=at, kind="kill_when", target=("broker",), seconds=1.0, point="publishing"))
@@ -45,7 +45,7 @@ def _learner_dies_while_it_publishes() -> tuple[Event, ...]:
 
 
 def _one_rollout_keeps_old_weights() -> tuple[Event, ...]:
-    """And gets trajectories that another began."""
+    """One rollout keeps old weights and gets trajectories that another began."""
     events = [Event(at=0.0, kind="join", target=("rollout-late",))]
     for at in (1.0, 8.0, 15.0):
         events.append(Event(at=at, kind="partition", target=("rollout-0", "learner"), seconds=6.0))
@@ -53,8 +53,8 @@ def _one_rollout_keeps_old_weights() -> tuple[Event, ...]:
     return tuple(events)
 
 
-def _learner_dies_behind_a_checkpoint() -> tuple[Event, ...]:
-    """Which the broker, away at the time, has not heard of."""
+def _learner_dies_after_a_checkpoint() -> tuple[Event, ...]:
+    """The learner dies just after a checkpoint that the broker, down at the time, has not heard of."""
     events: list[Event] = []
     for at in (1.0, 4.0, 8.0):
         events.append(Event(at=at, kind="kill_when", target=("broker",), seconds=4.0, point="publishing"))
@@ -62,14 +62,14 @@ def _learner_dies_behind_a_checkpoint() -> tuple[Event, ...]:
     return tuple(events)
 
 
-def _the_broker_dies_behind_its_commits() -> tuple[Event, ...]:
-    """Rollouts that have heard of none send what is stored again."""
+def _the_broker_dies_after_its_commits() -> tuple[Event, ...]:
+    """The broker dies after a commit, before it acknowledges: rollouts send again what is stored."""
     moments = (1.0, 3.0, 5.0, 8.0, 11.0, 14.0)
     return tuple(Event(at=at, kind="kill_when", target=("broker",), seconds=0.5, point="committed") for at in moments)
 
 
 def _a_rollout_sleeps_as_long_as_a_lease() -> tuple[Event, ...]:
-    """And whoever gets its trajectories is slow."""
+    """A rollout sleeps as long as a lease, and the rollout that gets its trajectories is slow."""
     events = [
         Event(at=0.0, kind="join", target=("rollout-late",)),
         Event(at=0.5, kind="slow", target=("rollout-late",), seconds=30.0, amount=2.0),
@@ -92,7 +92,7 @@ BUGS = (
         invariants=("G1", "G2"),
     ),
     Bug(
-        name="a lease's epoch is not looked at",
+        name="a lease's epoch is not checked",
         module="services.broker.ledger.leases",
         old='row.status != "leased" or row.epoch != epoch:\n            return None\n        return row if who',
         new='row.status != "leased":\n            return None\n        return row if who or who',
@@ -116,10 +116,10 @@ BUGS = (
         "        if chunk.offset != row.num_tokens:",
         new="        if chunk.offset > row.num_tokens:",
         invariants=("G1", "no process ends by itself"),
-        weather=_the_broker_dies_behind_its_commits(),
+        weather=_the_broker_dies_after_its_commits(),
     ),
     Bug(
-        name="a message behind a gap is taken",
+        name="a message after a gap is accepted",
         module="protocol.delivery",
         old="        if seq != self._expected:\n            return False\n        self._expected += 1",
         new="        if seq < self._expected:\n            return False\n        self._expected = seq + 1",
@@ -127,7 +127,7 @@ BUGS = (
         weather=(Event(at=1.0, kind="loss", seconds=12.0, amount=0.2),),
     ),
     Bug(
-        name="the window of unacknowledged messages has no end",
+        name="the window of unacknowledged messages is unlimited",
         module="protocol.delivery",
         old="return len(self._unacked) < self._window",
         new="return True",
@@ -142,26 +142,26 @@ BUGS = (
         invariants=("G1", "no process ends by itself"),
     ),
     Bug(
-        name="admission ignores the floor of a group that is under way",
+        name="admission ignores the oldest version of a group under way",
         module="services.broker.ledger.leases",
-        old="return window.lower(state.groups.oldest_possible_version(row.group_id, state.batches.newest_version), version)",
+        old="return window.extend(state.groups.oldest_possible_version(row.group_id, state.batches.newest_version), version)",
         new="return True",
         invariants=("G3",),
         weather=_one_rollout_keeps_old_weights(),
         seed=38,
     ),
     Bug(
-        name="a batch may pass over groups that must not get older",
+        name="a batch may leave out groups that must not get older",
         module="services.broker.ledger.admission",
-        old="if last_of_version and num_left > allowed:",
+        old="if is_last_of_version and num_left > allowed:",
         new="if False:",
         invariants=("G3",),
         seed=17,
     ),
     Bug(
-        name="what has become too old is trained",
-        module="services.broker.ledger.state",
-        old="return max(1, self.batches.next_version - self.config.max_lag)",
+        name="groups that are too old are trained",
+        module="services.broker.ledger.admission",
+        old="return max(1, version - self.max_lag)",
         new="return 1",
         invariants=("G3", "G4", "no process ends by itself"),
     ),
@@ -189,13 +189,13 @@ BUGS = (
     ),
     Bug(
         name="a batch that comes twice is trained twice",
-        module="services.learner.broker.exchange",
+        module="services.learner.broker.loop",
         old="if wanted is None or message.index != wanted.index:",
         new="if False:",
         invariants=("G2", "G6"),
     ),
     Bug(
-        name="a resumed learner begins one batch too late",
+        name="a resumed learner starts one batch too late",
         module="services.learner.service",
         old="self._next_batch = self._saved_batch = state.batch_position",
         new="self._next_batch = self._saved_batch = state.batch_position + 1",
@@ -224,7 +224,7 @@ BUGS = (
         old="may_publish=acknowledged, wait_s",
         new="may_publish=True, wait_s",
         invariants=("the ledger is whole",),
-        weather=_learner_dies_behind_a_checkpoint(),
+        weather=_learner_dies_after_a_checkpoint(),
         seed=4,
     ),
     Bug(
@@ -236,7 +236,7 @@ BUGS = (
         seed=6,
     ),
     Bug(
-        name="a delta is applied and not checked",
+        name="a delta is applied without a check",
         module="services.rollout.weights.replica",
         old="            if bytes.fromhex(digest)[:DIGEST_BYTES] != digests[index]:\n"
         "                raise ValueError(\n"
@@ -246,16 +246,16 @@ BUGS = (
         "            tensors[index] = structs.replace(tensors[index], digest=digest)\n"
         "        if version_digest(tensors) != delta.digest:\n",
         new="            tensors[index] = structs.replace(tensors[index], digest=digest)\n        if False:\n",
-        # The engine is given what was not looked at, so that either promise may be seen broken first.
-        invariants=("G5 what is held", "G4 only engines"),
+        # The engine gets unchecked weights, so that either promise may be seen broken first.
+        invariants=("G5 a replica is", "G4 only engines"),
         seed=5,
     ),
     Bug(
-        name="a snapshot's digests are not looked at",
+        name="a snapshot's digests are not checked",
         module="services.rollout.weights.replica",
         old="if digest != expected:",
         new="if False:",
-        invariants=("G5 what is held", "G4 only engines", "G5 only whole"),
+        invariants=("G5 a replica is", "G4 only engines", "G5 only whole"),
         seed=3,
     ),
     Bug(
@@ -267,7 +267,7 @@ BUGS = (
         seed=4,
     ),
     Bug(
-        name="leases are asked for with the announced version",
+        name="a lease request names the announced version",
         module="services.rollout.service",
         old="LeaseRequest(request_id=self._request_id, capacity=room, policy_version=self._sync.policy_version)",
         new="LeaseRequest(request_id=self._request_id, capacity=room, policy_version=self._sync._announced[0])",
@@ -298,8 +298,8 @@ BUGS = (
         seed=16,
     ),
     Bug(
-        name="a request for a batch is made once",
-        module="services.learner.broker.exchange",
+        name="a batch is requested only once",
+        module="services.learner.broker.loop",
         old="            await self._ask_again()\n            await asyncio.sleep(self._request_interval_s)",
         new="            await asyncio.sleep(self._request_interval_s)",
         invariants=("liveness",),
@@ -314,7 +314,7 @@ BUGS = (
         weather=(Event(at=3.0, kind="second_learner", target=(STANDBY,)),),
     ),
     Bug(
-        name="a learner's word does not count as a sign of life",
+        name="a learner's message does not count as a sign of life",
         module="services.broker.ledger.fencing",
         old="        if peer.who == self.learner:\n            self._learner_heard_s = self._listened_s",
         new="        if peer.who == self.learner:\n            pass",
@@ -322,7 +322,7 @@ BUGS = (
         weather=(Event(at=6.0, kind="second_learner", target=(STANDBY,)),),
     ),
     Bug(
-        name="two learners of which one was cut off give one version to two weights",
+        name="a learner that was cut off and its successor give one version to two weights",
         module="services.learner.checkpoints.format",
         old="    if taken >= policy_version:\n",
         new="    if False:\n",
@@ -350,11 +350,11 @@ BUGS = (
 
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
-    """The services have ``bug`` inside this block. Raises: ValueError when the text to be changed is not there once."""
+    """Plant ``bug`` in the services inside this block. Raises: ValueError when its text is not there exactly once."""
     module = importlib.import_module(bug.module)
     source = inspect.getsource(module)
     if source.count(bug.old) != 1:
-        raise ValueError(f"bug {bug.name!r}: its text is {source.count(bug.old)} times in {bug.module}, expected once")
+        raise ValueError(f"bug {bug.name!r}: {bug.module} has its text {source.count(bug.old)} times, expected once")
     before, after = (_codes(text, bug.module) for text in (source, source.replace(bug.old, bug.new)))
     with ExitStack() as stack:
         for name, function in _functions(module).items():
@@ -365,7 +365,7 @@ def planted(bug: Bug) -> Iterator[None]:
 
 
 def _codes(source: str, name: str) -> dict[str, types.CodeType]:
-    """Code of every function and method, by qualified name, without the places of its lines."""
+    """Code of every function and method, by qualified name, without line numbers."""
     found: dict[str, types.CodeType] = {}
 
     def collect(code: types.CodeType) -> None:

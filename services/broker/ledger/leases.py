@@ -93,13 +93,11 @@ class Leases:
             evaluation = state.evaluations.open
             assert evaluation is not None
             return version >= evaluation.policy_version
-        if version < state.oldest_allowed:
-            return False
-        return window.lower(state.groups.oldest_possible_version(row.group_id, state.batches.newest_version), version)
+        return window.extend(state.groups.oldest_possible_version(row.group_id, state.batches.newest_version), version)
 
     def _may_admit(self, window: Window, version: int) -> bool:
         state = self._state
-        return version >= state.oldest_allowed and state.num_wanted_groups > 0 and window.add(version)
+        return state.num_wanted_groups > 0 and window.add(version)
 
     def _grant(self, who: Who, row: TrajectoryRow, version: int, now: float) -> list[Action]:
         state = self._state

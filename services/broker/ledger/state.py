@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from protocol.messages import LeaseEnded
 from services.broker.ledger.actions import Action, Note, Reply, Save, Who, WriteMetrics
-from services.broker.ledger.admission import Window
+from services.broker.ledger.admission import Admission, Window
 from services.broker.ledger.batch_order import Batches
 from services.broker.ledger.evaluations import Evaluations
 from services.broker.ledger.group_states import Groups
@@ -43,6 +43,7 @@ class State:
 
     def __init__(self, config: LedgerConfig, contents: LedgerContents) -> None:
         self.config = config
+        self.admission = Admission(max_lag=config.max_lag, groups_per_batch=config.groups_per_batch)
         self.groups = Groups(contents)
         self.batches = Batches(contents)
         self.evaluations = Evaluations(
@@ -65,7 +66,7 @@ class State:
     @property
     def oldest_allowed(self) -> int:
         """Oldest version whose tokens can go into the next batch."""
-        return max(1, self.batches.next_version - self.config.max_lag)
+        return self.admission.oldest_allowed(self.batches.next_version)
 
     @property
     def num_wanted_groups(self) -> int:
@@ -91,12 +92,8 @@ class State:
     def window(self) -> Window:
         """The admission window for the version of the next batch."""
         newest = self.batches.newest_version
-        return Window(
-            (group.oldest_version for group in self.groups.outstanding(newest)),
-            version=self.batches.next_version,
-            max_lag=self.config.max_lag,
-            groups_per_batch=self.config.groups_per_batch,
-        )
+        oldest_versions = (group.oldest_version for group in self.groups.outstanding(newest))
+        return Window(self.admission, oldest_versions, version=self.batches.next_version)
 
     # --- changes -----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from protocol.messages import (
     Trained,
 )
 from services.broker.ledger.actions import Action, Announce, DeliverBatch, Note, Reply, Save, Who, WriteMetrics
-from services.broker.ledger.admission import Choice, choose_batch
+from services.broker.ledger.admission import Choice
 from services.broker.ledger.leases import Leases
 from services.broker.ledger.state import State, saves
 
@@ -197,18 +197,14 @@ class Training:
 
     def _choose(self) -> Choice:
         state = self._state
-        return choose_batch(
-            state.groups.outstanding(state.batches.newest_version),
-            version=state.batches.next_version,
-            max_lag=state.config.max_lag,
-            groups_per_batch=state.config.groups_per_batch,
-        )
+        groups = state.groups.outstanding(state.batches.newest_version)
+        return state.admission.choose_batch(groups, version=state.batches.next_version)
 
     def _assemble(self, group_ids: tuple[int, ...]) -> list[Action]:
         state = self._state
         version = state.batches.next_version
         members = [state.groups.members(group_id) for group_id in group_ids]
-        assert all(version - row.min_version <= state.config.max_lag for group in members for row in group)
+        assert all(state.admission.allows(row.min_version, version) for group in members for row in group)
         batch = state.batches.assemble(version, members)
         rows = state.groups.close(group_ids, batch.index)
         state.num_batched_groups += len(rows)

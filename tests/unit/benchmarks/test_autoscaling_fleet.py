@@ -13,7 +13,7 @@ from benchmarks.autoscaling.config import Config, Lengths, Spot
 from benchmarks.autoscaling.engine import Engine, Group, Trajectory
 from benchmarks.autoscaling.fleet import Fleet
 from benchmarks.autoscaling.ledger import Ledger
-from services.broker.ledger.admission import Window
+from services.broker.ledger.admission import Admission, Window
 
 EVEN = Config(
     group_size=4,
@@ -245,7 +245,7 @@ class PassesOverWhatIsDue(Ledger):
 
 class StartsWhatItLikes(Ledger):
     def _count(self) -> Window:
-        return Window((), version=self.next_version, max_lag=self._config.max_lag, groups_per_batch=1000)
+        return Window(Admission(max_lag=self._config.max_lag, groups_per_batch=1000), (), version=self.next_version)
 
     def counts_right(self) -> bool:
         return True

@@ -1,13 +1,17 @@
 """The windowed FIFO: its theorem, with whole runs of the ledger under random completions, and its rules one by one."""
 
+import ast
 import random
+from pathlib import Path
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.broker.ledger.actions import GrantLease, Who
-from services.broker.ledger.admission import Outstanding, Window, choose_batch
+from services.broker.ledger.admission import Admission, Outstanding, Window
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with, delivered
+
+BROKER = Path(__file__).parents[6] / "services" / "broker"
 
 
 def outstanding(*groups: tuple[int, bool]) -> list[Outstanding]:
@@ -18,39 +22,63 @@ def outstanding(*groups: tuple[int, bool]) -> list[Outstanding]:
 
 
 def test_a_window_admits_one_batch_per_version_until_the_deadline() -> None:
-    window = Window([], version=5, max_lag=2, groups_per_batch=3)
+    window = Window(Admission(max_lag=2, groups_per_batch=3), [], version=5)
     assert [window.add(5) for _ in range(10)] == [True] * 9 + [False]
 
 
 def test_an_older_engine_has_a_narrower_window() -> None:
-    window = Window([], version=5, max_lag=2, groups_per_batch=3)
+    window = Window(Admission(max_lag=2, groups_per_batch=3), [], version=5)
     assert [window.add(3) for _ in range(4)] == [True] * 3 + [False]
     assert [window.add(5) for _ in range(7)] == [True] * 6 + [False]
 
 
 def test_without_lag_nothing_is_admitted_between_a_batch_and_the_publication_after_it() -> None:
-    assert not Window([], version=6, max_lag=0, groups_per_batch=3).add(5)
+    assert not Window(Admission(max_lag=0, groups_per_batch=3), [], version=6).add(5)
 
 
-def test_a_full_window_lets_no_floor_sink() -> None:
-    window = Window([4, 5, 5], version=5, max_lag=1, groups_per_batch=1)
+def test_a_full_window_lets_no_oldest_version_sink() -> None:
+    window = Window(Admission(max_lag=1, groups_per_batch=1), [4, 5, 5], version=5)
     assert not window.is_feasible
-    window = Window([4, 5], version=5, max_lag=1, groups_per_batch=1)
+    window = Window(Admission(max_lag=1, groups_per_batch=1), [4, 5], version=5)
     assert window.is_feasible
-    assert not window.lower(5, 4)
-    assert window.lower(4, 5)
+    assert not window.extend(5, 4)
+    assert window.extend(4, 5)
     assert window.is_feasible
+
+
+def test_an_engine_that_is_too_old_gets_nothing_not_even_in_a_group_that_is_older_still() -> None:
+    window = Window(Admission(max_lag=1, groups_per_batch=2), [2], version=5)
+    assert not window.extend(2, 3)
+    assert window.extend(2, 4)
+    assert not window.add(3)
+
+
+def test_the_oldest_version_that_is_allowed_is_the_oldest_token_that_may_be_trained() -> None:
+    for version, max_lag in ((1, 0), (1, 2), (5, 0), (5, 3)):
+        rules = Admission(max_lag=max_lag, groups_per_batch=1)
+        trainable = [token for token in range(1, version + 1) if rules.allows(token, version)]
+        assert trainable[0] == rules.oldest_allowed(version)
+
+
+def test_no_other_module_of_the_broker_reckons_with_max_lag() -> None:
+    reckoning = {
+        path.name
+        for path in BROKER.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.BinOp | ast.Compare) and "max_lag" in ast.unparse(node)
+    }
+    assert reckoning == {"admission.py"}
 
 
 def test_a_batch_takes_the_oldest_complete_groups_and_may_pass_over_an_incomplete_one() -> None:
     groups = outstanding((5, False), (5, True), (4, True), (5, True))
-    choice = choose_batch(groups, version=5, max_lag=1, groups_per_batch=2)
+    choice = Admission(max_lag=1, groups_per_batch=2).choose_batch(groups, version=5)
     assert choice.group_ids == (2, 1)
 
 
 def test_a_batch_waits_for_a_group_that_would_be_too_old_afterwards() -> None:
     groups = outstanding((4, False), (5, True), (5, True))
-    choice = choose_batch(groups, version=5, max_lag=1, groups_per_batch=2)
+    choice = Admission(max_lag=1, groups_per_batch=2).choose_batch(groups, version=5)
     assert choice.group_ids == ()
     assert choice.due == (0,)
     assert choice.num_complete == 2
@@ -58,14 +86,14 @@ def test_a_batch_waits_for_a_group_that_would_be_too_old_afterwards() -> None:
 
 def test_a_batch_waits_when_those_passed_over_would_not_fit_the_batches_until_their_deadline() -> None:
     two_passed_over = outstanding((4, False), (4, False), (5, True), (5, True))
-    assert choose_batch(two_passed_over, version=5, max_lag=2, groups_per_batch=2).group_ids == (2, 3)
+    assert Admission(max_lag=2, groups_per_batch=2).choose_batch(two_passed_over, version=5).group_ids == (2, 3)
     three_passed_over = outstanding((4, False), (4, False), (4, False), (5, True), (5, True))
-    assert choose_batch(three_passed_over, version=5, max_lag=2, groups_per_batch=2).due == (0, 1, 2)
+    assert Admission(max_lag=2, groups_per_batch=2).choose_batch(three_passed_over, version=5).due == (0, 1, 2)
 
 
 def test_a_window_broken_from_outside_does_not_stop_the_run() -> None:
     groups = outstanding((3, True), (3, True), (3, True), (3, True))
-    assert choose_batch(groups, version=4, max_lag=1, groups_per_batch=2).group_ids == (0, 1)
+    assert Admission(max_lag=1, groups_per_batch=2).choose_batch(groups, version=4).group_ids == (0, 1)
 
 
 class Fleet:
