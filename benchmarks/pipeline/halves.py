@@ -134,7 +134,7 @@ async def ask(
     with on_cores(cores):
         async with engine:
             # What was asked before must not be in the prefix cache.
-            await engine.flush_cache()
+            await engine.control("/flush_cache", {}, timeout_s=rollout.engine_timeout_s)
             async with asyncio.TaskGroup() as tasks:
                 for number in range(rollout.max_running):
                     tasks.create_task(work(engine), name=f"client-{number}")
@@ -151,7 +151,7 @@ class Replayed:
 
 
 async def replay(run: Path, out: Path, tokens: dict[int, int], num_batches: int, cores: frozenset[int]) -> Replayed:
-    """`gspo replay`: the learner's own service on the first batches of ``run``, read from its ledger, which makes the
+    """``gspo replay``: the learner's own service on the first batches of ``run``, read from its ledger, which makes the
     directory ``out``. ``tokens``: action tokens by batch.
 
     Raises: RuntimeError with the end of its output.

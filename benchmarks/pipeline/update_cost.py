@@ -130,7 +130,7 @@ class Measured:
         """Ask for ``sizes.group_size`` answers to each prompt, with so many updates spread evenly over them."""
         found = Pass(updates=updates)
         requests = list(self._requests(groups, sizes))
-        await self._engine.flush_cache()
+        await self._engine.control("/flush_cache", {}, timeout_s=60.0)
         begin, log_begin = self._cpu_s(), self._log_path.stat().st_size
         answered, due = 0, asyncio.Queue[None]()
         every = len(requests) // (updates + 1)

@@ -91,10 +91,10 @@ BUGS: Final = (
     ),
     _bug(
         "stream",
-        "the limit of an event depends on how the network splits it",
-        "services.rollout.sglang.sse",
-        'len(self._rest) - self._rest.endswith(b"\\n")',
-        "len(self._rest)",
+        "an event that the end of the stream cut off still counts",
+        "services.rollout.sglang.http",
+        ' and line.endswith(b"\\n")',
+        "",
     ),
     _bug(
         "output",

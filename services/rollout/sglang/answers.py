@@ -1,12 +1,10 @@
-"""SGLang's answers, as far as the client reads them; fields that are not named here are passed over."""
-
-from typing import Any
+"""SGLang's answers, as far as the client reads them; other fields are ignored."""
 
 import msgspec
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server is and how it was started; more than this is in its /server_info."""
+    """/server_info: what a server is and how it was started."""
 
     version: str
     device: str
@@ -32,18 +30,6 @@ class Rank(msgspec.Struct):
 
 
 class Checksums(msgspec.Struct):
-    """/weights_checker with action checksum."""
+    """/weights_checker with the action "checksum"."""
 
     ranks: list[Rank] = []
-
-
-class PromptMeta(msgspec.Struct):
-    """meta_info of a /generate that only reads a prompt: (log-prob, token id, text) per token."""
-
-    input_token_logprobs: list[tuple[float | None, int, Any]]
-
-
-class PromptAnswer(msgspec.Struct):
-    """/generate that only reads a prompt."""
-
-    meta_info: PromptMeta

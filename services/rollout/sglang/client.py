@@ -1,29 +1,27 @@
 """Client of one SGLang server, over its HTTP API and given only its URL.
 
-Weight updates. `pause("retract")`, `update_weights_from_disk`, `resume` is the sequence, and retract is the default
-because of what it guarantees: SGLang puts every running request back into its queue, drops their keys and values, loads,
-flushes the prefix cache (refused unless nothing is in place, and then the update fails loudly), and computes
-keys and values again under the new weights. So each later token's log-prob equals a clean forward of prompt and tokens
-under the weights of that token's version. With "in_place" keys and values of the old weights stay: later
-log-probs are those of no model at all, and the cache cannot be flushed.
+A weight update is ``pause("retract")``, ``update_weights_from_disk``, ``resume``. Retract is the default because of what it
+guarantees. SGLang puts every running request back into its queue and drops their keys and values. It loads, and flushes the
+prefix cache; a flush that it refuses fails the update. Then it computes keys and values again under the new weights. So the
+log-prob of each later token equals a clean forward of prompt and tokens under the weights of that token's version. With
+"in_place" the keys and values of the old weights stay: later log-probs belong to no model at all, and the cache cannot be
+flushed.
 
-A failed update leaves weights that nobody knows (SGLang's rollback reads the same directory again): `generate` refuses
-until an update has succeeded.
+A failed update leaves unknown weights (SGLang's rollback reads the same directory again), so ``generate`` refuses until an
+update has succeeded.
 """
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 import msgspec
-import numpy as np
 import structlog
 
-from services.rollout.sglang.answers import Checksums, ModelInfo, PromptAnswer, ServerInfo
+from services.rollout.sglang.answers import Checksums, ModelInfo, ServerInfo
 from services.rollout.sglang.generation import (
     FinishReason,
     GenerateRequest,
@@ -41,26 +39,13 @@ log = structlog.get_logger()
 __all__ = ["Engine", "EngineError", "EngineRefused", "EngineUnreachable", "PauseMode", "ServerInfo"]
 
 PauseMode = Literal["retract", "in_place"]
-_HEALTH_TIMEOUT_S: Final = 25.0
-"""SGLang's own health check gives up after 20 s."""
-_ABORT_RETRY_S: Final = 0.25
 _NO_WEIGHTS: Final = "a weight update failed, so nobody knows the engine's weights: load a version before generating"
-
-
-class _Live:
-    """A request under way: its name at the server, and what was asked of it."""
-
-    def __init__(self) -> None:
-        self.server_rid: str | None = None
-        self.abort_asked = False
-        self.cut = False
-        self.ended = asyncio.Event()
 
 
 class Engine:
     """One SGLang server. Use as a context manager; all methods may be called concurrently.
 
-    One engine object per server does all of its weight updates: token versions are told apart by them.
+    One engine object per server makes all of its weight updates, because it tells token versions apart by them.
     """
 
     def __init__(
@@ -75,11 +60,11 @@ class Engine:
         load_timeout_s: float = 600.0,
         stall_timeout_s: float = 300.0,
     ) -> None:
-        """`vocab_size` guards the server: it dies of a token id outside its vocabulary. None leaves it unguarded.
+        """``vocab_size`` guards the server, which dies of a token id outside its vocabulary. None leaves it unguarded.
 
-        `chunk_tokens` is the least size of a piece that is not the last; answers that fit in one piece are not streamed.
-        `hold_limit_tokens` bounds the tokens held back after an update, `stall_timeout_s` the wait for the next piece,
-        pauses included.
+        ``chunk_tokens`` is the least size of a piece that is not the last; an answer that fits in one piece is not
+        streamed. ``hold_limit_tokens`` bounds the tokens held back after an update, ``stall_timeout_s`` the wait for the
+        next piece, pauses included.
         """
         if chunk_tokens < 1 or max_concurrency < 1:
             raise ValueError(f"chunk_tokens is {chunk_tokens}, max_concurrency {max_concurrency}: both must be at least 1")
@@ -93,10 +78,10 @@ class Engine:
         self._slots = asyncio.Semaphore(max_concurrency)
         self._http = EngineHttp(url, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s)
         self._info: ServerInfo | None = None
-        self._live: dict[str, _Live] = {}
+        self._under_way: set[str] = set()
         self._num_requests = 0
         self._session = secrets.token_hex(4)
-        # Odd while an update is under way: two equal even values mean that none fell between.
+        # Odd while an update is under way: two equal even values mean that no update came between.
         self._update_marks = 0
         self._update_ended = asyncio.Event()
         self._update_ended.set()
@@ -122,50 +107,48 @@ class Engine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
         """Sample one completion; the last piece, and only that, has a finish reason.
 
-        Close the iterator (or cancel) to give up: the server notices within 4 s; `abort` is immediate.
+        Close the iterator (or cancel) to give up: the server notices within 4 s.
         Raises: ValueError for a request that cannot be served, EngineRefused, EngineUnreachable, EngineError.
         """
         self._check(request)
-        live = self._live[request.rid] = _Live()
+        self._under_way.add(request.rid)
         try:
             async with self._slots:
                 input_ids = [int(token) for token in request.input_ids]
                 sampling = request.sampling
-                finished = False
-                while not finished:
+                while True:
                     given: list[int] = []
-                    async with aclosing(self._answer_pieces(request.rid, live, input_ids, sampling)) as pieces:
+                    async with aclosing(self._answer_pieces(request.rid, input_ids, sampling)) as pieces:
                         async for piece in pieces:
                             given += piece.token_ids.tolist()
-                            reason = _true_reason(piece.finish_reason, given, sampling)
-                            if reason == "abort" and live.cut and not live.abort_asked:
-                                reason = None
-                            finished = reason is not None
-                            if given or finished:
-                                yield msgspec.structs.replace(piece, finish_reason=reason)
-                    if not finished:
-                        input_ids += given
-                        sampling = msgspec.structs.replace(sampling, max_new_tokens=sampling.max_new_tokens - len(given))
+                            yield piece
+                            if piece.finish_reason is not None:
+                                return
+                    input_ids += given
+                    sampling = msgspec.structs.replace(sampling, max_new_tokens=sampling.max_new_tokens - len(given))
         finally:
-            del self._live[request.rid]
-            live.ended.set()
+            self._under_way.remove(request.rid)
 
     async def _answer_pieces(
-        self, rid: str, live: _Live, input_ids: list[int], sampling: SamplingParameters
+        self, rid: str, input_ids: list[int], sampling: SamplingParameters
     ) -> AsyncGenerator[OutputPiece, None]:
-        """One HTTP request, cut short (`live.cut`) when too many tokens are held because their version is not known yet."""
+        """One HTTP request. It ends without a finish reason when it was cut short: ask for the rest.
+
+        It is cut short when it would hold too many tokens whose version is not known yet.
+        """
         self._num_requests += 1
-        # SGLang aborts every request whose id *begins* with the one given, hence the ';'. And 2 s after a stream has ended
-        # it aborts that id once more, whoever uses it by then: an id is never used twice, nor by another engine object.
-        server_rid = live.server_rid = f"{rid}#{self._session}-{self._num_requests};"
+        # SGLang aborts every request whose id begins with the one given, hence the ';'. And 2 s after the end of a stream it
+        # aborts that id once more, even in another request: so no id is used twice, nor by another engine object.
+        server_rid = f"{rid}#{self._session}-{self._num_requests};"
         stream = sampling.max_new_tokens > self._chunk_tokens
         body = _generate_body(server_rid, input_ids, sampling, stream, self._chunk_tokens)
         decoder = OutputDecoder(incremental=self._server.incremental_streaming_output)
         tagger = VersionTagger(self._chunk_tokens)
-        mark, live.cut = self._update_marks, False
+        given: list[int] = []
+        mark, cut = self._update_marks, False
         async with aclosing(self._http.answers(body, stream=stream)) as payloads:
             async for payload in payloads:
-                # What left the server before an update arrives during it: it is good if the update turns out well.
+                # Output that left the server before an update may arrive during it: it is good if the update succeeds.
                 await self._update_ended.wait()
                 if self._weights_unknown:
                     raise EngineError(_NO_WEIGHTS)
@@ -175,107 +158,59 @@ class Engine:
                     raise EngineRefused(f"request {rid}: {error}") from error
                 except (ValueError, msgspec.MsgspecError) as error:
                     raise EngineError(f"request {rid}: {error}: {payload[:300]!r}") from error
-                piece = tagger.push(output, settled=mark == self._update_marks and mark % 2 == 0)
+                piece = tagger.push(output, certain=mark == self._update_marks and mark % 2 == 0)
                 if piece is not None:
-                    yield piece
-                elif tagger.num_held > self._hold_limit_tokens and not live.cut:
-                    live.cut = True
-                    await self._send_abort(server_rid)
+                    given += piece.token_ids.tolist()
+                    reason = _true_reason(piece.finish_reason, given, sampling)
+                    if reason == "abort" and cut:
+                        reason = None
+                    if len(piece.token_ids) or reason is not None:
+                        yield msgspec.structs.replace(piece, finish_reason=reason)
+                elif tagger.num_held > self._hold_limit_tokens and not cut:
+                    cut = True
+                    await self._http.post("/abort_request", {"rid": server_rid})
                 if output.finish_reason is not None:
                     return
         raise EngineUnreachable(f"request {rid}: the engine closed the stream before its end")
 
-    async def abort(self, rid: str, *, timeout_s: float = 5.0) -> bool:
-        """End a request; its stream then delivers what was generated and finish reason "abort".
-
-        Returns whether the stream ended in time; False too when no such request is under way. The server forgets an
-        abort of a request that it has not read yet, so it is sent again until the stream ends.
-        """
-        live = self._live.get(rid)
-        if live is None:
-            return False
-        live.abort_asked = True
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    if live.server_rid is not None:
-                        await self._send_abort(live.server_rid)
-                    try:
-                        async with asyncio.timeout(_ABORT_RETRY_S):
-                            await live.ended.wait()
-                        return True
-                    except TimeoutError:
-                        continue
-        except TimeoutError:
-            return False
-
-    async def abort_all(self) -> None:
-        """End every request of the server, also those of other clients."""
-        for live in self._live.values():
-            live.abort_asked = True
-        await self._http.post("/abort_request", {"abort_all": True})
-
-    async def prompt_logprobs(self, input_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Log-probs at temperature 1 of input_ids[1:] given what precedes each, float32 [T - 1]: a probe of the weights.
-
-        SGLang misreports the highest id of the vocabulary here; keep it out of the probe.
-        """
-        self._check_ids("prompt_logprobs", input_ids)
-        body = {
-            "input_ids": [int(token) for token in input_ids],
-            "return_logprob": True,
-            "logprob_start_len": 0,
-            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
-        }
-        answer = decode_answer(await self._http.post("/generate", body), PromptAnswer)
-        logprobs = [logprob for logprob, _, _ in answer.meta_info.input_token_logprobs[1:]]
-        if len(logprobs) != len(input_ids) - 1 or None in logprobs:
-            raise EngineError(f"/generate: {len(input_ids) - 1} prompt log-probs expected, got {logprobs[:10]}")
-        return np.array(logprobs, dtype=np.float32)
-
     # Weights -------------------------------------------------------------------------------------------------------
 
     async def pause(self, mode: PauseMode = "retract") -> None:
-        """Stop decoding; new requests wait at the server. The module's docstring says what the modes mean."""
+        """Stop decoding; new requests wait at the server. The module's docstring explains the modes."""
         await self._http.post("/pause_generation", {"mode": mode})
         self._paused_mode = mode
 
     async def resume(self) -> None:
-        """Go on decoding after `pause`."""
+        """Continue decoding after ``pause``."""
         await self._http.post("/continue_generation", {})
         self._paused_mode = None
 
     async def update_weights_from_disk(
-        self,
-        path: Path,
-        version: int,
-        *,
-        flush_cache: bool | None = None,
-        check: Callable[[], Awaitable[None]] | None = None,
+        self, path: Path, version: int, *, check: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """Load the *.safetensors of `path` (nothing else is needed there) and make `version` the server's version.
+        """Load the ``*.safetensors`` of ``path`` (it needs no other file) and make ``version`` the server's version.
 
-        A tensor that is not in the directory keeps its value, and a name that the server does not know is **skipped in
-        silence**: verify. While paused it happens at once; otherwise after the requests under
-        way have ended. `flush_cache` None: flush, except while paused in place, where it is impossible and old cache
-        entries go on being used. `check` is called when the weights are there, and the update fails with what it raises.
-        Raises: EngineError, after which `generate` refuses until an update succeeds.
+        A tensor that is not in the directory keeps its value, and SGLang **skips a name that it does not know in silence**:
+        verify. A paused server loads at once, another one when the requests under way have ended. The prefix cache is
+        flushed, except while paused in place: there it is impossible, and old entries stay in use.
+        ``check`` is called when the weights are loaded; the update fails with what it raises.
+        Raises: EngineError, after which ``generate`` refuses until an update succeeds.
         """
         body = {
             "model_path": str(path),
             "load_format": "safetensors",
             "weight_version": str(version),
-            "flush_cache": self._paused_mode != "in_place" if flush_cache is None else flush_cache,
+            "flush_cache": self._paused_mode != "in_place",
         }
         async with self.updating(version, check) as http:
             await http.post("/update_weights_from_disk", body, timeout_s=self._load_timeout_s)
 
     @asynccontextmanager
     async def updating(self, version: int, check: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[EngineHttp]:
-        """Inside, the server is given ``version`` by calls of the caller's own; afterwards it must say that it serves it.
+        """Inside, the caller gives ``version`` to the server; afterwards the server must say that it serves it.
 
-        ``check``: made then, too, at the same time: generation stands still meanwhile.
-        Raises: EngineError, after which `generate` refuses until an update succeeds.
+        ``check`` is called at the same time as that question, because generation waits for both.
+        Raises: EngineError, after which ``generate`` refuses until an update succeeds.
         """
         if version < 0:
             raise ValueError(f"version is {version}, must not be negative")
@@ -293,13 +228,13 @@ class Engine:
             self._update_ended.set()
 
     async def control(self, path: str, body: dict[str, Any], *, timeout_s: float) -> None:
-        """One of SGLang's calls that have no method here. Raises: EngineError."""
+        """POST to a path of SGLang that has no method here. Raises: EngineError."""
         await self._http.post(path, body, timeout_s=timeout_s)
 
     async def weights_checksums(self) -> dict[str, str]:
-        """Checksum of each of the server's parameters, by SGLang's own names; works while paused.
+        """The checksum of each of the server's parameters, by SGLang's own names; works while paused.
 
-        Raises: EngineError, also for a server of several ranks: their shards have no common checksum.
+        Raises: EngineError, also for a server of several ranks, because their shards have no common checksum.
         """
         content = await self._http.post("/weights_checker", {"action": "checksum"}, timeout_s=self._load_timeout_s)
         answer = decode_answer(content, Checksums)
@@ -315,21 +250,10 @@ class Engine:
         except ValueError:
             return None
 
-    async def flush_cache(self) -> None:
-        """Empty the prefix cache. Raises: EngineError while requests are under way (unless paused by "retract")."""
-        await self._http.post("/flush_cache", {})
-
     # State ---------------------------------------------------------------------------------------------------------
 
     async def server_info(self) -> ServerInfo:
         return await self._http.get("/server_info", ServerInfo)
-
-    async def health(self) -> bool:
-        """Whether the server generates: it makes one token, which takes 1 s, and fails while paused.
-
-        Raises: EngineUnreachable when nothing listens.
-        """
-        return await self._http.status("/health", timeout_s=_HEALTH_TIMEOUT_S) == HTTPStatus.OK
 
     @property
     def _server(self) -> ServerInfo:
@@ -342,20 +266,14 @@ class Engine:
     def _check(self, request: GenerateRequest) -> None:
         if self._weights_unknown and self._update_ended.is_set():
             raise EngineError(_NO_WEIGHTS)
-        if request.rid in self._live:
-            raise ValueError(f"request {request.rid} is under way already: abort it, or use another rid")
-        self._check_ids(f"request {request.rid}", request.input_ids)
-
-    def _check_ids(self, what: str, input_ids: Sequence[int] | np.ndarray[Any, Any]) -> None:
-        lowest, highest = min(input_ids), max(input_ids)
+        if request.rid in self._under_way:
+            raise ValueError(f"request {request.rid} is under way already: use another rid")
+        lowest, highest = min(request.input_ids), max(request.input_ids)
         if lowest < 0 or (self._vocab_size is not None and highest >= self._vocab_size):
             raise ValueError(
-                f"{what}: token ids go from {lowest} to {highest}, the vocabulary has {self._vocab_size}: "
+                f"request {request.rid}: token ids go from {lowest} to {highest}, the vocabulary has {self._vocab_size}: "
                 f"the server would die of it"
             )
-
-    async def _send_abort(self, server_rid: str) -> None:
-        await self._http.post("/abort_request", {"rid": server_rid})
 
 
 async def _nothing() -> None:
@@ -389,9 +307,9 @@ def _generate_body(
 
 
 def _true_reason(reason: FinishReason | None, given: list[int], sampling: SamplingParameters) -> FinishReason | None:
-    """SGLang lets an abort hide a stop token or the length limit that was reached in the same step.
+    """SGLang lets an abort hide a stop token or the length limit that the request reached in the same step.
 
-    Going on after such an end would continue behind the stop token.
+    Asking for the rest after such an end would continue behind the stop token.
     """
     if reason == "abort" and given:
         if given[-1] in sampling.stop_token_ids:

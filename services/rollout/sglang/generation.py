@@ -1,8 +1,8 @@
-"""What is asked of the engine and what it answers: requests, pieces of output, and the version of every token. Pure.
+"""Requests to the engine and its answers: pieces of output, and the version of every token. Pure.
 
-SGLang reports the exact spans of policy versions with the last piece of a request only; a piece before that says which
-version the server had when the piece left. So a token is tagged early only where no weight update can have touched
-its request; other tokens are held back until the spans are there.
+SGLang reports the exact spans of policy versions only with the last piece of a request; an earlier piece says which version
+the server had when the piece left. So a token is tagged early only where no weight update can have touched its request.
+Other tokens are held back until the spans arrive.
 """
 
 import math
@@ -19,7 +19,7 @@ from protocol.messages.base import MAX_LOGPROB
 FinishReason = Literal["stop", "length", "abort"]
 ABOUT_THE_REQUEST: Final = (400, 413, 422)
 """HTTP statuses that any server would give to this request (bad, too long, unprocessable). All others (500, 503, 404, 429)
-are about the server: another one may well serve it."""
+are about the server: another one may well serve the request."""
 MAX_SEED: Final = 2**63 - 1
 MAX_VERSION: Final = 2**53
 MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
@@ -27,7 +27,7 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drawn. Log-probs are those at `temperature`, before top_p and top_k cut the distribution."""
+    """How tokens are drawn. Log-probs are taken at ``temperature``, before top_p and top_k cut the distribution."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -37,9 +37,9 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
     """-1: all tokens."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    """Go on to max_new_tokens; SGLang then ignores stop_token_ids as well."""
+    """Continue up to max_new_tokens; SGLang then ignores stop_token_ids as well."""
     seed: int | None = None
-    """The same seed, tokens and weights give the same samples, on a server in deterministic mode; others ignore it."""
+    """A server in deterministic mode draws the same samples for the same seed, tokens and weights; others ignore it."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -58,7 +58,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One completion to sample: token ids in, token ids out."""
 
     rid: str
-    """Names the request for `abort`; unique among the requests under way, without '#' and ';'."""
+    """Names the request; unique among the requests under way, without '#' and ';'."""
     input_ids: Sequence[int] | np.ndarray[Any, Any]
     """All tokens so far, int [T], T >= 1."""
     sampling: SamplingParameters
@@ -80,11 +80,11 @@ class OutputPiece(msgspec.Struct, frozen=True, kw_only=True):
     version_runs: list[VersionRun]
     """The policy version that made each token; the runs add up to n."""
     finish_reason: FinishReason | None = None
-    """None: more pieces follow. "stop" ends with the stop token itself, which was sampled and is in `token_ids`."""
+    """None: more pieces follow. "stop" ends with the stop token itself, which was sampled and is in ``token_ids``."""
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
-    """New tokens as the server sent them; `spans` (version, start, end over all output tokens) only when finished."""
+    """New tokens as the server sent them; ``spans`` (version, start, end over all output tokens) only when finished."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -125,11 +125,11 @@ class _Event(msgspec.Struct):
 
 
 class OutputDecoder:
-    """Payloads of one request's answer -> `Output`s that hold each token once.
+    """Turns the payloads of one request's answer into ``Output`` objects that hold each token once.
 
-    `incremental` says whether the server sends new tokens only (--incremental-streaming-output) or all of them again
-    with every event; `completion_tokens`, which always counts all, decides what is new. That also takes care of the
-    abort of a queued request, where SGLang repeats the last token.
+    ``incremental`` says whether the server sends new tokens only (--incremental-streaming-output) or all of them again
+    with every event. ``completion_tokens`` always counts all, so it decides what is new. This also handles the abort of a
+    queued request, where SGLang repeats the last token.
     """
 
     def __init__(self, *, incremental: bool) -> None:
@@ -138,7 +138,9 @@ class OutputDecoder:
         self._decoder = msgspec.json.Decoder(_Event)
 
     def decode(self, payload: bytes) -> Output:
-        """Raises: ValueError saying what is wrong with the payload or the server; RequestRefused, which is one, when the
+        """Decode one payload.
+
+        Raises: ValueError that says what is wrong with the payload or the server; RequestRefused, its subclass, when the
         server refused this request.
         """
         try:
@@ -162,7 +164,7 @@ class OutputDecoder:
             raise ValueError(f"{num_new} new tokens announced, {len(token_ids)} ids and {len(entries)} log-probs sent")
         if [entry[1] for entry in entries] != token_ids:
             raise ValueError(f"log-probs are of tokens {[entry[1] for entry in entries]}, the output is {token_ids}")
-        # As the broker will see them: what it would refuse ends this request, not the process.
+        # The same checks as the broker's: a log-prob that it would refuse ends this request, not the process.
         for place, (logprob, _, _) in enumerate(entries):
             if not (math.isfinite(logprob) and -MAX_FLOAT32 <= logprob <= MAX_LOGPROB):
                 raise ValueError(f"token {self._num_tokens + place} has log-prob {logprob}: expected a log-prob (<= 0)")
@@ -193,11 +195,11 @@ def _failure(status: int, text: str) -> ValueError:
 
 
 class VersionTagger:
-    """`Output`s of one HTTP request -> `OutputPiece`s with exact versions.
+    """Turns the ``Output`` objects of one HTTP request into ``OutputPiece`` objects with exact versions.
 
-    push(output, settled=True) promises that no weight update fell between the start of the request and the moment
-    the output was received, so that the server's version made all of its tokens. Without it tokens are held, and so are
-    fewer than `piece_tokens`: SGLang sends the first token of every request alone.
+    push(output, certain=True) promises that no weight update came between the start of the request and the arrival of the
+    output, so that the server's version made all of its tokens. Without this promise tokens are held back, and so are
+    fewer than ``piece_tokens``: SGLang sends the first token of every request alone.
     """
 
     def __init__(self, piece_tokens: int = 1) -> None:
@@ -209,20 +211,20 @@ class VersionTagger:
 
     @property
     def num_held(self) -> int:
-        """Tokens received and not given out yet."""
+        """Tokens that were received and not given out yet."""
         return len(self._token_ids)
 
-    def push(self, output: Output, *, settled: bool) -> OutputPiece | None:
-        """Returns the tokens whose version is known now; None when there are none. The last output always gives a piece."""
+    def push(self, output: Output, *, certain: bool) -> OutputPiece | None:
+        """Take an output; return the tokens whose version is known now, or None. The last output always gives a piece."""
         if self._first_version is None:
             self._first_version = output.server_version
         self._token_ids += output.token_ids
         self._logprobs += output.logprobs
         if output.spans is not None:
             return self._give(version_runs(output.spans, self._num_given), output.finish_reason)
-        # Another client may have updated the server: a changed version unsettles the request as well.
+        # Another client may have updated the server: then a changed version shows it.
         enough = len(self._token_ids) >= self._piece_tokens
-        if enough and settled and output.server_version == self._first_version:
+        if enough and certain and output.server_version == self._first_version:
             return self._give([VersionRun(output.server_version, len(self._token_ids))], None)
         return None
 
@@ -239,7 +241,7 @@ class VersionTagger:
 
 
 def version_runs(spans: Sequence[tuple[int, int, int]], skip: int) -> list[VersionRun]:
-    """The runs of the output tokens from index `skip` on; spans are (version, start, end), in order, without gaps."""
+    """The runs of the output tokens from index ``skip`` on; spans are (version, start, end), in order, without gaps."""
     runs: list[VersionRun] = []
     for version, start, end in spans:
         num_tokens = end - max(start, skip)
@@ -253,7 +255,7 @@ def version_runs(spans: Sequence[tuple[int, int, int]], skip: int) -> list[Versi
 
 
 def parse_version(text: str) -> int:
-    """Raises: ValueError for a server that was started without a number as its --weight-version."""
+    """The server's weight version. Raises: ValueError when the server was started without a number as --weight-version."""
     if not (text.isascii() and text.isdigit()):
         raise ValueError(
             f"the server's weight version is {text!r}, not a number: start it with --weight-version, "

@@ -1,20 +1,22 @@
 """HTTP exchanges with the engine, and the errors that they can end with."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp.http_exceptions import LineTooLong
 
 from services.rollout.sglang.generation import is_about_the_request
-from services.rollout.sglang.sse import EventParser
 
 T = TypeVar("T")
+MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
+"""An event of 100,000 tokens with log-probs takes about 4 MB. No stream of ours has a larger one."""
 _CONNECT_TIMEOUT_S: Final = 5.0
 _KEEP_IDLE_S: Final = 2.0
-"""The server closes a connection that was idle for 5 s; one that is closed while a request is on its way fails it."""
+"""The server closes a connection after 5 idle seconds; a request that is on its way at that moment fails."""
 
 
 class EngineError(RuntimeError):
@@ -30,10 +32,10 @@ class EngineRefused(EngineError):
 
 
 class EngineHttp:
-    """Calls that take and give JSON. All raise EngineUnreachable, and EngineError for an answer that is not success."""
+    """Calls that take and give JSON. All raise EngineUnreachable, and EngineError for any answer but success."""
 
     def __init__(self, url: str, *, timeout_s: float, stall_timeout_s: float) -> None:
-        """Seconds in which a call has to answer, and an answer that is generated to go on."""
+        """``timeout_s`` bounds the silence in a call, ``stall_timeout_s`` the silence in an answer that is generated."""
         self._url = url
         self._timeout_s = timeout_s
         self._stall_timeout_s = stall_timeout_s
@@ -63,30 +65,29 @@ class EngineHttp:
     async def answers(self, body: bytes, *, stream: bool) -> AsyncGenerator[bytes, None]:
         """The JSON answers to one /generate call: one, or one for each event of the stream.
 
-        Raises EngineRefused, too: for a status that is about this request, and not for one that is about the server.
+        Raises: EngineRefused when the status is about this request; EngineError when it is about the server.
         """
-        async with self._call("POST", "/generate", body, timeout_s=self._stall_timeout_s) as response:
+        call = self._call("POST", "/generate", body, timeout_s=self._stall_timeout_s, read_bufsize=MAX_EVENT_BYTES // 2)
+        async with call as response:
             if response.status != HTTPStatus.OK:
                 failure = EngineRefused if is_about_the_request(response.status) else EngineError
                 raise failure(f"/generate: {response.status} {(await response.read())[:500]!r}")
             if not stream:
                 yield await response.read()
                 return
-            parser = EventParser()
-            async for data in response.content.iter_any():
-                try:
-                    payloads = parser.feed(data)
-                except ValueError as error:
-                    raise EngineError(f"/generate: {error}") from error
-                for payload in payloads:
+            async with aclosing(events(response.content)) as payloads:
+                async for payload in payloads:
                     if payload != b"[DONE]":
                         yield payload
 
     @asynccontextmanager
     async def _call(
-        self, method: str, path: str, data: bytes | None = None, *, timeout_s: float
+        self, method: str, path: str, data: bytes | None = None, *, timeout_s: float, read_bufsize: int | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One exchange. Left before the end of the answer, its connection is closed, and not kept for others."""
+        """One exchange. A caller that leaves before the end of the answer closes its connection.
+
+        aiohttp accepts lines of up to twice ``read_bufsize``.
+        """
         try:
             async with self._session.request(
                 method,
@@ -95,6 +96,7 @@ class EngineHttp:
                 headers=None if data is None else {"content-type": "application/json"},
                 timeout=aiohttp.ClientTimeout(sock_connect=_CONNECT_TIMEOUT_S, sock_read=timeout_s),
                 allow_redirects=False,
+                read_bufsize=read_bufsize,
             ) as response:
                 yield response
         except TimeoutError as error:
@@ -108,18 +110,34 @@ class EngineHttp:
     def _session(self) -> aiohttp.ClientSession:
         """Opened by the first call, because it belongs to an event loop."""
         if self._opened is None:
-            # No limit: an abort or a pause must never wait for a connection that generates. Proxies of the environment are
-            # not asked: they must not see traffic to the pod's own engine.
+            # No limit: an abort or a pause must never wait for a connection that generates. No proxy of the environment
+            # (trust_env): it must not see traffic to the pod's own engine.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_IDLE_S)
             self._opened = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False)
         return self._opened
+
+
+async def events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
+    """The payloads of server-sent events, of which SGLang writes each as one ``data:`` line.
+
+    Other lines are skipped, and so is a last line that the end of the stream cut off.
+    Raises: EngineError for a line that the reader's buffer cannot hold.
+    """
+    try:
+        async for line in content:
+            if line.startswith(b"data:") and line.endswith(b"\n"):
+                yield line[5:].strip()
+    # ValueError: aiohttp before 3.14.
+    except (LineTooLong, ValueError) as error:
+        limit = content.get_read_buffer_limits()[1]
+        raise EngineError(f"/generate: an event is larger than the limit of {limit} bytes") from error
 
 
 def decode_answer(content: bytes, kind: type[T]) -> T:
     """Raises: EngineError when the content is not JSON of that kind."""
     try:
         return msgspec.json.decode(content, type=kind)
-    # ValueError: also text that is no UTF-8; RecursionError: lists in lists in fields that nobody reads.
+    # ValueError: also text that is not UTF-8. RecursionError: deep nesting in fields that nobody reads.
     except (ValueError, RecursionError) as error:
         raise EngineError(f"not a {kind.__name__.strip('_')}: {error}: {content[:300]!r}") from error
 

@@ -1,9 +1,10 @@
-"""SGLang's own metrics as part of the rollout's: its port is on loopback, and any free one, where no scrape finds it."""
+"""SGLang's own metrics, exported with the rollout's: its port is a free one on loopback, where no scrape finds it."""
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-import httpx
+import aiohttp
 import structlog
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
@@ -13,7 +14,7 @@ from prometheus_client.registry import Collector
 log = structlog.get_logger()
 
 TIMEOUT_S: Final = 3.0
-"""Less than a scrape's: a server that does not answer must not take the rollout's own metrics with it."""
+"""Less than a scrape's timeout: a server that does not answer must not cost the rollout's own metrics."""
 
 ENGINE_METRICS: Final = frozenset(
     {
@@ -31,18 +32,21 @@ ENGINE_METRICS: Final = frozenset(
         "sglang:token_usage",
     }
 )
-"""Families that are passed on, under SGLang's names; its some hundred others are left out."""
+"""Families that are passed on, under SGLang's names; about a hundred others are left out."""
 
 
 class EngineMetrics(Collector):
-    """Asks the server at ``url`` at every scrape. Register it where the rollout's metrics are."""
+    """Asks the server at ``url`` at every scrape. Register it with the rollout's metrics.
+
+    Collect in a thread without an event loop, such as the telemetry server's: each scrape runs a loop of its own.
+    """
 
     def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
         self._url = f"{url}/metrics"
         self._timeout_s = timeout_s
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that registering asks nobody."""
+        """Nothing, so that registering sends no request."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -55,11 +59,16 @@ class EngineMetrics(Collector):
         yield from families or ()
 
     def _fetch(self) -> list[Metric] | None:
-        """None: there is no answer that can be read."""
+        """None: the server gave no answer that can be read."""
         try:
-            answer = httpx.get(self._url, timeout=self._timeout_s, trust_env=False, follow_redirects=True)
-            answer.raise_for_status()
-            return [family for family in text_string_to_metric_families(answer.text) if family.name in ENGINE_METRICS]
-        except (httpx.HTTPError, ValueError) as error:
+            text = asyncio.run(self._page())
+            return [family for family in text_string_to_metric_families(text) if family.name in ENGINE_METRICS]
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             log.debug("engine_metrics_missing", url=self._url, error=str(error) or type(error).__name__)
             return None
+
+    async def _page(self) -> str:
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        async with aiohttp.ClientSession(timeout=timeout, trust_env=False, raise_for_status=True) as session:
+            async with session.get(self._url) as response:
+                return await response.text()

@@ -216,7 +216,7 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
         )
     module = "sglang.launch_server" if cuda else "services.sglang_cpu.launch"
     command = [
-        sys.executable, "-m", module,
+        *module_command(module),
         "--model-path", str(options.model_path),
         "--dtype", options.dtype,
         "--host", options.host,

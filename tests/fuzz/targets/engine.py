@@ -1,6 +1,8 @@
 """Targets for SGLang's answers, a model's text, and the files that carry weights to SGLang."""
 
+import asyncio
 import json
+import re
 from functools import cache
 from random import Random
 from typing import Any, Final
@@ -8,6 +10,8 @@ from typing import Any, Final
 import msgpack
 import msgspec
 import numpy as np
+from aiohttp import StreamReader
+from aiohttp.base_protocol import BaseProtocol
 from safetensors import deserialize
 
 from protocol.codec import decode, encode
@@ -15,10 +19,9 @@ from protocol.messages import Segment, TensorInfo
 from services.environments.arithmetic import Arithmetic, ArithmeticOptions
 from services.environments.calculator import Calculator, CalculatorOptions
 from services.environments.expression import MAX_RESULT, evaluate
-from services.rollout.sglang.answers import Checksums, ModelInfo, PromptAnswer, ServerInfo
+from services.rollout.sglang.answers import Checksums, ModelInfo, ServerInfo
 from services.rollout.sglang.generation import OutputDecoder, OutputPiece, VersionTagger
-from services.rollout.sglang.http import EngineError, decode_answer
-from services.rollout.sglang.sse import EventParser
+from services.rollout.sglang.http import EngineError, decode_answer, events
 from services.rollout.weights.file import write_safetensors
 from tests.fuzz.mutate import mutate_bytes, mutate_json, mutate_json_lines, mutate_lines
 from tests.fuzz.scratch import scratch
@@ -26,33 +29,65 @@ from tests.fuzz.target import Target, require
 from tests.support.builders import a_chunk
 
 SMALL_EVENT: Final = 64
-ANSWERS: Final[tuple[type[Any], ...]] = (ServerInfo, ModelInfo, Checksums, PromptAnswer)
+ANSWERS: Final[tuple[type[Any], ...]] = (ServerInfo, ModelInfo, Checksums)
 SAFETENSORS_NAMES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
+class _NoConnection(BaseProtocol):
+    """What a reader asks to pause and resume, here without a socket."""
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        pass
+
+
+@cache
+def _no_connection() -> _NoConnection:
+    return _NoConnection(asyncio.new_event_loop())
+
+
 def _events(pieces: list[bytes], limit: int) -> list[bytes] | None:
-    parser = EventParser(limit)
-    found: list[bytes] = []
+    """The events of a whole stream that came in these pieces; None: an event is over the limit."""
+
+    async def read() -> list[bytes]:
+        return [event async for event in events(reader)]
+
+    reader = StreamReader(_no_connection(), limit // 2, loop=_no_connection()._loop)
+    for piece in pieces:
+        reader.feed_data(piece)
+    reader.feed_eof()
+    reading = read()
     try:
-        for piece in pieces:
-            found += parser.feed(piece)
-    except ValueError:
+        # All data is there, so this coroutine never waits.
+        reading.send(None)
+    except StopIteration as done:
+        found: list[bytes] = done.value
+        return found
+    except EngineError:
         return None
-    require(parser.num_pending_bytes <= limit, "the parser keeps more than an event may have")
-    return found
+    raise AssertionError("the reader waits for data after the end of the stream")
+
+
+def _expected_events(data: bytes, limit: int) -> list[bytes] | None:
+    lines = [line for line in re.findall(rb"[^\n]*\n?", data) if line]
+    if any(len(line) > limit for line in lines):
+        return None
+    return [line[5:].strip() for line in lines if line.startswith(b"data:") and line.endswith(b"\n")]
 
 
 def stream(data: bytes) -> None:
-    """Server-sent events: the same events and the same limit however the network splits the stream."""
+    """Server-sent events: the whole ``data:`` lines and the same limit however the network splits the stream."""
     cut = data[0] % 17 + 1 if data else 1
     whole = [data]
     pieces = [data[at : at + cut] for at in range(0, len(data), cut)]
     single = [data[at : at + 1] for at in range(len(data))] if len(data) <= 128 else whole
     for limit in (SMALL_EVENT, 1 << 20):
-        found = [_events(each, limit) for each in (whole, pieces, single)]
-        require(found[0] == found[1] == found[2], f"another split gives other events: {found}")
-        for event in found[0] or []:
-            require(len(event) <= limit and b"\n\n" not in event, "an event is too long or has an empty line")
+        expected = _expected_events(data, limit)
+        for each in (whole, pieces, single):
+            found = _events(each, limit)
+            require(found == expected, f"{found} was read, {expected} was sent")
 
 
 @cache
@@ -75,7 +110,7 @@ def output(data: bytes) -> None:
             decoded = decoder.decode(payload)
         except ValueError:
             return
-        piece = tagger.push(decoded, settled=number % 2 == 0)
+        piece = tagger.push(decoded, certain=number % 2 == 0)
         if piece is not None and len(piece.token_ids):
             _require_carried(piece)
         if decoded.finish_reason is not None:
@@ -132,7 +167,6 @@ def answer_seeds() -> list[bytes]:
         info,
         {"weight_version": "7"},
         {"ranks": [{"checksums": {"model.norm.weight": "0123456789abcdef"}}]},
-        {"meta_info": {"input_token_logprobs": [[None, 1, None], [-0.25, 2, "x"]]}},
     ]
     return [json.dumps(each).encode() for each in plain]
 

@@ -15,6 +15,7 @@ from services.rollout.sglang.client import Engine
 from tests.integration.conftest import SglangServer
 from tests.integration.rollout.test_logprob_agreement import TOLERANCE as SERVED_TOLERANCE
 from tests.integration.rollout.test_logprob_agreement import load
+from tests.support.engines.prompt_logprobs import prompt_logprobs
 from tests.support.learner.parallel_jobs import (
     RESUMED_STEPS,
     Results,
@@ -126,7 +127,7 @@ async def test_sglang_serves_what_learners_that_share_the_experts_have_learnt(
     for (token_ids, logprobs), (_, before) in zip(two[0]["run"]["scored"], two[0]["untrained"]["scored"], strict=True):
         # SGLang misreports the last id of a vocabulary in a prompt.
         if TINY_VOCAB_SIZE - 1 not in token_ids:
-            served = await sglang.prompt_logprobs(token_ids)
+            served = await prompt_logprobs(sglang.url, token_ids)
             largest = max(largest, float(np.abs(served - logprobs).max()))
             moved = max(moved, float(np.abs(served - before).max()))
     assert largest <= SERVED_TOLERANCE

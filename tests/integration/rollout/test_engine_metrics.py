@@ -1,6 +1,8 @@
 """What SGLang says of itself, passed on by the rollout: asked of a real server, and of none."""
 
-import httpx
+import asyncio
+import urllib.request
+
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -28,16 +30,16 @@ async def test_the_metrics_of_a_real_server_are_passed_on_under_their_names(sgla
     registry = CollectorRegistry()
     RolloutMetrics(registry)
     registry.register(EngineMetrics(sglang_server.url))
-    before = exported(registry)
+    before = await asyncio.to_thread(exported, registry)
     sampling = SamplingParameters(max_new_tokens=7, ignore_eos=True)
     async with Engine(sglang_server.url, vocab_size=TINY_VOCAB_SIZE, chunk_tokens=16) as engine:
         async for _ in engine.generate(GenerateRequest(rid="metrics", input_ids=[1, 2, 3], sampling=sampling)):
             pass
         # The server counts a request when it has answered it, a moment after its last byte: ask until it did.
-        after = exported(registry)
+        after = await asyncio.to_thread(exported, registry)
         while after.get("sglang:num_requests_total", 0) == before.get("sglang:num_requests_total", 0):
             await engine.weight_version()
-            after = exported(registry)
+            after = await asyncio.to_thread(exported, registry)
     assert after[UP] == 1
     assert after["sglang:generation_tokens_total"] - before.get("sglang:generation_tokens_total", 0) == 7
     assert after["sglang:prompt_tokens_total"] - before.get("sglang:prompt_tokens_total", 0) == 3
@@ -49,7 +51,8 @@ async def test_the_metrics_of_a_real_server_are_passed_on_under_their_names(sgla
 def test_of_all_that_a_server_exports_only_the_chosen_is_passed_on(sglang_server: SglangServer) -> None:
     registry = CollectorRegistry()
     registry.register(EngineMetrics(sglang_server.url))
-    own = httpx.get(f"{sglang_server.url}/metrics", follow_redirects=True, trust_env=False).text
+    with urllib.request.urlopen(f"{sglang_server.url}/metrics") as response:
+        own = response.read().decode()
     assert len({family.name for family in text_string_to_metric_families(own)}) > 2 * len(ENGINE_METRICS)
     assert {family.name for family in registry.collect()} <= ENGINE_METRICS | {UP}
 

@@ -5,10 +5,11 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 
 from protocol.messages import Heartbeat, Pulse
 from services.rollout.__main__ import run_rollout
@@ -75,6 +76,11 @@ async def run_to_its_end(
     return tasks.create_task(run_rollout(replace(begun, settings=settings), stop)), stop
 
 
+async def page(port: int, path: str) -> tuple[int, str]:
+    async with aiohttp.request("GET", f"http://127.0.0.1:{port}{path}") as response:
+        return response.status, await response.text()
+
+
 async def test_at_the_end_of_the_run_a_rollout_ends_by_itself(tmp_path: Path) -> None:
     async with zmq_context() as context, an_idle_engine() as url, asyncio.timeout(PATIENCE_S):
         broker = ScriptedBroker(context)
@@ -88,12 +94,11 @@ async def test_a_rollout_that_lingers_is_alive_and_not_ready_until_it_is_stopped
         broker = ScriptedBroker(context)
         async with in_background(broker.serve()), asyncio.TaskGroup() as tasks:
             running, stop = await run_to_its_end(tasks, broker, tmp_path, url, metrics_port=port, linger=True)
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-                await broker.expect(Heartbeat)
-                while (answer := await client.get("/readyz")).text != "run complete\n":
-                    assert not running.done(), "it ended"
-                assert answer.status_code == httpx.codes.SERVICE_UNAVAILABLE
-                assert (await client.get("/healthz")).status_code == httpx.codes.OK
+            await broker.expect(Heartbeat)
+            while (answer := await page(port, "/readyz"))[1] != "run complete\n":
+                assert not running.done(), "it ended"
+            assert answer[0] == HTTPStatus.SERVICE_UNAVAILABLE
+            assert (await page(port, "/healthz"))[0] == HTTPStatus.OK
             stop.set()
             await running
 
@@ -113,9 +118,8 @@ async def test_a_rollout_is_alive_however_long_its_engine_loads(tmp_path: Path) 
     async with a_silent_engine() as (url, asked), asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(run_rollout(arguments(tmp_path, url, port), stop, clock))
         await asked.wait()
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-            clock.advance(LOOP_STALL_S + 1)
-            while (await client.get("/healthz")).status_code != httpx.codes.OK:
-                pass
-            assert (await client.get("/readyz")).status_code == httpx.codes.SERVICE_UNAVAILABLE
+        clock.advance(LOOP_STALL_S + 1)
+        while (await page(port, "/healthz"))[0] != HTTPStatus.OK:
+            pass
+        assert (await page(port, "/readyz"))[0] == HTTPStatus.SERVICE_UNAVAILABLE
         stop.set()

@@ -69,7 +69,7 @@ async def scripted(
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        async with Engine(f"http://127.0.0.1:{port}", vocab_size=100, chunk_tokens=4, **options) as engine:
+        async with Engine(f"http://127.0.0.1:{port}", **{"vocab_size": 100, "chunk_tokens": 4, **options}) as engine:
             yield engine, asked
 
 
@@ -86,10 +86,20 @@ async def test_a_stream_that_breaks_off_is_not_taken_for_an_answer() -> None:
             await anext(pieces)
 
 
+async def test_comments_other_fields_and_a_cut_off_event_are_skipped_and_both_line_ends_are_read() -> None:
+    events = [json.dumps(event([token], total)).encode() for total, token in enumerate((5, 6, 7, 8), 1)]
+    lines = b": ping\n\nevent: x\r\nid: 3\r\ndata: %b\r\n\r\ndata:%b\n\n\n\ndata: %b\n\ndata: %b" % tuple(events)
+    async with scripted(lambda path, body: b"HTTP/1.1 200 OK\r\n\r\n" + lines, chunk_tokens=3) as (engine, _):
+        pieces = engine.generate(GenerateRequest(rid="r", input_ids=[1], sampling=SamplingParameters(max_new_tokens=9)))
+        assert (await anext(pieces)).token_ids.tolist() == [5, 6, 7]
+        with pytest.raises(EngineUnreachable, match="before its end"):
+            await anext(pieces)
+
+
 async def test_an_event_without_end_is_an_engine_error() -> None:
     endless = b"HTTP/1.1 200 OK\r\n\r\ndata: " + b"x" * (17 << 20)
     async with scripted(lambda path, body: endless) as (engine, _):
-        with pytest.raises(EngineError, match="limit"):
+        with pytest.raises(EngineError, match="limit of 16777216 bytes"):
             await ask(engine, 9)
 
 

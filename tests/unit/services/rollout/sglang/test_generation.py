@@ -132,28 +132,28 @@ def output(token_ids: list[int], version: int, spans: list[tuple[int, int, int]]
 
 def test_tokens_that_an_update_may_have_touched_wait_for_the_exact_spans() -> None:
     tagger = VersionTagger()
-    first = tagger.push(output([1, 2], 7), settled=True)
+    first = tagger.push(output([1, 2], 7), certain=True)
     assert first is not None
     assert first.version_runs == [VersionRun(7, 2)]
-    assert tagger.push(output([3, 4, 5], 8), settled=False) is None
+    assert tagger.push(output([3, 4, 5], 8), certain=False) is None
     assert tagger.num_held == 3
-    last = tagger.push(output([6], 8, spans=[(7, 0, 4), (8, 4, 6)]), settled=False)
+    last = tagger.push(output([6], 8, spans=[(7, 0, 4), (8, 4, 6)]), certain=False)
     assert last is not None
     assert last.token_ids.tolist() == [3, 4, 5, 6]
     assert last.version_runs == [VersionRun(7, 2), VersionRun(8, 2)]
     assert last.finish_reason == "stop"
 
 
-def test_a_version_changed_by_somebody_else_unsettles_the_request() -> None:
+def test_a_version_that_another_client_changed_holds_the_tokens_back() -> None:
     tagger = VersionTagger()
-    tagger.push(output([1], 7), settled=True)
-    assert tagger.push(output([2], 8), settled=True) is None
+    tagger.push(output([1], 7), certain=True)
+    assert tagger.push(output([2], 8), certain=True) is None
 
 
 def test_small_pieces_wait_until_they_are_worth_sending() -> None:
     tagger = VersionTagger(piece_tokens=4)
-    assert tagger.push(output([1], 7), settled=True) is None
-    piece = tagger.push(output([2, 3, 4, 5], 7), settled=True)
+    assert tagger.push(output([1], 7), certain=True) is None
+    piece = tagger.push(output([2, 3, 4, 5], 7), certain=True)
     assert piece is not None
     assert piece.token_ids.dtype == np.int32
     assert piece.logprobs.dtype == np.float32

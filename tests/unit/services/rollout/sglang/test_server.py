@@ -37,7 +37,7 @@ def value(command: list[str], flag: str) -> str:
 
 def test_on_cpu_the_plug_in_serves_with_a_bounded_cache_on_one_thread() -> None:
     command = server_command(options(max_total_tokens=999), port=1234, cuda=False)
-    assert command[:3] == [sys.executable, "-m", "services.sglang_cpu.launch"]
+    assert command[:4] == [sys.executable, "-P", "-m", "services.sglang_cpu.launch"]
     assert value(command, "--max-total-tokens") == "999"
     assert value(command, "--weight-version") == "7"
     assert value(command, "--dtype") == "float32"
@@ -70,7 +70,7 @@ def test_a_rollouts_settings_reach_its_server() -> None:
 
 def test_on_cuda_the_stock_server_runs_and_further_arguments_come_last() -> None:
     command = server_command(options(extra_args=("--tp-size", "2")), port=1234, cuda=True)
-    assert command[:3] == [sys.executable, "-m", "sglang.launch_server"]
+    assert command[:4] == [sys.executable, "-P", "-m", "sglang.launch_server"]
     assert "--max-total-tokens" not in command
     assert command[-2:] == ["--tp-size", "2"]
     assert "SGLANG_PLATFORM" not in server_environment({}, cuda=True)
