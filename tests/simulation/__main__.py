@@ -1,7 +1,7 @@
 """Simulated runs from the command line.
 
 python -m tests.simulation --seed 17                  one seed, with its whole history
-python -m tests.simulation --seeds 0..1000 --jobs 2   many; a failing one is shortened and its history printed
+python -m tests.simulation --seeds 0..1000 --jobs 2   many; shortens the first failing run and prints its history
 """
 
 import argparse
@@ -22,14 +22,17 @@ TELL_EVERY = 100
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    bugs = [bug.name for bug in BUGS]
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--seed", type=int, help="replay one seed and tell everything that happened")
-    which.add_argument("--seeds", type=_range, help="FIRST..END: run these, END not included")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--no-shrink", action="store_true", help="show failing seeds as they are")
-    parser.add_argument("--plant", choices=[bug.name for bug in BUGS], help="with this bug in the services")
-    parser.add_argument("--debug", action="store_true", help="with the services' debug lines")
+    which.add_argument("--seed", type=int, help="replay one seed and print its whole history")
+    which.add_argument("--seeds", type=_range, metavar="FIRST..END", help="run these seeds; END is not included")
+    parser.add_argument("--jobs", type=int, default=1, help="number of worker processes")
+    parser.add_argument("--no-shrink", action="store_true", help="print a failing run without shortening it first")
+    parser.add_argument("--plant", metavar="BUG", choices=bugs, help=f"plant a bug in the services: {', '.join(bugs)}")
+    parser.add_argument("--debug", action="store_true", help="include the services' debug lines in the history")
     options = parser.parse_args(arguments)
     bug = next((bug for bug in BUGS if bug.name == options.plant), None)
     with nullcontext() if bug is None else planted(bug):
@@ -73,7 +76,7 @@ def _run(seed: int) -> tuple[int, Outcome]:
 
 
 def tell(outcome: Outcome) -> None:
-    """The history of a run, for a person."""
+    """Print the history of a run."""
     plan = outcome.plan
     settings = {name: value for name, value in vars(plan).items() if name != "events"}
     print(f"seed {plan.seed}: " + ", ".join(f"{name} {value}" for name, value in settings.items() if name != "seed"))

@@ -1,4 +1,4 @@
-"""An engine in virtual time that knows the truth: which weights it really holds, and which of them made each token."""
+"""An engine in virtual time that knows which weights it really has, and which of them made each token."""
 
 import asyncio
 import random
@@ -21,9 +21,9 @@ from tests.support.engines.scripted_engine import read_tensors
 
 
 class SimEngine:
-    """What the rollout uses of ``services.rollout.sglang.client.Engine``; dies with its rollout.
+    """The part of ``services.rollout.sglang.client.Engine`` that the rollout uses; dies with its rollout.
 
-    The weather sets ``fails``, ``fails_update`` and ``damages`` for what comes next, and ``dead`` for good.
+    The weather sets ``fails``, ``fails_update`` and ``damages``: how many next calls go wrong. It sets ``dead`` for good.
     """
 
     def __init__(self, process: Process, rng: random.Random, audit: Audit, *, token_s: float, mean_tokens: int) -> None:
@@ -37,7 +37,7 @@ class SimEngine:
         self._loaded: list[tuple[TensorInfo, bytes]] = []
         self._said_version: int | None = None
         self._true_version: int | None = None
-        """None: weights that nobody published."""
+        """None: weights that no learner published."""
         self._unknown = False
         self.num_live = 0
         self.fails = 0
@@ -60,7 +60,7 @@ class SimEngine:
                 await asyncio.sleep(self._token_s * len(tokens))
                 await self._running.wait()
                 self._check()
-                # An update in between: some tokens were made before it, the rest after.
+                # After an update meanwhile, some tokens were made before it and the rest after.
                 split = len(tokens) if before == self._true_version else self._rng.randint(0, len(tokens))
                 piece = self._piece(tokens, finish, [before] * split + [self._true_version] * (len(tokens) - split))
                 self._audit.generated(self._process, trajectory_id, epoch, position, piece)
@@ -76,7 +76,7 @@ class SimEngine:
         if self.dead:
             raise EngineError("the server is gone")
         if self._unknown:
-            raise EngineError("a weight update failed, so nobody knows the engine's weights")
+            raise EngineError("a weight update failed, so the engine's weights are unknown")
         if self.fails:
             self.fails -= 1
             self._audit.happened["engine failed"] += 1
@@ -133,7 +133,7 @@ class SimEngine:
             self.fails_update = max(0, self.fails_update - 1)
             self._audit.happened["engine failed in an update"] += 1
             raise EngineError("scripted failure in the middle of an update")
-        # What is not in the file stays, as in SGLang.
+        # Tensors that are not in the file stay, as in SGLang.
         self._loaded = list({**{each[0].name: each for each in self._loaded}, **_read(path)}.values())
         self._said_version = version
         self._unknown = False
@@ -171,7 +171,7 @@ def _read(path: Path) -> dict[str, tuple[TensorInfo, bytes]]:
 
 
 class SimRewards:
-    """Stands in for the reward pool; ``failing`` is the probability that a reward cannot be worked out."""
+    """Stands in for the reward pool; ``failing`` is the probability that a reward cannot be computed."""
 
     def __init__(self, rng: random.Random, audit: Audit) -> None:
         self._rng = rng

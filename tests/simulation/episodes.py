@@ -1,4 +1,4 @@
-"""The task, the tokens and the weights of a simulated run: small enough to be worked out again by whoever audits it.
+"""The task, the tokens and the weights of a simulated run: small enough that the audit can compute them again.
 
 A log-prob names the version that made its token: it is -(version * 1024 + noise) / 1024, exact in float32.
 """
@@ -28,7 +28,7 @@ def logprob_of(version: int, noise: int) -> float:
 
 
 def version_in(logprob: float) -> int:
-    """The version that made the token, whatever anybody says."""
+    """The version that really made the token."""
     return math.floor(-logprob)
 
 
@@ -38,7 +38,7 @@ class SimOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimEnvironment(Environment):
-    """Adds up what it is told: each observation and reward depends on all turns before."""
+    """Adds up the numbers in its actions: each observation and reward depends on all turns before it."""
 
     options_type = SimOptions
 
@@ -75,7 +75,7 @@ def reward_of(total: int) -> float:
 
 
 class SimTasks:
-    """Numbered tasks without an end."""
+    """An endless sequence of numbered tasks."""
 
     num_tasks = None
 
@@ -87,7 +87,7 @@ class SimTasks:
 
 
 class SimTokenizer:
-    """A digit is a token, and so is each of the policy's words."""
+    """Each digit and each of the policy's words is one token."""
 
     stop_ids = frozenset({STOP})
 
@@ -109,14 +109,14 @@ def _encoded(messages: Messages) -> list[int]:
 
 
 def weights_after(history: Sequence[tuple[int, ...]]) -> tuple[float, float]:
-    """The whole model: two numbers that say what it was trained on, in order."""
+    """The whole model: two numbers that encode what it was trained on, in order."""
     digest = hashlib.blake2b(repr(list(history)).encode(), digest_size=6).digest()
     return float(int.from_bytes(digest[:3], "big")), float(int.from_bytes(digest[3:], "big"))
 
 
 TABLES = 3
 ROWS = 300
-"""Elements of each further tensor, in plans whose versions travel as deltas."""
+"""Elements of each further tensor, in plans with versions that travel as deltas."""
 
 
 def tables_after(history: Sequence[tuple[int, ...]]) -> list[tuple[str, np.ndarray[Any, np.dtype[np.uint16]]]]:
@@ -135,7 +135,7 @@ Turn = tuple[list[int], list[int]]
 def expected_turns(
     task: Task, seed: int, options: SimOptions, actions: Sequence[Sequence[int]]
 ) -> tuple[list[list[int]], list[float]]:
-    """What an episode with these actions must have observed before each of them, and each turn's reward."""
+    """The observation before each of these actions in an episode, and each turn's reward."""
     environment, tokenizer = SimEnvironment(options), SimTokenizer()
     start = environment.start(task, seed)
     state, messages = start.state, start.messages
@@ -152,5 +152,5 @@ def expected_turns(
 
 
 def plain(fields: dict[str, Any]) -> str:
-    """Fields of an event on one line."""
+    """An event's fields on one line."""
     return " ".join(f"{name}={value}" for name, value in fields.items())

@@ -1,4 +1,4 @@
-"""One event loop in virtual time, on which several processes live, are suspended and die."""
+"""One event loop in virtual time, on which several processes run, are suspended and die."""
 
 import asyncio
 import contextvars
@@ -16,7 +16,7 @@ class Stuck(RuntimeError):
 
 
 class Process:
-    """One life of a process. While ``suspended`` nothing of it runs: what is due waits, as after SIGSTOP."""
+    """One life of a process. While it is ``suspended``, its callbacks wait, as after SIGSTOP."""
 
     def __init__(self, name: str, life: int) -> None:
         self.name = name
@@ -24,7 +24,7 @@ class Process:
         self.session = f"{name}.{life}"
         self.suspended = False
         self.dead = False
-        self.held: deque[asyncio.Handle] = deque()
+        self.postponed: deque[asyncio.Handle] = deque()
 
     def __repr__(self) -> str:
         return self.session
@@ -32,14 +32,14 @@ class Process:
 
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("PROCESS", default=None)
 NOBODY = contextvars.Context()
-"""Context of what belongs to no process: the network, the weather."""
+"""Context of the parts that belong to no process: the network, the weather."""
 
 
-def _held(handle: asyncio.Handle) -> bool:
+def _postponed(handle: asyncio.Handle) -> bool:
     process = handle._context.get(PROCESS)
     if process is None or not process.suspended:
         return False
-    process.held.append(handle)
+    process.postponed.append(handle)
     return True
 
 
@@ -47,7 +47,7 @@ class _Handle(asyncio.Handle):
     __slots__ = ()
 
     def _run(self) -> None:
-        if not _held(self):
+        if not _postponed(self):
             super()._run()
 
 
@@ -55,12 +55,12 @@ class _TimerHandle(asyncio.TimerHandle):
     __slots__ = ()
 
     def _run(self) -> None:
-        if not _held(self):
+        if not _postponed(self):
             super()._run()
 
 
 class _Task(asyncio.Task[Any]):
-    """Hashed by number, so that sets of tasks are gone through in the same order in every run."""
+    """A task that is hashed by its number, so that every run iterates over sets of tasks in the same order."""
 
     def __init__(self, number: int, coroutine: Coroutine[Any, Any, Any], **options: Any) -> None:
         self._number = number
@@ -71,7 +71,7 @@ class _Task(asyncio.Task[Any]):
 
 
 class _Selector(selectors.SelectSelector):
-    """Waits for nothing: passes the time instead."""
+    """Advances virtual time instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,10 +83,10 @@ class _Selector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time jumps to the next timer when nothing else is to be done. Work for threads is done in the loop, a little later."""
+    """Jumps to the next timer when there is nothing else to do. Runs work for threads in the loop, a little later."""
 
     def __init__(self, thread_delay_s: Callable[[], float]) -> None:
-        """``thread_delay_s`` gives the time before and after a function that would run in a thread."""
+        """``thread_delay_s`` returns the delay before and after a function that would run in a thread."""
         self._virtual_now = 0.0
         self._turns = 0
         self._num_tasks = 0
@@ -101,14 +101,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual_now
 
     def jump(self, seconds: float) -> None:
-        """The whole world stands still for so long: every timer that was due meanwhile is late."""
+        """The whole world stands still for ``seconds``: every timer that was due meanwhile is late."""
         self._virtual_now += seconds
 
     def resume(self, process: Process) -> None:
-        """What was due while the process was suspended is done now, in its order."""
+        """Run what was due while the process was suspended, in its order."""
         process.suspended = False
-        self._ready.extend(process.held)
-        process.held.clear()
+        self._ready.extend(process.postponed)
+        process.postponed.clear()
 
     def _advance(self, timeout: float | None) -> None:
         if timeout is None:
@@ -119,7 +119,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return
         self._turns += 1
         if self._turns > MAX_TURNS_AT_ONE_INSTANT:
-            raise Stuck(f"time does not pass at {self._virtual_now:.3f} s: somebody is busy without waiting")
+            raise Stuck(f"time does not pass at {self._virtual_now:.3f} s: a task is busy without waiting")
 
     def _call_soon(
         self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None
@@ -143,7 +143,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return _Task(self._num_tasks, coroutine, loop=loop, **options)
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> Awaitable[Any]:  # type: ignore[override]
-        """A process that is killed before the function's turn has not done it; after it, it has."""
+        """Run the function after a delay. A process that is killed during the delay has not run it."""
         return self.create_task(self._execute(function, args))
 
     async def _execute(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

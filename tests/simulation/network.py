@@ -1,8 +1,8 @@
-"""ZeroMQ's sockets without ZeroMQ: what services.runtime.net.channel uses of them, over connections that the weather spoils.
+"""ZeroMQ's sockets without ZeroMQ: the calls that ``services.runtime.net`` makes, over connections that the weather spoils.
 
-A connection keeps its order, as TCP does. What is on its way is lost when it breaks; what a dealer has not sent yet is kept,
-what a router has for a peer that is gone is refused (ROUTER_MANDATORY). Loss and duplication of single messages are harder
-than anything that ZeroMQ does.
+A connection keeps its order, as TCP does. When it breaks, messages on their way are lost. A dealer keeps what it has not
+sent yet; a router refuses to send to a peer that is gone (ROUTER_MANDATORY). Loss and duplication of single messages are
+harder than anything that ZeroMQ does.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ Frames = list[bytes]
 
 
 class Network:
-    """All sockets and what is on its way between them."""
+    """All sockets, and the messages on their way between them."""
 
     def __init__(self, loop: VirtualLoop, rng: random.Random, happened: Counter[str]) -> None:
         self.loop = loop
@@ -39,14 +39,14 @@ class Network:
         self.loss = 0.0
         self.duplication = 0.0
         self.corruption: dict[str, float] = {}
-        """By process: the probability that a chunk of weights that it sends has one bit wrong."""
+        """By process: the probability that one bit is wrong in a chunk of weights that it sends."""
 
     def cut(self, one: Process, other: Process) -> bool:
-        """Whether nothing passes between the two."""
+        """Whether no message passes between the two."""
         return one.suspended or other.suspended or bool(self.partitions[frozenset((one.name, other.name))])
 
     def free_endpoint(self, name: str) -> str:
-        """Where a rollout serves others: the same in every life, but for a second one of its name."""
+        """Where a rollout serves its peers: the same in every life, except for a second rollout of the same name."""
         port = 1000 + int.from_bytes(hashlib.blake2b(name.encode(), digest_size=2).digest(), "big") // 2
         while (endpoint := f"tcp://127.0.0.1:{port}") in self.routers:
             port += 1
@@ -58,7 +58,7 @@ class Network:
             connection.refresh()
 
     def kill(self, process: Process) -> None:
-        """All sockets of a process are gone at once; of what it was sending, some has left already."""
+        """Close all sockets of a process at once; some of what it was sending has already left."""
         for socket in [socket for socket in self.sockets if socket.process is process]:
             for connection in socket.connections():
                 connection.direction_from(socket).truncate(self.rng)
@@ -80,7 +80,7 @@ class _Parcel:
 
 
 class Direction:
-    """One way of a connection. ``num_pending`` counts what was sent and not read yet."""
+    """One direction of a connection. ``num_pending`` counts messages that were sent and not yet read."""
 
     def __init__(self, connection: "Connection", source: "SimSocket", sink: "SimSocket", prefix: Frames) -> None:
         self.connection = connection
@@ -109,7 +109,7 @@ class Direction:
             self._put(frames)
 
     def _corrupted(self, frames: Frames) -> Frames:
-        """Weights that are wrong before they are sent: ZeroMQ, TCP and CURVE deliver them as they are."""
+        """The frames, maybe with one bit of the weights wrong before they are sent, which ZeroMQ, TCP and CURVE deliver."""
         network = self.connection.network
         probability = network.corruption.get(self._source.process.name, 0.0)
         if not probability or b"weight_chunk" not in frames[0] or network.rng.random() >= probability:
@@ -135,8 +135,8 @@ class Direction:
         else:
             self._hand_over(parcel)
 
-    def go_on(self) -> None:
-        """The connection is not stalled any more: what came meanwhile is handed over."""
+    def catch_up(self) -> None:
+        """The connection is no longer stalled: hand over what came meanwhile."""
         while self._late:
             self._hand_over(self._late.popleft())
 
@@ -149,17 +149,17 @@ class Direction:
     def lose_all(self) -> None:
         for parcel in (*self._transit, *self._late):
             parcel.lost = True
-        self.go_on()
+        self.catch_up()
 
     def truncate(self, rng: random.Random) -> None:
-        """Only so much had left the sender."""
+        """Lose all but the first messages: only a part had left the sender."""
         parcels = [*self._late, *self._transit]
         for parcel in parcels[rng.randint(0, len(parcels)) :]:
             parcel.lost = True
 
 
 class Connection:
-    """Between a dealer and a router."""
+    """A connection between a dealer and a router."""
 
     def __init__(self, network: Network, dealer: "SimSocket", router: "SimSocket") -> None:
         self.network = network
@@ -183,8 +183,8 @@ class Connection:
         if stalled:
             self.network.loop.call_later(HEARTBEAT_TIMEOUT_S, self._timed_out, self._stalls, context=NOBODY)
         else:
-            self.up.go_on()
-            self.down.go_on()
+            self.up.catch_up()
+            self.down.catch_up()
 
     def _timed_out(self, stall: int) -> None:
         if self.is_stalled and self._stalls == stall and self in self.network.connections:
@@ -192,7 +192,7 @@ class Connection:
             self.close()
 
     def close(self) -> None:
-        """It is down at both ends; the dealer tries again."""
+        """Close it at both ends; the dealer tries again."""
         if self not in self.network.connections:
             return
         del self.network.connections[self]
@@ -209,7 +209,7 @@ class Connection:
 
 
 class SimContext:
-    """Stands in for zmq.asyncio.Context: makes the sockets of one process."""
+    """Stands in for ``zmq.asyncio.Context``: makes the sockets of one process."""
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network = network
@@ -266,11 +266,11 @@ class SimSocket:
         self._network.loop.call_later(0.001, self._try_to_connect, context=NOBODY)
 
     def get_monitor_socket(self, events: int) -> "Silence":
-        """Handshakes always succeed here: there is nothing to tell."""
+        """A monitor without events: handshakes always succeed here."""
         return Silence()
 
     def disable_monitor(self) -> None:
-        """There is none."""
+        """Does nothing: there is no monitor."""
 
     async def recv_multipart(self, copy: bool = True) -> Frames:
         while not self._inbox:
@@ -279,7 +279,7 @@ class SimSocket:
         direction, frames = self._inbox.popleft()
         direction.num_pending -= 1
         if self._kind == zmq.ROUTER and self.peers.get(frames[0], direction.connection) is not direction.connection:
-            # ROUTER_HANDOVER: the name belongs to a newer connection, and what came over the old one has another.
+            # ROUTER_HANDOVER: the identity belongs to a newer connection; messages of the old one get another identity.
             self._network.happened["message of a former connection"] += 1
             return [b"\0former " + frames[0], *frames[1:]]
         return frames
@@ -312,7 +312,7 @@ class SimSocket:
         for connection in self.connections():
             connection.close()
 
-    # --- the network's -------------------------------------------------------------------------------------------------
+    # --- for the network -----------------------------------------------------------------------------------------------
 
     @property
     def identity(self) -> bytes:
@@ -323,7 +323,7 @@ class SimSocket:
 
     @property
     def num_waiting(self) -> int:
-        """Messages received and not read, and not sent yet."""
+        """Messages that were received and not read, or not sent yet."""
         return len(self._inbox) + len(self._unsent)
 
     def connections(self) -> list[Connection]:
@@ -361,7 +361,7 @@ class SimSocket:
 
 
 class Later:
-    """A socket that never has anything at once: who reads it waits its turn in the loop."""
+    """A socket that never has a message at once: its reader waits in the loop."""
 
     def recv_multipart(self, flags: int, copy: bool = True) -> Frames:
         raise zmq.Again
@@ -373,11 +373,11 @@ def _(socket: SimSocket) -> Later:
 
 
 class Silence:
-    """A monitor of a socket to which nothing happens."""
+    """A monitor of a socket that has no events."""
 
     async def recv_multipart(self) -> Frames:
         await asyncio.get_running_loop().create_future()
-        raise AssertionError("nothing was to come")
+        raise AssertionError("no event was expected")
 
     def close(self, linger: int | None = None) -> None:
-        """There is nothing to close."""
+        """Does nothing: there is nothing to close."""

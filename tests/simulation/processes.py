@@ -21,7 +21,8 @@ from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.service import MAX_QUEUED, BrokerService
 from services.broker.store.reader import LEDGER_FILE
 from services.broker.store.store import RowChanges, Store
-from services.learner.broker.exchange import BatchArrived, BrokerLoop
+from services.learner.broker.batches import BatchArrived
+from services.learner.broker.loop import BrokerLoop
 from services.learner.metrics import LearnerMetrics
 from services.learner.service import LearnerService
 from services.rollout.agent import Agent
@@ -44,7 +45,7 @@ from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, SimContext
 
 SMALL_WORK = replace(WORK, window=6, high_water_mark=24)
-"""Of a rollout's end, so that its bounds are reached."""
+"""The rollout's end of the work channel, with bounds small enough to be reached."""
 MAX_QUIET_S = 120.0
 FETCHED = "gspo_rollout_weight_fetches_total"
 SOURCES = "gspo_rollout_weight_sources_total"
@@ -68,7 +69,7 @@ class Disk:
 
 
 class WatchedStore(Store):
-    """The real store; the audit hears of what is durable, and the disk can refuse."""
+    """The real store; it tells the audit what is durable, and its disk can be full."""
 
     def __init__(self, path: Path, *, fingerprint: str, run_id: str, audit: Audit, disk: Disk) -> None:
         self._audit = audit
@@ -89,10 +90,10 @@ class WatchedStore(Store):
 
 
 class WatchedRouter(RouterChannel):
-    """The broker's end of a channel; the audit hears all that it is told and says."""
+    """The broker's end of a channel; it tells the audit everything that the broker receives and sends."""
 
-    def __init__(self, context: Any, spec: ChannelSpec, endpoint: str, gate: Authenticator, audit: Audit) -> None:
-        super().__init__(context, spec, endpoint, gate)
+    def __init__(self, context: Any, spec: ChannelSpec, endpoint: str, authenticator: Authenticator, audit: Audit) -> None:
+        super().__init__(context, spec, endpoint, authenticator)
         self._audit = audit
 
     async def receive(self) -> Incoming:
@@ -107,7 +108,7 @@ class WatchedRouter(RouterChannel):
 
 
 class Machinery:
-    """What every process of a world is made of."""
+    """The parts that all processes of a world share."""
 
     def __init__(
         self, settings: Settings, environment: SimEnvironment, loop: VirtualLoop, network: Network, audit: Audit
@@ -122,7 +123,7 @@ class Machinery:
 
 
 class BrokerProcess:
-    """`gspo broker`."""
+    """``gspo broker``."""
 
     def __init__(self, machinery: Machinery, process: Process, rng: random.Random) -> None:
         self._machinery = machinery
@@ -140,7 +141,7 @@ class BrokerProcess:
             directory / LEDGER_FILE, fingerprint=fingerprint, run_id="simulated", audit=machinery.audit, disk=machinery.disk
         )
         metrics = BrokerMetrics(CollectorRegistry())
-        gate = Authenticator(
+        authenticator = Authenticator(
             context, Security.load(settings.security, "broker"), machinery.clock, metrics.authenticator_counters
         )
         with store:
@@ -150,8 +151,8 @@ class BrokerProcess:
                 ledger,
                 store,
                 {
-                    WORK: WatchedRouter(context, WORK, settings.broker.work_endpoint, gate, machinery.audit),
-                    BATCH: WatchedRouter(context, BATCH, settings.broker.batch_endpoint, gate, machinery.audit),
+                    WORK: WatchedRouter(context, WORK, settings.broker.work_endpoint, authenticator, machinery.audit),
+                    BATCH: WatchedRouter(context, BATCH, settings.broker.batch_endpoint, authenticator, machinery.audit),
                 },
                 tasks,  # type: ignore[arg-type]
                 MetricsFile(directory / METRICS_FILE),
@@ -168,7 +169,7 @@ class BrokerProcess:
                 context.destroy()
 
     def check_bounds(self) -> None:
-        """G6."""
+        """G6: every queue and table has a bound."""
         if self._broker is None or self._ledger is None:
             return
         require, batch, state = self._machinery.audit.require, self._machinery.settings.batch, self._ledger.state
@@ -181,7 +182,7 @@ class BrokerProcess:
 
 
 class RolloutProcess:
-    """`gspo rollout`, with its engine."""
+    """``gspo rollout``, with its engine."""
 
     def __init__(
         self, machinery: Machinery, process: Process, rng: random.Random, *, token_s: float, shares_weights: bool
@@ -264,7 +265,7 @@ class RolloutProcess:
             self._count(registry)
 
     def _count(self, registry: CollectorRegistry) -> None:
-        """What came of its fetches."""
+        """Add the outcomes of its fetches to what happened."""
         happened = self._machinery.audit.happened
         for kind in ("snapshot", "delta"):
             happened[f"{kind} fetched"] += int(registry.get_sample_value(FETCHED, {"kind": kind}) or 0)
@@ -273,25 +274,27 @@ class RolloutProcess:
         happened["damaged weights found"] += int(registry.get_sample_value("gspo_rollout_weights_damaged_total") or 0)
 
     def check_bounds(self) -> None:
-        """G6."""
+        """G6: every queue and table has a bound."""
         if self._broker is None or self._service is None:
             return
         require, name = self._machinery.audit.require, self._process.session
         unacknowledged, inbox = self._broker.num_unacknowledged, self._broker.inbox.qsize()
-        require(unacknowledged <= SMALL_WORK.window, "G6 bounded", lambda: f"{name} keeps {unacknowledged} messages")
+        require(
+            unacknowledged <= SMALL_WORK.window, "G6 bounded", lambda: f"{name} has {unacknowledged} unacknowledged messages"
+        )
         require(inbox <= SMALL_WORK.high_water_mark, "G6 bounded", lambda: f"{name}'s inbox holds {inbox} messages")
         running = len(self._service._running)
         most = self._machinery.settings.rollout.max_running
         require(running <= most, "G6 bounded", lambda: f"{name} runs {running} episodes, {most} are allowed")
-        held = self._sync._held if self._sync is not None else None
-        if held is not None and held.manifest is not None:
-            self._machinery.audit.holds(name, held.policy_version, bytes(held.data))
+        replica = self._sync._held if self._sync is not None else None
+        if replica is not None and replica.manifest is not None:
+            self._machinery.audit.replicates(name, replica.policy_version, bytes(replica.data))
         if unacknowledged == SMALL_WORK.window:
             self._machinery.audit.happened["window full"] += 1
 
 
 class LearnerProcess:
-    """`gspo learner`, one rank."""
+    """``gspo learner``, one rank."""
 
     def __init__(
         self,
@@ -316,7 +319,7 @@ class LearnerProcess:
         context: Any = SimContext(machinery.network, self._process)
         health = Health(machinery.clock, MAX_QUIET_S)
         metrics = LearnerMetrics(CollectorRegistry())
-        conversation = BrokerLoop(
+        broker_loop = BrokerLoop(
             settings,
             context,
             session=self._process.session,
@@ -325,8 +328,8 @@ class LearnerProcess:
             metrics=metrics,
             arrived=self._arrived.put_nowait,
         )
-        link: Any = SimBrokerClient(conversation, self._arrived, machinery.audit)
-        self.trainer.link = link
+        client = SimBrokerClient(broker_loop, self._arrived, machinery.audit)
+        self.trainer.broker = client
         trainer: Any = self.trainer
         stopped = threading.Event()
         try:
@@ -335,7 +338,7 @@ class LearnerProcess:
                 service = LearnerService(
                     settings,
                     trainer,
-                    link,
+                    client,
                     clock=machinery.clock,
                     health=health,
                     metrics=metrics,
@@ -343,24 +346,24 @@ class LearnerProcess:
                     train=trainer.train,
                     background=background,
                 )
-                link.turns = background.turns = Turns(service.run)
-                talking = tasks.create_task(conversation.run(lambda: None))
+                client.turns = background.turns = Turns(service.run)
+                talking = tasks.create_task(broker_loop.run(lambda: None))
                 stopping = tasks.create_task(_forward(stop, stopped))
-                await link.turns.run()
+                await client.turns.run()
                 talking.cancel()
                 stopping.cancel()
         finally:
             context.destroy()
 
     def check_bounds(self) -> None:
-        """G6."""
+        """G6: every queue and table has a bound."""
         arrived = self._arrived.qsize()
         self._machinery.audit.require(
-            arrived <= 1, "G6 bounded", lambda: f"{arrived} batches wait in the learner: one is asked for at a time"
+            arrived <= 1, "G6 bounded", lambda: f"{arrived} batches wait in the learner, which requests one at a time"
         )
 
 
 async def _forward(stop: asyncio.Event, stopped: threading.Event) -> None:
-    """SIGTERM as the training thread sees it."""
+    """Pass SIGTERM on to the training thread."""
     await stop.wait()
     stopped.set()

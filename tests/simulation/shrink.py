@@ -1,4 +1,4 @@
-"""Makes a failing plan short: without the events that it does not need, and with as few batches."""
+"""Shortens a failing plan: leaves out events that it does not need, and uses as few batches as possible."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +10,7 @@ MAX_RUNS = 200
 
 
 def shrink(failing: Outcome, run: Callable[[Plan], Outcome] = simulate, max_runs: int = MAX_RUNS) -> Outcome:
-    """The shortest run found that breaks the same promise."""
+    """The shortest run that was found to break the same promise."""
     assert failing.violation is not None
     best = failing
     left = max_runs

@@ -19,7 +19,7 @@ Part = BrokerProcess | RolloutProcess | LearnerProcess
 
 @dataclass
 class Host:
-    """A place where one process lives, life after life."""
+    """A place where one process runs, life after life."""
 
     name: str
     wanted: bool = True
@@ -29,11 +29,11 @@ class Host:
     task: "asyncio.Task[None] | None" = None
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     down_s: float = RESTART_S
-    """From its end to its next start."""
+    """Time from its end to its next start."""
     peer: str = ""
-    """What its process is called, if not as the place."""
+    """The name of its process, when it is not that of the place."""
     once: bool = False
-    """Not started again when it finds that it is one too many."""
+    """It is not started again after it was turned away or replaced."""
 
 
 class Storm(ABC):
@@ -128,7 +128,7 @@ class Storm(ABC):
         return True
 
     def _on_second_learner(self, event: Event) -> bool:
-        """Somebody starts another one."""
+        """A second learner is started."""
         name = event.target[-1]
         if name in self.hosts:
             return False
@@ -137,7 +137,7 @@ class Storm(ABC):
         return True
 
     def _on_takeover(self, event: Event) -> bool:
-        """The other one waits until the first is killed."""
+        """A second learner waits until the first is killed."""
         if not self._on_second_learner(event):
             return False
         kill = Event(at=event.at, kind="kill", target=("learner",), seconds=event.seconds)
@@ -145,7 +145,7 @@ class Storm(ABC):
         return True
 
     def _on_second_rollout(self, event: Event) -> bool:
-        """Under the name of one that may live."""
+        """A second rollout is started under the name of one that may be alive."""
         first = self.hosts[event.target[0]]
         name = f"{first.name}-again"
         if name in self.hosts or first.task is None:
@@ -162,12 +162,12 @@ class Storm(ABC):
         process.suspended = True
         self.network.refresh()
 
-        def go_on() -> None:
+        def resume() -> None:
             if process.suspended:
                 self.loop.resume(process)
                 self.network.refresh()
 
-        self._later(event.seconds, go_on, f"{process} goes on")
+        self._later(event.seconds, resume, f"{process} resumes")
         return True
 
     def _on_standstill(self, event: Event) -> bool:
@@ -206,14 +206,14 @@ class Storm(ABC):
         return True
 
     def _on_corrupt(self, event: Event) -> bool:
-        """What it sends of weights is not what it holds."""
+        """The weights that it sends are not those that it has."""
         self.network.corruption |= dict.fromkeys(event.target, event.amount)
 
         def end() -> None:
             for name in event.target:
                 self.network.corruption.pop(name, None)
 
-        self._later(event.seconds, end, f"{' and '.join(event.target)} send what they hold")
+        self._later(event.seconds, end, f"{' and '.join(event.target)} send correct weights again")
         return True
 
     def _on_slow(self, event: Event) -> bool:
@@ -262,7 +262,7 @@ class Storm(ABC):
         return True
 
     def _on_engine_dies(self, event: Event) -> bool:
-        """The rollout's entry point ends with its server; its supervisor starts it afresh."""
+        """The rollout ends with its server; its supervisor starts it again."""
         host = self.hosts[event.target[0]]
         if host.task is None:
             return False

@@ -1,4 +1,4 @@
-"""Whole runs in all weathers: nothing that was promised is broken, and the weather really happened."""
+"""Whole runs in all weathers: no promise is broken, and the weather really happened."""
 
 import re
 from collections import Counter
@@ -52,7 +52,7 @@ def told(outcome: Outcome) -> str:
     return text.getvalue()
 
 
-def test_no_promise_is_broken_in_any_weather_and_every_run_comes_to_its_end(outcomes: list[Outcome]) -> None:
+def test_no_promise_is_broken_in_any_weather_and_every_run_completes(outcomes: list[Outcome]) -> None:
     broken = [outcome for outcome in outcomes if outcome.violation is not None]
     if broken:
         seeds = [outcome.plan.seed for outcome in broken]
@@ -80,9 +80,9 @@ def test_a_process_was_killed_at_each_of_the_worst_moments(happened: Counter[str
     }  # fmt: skip
 
 
-def test_a_seed_is_replayed_to_the_letter() -> None:
+def test_a_seed_gives_exactly_the_same_history_again() -> None:
     def lines(outcome: Outcome) -> list[str]:
-        # The run's directory is the one thing that another run cannot have.
+        # Only the run's directory differs.
         return [re.sub(r"gspo-simulation-\w+", "", str(line)) for line in outcome.history]
 
     plan = plan_of(next(seed for seed in range(50) if len(plan_of(seed).events) > 8))

@@ -38,7 +38,7 @@ POINTS: dict[Point, tuple[str, ...]] = {
     "saving": ("learner", "broker"),
     "loading": ("rollout", "learner"),
 }
-"""Moments at which a crash is worst, and whom it befalls."""
+"""Moments at which a crash is worst, and the processes that it may hit."""
 LONGEST_STORM_S = 24.0
 STANDBY = "learner-standby"
 
@@ -53,7 +53,7 @@ class Event:
     seconds: float = 0.0
     amount: float = 0.0
     point: Point | None = None
-    """For kill_when: the next such moment after ``at``; ``amount`` is by how much later it happens."""
+    """For kill_when: the next such moment after ``at``; the kill comes ``amount`` seconds later."""
 
     def __str__(self) -> str:
         target = " and ".join(self.target)
@@ -70,7 +70,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that a run depends on."""
+    """Everything that determines a run."""
 
     seed: int
     num_batches: int
@@ -94,9 +94,9 @@ class Plan:
     token_s: float
     batch_s: float
     has_tables: bool = False
-    """The model is large enough that its versions travel as deltas."""
+    """Whether the model is large enough that its versions travel as deltas."""
     shares_weights: bool = False
-    """Rollouts fetch weights from each other."""
+    """Whether rollouts fetch weights from each other."""
     events: tuple[Event, ...] = field(default=())
 
     def with_events(self, events: tuple[Event, ...]) -> "Plan":
@@ -131,7 +131,7 @@ def plan_of(seed: int) -> Plan:
         batch_s=rng.choice([0.3, 1.0, 3.0]),
     )
     rollouts = [f"rollout-{index}" for index in range(num_rollouts)]
-    # So that most of it happens while there is still something to do.
+    # Short enough that most of it happens while the run still has work.
     storm_s = min(LONGEST_STORM_S, 2.0 + plan.num_batches * (plan.batch_s + 10 * plan.token_s + 0.5))
     events = [_event(rng, rollouts, storm_s) for _ in range(rng.randint(2, 12))]
     events += _second_ones(random.Random(f"second ones {seed}"), rollouts, storm_s)
@@ -140,11 +140,11 @@ def plan_of(seed: int) -> Plan:
 
 
 def _weights(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list[Event]]:
-    """Half of the runs have a model whose versions travel as deltas, and half of those rollouts that share them."""
+    """In half of the runs versions travel as deltas; in half of those, rollouts share them."""
     if rng.random() < 0.5:
         return plan, []
     shares = rng.random() < 0.5
-    # The learner itself serves two: others are sent to them only when there are others.
+    # The learner itself serves two rollouts; it sends further ones to those two only when there are further ones.
     plan = replace(plan, has_tables=True, shares_weights=shares, num_rollouts=4 if shares else plan.num_rollouts)
     rollouts = tuple(f"rollout-{index}" for index in range(plan.num_rollouts))
     liars = [("learner",), rollouts] if shares else [("learner",)]
@@ -162,7 +162,7 @@ def _weights(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list
 
 
 def _second_ones(rng: random.Random, rollouts: list[str], storm_s: float) -> list[Event]:
-    """In some runs somebody starts a process that there is already."""
+    """In some runs, a second process is started beside one of the same kind."""
     at, delay, down = rng.uniform(0.0, storm_s), rng.uniform(1.0, 12.0), rng.uniform(1.0, 12.0)
     match rng.choices(["nothing", "second_learner", "takeover", "second_rollout"], [5, 1, 1, 1]):
         case ["second_learner"]:

@@ -1,4 +1,4 @@
-"""One simulated run: three kinds of processes, their supervisor, the weather, and the audit of it all."""
+"""One simulated run: three kinds of processes, their supervisor, the weather, and the audit."""
 
 import asyncio
 import contextvars
@@ -40,8 +40,8 @@ from tests.simulation.weather import STANDBY, Plan
 from tests.support.broker.ledger_audit import audit as audit_ledger
 
 CALM_S = 150.0
-"""After the last event the run must be complete within so many virtual seconds, and every process must stop within
-STOP_S when it is asked to."""
+"""After the last event the run must be complete within this many virtual seconds. A process that is asked to stop must do so
+within STOP_S."""
 STOP_S = 30.0
 LOOK_S = 0.5
 WEIGHTS_ENDPOINTS = {"learner": "tcp://127.0.0.1:3", STANDBY: "tcp://127.0.0.1:4"}
@@ -63,7 +63,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a run."""
+    """The outcome of a run."""
 
     plan: Plan
     violation: Violation | None
@@ -73,7 +73,7 @@ class Outcome:
 
 
 class World(Storm):
-    """Everything of one run. ``directory`` is empty and belongs to it."""
+    """One run with all its parts. ``directory`` is empty and belongs to it."""
 
     def __init__(self, plan: Plan, directory: Path, *, log_level: int) -> None:
         self.history: list[Line] = []
@@ -138,7 +138,7 @@ class World(Storm):
             self._final_audit()
 
     async def _until(self, condition: Callable[[], bool], deadline: Callable[[], float]) -> bool:
-        """Look around regularly until ``condition`` holds. False: it did not in time, or an invariant was broken."""
+        """Check regularly until ``condition`` holds. False: it did not in time, or an invariant was broken."""
         while not self._broken.is_set():
             for host in self.hosts.values():
                 if host.part is not None:
@@ -233,7 +233,8 @@ class World(Storm):
                 host.wanted = False
 
     def _may_end_with(self, host: Host, error: BaseException) -> bool:
-        """A rollout may give up on its engine, who is asked to stop on what it waited for, and one of two on the other."""
+        """Whether a process may end so: a rollout gives up on its engine, a process that is asked to stop on what it waits
+        for, and one of two rivals on the other."""
         kind = host.name.split("-")[0]
         if isinstance(error, ReplacedError | OccupiedError):
             self.happened[f"{kind} {'was replaced' if isinstance(error, ReplacedError) else 'found its place taken'}"] += 1
@@ -281,7 +282,7 @@ class World(Storm):
 
     @contextmanager
     def _logs(self) -> Iterator[None]:
-        """The services' own log lines are the history."""
+        """Keep the services' log lines as the history."""
 
         def keep(_: Any, __: str, fields: MutableMapping[str, Any]) -> str:
             process = PROCESS.get()
@@ -322,7 +323,7 @@ def rules_of(plan: Plan, seed: int, options: SimOptions) -> Rules:
 
 
 def settings_of(plan: Plan, directory: Path) -> Settings:
-    """The run's configuration file, so to speak."""
+    """The settings of the plan's run, as its configuration file would have them."""
     model = directory / "model"
     model.mkdir()
     return Settings(

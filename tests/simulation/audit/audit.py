@@ -1,7 +1,7 @@
 """What must always hold, checked where it happens: at every commit, every message the broker sends, every batch trained.
 
-The audit believes nobody. It keeps its own copy of what was committed, of what engines really generated and with which
-weights, and of what was trained, and compares.
+The audit trusts no process. It keeps its own copy of what was committed, what engines really generated and with which
+weights, and what was trained, and compares.
 """
 
 from protocol.digests import tensor_digest
@@ -13,22 +13,22 @@ from tests.simulation.loop import Process
 
 
 class Audit(DiskAudit, MessageAudit, TrainingAudit):
-    """All of it, and what engines really do."""
+    """All parts of the audit, and what engines really do."""
 
     def version_of(self, version: int, content: bytes) -> int | None:
-        """The published version that ``content`` is; None when nobody published that."""
+        """The published version whose weights are ``content``; None when no learner published them."""
         return version if self.published.get(version) == content else None
 
     def loaded(self, session: str, version: int | None) -> None:
         if version is not None:
             self.served[session].add(version)
 
-    def holds(self, session: str, version: int, content: bytes) -> None:
-        """A rollout holds verified weights under a number, for its engine and for others."""
+    def replicates(self, session: str, version: int, content: bytes) -> None:
+        """A rollout's replica has verified weights under a version number, for its engine and for peers."""
         self.require(
             self.published.get(version) == content,
-            "G5 what is held is what was published",
-            lambda: f"{session} holds {tensor_digest(content)[:12]} as version {version}, which is other weights",
+            "G5 a replica is what was published",
+            lambda: f"{session} has {tensor_digest(content)[:12]} as version {version}, which was published otherwise",
         )
 
     def generated(self, process: Process, trajectory_id: int, epoch: int, position: int, piece: OutputPiece) -> None:
@@ -38,8 +38,8 @@ class Audit(DiskAudit, MessageAudit, TrainingAudit):
             versions <= self.served[process.session],
             "G5 only whole, published weights serve",
             lambda: (
-                f"{process} generated trajectory {trajectory_id} with weights {versions}, held were "
-                f"{self.served[process.session]} (0: weights that nobody published)"
+                f"{process} generated trajectory {trajectory_id} with weights {versions}; its engine has loaded "
+                f"{self.served[process.session]} (0: weights that no learner published)"
             ),
         )
         for token, logprob in zip(piece.token_ids.tolist(), piece.logprobs.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""The audit's own books: what was committed, generated, delivered and published, as it was seen."""
+"""The audit's own books: what was seen to be committed, generated, delivered and published."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class Violation:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the audit must know of the run's settings."""
+    """The run's settings that the audit needs."""
 
     seed: int
     num_batches: int
@@ -48,7 +48,7 @@ class Durable:
     batches: dict[int, BatchRow] = field(default_factory=dict)
     versions: dict[int, VersionRow] = field(default_factory=dict)
     trained: list[TrainedRow] = field(default_factory=list)
-    settled: int = 0
+    next_batch_checkpointed: int = 0
 
     @property
     def newest_version(self) -> int:
@@ -72,28 +72,28 @@ class Books:
         self.happened = happened
         self.durable = Durable()
         self.published: dict[int, bytes] = {}
-        """All bytes of every version that a learner was about to publish."""
+        """By version that a learner was about to publish: all its bytes."""
         self.served: defaultdict[str, set[int]] = defaultdict(set)
-        """By session: versions that its engine has really held."""
+        """By session: versions that its engine has really loaded."""
         self.made: defaultdict[tuple[int, int], defaultdict[int, set[tuple[int, float]]]] = defaultdict(
             lambda: defaultdict(set)
         )
-        """By trajectory and epoch, by place: the engine's tokens; several when a lease came twice."""
+        """By trajectory and epoch (a fencing number), by position: the engine's tokens; several when a lease came twice."""
         self.unacknowledged: defaultdict[str, dict[int, AnyMessage]] = defaultdict(dict)
         self.heard: defaultdict[str, set[int]] = defaultdict(set)
         """By session: sequence numbers that a broker has received."""
         self.sessions: dict[bytes, str] = {}
         self.contents: dict[int, tuple[int, bytes]] = {}
-        """By batch: the version it was assembled for, and all that it holds."""
+        """By batch: the version it was assembled for, and its whole content."""
         self.num_learner_lives = 0
-        """Learners that were welcomed."""
+        """How many learners were welcomed."""
         self.holder: str | None = None
-        """The learner's session that was welcomed last; None also when it has said Goodbye."""
+        """The session of the learner that was welcomed last; None also after its Goodbye."""
         self.superseded: set[str] = set()
         """Sessions that may be told that they were replaced."""
         self.now: Callable[[], float] = lambda: 0.0
         self.passes: Callable[[Point], None] = lambda _: None
-        """Called at the moments at which the weather may want to strike."""
+        """Called at the moments at which the weather may strike."""
         self.order = TaskOrder(rules.seed, None)
 
     def require(self, holds: bool, invariant: str, text: Callable[[], str]) -> None:
@@ -114,6 +114,6 @@ def spelt(segments: Sequence[Segment]) -> list[tuple[str, int]]:
 
 
 def content_of(batch: Batch, arrays: Mapping[str, Array]) -> bytes:
-    """Everything that a batch says, as bytes."""
+    """A batch and its arrays, as bytes."""
     described: dict[str, Any] = msgspec.to_builtins(batch)
     return bytes(msgpack.packb(described)) + arrays["token_ids"].tobytes() + arrays["logprobs"].tobytes()

@@ -1,5 +1,5 @@
-"""What is committed is whole, in order, by one writer, and what the engines made."""
-# ruff: noqa: B023 - the text of a violation is asked for at once
+"""Committed rows are whole, in order, written by one writer, and are what the engines made."""
+# ruff: noqa: B023 - the text of a violation is made at once
 
 from collections.abc import Sequence
 
@@ -22,11 +22,11 @@ from tests.simulation.episodes import version_in
 
 
 class DiskAudit(Books):
-    """Looks at every transaction."""
+    """Checks every transaction."""
 
     def committed(self, changes: RowChanges) -> None:
         """A transaction is durable."""
-        # Groups first: a trajectory's grant is judged by its group.
+        # Groups first: the checks of a trajectory's lease need its group.
         for row in changes.rows:
             if isinstance(row, GroupRow):
                 self._group(row)
@@ -59,7 +59,7 @@ class DiskAudit(Books):
                     sum(1 for other in durable.trained if other.index == row.index) > 1
                 )
             case CheckpointedRow():
-                durable.settled = row.next_batch
+                durable.next_batch_checkpointed = row.next_batch
             case EvaluationRow():
                 self.happened["evaluation done"] += int(row.status == "done")
             case _:
@@ -78,7 +78,7 @@ class DiskAudit(Books):
             self.require(
                 former.status in ("open", "complete"),
                 "G2 exactly once",
-                lambda: f"group {row.group_id} was {former.status} already, becomes {row.status}",
+                lambda: f"group {row.group_id} was already {former.status} and becomes {row.status}",
             )
         if row.status == "dropped":
             self.happened[f"group dropped: {row.drop_reason}"] += 1
@@ -106,8 +106,8 @@ class DiskAudit(Books):
             row.lease_version == 0 or row.lease_version in self.served[row.holder_session],
             "G4 only engines with a verified version get leases",
             lambda: (
-                f"{row.holder_session} got trajectory {row.trajectory_id} at version {row.lease_version}, its engine "
-                f"held {self.served[row.holder_session]}"
+                f"{row.holder_session} got trajectory {row.trajectory_id} at version {row.lease_version}; its engine "
+                f"has loaded {self.served[row.holder_session]}"
             ),
         )
         group = durable.groups[row.group_id]
@@ -117,8 +117,8 @@ class DiskAudit(Books):
                 row.lease_version >= oldest,
                 "G4 only engines with a verified version get leases",
                 lambda: (
-                    f"trajectory {row.trajectory_id} is leased at version {row.lease_version}, {oldest} is the oldest "
-                    "that can be trained"
+                    f"trajectory {row.trajectory_id} is leased at version {row.lease_version}; the oldest that can be "
+                    f"trained is {oldest}"
                 ),
             )
 
@@ -127,7 +127,7 @@ class DiskAudit(Books):
         self.require(
             stored == row.num_tokens,
             "G1 nothing acknowledged is lost",
-            lambda: f"trajectory {row.trajectory_id} has {row.num_tokens} tokens in its row, {stored} in its chunks",
+            lambda: f"trajectory {row.trajectory_id} has {row.num_tokens} tokens in its row and {stored} in its chunks",
         )
 
     def _chunk(self, chunk: StoredChunk, rows: Sequence[Row]) -> None:
@@ -135,7 +135,7 @@ class DiskAudit(Books):
         self.require(
             chunk.start == stored,
             "G1 nothing acknowledged is lost",
-            lambda: f"trajectory {chunk.trajectory_id}: a chunk begins at {chunk.start}, {stored} tokens are stored",
+            lambda: f"trajectory {chunk.trajectory_id}: a chunk begins at {chunk.start}, but {stored} tokens are stored",
         )
         former = self.durable.chunks.setdefault(chunk.trajectory_id, [])
         self.require(
@@ -150,7 +150,7 @@ class DiskAudit(Books):
         self.require(
             row is not None and row.epoch == chunk.epoch,
             "G1 one writer at a time",
-            lambda: f"trajectory {chunk.trajectory_id}: epoch {chunk.epoch} writes, its lease is {row}",
+            lambda: f"trajectory {chunk.trajectory_id}: epoch {chunk.epoch} writes, but its lease is {row}",
         )
         former.append(chunk)
         self.happened["trajectory resumed"] += int(len(former) > 1 and former[-2].epoch < chunk.epoch)
@@ -205,7 +205,7 @@ class DiskAudit(Books):
             "G3 a batch is assembled for the learner's version",
             lambda: (
                 f"batch {row.index} is assembled for version {row.policy_version}; {durable.newest_version} is announced, "
-                f"and {durable.next_version} is what the learner has"
+                f"and the learner has {durable.next_version}"
             ),
         )
         self.happened["batch assembled before its version was announced"] += int(row.policy_version > durable.newest_version)

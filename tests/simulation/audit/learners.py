@@ -1,4 +1,4 @@
-"""One learner at a time: another one is welcomed only when the one that has the run has left or was silent for long."""
+"""One learner at a time: the broker welcomes another only when the run's learner has left or was silent for long."""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
@@ -10,18 +10,18 @@ from tests.simulation.audit.books import Books, Rules, Violation
 ONE_LEARNER = "one learner"
 LEFT_S = float("inf")
 QUEUED_S = LISTENING_S
-"""A Hello may lie in the broker's queue behind a commit for so long before it is looked at, which is silence as well."""
+"""The longest that a Hello may wait in the broker's queue behind a commit; that time counts as silence, too."""
 
 
 class LearnerAudit(Books):
-    """Knows when each learner was heard; a broker that did not listen meanwhile makes a silence longer, never shorter."""
+    """Knows when each learner was heard. A broker that did not listen meanwhile makes a silence longer, never shorter."""
 
     def __init__(self, rules: Rules, happened: Counter[str], report: Callable[[Violation], None]) -> None:
         super().__init__(rules, happened, report)
         self._learners: dict[str, float] = {}
         """By session: when a broker heard it last."""
         self._asked: defaultdict[str, deque[tuple[str | None, float]]] = defaultdict(deque)
-        """By session: for each unanswered Hello, who had the run, and for how long that one had been silent."""
+        """By session: for each unanswered Hello, the session that had the run, and how long that had been silent."""
         self._rollouts: dict[str, str] = {}
 
     def _hear(self, peer: bytes, message: AnyMessage) -> None:
@@ -58,7 +58,7 @@ class LearnerAudit(Books):
                 self.require(
                     self.holder in (session, None),
                     ONE_LEARNER,
-                    lambda: f"{session} gets {type(message).__name__}, and {self.holder} has the run",
+                    lambda: f"{session} gets {type(message).__name__}, but {self.holder} has the run",
                 )
             case _:
                 pass
@@ -68,7 +68,7 @@ class LearnerAudit(Books):
         self.require(
             former is None or silent_s >= LEARNER_LEASE_S - QUEUED_S,
             ONE_LEARNER,
-            lambda: f"{session} is welcomed, and {former}, which has the run, was heard {silent_s:.3f} s before it asked",
+            lambda: f"{session} is welcomed, but {former}, which has the run, was heard {silent_s:.3f} s before it asked",
         )
         if former is not None:
             self.superseded.add(former)

@@ -1,5 +1,5 @@
-"""What the broker says is on its disk already."""
-# ruff: noqa: B023 - the text of a violation is asked for at once
+"""What the broker says is already on its disk."""
+# ruff: noqa: B023 - the text of a violation is made at once
 
 from collections.abc import Mapping
 
@@ -57,7 +57,7 @@ class MessageAudit(LearnerAudit):
                 self.require(
                     version <= self.durable.newest_version,
                     "G2 said only when durable",
-                    lambda: f"version {version} is announced, {self.durable.newest_version} is committed",
+                    lambda: f"version {version} is announced, but only {self.durable.newest_version} is committed",
                 )
             case EndOfRun(reason=reason):
                 durable = self.durable
@@ -75,12 +75,12 @@ class MessageAudit(LearnerAudit):
         self._answer(peer, message)
 
     def _acknowledged(self, session: str, next_seq: int) -> None:
-        """Whatever is acknowledged has had its effect on disk."""
+        """Every acknowledged message has had its effect on disk."""
         missing = set(range(next_seq)) - self.heard[session]
         self.require(
             not missing,
             "G1 nothing acknowledged is lost",
-            lambda: f"{session}'s messages below {next_seq} are acknowledged, {sorted(missing)} never came",
+            lambda: f"{session}'s messages below {next_seq} are acknowledged, but {sorted(missing)} never came",
         )
         pending = self.unacknowledged[session]
         for seq in [seq for seq in pending if seq < next_seq]:
@@ -88,7 +88,7 @@ class MessageAudit(LearnerAudit):
             self.require(
                 self._is_durable(session, message),
                 "G1 nothing acknowledged is lost",
-                lambda: f"{session}'s message {seq} is acknowledged and not on disk: {message}",
+                lambda: f"{session}'s message {seq} is acknowledged but not on disk: {message}",
             )
 
     def _is_durable(self, session: str, message: AnyMessage) -> bool:
@@ -96,11 +96,11 @@ class MessageAudit(LearnerAudit):
         match message:
             case Chunk():
                 return (
-                    not self._holds(session, message.trajectory_id, message.epoch)
+                    not self._has_lease(session, message.trajectory_id, message.epoch)
                     or durable.num_tokens(message.trajectory_id) >= message.offset + message.num_tokens
                 )
             case Finish() | Release():
-                return not self._holds(session, message.trajectory_id, message.epoch)
+                return not self._has_lease(session, message.trajectory_id, message.epoch)
             case Published():
                 return message.policy_version in durable.versions
             case Trained():
@@ -108,12 +108,12 @@ class MessageAudit(LearnerAudit):
                     (row.index, row.policy_version) == (message.index, message.policy_version) for row in durable.trained
                 )
             case Checkpointed():
-                return durable.settled >= message.next_batch
+                return durable.next_batch_checkpointed >= message.next_batch
             case _:
                 return True
 
-    def _holds(self, session: str, trajectory_id: int, epoch: int) -> bool:
-        """The lease is not over, as far as the disk knows."""
+    def _has_lease(self, session: str, trajectory_id: int, epoch: int) -> bool:
+        """Whether, on disk, the session still has the lease."""
         row = self.durable.trajectories.get(trajectory_id)
         if row is None or self.durable.groups[row.group_id].status != "open":
             return False

@@ -1,5 +1,5 @@
-"""What is trained was acknowledged, once, in order, and not too old."""
-# ruff: noqa: B023 - the text of a violation is asked for at once
+"""What is trained was acknowledged, and is trained once, in order, and not too old."""
+# ruff: noqa: B023 - the text of a violation is made at once
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -14,7 +14,7 @@ from tests.simulation.episodes import SimTasks, expected_turns, version_in
 
 
 class TrainingAudit(Books):
-    """Looks over the learner's shoulder."""
+    """Checks what the learner trains, publishes and saves."""
 
     # --- the learner ---------------------------------------------------------------------------------------------------
 
@@ -24,7 +24,7 @@ class TrainingAudit(Books):
             version not in self.published,
             "versions grow",
             lambda: (
-                f"version {version} is given to weights {tensor_digest(content)[:12]}, and was given to "
+                f"version {version} is given to weights {tensor_digest(content)[:12]}, but was already given to "
                 f"{tensor_digest(self.published[version])[:12]}"
             ),
         )
@@ -36,7 +36,7 @@ class TrainingAudit(Books):
         self.require(
             batch.index == len(history),
             "G2 exactly once",
-            lambda: f"batch {batch.index} is trained by weights that were trained on {len(history)} batches",
+            lambda: f"batch {batch.index} trains weights that were trained on {len(history)} batches",
         )
         known = self.contents.get(batch.index)
         self.require(
@@ -83,7 +83,7 @@ class TrainingAudit(Books):
             self.require(
                 version == true,
                 "G4 every token carries the version that made it",
-                lambda: f"trajectory {trajectory_id}, token {place_in}: version {version}, made by {true}",
+                lambda: f"trajectory {trajectory_id}, token {place_in}: labelled version {version}, but made by {true}",
             )
             self.require(
                 kind == "observation" or 0 <= batch.policy_version - true <= self.rules.max_lag,
@@ -127,12 +127,12 @@ class TrainingAudit(Books):
         )
 
     def checkpoints(self, history: Sequence[tuple[int, ...]], next_batch: int) -> None:
-        """A learner saves: its history is that of the recorded batches, in order."""
-        recorded = [self._trajectories_of(index) for index in range(next_batch)]
+        """A learner saves a checkpoint: its history is that of the committed batches, in order."""
+        committed = [self._trajectories_of(index) for index in range(next_batch)]
         self.require(
-            list(history) == recorded,
+            list(history) == committed,
             "G2 exactly once",
-            lambda: f"a checkpoint after batch {next_batch - 1} holds the history {history}, recorded is {recorded}",
+            lambda: f"a checkpoint after batch {next_batch - 1} has the history {history}, committed is {committed}",
         )
 
     def _trajectories_of(self, index: int) -> tuple[int, ...]:
@@ -145,7 +145,7 @@ class TrainingAudit(Books):
     # --- the end ---------------------------------------------------------------------------------------------------------
 
     def run_is_complete(self, history: Sequence[tuple[int, ...]]) -> None:
-        """The last checkpoint's history, when the run is over."""
+        """The run is over; its last checkpoint has this history."""
         durable = self.durable
         self.checkpoints(history, self.rules.num_batches)
         for group in durable.groups.values():
