@@ -37,19 +37,12 @@ MAX_LOG_WEIGHT = 10.0
 
 
 def sequence_lag(
-    policy_version: int,
-    versions_T: Tensor,
-    mask_T: Tensor,
-    sequence_ids_T: Tensor,
-    num_sequences: int,
-    *,
-    max_lag: int | None = None,
+    policy_version: int, versions_T: Tensor, mask_T: Tensor, sequence_ids_T: Tensor, num_sequences: int
 ) -> Tensor:
     """Return lag_S (float32): the mean over a sequence's action tokens of `policy_version` minus their version.
 
-    `versions_T` (int64) is read at action tokens only; a sequence without any has lag 0. max_lag: the oldest token that
-    may be trained on, in versions; None for any.
-    Raises ValueError for a token that is newer than the learner, or older than `max_lag` allows.
+    `versions_T` (int64) is read at action tokens only; a sequence without any has lag 0.
+    Raises ValueError for a token that is newer than the learner.
     """
     require_vector("versions_T", versions_T)
     require_vector("mask_T", mask_T, versions_T.shape[0])
@@ -63,21 +56,8 @@ def sequence_lag(
             "newer than the learner; versions must never be reused, also not after a restart"
         )
     require_ids("sequence_ids_T", sequence_ids_T, num_sequences, mask_T)
-    lag_T = policy_version - versions_T
-    if max_lag is not None:
-        _require_max_lag(lag_T, versions_T, mask_T, max_lag)
-    lag_T = lag_T.to(torch.float32)
+    lag_T = (policy_version - versions_T).to(torch.float32)
     return segment_mean(lag_T, mask_T, torch.where(mask_T, sequence_ids_T, 0), num_sequences)
-
-
-def _require_max_lag(lag_T: Tensor, versions_T: Tensor, mask_T: Tensor, max_lag: int) -> None:
-    older = mask_T & (lag_T > max_lag)
-    if bool(older.any()):
-        index = int(torch.nonzero(older)[0, 0])
-        raise ValueError(
-            f"versions_T[{index}] is {int(versions_T[index])}: its lag of {int(lag_T[index])} is above max_lag = {max_lag}; "
-            "drop the whole trajectory, and count it"
-        )
 
 
 @dataclass(frozen=True)

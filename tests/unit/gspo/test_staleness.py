@@ -59,14 +59,6 @@ def test_a_token_newer_than_the_learner_is_refused() -> None:
         sequence_lag(10, torch.tensor([10, 11]), torch.tensor([True, True]), torch.tensor([0, 0]), 1)
 
 
-def test_a_token_older_than_max_lag_is_refused_with_its_version_and_lag() -> None:
-    versions_T, mask_T = torch.tensor([2, 7, 6, -1]), torch.tensor([False, True, True, False])
-    ids_T = torch.tensor([0, 0, 0, -1])
-    assert sequence_lag(10, versions_T, mask_T, ids_T, 1, max_lag=4).tolist() == [3.5]
-    with pytest.raises(ValueError, match=r"versions_T\[2\] is 6: its lag of 4 is above max_lag = 3"):
-        sequence_lag(10, versions_T, mask_T, ids_T, 1, max_lag=3)
-
-
 def test_vectors_of_another_length_are_refused_before_they_broadcast() -> None:
     versions_T, mask_T = torch.tensor([7, 7]), torch.tensor([True, True])
     with pytest.raises(ValueError, match="mask_T has 1 elements where 2 are needed"):

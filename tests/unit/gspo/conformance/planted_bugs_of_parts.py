@@ -96,15 +96,8 @@ BUGS_OF_PARTS = (
     PlantedBug(
         "versions subtracted in float32",
         "staleness.py",
-        "lag_T = policy_version - versions_T\n",
-        "lag_T = float(policy_version) - versions_T.to(torch.float32)\n",
-        the_lag_is_the_mean_over_action_tokens,
-    ),
-    PlantedBug(
-        "max_lag off by one",
-        "staleness.py",
-        "mask_T & (lag_T > max_lag)",
-        "mask_T & (lag_T >= max_lag)",
+        "lag_T = (policy_version - versions_T).to(torch.float32)",
+        "lag_T = float(policy_version) - versions_T.to(torch.float32)",
         the_lag_is_the_mean_over_action_tokens,
     ),
     # Mismatch and rejection
