@@ -1,6 +1,7 @@
-"""GSPO-token for anybody's trainer: loss, ratio units, staleness band, advantages and diagnostics.
+"""GSPO-token for any trainer: loss, ratio units, staleness-aware clip range, advantages and diagnostics.
 
-`import gspo` is cheap; torch is imported with the first name that needs it.
+``import gspo`` is cheap; the first name that needs torch imports it. ``gspo.model`` and ``gspo.moe`` hold what a learner of
+Hugging Face models needs besides.
 
     from gspo import Objective, objective_loss
 """
@@ -53,29 +54,13 @@ __all__ = [
     "turn_values_to_tokens",
 ]
 
-_MODULE_OF = {
-    "AdaptiveClip": "adaptive",
-    "ClipRange": "staleness",
-    "LossOutput": "loss",
-    "MismatchMoments": "staleness",
-    "MismatchTracker": "staleness",
-    "SequenceStats": "diagnostics",
-    "clip_range": "staleness",
-    "group_advantages": "advantages",
-    "gspo_loss": "loss",
-    "mismatch_moments": "staleness",
-    "mismatch_weights": "staleness",
-    "objective_clip_range": "staleness",
-    "objective_loss": "loss",
-    "sequence_lag": "staleness",
-    "sequence_values_to_tokens": "advantages",
-    "summarise": "diagnostics",
-    "turn_advantages": "advantages",
-    "turn_values_to_tokens": "advantages",
-}
+_LAZY_MODULES = ("adaptive", "advantages", "diagnostics", "staleness", "loss")
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'gspo' has no attribute {name!r}")
-    return getattr(import_module(f"gspo.{_MODULE_OF[name]}"), name)
+    if name in __all__:
+        for module in _LAZY_MODULES:
+            defined = vars(import_module(f"gspo.{module}"))
+            if name in defined:
+                return defined[name]
+    raise AttributeError(f"module 'gspo' has no attribute {name!r}")

@@ -1,0 +1,10 @@
+"""Hugging Face models on packed sequences: packing, segment attention, log-probabilities, and weights as engines load them.
+
+Import from the module that defines a name; this door stays free of torch.
+
+    packing     ``TrainSequence``, ``TrainGroup``, ``PackedBatch``, ``pack``, ``plan_micro_batches``
+    policy      ``load_policy``, ``prepare_policy``
+    logprobs    ``TokenLogProbs``, ``chunked_logprobs``
+    attention   ``segment_attention``, ``register_segment_attention``
+    serving     ``serving_weights``, ``is_partitioned``
+"""

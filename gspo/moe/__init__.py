@@ -1,0 +1,8 @@
+"""Mixtures of experts: recorded choices, routing replay, and the layouts of expert weights.
+
+Import from the module that defines a name; this door stays free of torch.
+
+    experts          ``ExpertPicks``, ``ExpertRecorder``, ``ExpertTally``, ``changed_share``
+    routing_replay   ``RoutingReplay``
+    expert_layout    ``Piece``, ``pieces``, ``checkpoint_tensors``
+"""
