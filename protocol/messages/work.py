@@ -158,7 +158,6 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     policy_version: Version
     status: RolloutStatus
     leases: Annotated[list[LeaseKey], Meta(max_length=limits.MAX_LEASES_PER_MESSAGE)]
-    metrics: dict[str, float] = {}
 
 
 class Pulse(Message, frozen=True, tag="pulse"):

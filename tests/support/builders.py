@@ -137,7 +137,7 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
         (Finish(trajectory_id=7, epoch=2, num_tokens=5, reason="done", turn_rewards=[0.5, 1.0]), {}),
         (Release(trajectory_id=7, epoch=2, reason="draining", failed=False), {}),
         (LeaseEnded(trajectory_id=7, epoch=2, reason="expired"), {}),
-        (Heartbeat(policy_version=2, status="serving", leases=[LeaseKey(7, 2)], metrics={"load": 0.5}), {}),
+        (Heartbeat(policy_version=2, status="serving", leases=[LeaseKey(7, 2)]), {}),
         (Pulse(policy_version=3, weights_endpoint="tcp://x:1", stopping=True), {}),
         (BatchRequest(index=4, policy_version=5), {}),
         (BatchPending(index=4, groups_ready=3, groups_needed=8, waiting_for="group 9"), {}),

@@ -5,7 +5,7 @@ belongs to the one that has it for as long as it lives, and lives as long as it 
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from protocol.delivery import Inbox
@@ -42,7 +42,6 @@ class Peer:
     last_seen: float
     status: str = ""
     policy_version: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class Peers:
@@ -131,7 +130,6 @@ class Peers:
         peer = self._peers[who]
         peer.status = heartbeat.status
         peer.policy_version = heartbeat.policy_version
-        peer.metrics = dict(heartbeat.metrics)
 
     def leave(self, who: Who) -> None:
         """The session has ended by itself."""

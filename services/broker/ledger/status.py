@@ -74,5 +74,4 @@ def _rollout(state: State, peer: Peer, fleet: Fleet, now: float) -> dict[str, An
         "policy_version": peer.policy_version,
         "leases": leases,
         "silent_s": now - peer.last_seen,
-        "metrics": peer.metrics,
     }
