@@ -1,5 +1,8 @@
 """What holds for all tests."""
 
+import os
+from pathlib import Path
+
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.support.processes.leftovers"]
@@ -8,3 +11,6 @@ pytest_plugins = ["tests.support.processes.leftovers"]
 # programs of its own (`make fuzz`, `make test-soak`).
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+# Processes are started with ``-P``, so the working directory is not on their path: modules of tests/ are found by this.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -119,6 +119,6 @@ def role_of(words: Sequence[str], parent_role: str) -> str:
     """From a process's command line; empty for one that is of no interest."""
     if words and words[0].startswith("sglang::scheduler"):
         return SCHEDULER
-    if any("sglang" in word for word in words[:3]):
+    if any("sglang" in word for word in words[:4]):
         return SERVER
     return next((role for module, role in MODULES.items() if module in words), parent_role)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from services.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
+from services.runtime.lifecycle import module_command
 from services.runtime.settings import add_configuration_arguments
 
 PROCESSES: Final = {
@@ -182,7 +183,7 @@ def _environments() -> int:
 
 def _become(module: str, words: Sequence[str]) -> int:
     """Replace this process, so that signals go straight to the service."""
-    os.execv(sys.executable, [sys.executable, "-m", module, *words])
+    os.execv(sys.executable, module_command(module, *words))
 
 
 if __name__ == "__main__":

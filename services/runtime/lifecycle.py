@@ -1,4 +1,4 @@
-"""Start and stop of a process: signals set one event, everything else lives in the service's TaskGroup."""
+"""Start and stop of a process: signals set one event; everything else lives in the service's TaskGroup."""
 
 import asyncio
 import ctypes
@@ -17,6 +17,15 @@ log = structlog.get_logger()
 PR_SET_PDEATHSIG: Final = 1
 # Opened before any fork: a child between fork and exec must not load anything.
 _LIBC: Final = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command line of a process that runs ``module``.
+
+    ``-P`` keeps the working directory off the import path, where a user's random.py or gspo folder would hide the module of
+    that name.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def run_process(service: Callable[[asyncio.Event], Awaitable[None]]) -> int:

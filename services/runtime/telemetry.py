@@ -66,9 +66,7 @@ class Health:
         with self._lock:
             stalled = self._clock.now() - self._last_beat
         return (
-            (True, "alive")
-            if stalled < self._max_stall_s
-            else (False, f"the event loop has been stuck for {stalled:.0f} s")
+            (True, "alive") if stalled < self._max_stall_s else (False, f"the event loop has been stuck for {stalled:.0f} s")
         )
 
     def ready(self) -> tuple[bool, str]:

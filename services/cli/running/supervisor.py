@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import structlog
 
 from services.runtime.clock import Clock
 from services.runtime.errors import EXIT_CONFIGURATION, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError
-from services.runtime.lifecycle import die_with_parent, until_stopped
+from services.runtime.lifecycle import die_with_parent, module_command, until_stopped
 
 log = structlog.get_logger()
 
@@ -158,10 +157,7 @@ class Supervisor:
             raise ServiceError(f"{child.log_path}: the log of {spec.name} cannot be written: {error.strerror}") from error
         with log_file as output:
             child.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                spec.module,
-                *spec.arguments,
+                *module_command(spec.module, *spec.arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

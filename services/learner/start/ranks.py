@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from services.runtime.lifecycle import die_with_parent
+from services.runtime.lifecycle import die_with_parent, module_command
 
 log = structlog.get_logger()
 
@@ -78,7 +77,7 @@ def run_ranks(
             }
             ranks.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", module, *arguments],
+                    module_command(module, *arguments),
                     env=environment,
                     # Ctrl-C on a terminal reaches this process alone, which passes it on.
                     start_new_session=True,

@@ -17,6 +17,7 @@ import psutil
 import structlog
 
 from services.rollout.sglang.http import EngineHttp, EngineUnreachable
+from services.runtime.lifecycle import module_command
 
 log = structlog.get_logger()
 
