@@ -1,4 +1,4 @@
-"""Each process of a run is killed, and the run goes on: nothing is lost, nothing trained twice. `make test-demo`."""
+"""Each process of a run is killed, and the run continues: nothing is lost, nothing trained twice. ``make test-demo``."""
 
 import signal
 from pathlib import Path
@@ -26,7 +26,7 @@ def multi_turn_run(directory: Path, *overrides: str) -> RunProcess:
     )
 
 
-def test_killed_rollouts_lose_nothing_and_their_trajectories_go_on_elsewhere(tmp_path: Path) -> None:
+def test_killed_rollouts_lose_nothing_and_their_trajectories_continue_elsewhere(tmp_path: Path) -> None:
     with multi_turn_run(tmp_path, "run.num_batches=14") as run:
         run.wait_until("third batch", lambda: len(run.rows("batch")) >= 3, 300)
         agent = psutil.Process(run.pid_of("services.rollout", "rollout-0"))
@@ -54,7 +54,7 @@ def test_a_killed_engine_ends_its_rollout_which_hands_its_trajectories_back(tmp_
     assert audit(tmp_path).problems == []
 
 
-def test_a_killed_broker_comes_back_and_everybody_goes_on(tmp_path: Path) -> None:
+def test_a_killed_broker_comes_back_and_the_run_continues(tmp_path: Path) -> None:
     with multi_turn_run(tmp_path, "run.num_batches=12") as run:
         run.wait_until("third batch", lambda: len(run.rows("batch")) >= 3, 300)
         run.kill("services.broker")
@@ -76,7 +76,7 @@ def test_a_killed_learner_resumes_from_its_checkpoint_and_gets_the_same_batches_
     report = audit(tmp_path)
     assert report.problems == []
     assert report.num_batches == 12
-    # Batches 4 and 5 came after the checkpoint: they were trained again, as they were.
+    # Batches 4 and 5 came after the checkpoint: they were trained again, unchanged.
     assert report.num_trained_again >= 1
     resumed = run.events("learner", "resumed")
     assert resumed[-1]["next_batch"] == 4
@@ -90,7 +90,7 @@ def test_a_killed_learner_resumes_from_its_checkpoint_and_gets_the_same_batches_
         assert first["loss"] == pytest.approx(row["loss"], abs=1e-5)
 
 
-def test_ctrl_c_stops_everything_and_the_run_goes_on_later(tmp_path: Path) -> None:
+def test_ctrl_c_stops_everything_and_the_run_resumes_later(tmp_path: Path) -> None:
     with multi_turn_run(tmp_path, "run.num_batches=10") as run:
         run.wait_until("third batch", lambda: len(run.rows("batch")) >= 3, 300)
         run.process.send_signal(signal.SIGINT)

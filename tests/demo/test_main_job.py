@@ -1,4 +1,4 @@
-"""Whole runs through all real parts: a model learns. Minutes each; `make test-demo`."""
+"""Whole runs through all real parts: a model learns. Minutes each; ``make test-demo``."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The processes of a run, each started by itself and with settings of its own, as on several hosts."""
+"""The processes of a run, each started separately and with its own settings, as on several hosts."""
 
 import json
 import os
@@ -29,7 +29,7 @@ MODEL: Final = REPOSITORY / "models/tiny"
 
 @dataclass
 class Member:
-    """One process that is started again whenever it fails, unless the test says otherwise."""
+    """One process; it is started again whenever it fails, unless ``keep`` is False."""
 
     name: str
     command: list[str]
@@ -66,7 +66,7 @@ class Member:
         return self.process is not None
 
     def keep_running(self) -> None:
-        """Start it again a moment after its end, as whoever manages processes does; status 0 says that the run is over."""
+        """Start it again a moment after it fails, as a process manager does; status 0 means that the run is over."""
         if not self.look() and self.keep and self.ends[-1] != 0 and time.monotonic() - self.ended_at > RESTART_S:
             self.start()
 
@@ -74,7 +74,7 @@ class Member:
         os.kill(self.pid, number)
 
     def kill_tree(self) -> None:
-        """SIGKILL to it and to everything that it has started."""
+        """Send SIGKILL to it and to everything that it has started."""
         for process in [*psutil.Process(self.pid).children(recursive=True), psutil.Process(self.pid)]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -88,7 +88,7 @@ class Member:
 
 
 class Fleet:
-    """Use as a context manager; leaving it kills everything that was started."""
+    """The processes of one run. Use as a context manager; leaving it kills everything that was started."""
 
     def __init__(self, directory: Path, *settings: str) -> None:
         self.directory = directory
@@ -128,7 +128,7 @@ class Fleet:
                 process.wait(20)
 
     def start(self, role: str, *settings: str, name: str = "") -> Member:
-        """Start a process with more settings; rollouts get a name."""
+        """Start a process with additional settings; rollouts get a name."""
         command = [sys.executable, "-m", f"services.{role}", str(CONFIG)]
         for setting in (*self._settings, *settings):
             command += ["--set", setting]
@@ -141,7 +141,7 @@ class Fleet:
         return member
 
     def start_engine(self, name: str = "sglang") -> Member:
-        """An SGLang server that no rollout owns, on ``engine_port``, with the weights that the run begins with."""
+        """Start an SGLang server that no rollout owns, on ``engine_port``, with the weights that the run begins with."""
         log = self.directory / "logs" / f"{name}.log"
         options = ServerOptions(model_path=MODEL, log_path=log, max_total_tokens=16384)
         member = Member(
@@ -155,7 +155,7 @@ class Fleet:
         return member
 
     def rows(self, event: str) -> list[dict[str, Any]]:
-        """Lines of the run's record of one kind."""
+        """Rows of one event in the run's metrics.jsonl."""
         path = self.directory / "metrics.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.is_file() else []
         return [row for row in map(json.loads, lines) if row["event"] == event]
@@ -168,7 +168,7 @@ class Fleet:
         return [row for row in found if row.get("event") == event]
 
     def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = 400.0) -> None:
-        """Wait, starting again whatever ends. Raises: AssertionError with the ends of all logs."""
+        """Wait, and start again what fails. Raises: AssertionError with the last lines of all logs."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             for member in self.members.values():
@@ -177,18 +177,18 @@ class Fleet:
             self._watch.wait(POLL_S)
 
     def wait_batches(self, number: int, timeout_s: float = 600.0) -> None:
-        """Wait until so many batches are in the record."""
+        """Wait until metrics.jsonl has this many batches."""
         self.wait_until(f"{number} batches", lambda: len(self.rows("batch")) >= number, timeout_s)
 
     def finish(self, timeout_s: float = 900.0) -> None:
-        """Tell the run to stop, wait for its end, and for every process to end with status 0."""
+        """Tell the run to stop, then wait until every process has ended with status 0."""
         command = [sys.executable, "-m", "services.cli.main", "stop", str(self.directory)]
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr + self.tails()
         self.wait_until("end of the run", lambda: bool(self.events("learner", "run_complete")), timeout_s)
         for member in self.members.values():
             member.keep = False
-        # Rollouts end by themselves; the other two serve until they are told.
+        # Rollouts end by themselves; the other two serve until they are told to stop.
         own = [member for name, member in self.members.items() if name.startswith("rollout")]
         self.wait_until("end of the rollouts", lambda: not [member for member in own if member.look()], 90)
         for name in ("learner", "broker"):
@@ -197,7 +197,7 @@ class Fleet:
         assert [member.ends[-1] for member in own] == [0] * len(own), self.tails()
 
     def stop(self, name: str, timeout_s: float = 90.0) -> float:
-        """SIGTERM; returns how many seconds it took until the process was gone. It is not started again."""
+        """Send SIGTERM; returns the seconds until the process was gone. It is not started again."""
         member, begin = self.members[name], time.monotonic()
         member.keep = False
         member.signal(signal.SIGTERM)
@@ -205,7 +205,7 @@ class Fleet:
         return time.monotonic() - begin
 
     def num_leases(self, name: str) -> int:
-        """Leases that the ledger says a rollout holds."""
+        """How many leases the ledger shows for a rollout."""
         query = "SELECT count(*) FROM trajectories WHERE status = 'leased' AND holder_peer = ?"
         with closing(sqlite3.connect(f"file:{self.directory / LEDGER_FILE}?mode=ro", uri=True)) as connection:
             return int(connection.execute(query, (name,)).fetchone()[0])

@@ -1,4 +1,4 @@
-"""A learner is killed, or has no room, while a thread of its own writes a checkpoint: real processes, threads, disks."""
+"""A learner is killed or runs out of disk while its thread writes a checkpoint: real processes, threads, disks."""
 
 import signal
 import subprocess
@@ -19,9 +19,7 @@ MIB = 2**20
 
 @pytest.mark.faults
 @pytest.mark.parametrize("num_files", [0, NUM_FILES - 2])
-def test_a_learner_that_is_killed_while_its_thread_writes_leaves_the_last_checkpoint_and_no_other(
-    num_files: int, tmp_path: Path
-) -> None:
+def test_a_learner_killed_while_its_thread_writes_leaves_only_the_last_checkpoint(num_files: int, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     command = [sys.executable, "-m", "tests.support.engines.rows_engine", str(root), str(num_files)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as learner:
@@ -35,7 +33,7 @@ def test_a_learner_that_is_killed_while_its_thread_writes_leaves_the_last_checkp
     assert saved is not None
     assert load_checkpoint(again, saved) == state(1)
     assert again.weights_digest() == RowsEngine().weights_digest()
-    # Whoever comes next saves another version, and what was left is gone.
+    # The next learner saves another version, and the partial checkpoint is gone.
     saver = CheckpointSaver(again, root, keep=2, background=Threads())
     saver.begin(state(3))
     published = saver.advance(newest_version=3, wait_s=PATIENCE_S)
@@ -44,7 +42,7 @@ def test_a_learner_that_is_killed_while_its_thread_writes_leaves_the_last_checkp
 
 
 @pytest.mark.parametrize("room", [0, 4 * 4096, 3 * FILE_BYTES])
-def test_a_thread_that_finds_no_room_is_an_error_that_says_so_and_the_next_one_has_the_room(
+def test_a_thread_that_finds_no_room_gives_an_error_that_says_so_and_leaves_the_room_to_the_next(
     room: int, tmp_path: Path
 ) -> None:
     engine = RowsEngine()

@@ -1,4 +1,4 @@
-"""SGLang hangs, dies in the middle of a weight update, or is sent damaged weights. `make test-faults`."""
+"""SGLang hangs, dies in the middle of a weight update, or is sent damaged weights. ``make test-faults``."""
 
 import signal
 import threading
@@ -17,7 +17,7 @@ WORK_STALL_S = 20.0
 BATCH_STALL_S = 8.0
 HANG_S = 30
 SIGMA_LIMIT = 2e-5
-"""Of engine against learner on tokens of the same version, in float32: other weights show as 100 times that."""
+"""Bound between engine and learner on tokens of the same version, in float32: other weights show as 100 times that."""
 
 
 def count(fleet: Fleet, name: str, event: str) -> int:
@@ -41,7 +41,7 @@ def start_two(fleet: Fleet, learner: str, *second: str) -> Member:
     return member
 
 
-def test_links_stall_for_longer_than_a_lease_and_break(tmp_path: Path) -> None:
+def test_a_run_survives_connections_that_stall_for_longer_than_a_lease_and_break(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "learner.checkpoint_every_batches=10")
     with fleet, Relay(fleet.work_port) as work, Relay(fleet.batch_port) as batch:
         learner = f"broker.batch_endpoint={batch.endpoint}"
@@ -54,7 +54,7 @@ def test_links_stall_for_longer_than_a_lease_and_break(tmp_path: Path) -> None:
         work.cut()
         work.heal()
         fleet.wait_batches(len(fleet.rows("batch")) + 1)
-        # The learner's, half open and then silent.
+        # The learner's connection is half open, and later silent.
         batch.half_open()
         fleet.wait_batches(len(fleet.rows("batch")) + 1)
         batch.stall()
@@ -70,7 +70,7 @@ def test_links_stall_for_longer_than_a_lease_and_break(tmp_path: Path) -> None:
     assert report.num_trained_again == 0
 
 
-def test_a_server_that_hangs_for_a_while_goes_on_and_one_that_hangs_for_ever_ends_its_rollout(tmp_path: Path) -> None:
+def test_a_server_that_hangs_for_a_while_recovers_and_one_that_hangs_for_ever_ends_its_rollout(tmp_path: Path) -> None:
     with Fleet(tmp_path, "learner.checkpoint_every_batches=10") as fleet:
         sick = start_two(fleet, "learner.checkpoint_every_batches=10", f"rollout.engine_timeout_s={HANG_S}")
         scheduler = sick.scheduler()
@@ -99,14 +99,14 @@ def test_a_server_that_hangs_for_a_while_goes_on_and_one_that_hangs_for_ever_end
 
 
 class Update:
-    """The points of a weight update at which something strikes, seen on the way to SGLang."""
+    """A weight update of SGLang, watched in its requests, so that a fault can strike at a chosen one."""
 
     def __init__(self, fleet: Fleet, http: Relay) -> None:
         self._fleet = fleet
         self._http = http
 
     def strike(self, request: str, action: Callable[[], None]) -> None:
-        """Do ``action`` before SGLang hears of ``request``."""
+        """Do ``action`` before SGLang receives ``request``."""
 
         def act() -> None:
             action()
@@ -139,7 +139,7 @@ def test_a_server_killed_or_left_in_the_middle_of_an_update_and_damaged_weights_
         fleet.wait_batches(len(fleet.rows("batch")) + 2)
         assert -signal.SIGKILL in rollout.ends
 
-        # A chunk of weights is damaged, its connection breaks, it stalls.
+        # A chunk of weights is damaged; its connection breaks; it stalls.
         bad = weights.flip(tag_of(WeightChunk), 2000)
         fleet.wait_until("a damaged chunk", bad.seen.is_set)
         fleet.wait_until("a fetch that failed", lambda: count(fleet, "rollout-0", "weights_not_fetched") > 0, 60)

@@ -1,4 +1,4 @@
-"""Disks that are full or cannot be written: the broker holds everything back, the learner keeps its last checkpoint."""
+"""Disks are full or cannot be written: the broker acknowledges nothing, the learner keeps its last checkpoint."""
 
 import asyncio
 import subprocess
@@ -67,14 +67,14 @@ def assert_clean(directory: Path) -> None:
     assert (report.num_batches, report.dropped, report.num_trained_again) == (NUM_BATCHES, {}, 0)
 
 
-async def test_a_broker_on_a_full_disk_holds_everything_back_until_there_is_room(tmp_path: Path) -> None:
+async def test_a_broker_on_a_full_disk_acknowledges_nothing_until_there_is_room(tmp_path: Path) -> None:
     with small_disk(tmp_path / "run", 8 * MIB) as disk:
         async with zmq_context() as context, broker_process(tmp_path, run={"num_batches": NUM_BATCHES}) as broker:
             await run_with_a_fault(broker, context, disk.fill, disk.empty)
         assert "free space on its disk" in broker.last("commit_failed")["error"]
 
 
-async def test_a_broker_whose_files_must_not_be_written_holds_everything_back_until_they_may(tmp_path: Path) -> None:
+async def test_a_broker_with_write_protected_files_acknowledges_nothing_until_they_are_writable(tmp_path: Path) -> None:
     files = [tmp_path / "run" / name for name in ("ledger.sqlite3", "ledger.sqlite3-wal")]
 
     def protect(sign: str) -> bool:
@@ -96,7 +96,7 @@ def assert_true(value: bool) -> None:
 
 
 @pytest.mark.faults
-async def test_a_broker_on_a_read_only_disk_says_so_and_goes_on_when_it_is_writable_again(tmp_path: Path) -> None:
+async def test_a_broker_on_a_read_only_disk_says_so_and_continues_when_it_is_writable_again(tmp_path: Path) -> None:
     with small_disk(tmp_path / "run", 8 * MIB) as disk:
         async with zmq_context() as context, broker_process(tmp_path, run={"num_batches": NUM_BATCHES}) as broker:
             rollout = ScriptedRollout(context, broker.work_endpoint, "r", "s", chunk_delay_s=0.01)
@@ -125,7 +125,7 @@ def state(version: int) -> CheckpointState:
 
 
 class TorchBigram(BigramEngine):
-    """Saves with torch's own writer, as DeepSpeed does."""
+    """An engine that saves with torch's own writer, as DeepSpeed does."""
 
     def save_state(self, directory: Path) -> None:
         directory.mkdir()
@@ -135,13 +135,13 @@ class TorchBigram(BigramEngine):
         self.table = torch.load(directory / "table.pt", weights_only=True)["table"].requires_grad_()
 
 
-def test_a_checkpoint_without_room_is_an_error_that_says_so_and_the_last_one_stays(tmp_path: Path) -> None:
+def test_a_checkpoint_without_room_gives_an_error_that_says_so_and_the_last_one_stays(tmp_path: Path) -> None:
     engine = TorchBigram(vocab_size=256)  # 256 KiB
     with small_disk(tmp_path / "checkpoints", 4 * MIB) as disk:
         saved = save_checkpoint(engine, disk.path, state(1), keep=2)
         digest = engine.weights_digest()
         engine.table = (engine.table.detach() + 1).requires_grad_()
-        for room in (0, 4096 * 4, MIB // 4):  # for nothing, for the directories, for nearly all
+        for room in (0, 4096 * 4, MIB // 4):  # room for nothing, for the directories, for nearly everything
             disk.fill(room)
             with pytest.raises(CheckpointError, match=r"cannot be written: .* make room") as caught:
                 save_checkpoint(engine, disk.path, state(2), keep=2)
@@ -156,7 +156,7 @@ def test_a_checkpoint_without_room_is_an_error_that_says_so_and_the_last_one_sta
         assert save_checkpoint(engine, disk.path, state(2), keep=2) == find_latest(disk.path)
 
 
-def test_a_version_that_cannot_be_reserved_is_an_error_and_the_last_one_stays(tmp_path: Path) -> None:
+def test_a_version_that_cannot_be_reserved_gives_an_error_and_the_last_one_stays(tmp_path: Path) -> None:
     with small_disk(tmp_path / "checkpoints", MIB) as disk:
         reserve_version(disk.path, 7)
         disk.fill()
@@ -170,7 +170,7 @@ def test_a_version_that_cannot_be_reserved_is_an_error_and_the_last_one_stays(tm
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_learner_without_room_for_a_checkpoint_ends_with_the_reason_and_goes_on_from_the_last(tmp_path: Path) -> None:
+def test_a_learner_without_room_for_a_checkpoint_ends_with_the_reason_and_resumes_from_the_last(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "learner.checkpoint_every_batches=2")
     with small_disk(tmp_path / "checkpoints", 64 * MIB) as disk, fleet:
         fleet.start("broker")

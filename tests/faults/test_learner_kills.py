@@ -1,4 +1,4 @@
-"""A learner is killed at chosen points between a batch and the record of its checkpoint. `make test-faults`."""
+"""A learner is killed at chosen points between a batch and the report of its checkpoint. ``make test-faults``."""
 
 import signal
 import threading
@@ -16,12 +16,12 @@ from tests.support.wire.relay import Relay, tag_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 TRAINING_S = 0.1
-"""Into the optimizer steps of a batch, which take some half a second."""
+"""Time into the optimizer steps of a batch, which take about half a second."""
 ARRIVES_S = 0.3
 
 
 class Killer:
-    """Kills the learner of a fleet when something passes the relay between it and the broker."""
+    """Kills the learner of a fleet when a message passes the relay between it and the broker."""
 
     def __init__(self, fleet: Fleet, relay: Relay) -> None:
         self._fleet = fleet
@@ -32,18 +32,18 @@ class Killer:
         self._fleet.members["learner"].signal(signal.SIGKILL)
 
     def before(self, kind: type) -> None:
-        """At the first byte of a message of this kind, which the broker never gets; what went before it arrives."""
+        """Kill at the first byte of a message of this kind, which the broker never gets; earlier messages arrive."""
 
         def act() -> None:
             self.kill()
-            # What went before is on its way: a reset could overtake it.
+            # Earlier messages are still on their way: a reset could overtake them.
             time.sleep(ARRIVES_S)
             self._relay.cut()
 
         self._wait(self._relay.on(tag_of(kind), act).seen.is_set)
 
     def while_training(self) -> None:
-        """After a batch was delivered, before its version is published."""
+        """Kill after a batch was delivered and before its version is published."""
         delivered = self._relay.on(tag_of(Batch), lambda: None, direction="down").seen
         self._wait(delivered.is_set)
         published = self._relay.on(tag_of(Published), lambda: None).seen
@@ -53,7 +53,7 @@ class Killer:
         assert not published.is_set(), "it had published before the kill"
 
     def while_saving(self) -> None:
-        """While a checkpoint is being written."""
+        """Kill while a checkpoint is being written."""
         checkpoints = self._fleet.directory / "checkpoints"
         while not list(checkpoints.glob(".partial-version-*")):
             self._watch.wait(0.002)
@@ -64,7 +64,7 @@ class Killer:
         self._fleet.wait_until("the point to kill at", condition)
 
 
-def test_a_learner_killed_anywhere_between_two_checkpoints_repeats_what_it_must_and_no_more(tmp_path: Path) -> None:
+def test_a_learner_killed_anywhere_between_two_checkpoints_repeats_only_what_it_must(tmp_path: Path) -> None:
     with (
         Fleet(tmp_path, "learner.checkpoint_every_batches=2") as fleet,
         Relay(fleet.batch_port) as relay,

@@ -1,4 +1,4 @@
-"""Links between a real broker process and its peers stall, break and stay half open: nothing is lost, everybody goes on."""
+"""Connections of a real broker process stall, break and stay half open: nothing is lost, and the run continues."""
 
 import asyncio
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def assert_clean(broker: BrokerProcess) -> None:
     assert (report.num_batches, report.dropped, report.num_trained_again) == (NUM_BATCHES, {}, 0)
 
 
-async def test_leases_of_a_stalled_rollout_end_and_what_it_says_after_a_cut_is_refused(tmp_path: Path) -> None:
+async def test_leases_of_a_stalled_rollout_end_and_its_messages_after_a_cut_are_refused(tmp_path: Path) -> None:
     settings = {"run": {"num_batches": NUM_BATCHES}, "broker": {"lease_s": LEASE_S}}
     async with zmq_context() as context, broker_process(tmp_path, **settings) as broker:
         with Relay(port_of(broker.work_endpoint)) as relay:
@@ -52,7 +52,7 @@ async def test_leases_of_a_stalled_rollout_end_and_what_it_says_after_a_cut_is_r
                 tasks.create_task(far.run())
                 tasks.create_task(ScriptedLearner(context, broker.batch_endpoint, "s").run())
                 await stall_and_cut(tasks)
-            # The others went on with its trajectories from what had been acknowledged.
+            # The other rollout continued its trajectories from what had been acknowledged.
             assert any(lease.num_tokens for lease in near.seen_leases)
             assert relay.num_reset >= 1
         assert await broker.terminate() == 0
@@ -68,10 +68,8 @@ def half_open(relay: Relay) -> None:
 
 
 @pytest.mark.parametrize("fault", [cut, pytest.param(half_open, marks=pytest.mark.faults)])
-async def test_a_connection_lost_with_a_chunk_in_it_costs_nobody_anything(
-    fault: Callable[[Relay], None], tmp_path: Path
-) -> None:
-    """Half open: the rollout is not told, and finds out by itself, by its heartbeats, that nobody hears it."""
+async def test_a_connection_lost_with_a_chunk_in_it_costs_nothing(fault: Callable[[Relay], None], tmp_path: Path) -> None:
+    """Half open: the rollout is not told; its heartbeats find out that the broker does not receive it."""
     settings = {"run": {"num_batches": NUM_BATCHES}, "broker": {"lease_s": LEASE_S}}
     async with zmq_context() as context, broker_process(tmp_path, **settings) as broker:
         with Relay(port_of(broker.work_endpoint)) as relay:
@@ -87,7 +85,7 @@ async def test_a_connection_lost_with_a_chunk_in_it_costs_nobody_anything(
 
 
 @pytest.mark.faults
-async def test_a_learner_whose_link_stalls_and_breaks_gets_every_batch_once(tmp_path: Path) -> None:
+async def test_a_learner_with_a_connection_that_stalls_and_breaks_gets_every_batch_once(tmp_path: Path) -> None:
     async with zmq_context() as context, broker_process(tmp_path, run={"num_batches": NUM_BATCHES}) as broker:
         with Relay(port_of(broker.batch_endpoint)) as relay:
             learner = ScriptedLearner(context, relay.endpoint, "s")
@@ -96,7 +94,7 @@ async def test_a_learner_whose_link_stalls_and_breaks_gets_every_batch_once(tmp_
                 await broker.logged("batch_trained", 1)
                 relay.stall()
                 relay.cut()
-                await asyncio.sleep(2 * LEASE_S)  # a silence, to be sat through
+                await asyncio.sleep(2 * LEASE_S)  # a silence that both ends must outlast
                 relay.heal()
                 await broker.logged("batch_trained", 2)
                 relay.half_open()

@@ -1,4 +1,4 @@
-"""How many tokens an end of a rollout costs, and SIGTERM of each role while it is busy. `make test-faults`."""
+"""How many tokens an end of a rollout costs, and SIGTERM of each role while it is busy. ``make test-faults``."""
 
 import re
 import signal
@@ -16,15 +16,15 @@ from tests.support.broker.ledger_audit import audit
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
 ONE_STEP_A_LINE = 'rollout.server_args=["--decode-log-interval","1","--disable-overlap-schedule","--disable-radix-cache"]'
-"""SGLang logs every step as it is made: what it generated can be counted to the token, also of a server that was killed."""
+"""SGLang logs every step as it makes it, so every generated token can be counted, even of a server that was killed."""
 STEP = re.compile(r"Decode batch, #running-req: (\d+),|Prefill batch, #new-seq: (\d+),")
 FIRST_WEIGHTS = "[continue_generation]"
 DRAIN_S = 10.0
 GRACE_S = 20.0
-"""Beyond rollout.drain_s, for the end of SGLang."""
+"""Time beyond rollout.drain_s in which SGLang must end."""
 LEARNER_STOP_S = 60.0
-"""To finish the batch under way and save a checkpoint."""
-SETTLED_S = 1.0
+"""Time to finish the batch under way and save a checkpoint."""
+ARRIVES_S = 1.0
 BUSY_TOKENS = 400
 
 
@@ -44,7 +44,7 @@ class Cost:
 
 
 class Books:
-    """Counts what SGLang generated in each life of a rollout, and what of it is in the ledger."""
+    """Counts the tokens that SGLang generated in each life of a rollout, and how many of them are in the ledger."""
 
     def __init__(self, fleet: Fleet, name: str) -> None:
         self._fleet = fleet
@@ -53,10 +53,10 @@ class Books:
         self._stored_before = 0
 
     def generated(self) -> int:
-        """Tokens that the present life of the server has generated: a step gives each request one."""
+        """Tokens that the server has generated in its current life: each step gives each request one."""
         with self._engine_log.open("rb") as file:
             file.seek(self._begin)
-            # Before its first weights it only warms itself up.
+            # Before its first weights it only warms up.
             text = file.read().decode(errors="replace").partition(FIRST_WEIGHTS)[2]
         steps = STEP.findall(text)
         return sum(int(decoded or prefilled) for decoded, prefilled in steps)
@@ -83,7 +83,7 @@ class Books:
 
 
 def end(fleet: Fleet, books: Books, number: signal.Signals, chunk_tokens: int) -> Cost:
-    """Start a rollout, end it when it is busy, and count. A step that SGLang was making is not in its log."""
+    """Start a rollout, end it when it is busy, and count. An unfinished step of SGLang is not in its log."""
     rollout = fleet.start("rollout", f"rollout.chunk_tokens={chunk_tokens}", ONE_STEP_A_LINE, name="rollout-0")
     fleet.wait_until("work", lambda: bool(fleet.rows("batch")) and books.stored() > BUSY_TOKENS, 900)
     fleet.wait_until("leases", lambda: books.unfinished() > 8)
@@ -94,9 +94,9 @@ def end(fleet: Fleet, books: Books, number: signal.Signals, chunk_tokens: int) -
     fleet.wait_until("the end of it", lambda: not rollout.look(), 60)
     assert time.monotonic() - begin < DRAIN_S + GRACE_S
     assert rollout.ends == [0 if number == signal.SIGTERM else -number]
-    settled = time.monotonic() + SETTLED_S
-    fleet.wait_until("what was on its way", lambda: time.monotonic() > settled)
-    # Of a killed rollout the leases run on for a while; one that was told to stop has handed its trajectories back.
+    arrived = time.monotonic() + ARRIVES_S
+    fleet.wait_until("messages on their way", lambda: time.monotonic() > arrived)
+    # The leases of a killed rollout last for a while; a rollout that was told to stop has handed its trajectories back.
     unfinished = max(unfinished, books.unfinished())
     cost = Cost(number.name, chunk_tokens, unfinished, books.generated(), books.generated() - books.stored())
     books.next_life()
@@ -115,7 +115,7 @@ def test_an_end_of_a_rollout_costs_at_most_a_chunk_of_each_unfinished_trajectory
                 costs.append(end(fleet, books, number, chunk_tokens))
                 print(costs[-1], f"{costs[-1].per_trajectory:.1f} a trajectory", flush=True)
         fleet.start("rollout", ONE_STEP_A_LINE, name="rollout-0")
-        # The others, too, while they are busy.
+        # Learner and broker end while they are busy, too.
         for name in ("learner", "broker"):
             fleet.wait_batches(len(fleet.rows("batch")) + 2)
             fleet.stop(name, LEARNER_STOP_S)
@@ -127,7 +127,7 @@ def test_an_end_of_a_rollout_costs_at_most_a_chunk_of_each_unfinished_trajectory
         assert books.generated() == books.stored()
     assert fleet.events("broker", "attempt_failed") == []
     for cost in costs:
-        assert cost.unfinished > 8, "it was not busy"
+        assert cost.unfinished > 8, "the rollout was not busy"
         assert 0 <= cost.regenerated <= cost.unfinished * cost.chunk_tokens, cost
     report = audit(tmp_path)
     assert report.problems == []

@@ -1,4 +1,4 @@
-"""The relay of the fault tests does what it is told, and nothing else."""
+"""The relay of the fault tests injects the faults that it is told to, and no others."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Behind:
-    """The port behind a relay, and all ends of connections, to be closed."""
+    """The port behind a relay, and all ends of connections that must be closed."""
 
     def __init__(self) -> None:
         self.connections: asyncio.Queue[Ends] = asyncio.Queue()
@@ -71,7 +71,7 @@ def test_a_marker_is_found_wherever_the_stream_is_broken(pieces: list[bytes], ma
     assert [end for piece in pieces for end in finder.feed(piece)] == expected
 
 
-async def test_bytes_go_both_ways_and_an_end_is_passed_on() -> None:
+async def test_bytes_pass_in_both_directions_and_an_end_is_passed_on() -> None:
     async with relayed() as (relay, behind):
         (near, near_out), (far, far_out) = await connect(relay, behind)
         near_out.write(b"question")
@@ -111,7 +111,7 @@ async def test_a_cut_resets_both_ends_and_the_next_connection_is_fine() -> None:
         assert await far.readexactly(5) == b"again"
 
 
-async def test_half_open_leaves_the_near_end_alone_with_nobody() -> None:
+async def test_half_open_resets_the_far_end_and_tells_the_near_end_nothing() -> None:
     async with relayed() as (relay, behind):
         (near, near_out), (far, _) = await connect(relay, behind)
         relay.half_open()
@@ -138,7 +138,7 @@ async def test_a_limit_slows_down_and_a_delay_holds_back() -> None:
         assert clock() - begin > 0.14
 
 
-async def test_the_chosen_bit_is_flipped_so_often_and_no_other() -> None:
+async def test_only_the_chosen_bit_is_flipped_and_as_often_as_chosen() -> None:
     async with relayed() as (relay, behind):
         (near, _), (_, far_out) = await connect(relay, behind)
         far_out.write(b"before tag12345")
@@ -152,7 +152,7 @@ async def test_the_chosen_bit_is_flipped_so_often_and_no_other() -> None:
         assert relay.num_flipped == 2
 
 
-async def test_an_action_comes_before_its_marker_and_can_keep_it_from_arriving() -> None:
+async def test_an_action_runs_before_its_marker_arrives_and_can_prevent_that() -> None:
     async with relayed() as (relay, behind):
         (_, near_out), (far, _) = await connect(relay, behind)
         told: list[str] = []
@@ -167,7 +167,7 @@ async def test_an_action_comes_before_its_marker_and_can_keep_it_from_arriving()
         assert relay.num_bytes["up"] == 4
 
 
-async def test_a_relay_that_is_shut_refuses_who_comes_and_keeps_who_is_there() -> None:
+async def test_a_relay_that_is_shut_refuses_new_connections_and_keeps_the_others() -> None:
     async with relayed() as (relay, behind):
         (near_reader, near_writer), (_, far_writer) = await connect(relay, behind)
         port = relay.port

@@ -1,4 +1,4 @@
-"""Weights sent through process groups, and somebody dies in the middle of an update. `make test-faults`."""
+"""Weights are sent through process groups, and a process dies in the middle of an update. ``make test-faults``."""
 
 import signal
 from collections.abc import Callable
@@ -16,12 +16,12 @@ START_S = 900.0
 FAILS_S = 60.0
 """The longest that anything may take in a group; a peer that dies is noticed at once."""
 SIGMA_LIMIT = 2e-5
-"""Of engine against learner on tokens of the same version, in float32: other weights show as 100 times that."""
+"""Bound between engine and learner on tokens of the same version, in float32: other weights show as 100 times that."""
 ROLLOUTS = ("rollout-0", "rollout-1")
 
 
 def start(fleet: Fleet, relay: Relay) -> list[Member]:
-    """A run of two rollouts at work, whose engines are both in a group with the learner; returns them."""
+    """Start a run and wait until the engines of two rollouts are in a group with the learner; returns the rollouts."""
     fleet.start("broker")
     fleet.start("learner", f"learner.advertised_weights_endpoint={relay.endpoint}")
     members = [fleet.start("rollout", name=name) for name in ROLLOUTS]
@@ -31,7 +31,7 @@ def start(fleet: Fleet, relay: Relay) -> list[Member]:
 
 
 def strike_when(fleet: Fleet, relay: Relay, kind: type, direction: Direction, kill: Callable[[], None]) -> None:
-    """Kill when such a message passes between a rollout and the learner."""
+    """Kill when a message of this kind passes between a rollout and the learner."""
     fleet.wait_until(f"a {kind.__name__}", relay.on(tag_of(kind), kill, direction=direction).seen.is_set, START_S)
 
 
@@ -46,13 +46,13 @@ def group_fleet(directory: Path) -> Fleet:
 
 
 def finish(fleet: Fleet) -> None:
-    """The end of a run in which every token was made by the weights that it says."""
+    """End the run and check that the labelled weights made every token."""
     fleet.finish()
     assert [row["batch"] for row in fleet.rows("batch") if row["mismatch_sigma"] > SIGMA_LIMIT] == []
     assert audit(fleet.directory).problems == []
 
 
-def test_a_learner_that_dies_in_an_update_leaves_no_engine_waiting_and_its_next_life_goes_on(tmp_path: Path) -> None:
+def test_a_learner_that_dies_in_an_update_leaves_no_engine_waiting_and_its_next_life_continues(tmp_path: Path) -> None:
     fleet = group_fleet(tmp_path)
     with fleet, Relay(fleet.weights_port) as relay:
         rollouts = start(fleet, relay)
@@ -60,27 +60,27 @@ def test_a_learner_that_dies_in_an_update_leaves_no_engine_waiting_and_its_next_
 
         def kill() -> None:
             learner.signal(signal.SIGKILL)
-            # What a relay accepts and cannot deliver would look like a learner that wants keys.
+            # An open relay would accept connections for a dead learner, which looks like a learner that wants keys.
             relay.shut()
 
-        # An engine is paused and waits for a broadcast; in the next life a rollout has just been promised a version.
+        # First an engine is paused and waits for a broadcast; in the next life a rollout was just promised a version.
         points: list[tuple[type, Direction]] = [(BroadcastRequest, "up"), (ProcessGroup, "down")]
         for kind, direction in points:
             published = len(fleet.events("learner", "published"))
             failed = num_failed(fleet)
             strike_when(fleet, relay, kind, direction, kill)
-            fleet.wait_until("a rollout that says so", lambda before=failed: num_failed(fleet) > before, FAILS_S)
+            fleet.wait_until("a rollout that reports it", lambda before=failed: num_failed(fleet) > before, FAILS_S)
             fleet.wait_until(
                 "the next life", lambda before=published: len(fleet.events("learner", "published")) > before, START_S
             )
             relay.open()
             fleet.wait_batches(len(fleet.rows("batch")) + 2, START_S)
         assert learner.ends == [-signal.SIGKILL] * 2
-        assert [member.ends for member in rollouts] == [[], []], "an engine heard nobody any more"
+        assert [member.ends for member in rollouts] == [[], []], "an engine waited for the dead learner"
         finish(fleet)
 
 
-def test_engines_and_rollouts_that_die_in_an_update_are_no_trouble_to_the_learner(tmp_path: Path) -> None:
+def test_engines_and_rollouts_that_die_in_an_update_do_not_disturb_the_learner(tmp_path: Path) -> None:
     fleet = group_fleet(tmp_path)
     with fleet, Relay(fleet.weights_port) as relay:
         rollouts = start(fleet, relay)

@@ -1,4 +1,4 @@
-"""What these tests need of the machine, and a run on it. `make test-pods`."""
+"""What these tests need of the machine, and a run on it. ``make test-pods``."""
 
 import os
 import shutil
@@ -15,13 +15,13 @@ from tests.pods.container import REPOSITORY
 from tests.pods.node import Node
 
 NUM_BATCHES = 14
-"""Of the run with two nodes."""
+"""Length of the run with two nodes."""
 TOOLS = ("kubectl", "ip", "nft", "unshare", "setpriv", "chroot")
 
 
 @pytest.fixture(scope="session")
 def model() -> Path:
-    """What the pods' init containers make, made once (by `make test-pods`)."""
+    """The model that the pods' init containers would make; ``make test-pods`` makes it once."""
     path = REPOSITORY / "models" / "tiny"
     assert (path / "config.json").is_file(), f"no model at {path}: make test-pods makes it"
     return path
@@ -29,13 +29,13 @@ def model() -> Path:
 
 @pytest.fixture
 def plain() -> Cluster:
-    """The overlay `cpu` as it is: no keys, NetworkPolicies alone."""
+    """The unchanged overlay ``cpu``: NetworkPolicies, no keys."""
     return Cluster(render(K8S / "overlays" / "cpu"))
 
 
 @pytest.fixture
 def secured(tmp_path: Path) -> Cluster:
-    """The overlay `cpu` with the component `keys`, and keys as `gspo keys` makes them."""
+    """The overlay ``cpu`` with the component ``keys``, and keys as ``gspo keys`` makes them."""
     k8s = copy_manifests(tmp_path / "manifests")
     kustomization = k8s / "overlays" / "cpu" / FILE
     content = yaml.safe_load(kustomization.read_text())
@@ -48,7 +48,7 @@ def secured(tmp_path: Path) -> Cluster:
 
 @pytest.fixture
 def two_nodes(tmp_path: Path) -> Cluster:
-    """The overlay `cpu` with the component `learner-nodes`: a learner of two ranks, a short run that saves often."""
+    """The overlay ``cpu`` with the component ``learner-nodes``: a learner of two ranks, a short run that saves often."""
     k8s = copy_manifests(tmp_path / "manifests")
     kustomization = k8s / "overlays" / "cpu" / FILE
     content = yaml.safe_load(kustomization.read_text())
@@ -63,7 +63,7 @@ def two_nodes(tmp_path: Path) -> Cluster:
         "[learner]\n": '[learner]\nnum_nodes = 2\nmeeting_address = "learner-0.learner:29500"\n',
     }.items():
         edit(cluster, name, value)
-    # The overlay's pods make the model for themselves; the component expects it on a claim.
+    # The overlay's pods make the model themselves; the component expects it on a claim.
     volumes = cluster.role("learner-worker").template["spec"]["volumes"]
     volumes[:] = [volume if volume["name"] != "model" else {"name": "model", "emptyDir": {}} for volume in volumes]
     return cluster
@@ -77,17 +77,17 @@ def edit(cluster: Cluster, old: str, new: str) -> None:
 
 
 def use_keys(cluster: Cluster) -> None:
-    """As a user would edit run.toml."""
+    """Edit run.toml as a user would."""
     edit(cluster, "allow_plaintext = true", 'keys = "/etc/gspo/keys"')
 
 
 @pytest.fixture
 def start_node(tmp_path: Path, model: Path) -> Callable[[Cluster], Node]:
-    """Makes a node for a cluster's objects, to be entered."""
+    """A function that makes a node for a cluster's objects; enter it with ``with``."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if os.geteuid() or missing:
         pytest.skip(f"needs root and {', '.join(missing or TOOLS)}: network namespaces, mounts")
-    # An unprivileged user must be able to pass.
+    # An unprivileged user must be able to enter these directories.
     for directory in (tmp_path, *tmp_path.parents):
         if directory.stat().st_uid == os.geteuid() and directory != Path("/"):
             directory.chmod(directory.stat().st_mode | 0o711)

@@ -1,5 +1,5 @@
-"""What a container sees: a read-only copy of this machine's files with the pod's volumes in it, an unprivileged user, no
-environment but its own. `kubelet` and the container runtime in one shell script, run inside the pod's mount namespace.
+"""What a container sees: a read-only copy of this machine's files with the pod's volumes in it, an unprivileged user, only
+its own environment. One shell script, run inside the pod's mount namespace, does what kubelet and the container runtime do.
 """
 
 import re
@@ -18,7 +18,7 @@ ENTRYPOINT: Final = ("gspo",)
 
 
 def image_environment(image: str) -> dict[str, str]:
-    """What the image's Dockerfile sets in its last stage, with this environment's programs in place of its own."""
+    """The environment that the last stage of the image's Dockerfile sets, with this machine's programs on its PATH."""
     name = image.rpartition("/")[2].partition(":")[0].removeprefix("gspo-")
     last_stage = (DOCKERFILES / f"{name}.Dockerfile").read_text().rpartition("\nFROM ")[2]
     found: dict[str, str] = {}
@@ -28,7 +28,7 @@ def image_environment(image: str) -> dict[str, str]:
 
 
 def environment(container: Object, fields: dict[str, str]) -> dict[str, str]:
-    """Of the image and of the container; ``fields`` are those of the pod that can be referred to."""
+    """The environment of image and container. ``fields``: the pod's fields that the container may refer to."""
     found = image_environment(container["image"])
     for entry in container.get("env", []):
         reference = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
@@ -71,7 +71,7 @@ def script(
     words = ["setpriv", f"--reuid={user}", f"--regid={security['runAsGroup']}", "--clear-groups"]
     words += ["--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "env", "-i"]
     words += [f"{name}={value}" for name, value in variables.items()]
-    # Not the run directory of whoever started this: a container starts in its image's.
+    # A container starts in its image's directory, not in that of the test.
     lines.append(f"cd / && exec chroot {inner} {shlex.join([*words, *arguments(container, variables)])}")
     return "\n".join(lines)
 
@@ -87,13 +87,13 @@ def _mount(mount: Object, volume: Path | str, inner: Path) -> Sequence[str]:
 
 
 def _visible(path: Path, mounts: Sequence[Object], inner: Path) -> Sequence[str]:
-    """The code stays visible where a volume lies over it, as when the repository is somewhere below /tmp."""
+    """Keep the code visible under a volume that covers it, as when the repository is somewhere below /tmp."""
     if not any(path.is_relative_to(mount["mountPath"]) for mount in mounts):
         return []
     return [f"mkdir -p {inner}{path}", f"mount --bind {path} {inner}{path}", f"mount -o remount,bind,ro {inner}{path}"]
 
 
 def _closed_directories() -> list[Path]:
-    """Directories above Python and the code that an unprivileged user could not pass: his copy of them is opened."""
+    """Directories above Python and the code that an unprivileged user cannot enter; the container's copy opens them."""
     above = {parent for place in (Path(sys.base_prefix), REPOSITORY) for parent in (place, *place.parents)}
     return [path for path in sorted(above) if not path.stat().st_mode & stat.S_IXOTH]

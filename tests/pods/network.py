@@ -19,14 +19,14 @@ _numbers = itertools.count(1)
 
 
 def command(*words: str, text: str | None = None) -> None:
-    """Run it. Raises: RuntimeError with what it wrote."""
+    """Run a command. Raises: RuntimeError with its output when it fails."""
     done = subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=30)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
 
 
 class Network:
-    """Use as a context manager. Addresses are never given twice: what comes again has another, as on Kubernetes."""
+    """The network of all pods; use as a context manager. A pod that comes back gets a new address, as on Kubernetes."""
 
     def __init__(self, hosts: Path) -> None:
         """``hosts``: the file that becomes every pod's /etc/hosts; it is rewritten in place."""
@@ -49,7 +49,7 @@ class Network:
         command("ip", "netns", "del", self._bridge)
 
     def add(self, pod: str) -> str:
-        """A namespace for ``pod``, connected; returns its address."""
+        """Make a connected namespace for ``pod``; returns its address."""
         number = next(_numbers)
         namespace, port = f"{self._prefix}-{number}", f"p{number}"
         address = f"{SUBNET}.{next(self._addresses)}"
@@ -70,21 +70,19 @@ class Network:
         return self._pods[pod][0]
 
     def cut(self, pod: str) -> None:
-        """From now on nothing gets in or out, and nobody is told."""
+        """From now on nothing gets in or out, and neither end is told."""
         command("ip", "-n", self._bridge, "link", "set", self._pods[pod][1], "nomaster")
 
     def heal(self, pod: str) -> None:
         command("ip", "-n", self._bridge, "link", "set", self._pods[pod][1], "master", "br0")
 
     def name(self, names: dict[str, str]) -> None:
-        """Names of addresses from now on."""
+        """Set the names of all addresses."""
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in sorted(names.items()))]
         self._hosts.write_text("\n".join(lines) + "\n")
 
     def allow(self, connections: set[tuple[str, str, str]]) -> None:
-        """Only these TCP connections from now on: (from address, to address, ports as nft writes them); the answers to them
-        included.
-        """
+        """Allow only these TCP connections and their answers: (from address, to address, ports as nft writes them)."""
         rules = [
             f"add rule bridge allowed forward ip saddr {source} ip daddr {target} tcp dport {ports} accept\n"
             f"add rule bridge allowed forward ip saddr {target} ip daddr {source} tcp sport {ports} accept\n"
@@ -98,7 +96,7 @@ class Network:
         command("ip", "netns", "exec", self._bridge, "nft", "-f", "-", text=text)
 
     def inside(self, pod: str, function: Callable[[], T]) -> T:
-        """``function``'s result, called in a thread that is in the pod's network. Raises: what it raises."""
+        """Call ``function`` in a thread inside the pod's network and return its result. Raises: what it raises."""
         results: list[T] = []
         errors: list[BaseException] = []
 
@@ -108,7 +106,7 @@ class Network:
                     if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
                         raise OSError(ctypes.get_errno(), f"setns to the network of {pod}")
                 results.append(function())
-            # It is raised again where it belongs, in the caller's thread.
+            # It is raised again in the caller's thread.
             except BaseException as error:  # noqa: BLE001
                 errors.append(error)
 

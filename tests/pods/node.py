@@ -1,5 +1,5 @@
-"""A Kubernetes of one machine that knows what the manifests of a run need: pods of Deployments and StatefulSets in network
-namespaces, with the manifests' own arguments, environment, volumes, user and policies, started again when they end.
+"""A Kubernetes on one machine, with what the manifests of a run need: pods of Deployments and StatefulSets in network
+namespaces, with the manifests' own arguments, environment, volumes, user and policies. Pods that end are started again.
 """
 
 import base64
@@ -26,7 +26,7 @@ ALL_PORTS: Final = "0-65535"
 
 @dataclass
 class Pod:
-    """One pod, as it runs."""
+    """One running pod."""
 
     name: str
     pods: Pods
@@ -44,10 +44,10 @@ class Pod:
 
 
 class Node:
-    """Use as a context manager: leaving it ends all pods."""
+    """The machine with its pods; use as a context manager: leaving it ends all pods."""
 
     def __init__(self, cluster: Cluster, directory: Path, model: Path) -> None:
-        """``directory``: volumes and logs. ``model``: what the volume `model` of every pod holds from the start."""
+        """``directory``: volumes and logs. ``model``: what the volume "model" of every pod has from the start."""
         self._cluster = cluster
         self._directory = directory
         self._model = model
@@ -76,11 +76,11 @@ class Node:
         self.scale(rollouts)
 
     def start(self, name: str, role: str) -> Pod:
-        """One pod of the template of ``role``."""
+        """Start one pod of the template of ``role``."""
         return self._start(name, self._cluster.role(role))
 
     def scale(self, number: int) -> list[Pod]:
-        """So many rollouts from now on: new ones are started, the newest are asked to end. Returns either."""
+        """Start new rollouts, or ask the newest to end, until there are ``number``; returns those that changed."""
         running = [pod for pod in self.pods.values() if pod.role == "rollout" and not pod.deleted]
         changed = running[number:]
         for pod in changed:
@@ -91,16 +91,16 @@ class Node:
         return changed
 
     def delete(self, pod: Pod) -> None:
-        """`kubectl delete pod`: SIGTERM; `look` sees to the rest."""
+        """``kubectl delete pod``: sends SIGTERM; ``look`` does the rest."""
         pod.deleted = True
         pod.process.send_signal(signal.SIGTERM)
 
     def kill(self, pod: Pod) -> None:
-        """The container dies at once with everything in it; `look` starts it again."""
+        """The container dies at once with everything in it; ``look`` starts it again."""
         _kill(pod)
 
     def stop(self, pod: Pod) -> None:
-        """SIGTERM, and wait for the pod's end; it is not replaced, as when its owner is scaled to nothing."""
+        """Send SIGTERM and wait for the pod's end; it is not replaced, as when its owner is scaled to zero."""
         pod.process.send_signal(signal.SIGTERM)
         pod.statuses.append(pod.process.wait(pod.pods.spec["terminationGracePeriodSeconds"]))
         _kill(pod)
@@ -109,7 +109,7 @@ class Node:
         self.network.remove(pod.name)
 
     def volume(self, claim: str) -> Path:
-        """Where a claimed volume lies; made here when it is not there yet."""
+        """The directory of a claimed volume; makes it when it is not there yet."""
         path = self._directory / "claims" / claim
         if not path.is_dir():
             path.mkdir(parents=True)
@@ -119,7 +119,7 @@ class Node:
     # --- what Kubernetes does ----------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Start again what ended, with the same pod; replace deleted pods of StatefulSets; forget the others."""
+        """Restart containers that ended, in the same pod; replace deleted pods of StatefulSets; forget the others."""
         for pod in list(self.pods.values()):
             status = pod.process.poll()
             if status is None:
@@ -139,7 +139,7 @@ class Node:
             pod.process = self._launch(pod.name, pod.pods, pod.log)
 
     def is_ready(self, pod: Pod) -> bool:
-        """What its readiness probe sees."""
+        """Whether its readiness probe succeeds."""
         return self.get(pod, pod.pods.main["readinessProbe"]["httpGet"])[0] == 200
 
     def get(self, pod: Pod, probe: Object) -> tuple[int, str]:
@@ -176,7 +176,7 @@ class Node:
         return pod
 
     def _launch(self, name: str, pods: Pods, log: Path) -> "subprocess.Popen[bytes]":
-        """The init containers' work is done: the volume `model` is filled. The main container's process."""
+        """Start the main container's process; the init containers' work, filling the volume "model", is already done."""
         volumes = {volume["name"]: self._volume(name, volume) for volume in pods.spec.get("volumes", [])}
         for claim in pods.owner["spec"].get("volumeClaimTemplates", []):
             volumes[claim["metadata"]["name"]] = self.volume(f"{claim['metadata']['name']}-{name}")
@@ -256,7 +256,7 @@ class Node:
         self.network.allow({edge for source in self.pods.values() for edge in self._allowed(source)})
 
     def _allowed(self, source: Pod) -> set[tuple[str, str, str]]:
-        """What ``source`` may connect to, by the NetworkPolicies of both ends."""
+        """What ``source`` may connect to under the NetworkPolicies of both ends."""
         found: set[tuple[str, str, str]] = set()
         for target in self.pods.values():
             for name, ports in [*target.pods.ports.items(), (ALL_PORTS, ALL_PORTS)]:
@@ -282,7 +282,7 @@ class Node:
 
 
 def _kill(pod: Pod) -> None:
-    """The container's end: nothing of it stays."""
+    """End the container with all of its processes."""
     try:
         below = psutil.Process(pod.process.pid).children(recursive=True)
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""A run over pods, watched through what its pods show and write."""
+"""A run on pods, watched through their probes, metrics, logs and files."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ _never = threading.Event()
 
 
 def until(node: Node, what: str, condition: Callable[[], bool], timeout_s: float) -> float:
-    """Play Kubernetes until ``condition`` holds; returns the seconds it took. Raises: AssertionError with the logs' ends."""
+    """Play Kubernetes until ``condition`` holds; returns the seconds. Raises: AssertionError with the ends of the logs."""
     begin = time.monotonic()
     while True:
         node.look()
@@ -31,7 +31,7 @@ def ends_of_logs(node: Node) -> str:
 
 
 def run_directory(node: Node) -> Path:
-    """run.directory of the broker, on its volume."""
+    """The broker's run.directory, on its volume."""
     return node.volume("run-broker-0") / "run"
 
 
@@ -43,14 +43,14 @@ def rows(node: Node, event: str) -> list[dict[str, Any]]:
 
 
 def events(pod: Pod, event: str) -> list[dict[str, Any]]:
-    """What a pod has logged of one kind."""
+    """A pod's log lines of one event."""
     lines = pod.log.read_text(errors="replace").splitlines()
     found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
     return [row for row in found if row.get("event") == event]
 
 
 def accepted_chunks(node: Node, pod: Pod) -> float:
-    """At least so many chunks of a rollout were acknowledged: those that it sent, less all that is unacknowledged."""
+    """A lower bound of a rollout's acknowledged chunks: those that it sent, less all unacknowledged messages."""
     metrics = node.metrics(pod)
     return metrics.get("gspo_rollout_chunks_total", 0.0) - metrics.get("gspo_rollout_unacknowledged_messages", 0.0)
 

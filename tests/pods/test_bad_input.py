@@ -1,4 +1,4 @@
-"""What users get wrong in a cluster: each ends in a status, a log line or a probe that says what to do. `make test-pods`."""
+"""Users' mistakes in a cluster end in a status, a log line or a probe that says what to do. ``make test-pods``."""
 
 import base64
 from collections.abc import Callable, Iterator
@@ -53,7 +53,9 @@ def test_a_wrong_key_is_refused_and_both_ends_say_so(
         until(node, "a refusal counted", lambda: node.metrics(broker).get(refused, 0) > 0, START_S)
 
 
-def test_a_learner_without_a_broker_waits_and_says_for_what(start_node: Callable[[Cluster], Node], plain: Cluster) -> None:
+def test_a_learner_without_a_broker_waits_and_names_what_it_waits_for(
+    start_node: Callable[[Cluster], Node], plain: Cluster
+) -> None:
     with start_node(plain) as node:
         pod = node.start("learner-0", "learner")
         reason = "no answer from the broker at tcp://broker:7002"
@@ -109,7 +111,7 @@ def test_a_full_volume_makes_the_broker_wait_until_there_is_room(
             command("umount", "-l", str(node.volume("run-broker-0")))
 
 
-def test_a_second_learner_is_refused_and_the_first_goes_on(start_node: Callable[[Cluster], Node], plain: Cluster) -> None:
+def test_a_second_learner_is_refused_and_the_first_continues(start_node: Callable[[Cluster], Node], plain: Cluster) -> None:
     with start_node(plain) as node:
         broker = node.start("broker-0", "broker")
         first = node.start("learner-0", "learner")

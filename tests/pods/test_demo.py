@@ -1,4 +1,4 @@
-"""The demo from the manifests of the overlay `cpu`, every pod in a network of its own. Minutes; `make test-pods`."""
+"""The demo from the manifests of the overlay ``cpu``, every pod in its own network. Minutes; ``make test-pods``."""
 
 import time
 from collections.abc import Callable
@@ -50,6 +50,6 @@ def test_the_demo_learns_over_four_pods_through_a_partition_and_a_restart_of_the
         report = audited(node)
         assert report.problems == []
         assert report.num_batches == 60
-        # A learner that comes back publishes a version of its own: groups at the end of their time are too old by one.
+        # A learner that comes back publishes one more version, so groups at the bound of max_lag become too old by one.
         assert set(report.dropped) <= {"stale"}
         assert report.dropped.get("stale", 0) <= 2 * 32

@@ -1,4 +1,4 @@
-"""Rollouts come and go under load, as `kubectl scale` makes them. Minutes; `make test-pods`."""
+"""Rollouts come and go under load, as with ``kubectl scale``. Minutes; ``make test-pods``."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A learner on two nodes from the manifests of `learner-nodes`, each in a network of its own. Minutes; `make test-pods`."""
+"""A learner on two nodes from the manifests of ``learner-nodes``, each in its own network. Minutes; ``make test-pods``."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ WORKER_READY: Final = {"port": "health", "path": "/readyz"}
 WORKER_LIVES: Final = {"port": "health", "path": "/healthz"}
 START_S: Final = 400.0
 SEEN_S: Final = 60.0
-"""The other node sees a loss in its next collective: at once on an idle machine. torchrun would take five minutes."""
+"""The other node notices a loss in its next collective: at once on an idle machine. torchrun would take five minutes."""
 
 
 def trained(node: Node) -> int:
@@ -28,7 +28,7 @@ def trained(node: Node) -> int:
 
 
 def resumptions(pod: Pod) -> list[int]:
-    """The batches with which its containers have begun again."""
+    """The batches with which its containers resumed."""
     return [event["next_batch"] for event in events(pod, "resumed")]
 
 
@@ -40,7 +40,7 @@ def test_two_nodes_of_a_learner_end_and_come_back_together_and_lose_nothing(
         waits = (503, "waiting for rank 0 at learner-0.learner:29500\n")
         until(node, "its reason", lambda: node.get(worker, WORKER_READY) == waits, START_S)
         assert node.get(worker, WORKER_LIVES) == (200, "alive\n")
-        assert worker.num_restarts == 0, "there is no name yet for what it waits for"
+        assert worker.num_restarts == 0, "it ended because the name of rank 0 does not resolve yet"
         node.apply(rollouts=1)
         learner = node.pods["learner-0"]
         until(node, "checkpoint", lambda: bool(events(learner, "checkpoint_saved")), START_S)
@@ -63,10 +63,10 @@ def test_two_nodes_of_a_learner_end_and_come_back_together_and_lose_nothing(
         until(node, "the learner's end of the run", lambda: bool(events(learner, "run_complete")), START_S)
         assert node.get(again, WORKER_READY) == (200, "ready\n")
         assert learner.num_restarts == 2
-        # One more, if it came while the other had not quite ended: that one's end is its own.
+        # One restart when it came before the other had quite ended, and then ended with it.
         assert again.num_restarts <= 1
 
-        # Killed, it repeats what came after the checkpoint. Asked to stop, it saves first.
+        # After a kill it repeats what came after the checkpoint. When it is asked to stop, it saves first.
         begun = resumptions(learner)
         assert [begun[0] % 2, begun[0] > 0] == [0, True]
         assert begun[1] > begun[0]
@@ -77,7 +77,7 @@ def test_two_nodes_of_a_learner_end_and_come_back_together_and_lose_nothing(
 
 
 def assert_replayed_on_one_machine(run: Path, model: Path, again: Path) -> None:
-    """The two nodes' weights, bit for bit, from two ranks here."""
+    """Replay on two ranks here, and get the two nodes' weights bit for bit."""
     command = [sys.executable, "-m", "services.runs.replay", str(run), "--out", str(again), "--set", f"model.path={model}"]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
