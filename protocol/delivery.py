@@ -39,6 +39,11 @@ class Outbox(Generic[T]):
         return len(self._unacked)
 
     @property
+    def next_seq(self) -> int:
+        """The sequence number that ``push`` gives to the next item."""
+        return self._next_seq
+
+    @property
     def first_seq(self) -> int:
         """The oldest unacknowledged sequence number: what Hello tells the receiver to expect next."""
         return self._unacked[0][0] if self._unacked else self._next_seq

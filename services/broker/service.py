@@ -263,8 +263,7 @@ class BrokerService:
                 case Answer(spec=spec, identity=identity, message=message):
                     await self._channels[spec].send(identity, message)
                 case Announce(message=message):
-                    for peer in self._ledger.peers.of_role("rollout"):
-                        await self._send(peer.who, message)
+                    await self._announce(message)
                 case GrantLease():
                     await self._send_lease(action)
                 case DeliverBatch(to=who, index=index):
@@ -288,6 +287,17 @@ class BrokerService:
         if not sent:
             log.debug("peer_unreachable", peer=who.peer, type=message_type(message))
         return sent
+
+    async def _announce(self, message: Message) -> None:
+        """Best effort: a rollout that this does not reach hears the same with its next Pulse."""
+        identities: dict[ChannelSpec, list[bytes]] = {}
+        for peer in self._ledger.peers.of_role("rollout"):
+            route = self._sessions.route(peer.who)
+            if route is not None:
+                identities.setdefault(route.spec, []).append(route.identity)
+        for spec, of_channel in identities.items():
+            for identity in await self._channels[spec].send_to_each(of_channel, message):
+                log.debug("peer_unreachable", peer=identity.decode(errors="replace"), type=message_type(message))
 
     async def _send_lease(self, grant: GrantLease) -> None:
         payload = NO_TOKENS

@@ -4,7 +4,7 @@ import asyncio
 import random
 import sqlite3
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,12 @@ class WatchedRouter(RouterChannel):
     async def send(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None = None) -> bool:
         self._audit.broker_sends(peer, message, arrays)
         return await super().send(peer, message, arrays)
+
+    async def send_to_each(self, peers: Iterable[bytes], message: Message) -> list[bytes]:
+        peers = list(peers)
+        for peer in peers:
+            self._audit.broker_sends(peer, message, None)
+        return await super().send_to_each(peers, message)
 
 
 class Machinery:

@@ -6,7 +6,7 @@ the caller, who keeps what must arrive (``protocol.delivery``) and sends it agai
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any, Final
@@ -164,8 +164,16 @@ class RouterChannel:
 
     async def send(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None = None) -> bool:
         """False: the peer is gone or its queue is full; nothing was sent."""
+        return await self._send_frames(peer, encode(message, arrays))
+
+    async def send_to_each(self, peers: Iterable[bytes], message: Message) -> list[bytes]:
+        """Send one message, encoded once, to several peers. Returns those that are gone or have a full queue."""
+        frames = encode(message)
+        return [peer for peer in peers if not await self._send_frames(peer, frames)]
+
+    async def _send_frames(self, peer: bytes, frames: Sequence[Frame]) -> bool:
         try:
-            await self._socket.send_multipart([peer, *encode(message, arrays)], flags=zmq.NOBLOCK)
+            await self._socket.send_multipart([peer, *frames], flags=zmq.NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -264,8 +272,12 @@ class DealerChannel:
 
     async def send(self, message: Message, arrays: Mapping[str, Array] | None = None, seq: int | None = None) -> bool:
         """False: the queue to the peer is full (it is away or slow); nothing was sent."""
+        return await self.send_frames(encode(message, arrays, seq))
+
+    async def send_frames(self, frames: Sequence[Frame]) -> bool:
+        """Send a message that is encoded already; returns what ``send`` does."""
         try:
-            await self._socket.send_multipart(encode(message, arrays, seq), flags=zmq.NOBLOCK)
+            await self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True

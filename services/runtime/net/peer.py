@@ -5,7 +5,7 @@ welcomed, keeps every sequenced message until its acknowledgement, and sends all
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +14,7 @@ import structlog
 import zmq.asyncio
 
 from protocol.channels import ChannelSpec
-from protocol.codec import Array, decode, encode, message_type
+from protocol.codec import Array, Frame, decode, encode, message_type
 from protocol.delivery import Outbox
 from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import FOR_ONE_LIFE, SEQUENCED, Ack, AnyMessage, Goodbye, Hello, Message, Refused, Role, Welcome
@@ -45,6 +45,14 @@ class Delivered:
 
     message: AnyMessage
     arrays: dict[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unacknowledged:
+    """A sequenced message as it goes out, however often it has to be sent."""
+
+    message_type: str
+    frames: Sequence[Frame]
 
 
 class PeerClient:
@@ -82,7 +90,7 @@ class PeerClient:
         self._session = session
         self._clock = clock
         self._fingerprint = fingerprint
-        self._outbox: Outbox[tuple[Message, Mapping[str, Array] | None]] = Outbox(spec.window, spec.resend_s)
+        self._outbox: Outbox[_Unacknowledged] = Outbox(spec.window, spec.resend_s)
         self._room = asyncio.Condition()
         self._welcomed = asyncio.Event()
         self._last_hello = -HELLO_INTERVAL_S
@@ -173,12 +181,13 @@ class PeerClient:
             if self._welcomed.is_set():
                 await self._channel.send(message, arrays)
             return
-        decode(encode(message, arrays, 0))
         async with self._room:
             await self._room.wait_for(lambda: self._outbox.has_room)
-            seq = self._outbox.push((message, arrays), self._clock.now())
+            frames = encode(message, arrays, self._outbox.next_seq)
+            decode(frames)
+            self._outbox.push(_Unacknowledged(message_type=message_type(message), frames=frames), self._clock.now())
         if self._welcomed.is_set():
-            await self._channel.send(message, arrays, seq)
+            await self._channel.send_frames(frames)
 
     async def flushed(self) -> None:
         """Wait until everything sequenced is acknowledged."""
@@ -294,9 +303,8 @@ class PeerClient:
             )
         )
 
-    async def _send_again(self, pending: object) -> None:
-        assert isinstance(pending, tuple)
-        for seq, (message, arrays) in pending:
-            if not await self._channel.send(message, arrays, seq):
-                log.debug("resend_waits", channel=self._spec.name, type=message_type(message))
+    async def _send_again(self, pending: Sequence[tuple[int, _Unacknowledged]]) -> None:
+        for _, kept in pending:
+            if not await self._channel.send_frames(kept.frames):
+                log.debug("resend_waits", channel=self._spec.name, type=kept.message_type)
                 return

@@ -106,6 +106,30 @@ async def test_arrays_go_out_with_their_sequence_number() -> None:
         np.testing.assert_array_equal(received.arrays["logprobs"], token_arrays(5)["logprobs"])
 
 
+class CountedArrays(dict[str, np.ndarray]):
+    """Counts how often somebody takes the token ids, as each encoding does once."""
+
+    taken = 0
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self.taken += name == "token_ids"
+        return super().__getitem__(name)
+
+
+async def test_a_message_that_must_arrive_is_encoded_once_however_often_it_is_sent() -> None:
+    clock = VirtualClock()
+    arrays = CountedArrays(token_arrays(5))
+    async with connected(WORK, clock=clock) as (end, client):
+        await client.send(a_chunk(), arrays)
+        first = await end.expect_received(Chunk)
+        for _ in range(2):
+            clock.advance(WORK.resend_s + 0.1)
+            again = await end.expect_received(Chunk)
+            assert (again.seq, again.message) == (first.seq, first.message)
+            assert again.arrays["token_ids"].tobytes() == first.arrays["token_ids"].tobytes()
+    assert arrays.taken == 1
+
+
 async def test_a_conversation_that_ends_in_order_says_goodbye_and_one_that_was_not_welcomed_says_nothing() -> None:
     async with zmq_context() as context:
         end = ScriptedEnd(context, WORK)
