@@ -1,13 +1,13 @@
-"""A clip band that follows a target clip fraction: a controller of one number, pure Python.
+"""A clip range that follows a target clip fraction: a controller of one number, pure Python.
 
-The band of `gspo.staleness` is an estimate of how far ratios drift; what is wanted is that a known share of the tokens
-is clipped (15 % in the GSPO paper, arXiv 2507.18071). After each batch
+The clip range of ``gspo.staleness`` estimates how far ratios drift; the aim is to clip a known share of the tokens (15 %
+in the GSPO paper, arXiv 2507.18071). After each batch
 
     log k  <-  log k  +  rate * clip(f / target - 1, -1, 1)          k in [min_scale, max_scale]
 
 where f is the batch's clip fraction over the sequences that have an advantage (those without are never clipped, and their
-share changes as the policy learns), and k multiplies both bounds in log space: more clipping than wanted widens the band.
-A step is bounded by `rate`, so that one odd batch cannot open or close the band. The fixed point is f = target; near
+share changes as the policy learns), and k multiplies both bounds in log space: more clipping than wanted widens the clip
+range. A step is bounded by ``rate``, so that one odd batch cannot open or close it. The fixed point is f = target; near
 it the loop is stable while rate * |df / dlog k| / target < 2. With normally distributed log-ratios |df / dlog k| is below
 0.25 (half of the sequences have the advantage sign that can be clipped), so that the default rate is stable for any
 target above 0.025.
@@ -21,9 +21,10 @@ from gspo.settings import require_number
 
 
 class AdaptiveClip:
-    """The factor k of the band, starting at 1; one `update` per batch. Give every rank the same (all-reduced) fraction.
+    """The factor k of the clip range, starting at 1; one ``update`` per batch.
 
-    Raises ValueError for a target outside (0, 1), a rate of 0 or less and bounds that do not hold 1 between them.
+    Give every rank the same (all-reduced) fraction.
+    Raises: ValueError for a target outside (0, 1), a rate of 0 or less and bounds that exclude 1.
     """
 
     def __init__(self, *, target: float, rate: float = 0.2, min_scale: float = 1 / 32, max_scale: float = 64) -> None:
@@ -41,11 +42,11 @@ class AdaptiveClip:
 
     @property
     def scale(self) -> float:
-        """What both bounds of the band are multiplied with, in log space; without unit."""
+        """The factor of both bounds in log space; it has no unit."""
         return self._scale
 
     def update(self, clip_fraction: float) -> None:
-        """Take one batch's clip fraction in. Raises ValueError for a fraction that is NaN or outside [0, 1]."""
+        """Take in one batch's clip fraction. Raises: ValueError for a fraction that is NaN or outside [0, 1]."""
         if not 0 <= clip_fraction <= 1:
             raise ValueError(f"clip_fraction is {clip_fraction!r}; give the clipped share of the tokens, in [0, 1]")
         error = max(-1.0, min(1.0, clip_fraction / self._target - 1))
@@ -55,7 +56,7 @@ class AdaptiveClip:
         return {"scale": self._scale}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continue from a saved state. Raises ValueError for a state of other keys or a scale outside the bounds."""
+        """Continue from a saved state. Raises: ValueError for a state of other keys or a scale outside the bounds."""
         if set(state) != {"scale"}:
             raise ValueError(f"state has keys {sorted(state)}; give those of state_dict: scale")
         scale = float(state["scale"])

@@ -1,21 +1,21 @@
 """Group-relative advantages, per sequence or per turn, and their expansion to tokens.
 
-Over the G members of i's group that are *present*:
+Over the G *present* members of i's group:
 
     A_i = (r_i - b_i) / (std(r) + eps)           std: the sample deviation (divided by G - 1)
     b_i = mean(r)                                baseline "mean": GRPO (arXiv 2402.03300), GSPO (arXiv 2507.18071, eq. 6)
     b_i = mean of the other members' rewards     baseline "leave_one_out": RLOO (arXiv 2402.14740)
 
-Groups may be partial (members dropped as stale, or unfinished). What that does:
+Groups may be partial (members dropped as stale, or unfinished). The consequences:
 
 - "mean" contains r_i itself, which scales the expected gradient by (G - 1) / G: half for two members, 7/8 for eight.
-  Full groups share the factor; partial ones count for less. "leave_one_out" is G / (G - 1) times it and unbiased for
-  any G >= 2, without division by the deviation (`normalise_std=False`; Dr. GRPO, arXiv 2503.20783, drops it too).
-- Division by the deviation biases: std(r) is made of few rewards, r_i among them. With two members the advantages are
+  Full groups share the factor; partial ones count for less. "leave_one_out" is G / (G - 1) times as large and unbiased
+  for any G >= 2, without division by the deviation (``normalise_std=False``; Dr. GRPO, arXiv 2503.20783, drops it too).
+- Division by the deviation biases: std(r) comes from few rewards, r_i among them. With two members the advantages are
   +-0.71 (leave_one_out: +-1.41), however small the difference; the error falls like 1 / G.
-- No baseline repairs members that are missing *because* of what they are (long, hard): measure what is dropped.
+- No baseline repairs a group whose members are missing *because* they are long or hard: measure what is dropped.
 
-A group whose rewards are all equal, or of one member, carries no signal: its advantages are exactly 0 and it is flagged.
+A zero-variance group, with equal rewards or one member, has no signal: its advantages are exactly 0 and it is flagged.
 All arithmetic is float64; results are float32.
 """
 
@@ -46,7 +46,7 @@ STD_EPS = 1e-6
 
 @dataclass(frozen=True)
 class GroupAdvantages:
-    """Advantages of M trajectories and which of them lie in a group without signal."""
+    """Advantages of M trajectories, and which of them belong to a zero-variance group."""
 
     advantages_M: Tensor
     zero_variance_M: Tensor
@@ -56,12 +56,12 @@ class GroupAdvantages:
     num_groups: int
     num_zero_variance_groups: int
     num_single_groups: int
-    """Groups of one member: nothing to compare it with. They count among the zero-variance groups too."""
+    """Groups of one member, which has nothing to be compared with. They also count as zero-variance groups."""
 
 
 @dataclass(frozen=True)
 class TurnAdvantages:
-    """Advantages of every turn of M trajectories (float32, one tensor each) and which groups have no signal."""
+    """Advantages of every turn of M trajectories (float32, one tensor each), and which groups have zero variance."""
 
     advantages: list[Tensor]
     zero_variance_M: Tensor
@@ -78,10 +78,10 @@ def group_advantages(
     normalise_std: bool = True,
     eps: float = STD_EPS,
 ) -> GroupAdvantages:
-    """Return one advantage per trajectory; `normalise_std=False` subtracts the baseline only.
+    """Return one advantage per trajectory; ``normalise_std=False`` only subtracts the baseline.
 
     rewards_M: M numbers (torch, numpy or a list). group_ids_M: M integers or strings, in any order; groups may be partial.
-    Raises ValueError for a non-finite reward (a missing reward must not become 0: leave the trajectory out), another
+    Raises: ValueError for a non-finite reward (a missing reward must not become 0: leave the trajectory out), another
     number of group ids, or an unknown baseline.
     """
     require_number("eps", eps, low=0.0)
@@ -115,8 +115,8 @@ def turn_advantages(
 
     turn_rewards: for each of M trajectories the rewards of its turns (lengths differ); an outcome reward belongs to the
     last turn. A turn that no other member of the group has reached has nothing to be compared with: advantage 0.
-    The baseline is made of the same turn's rewards. Raises ValueError as `group_advantages`, for an unknown credit and for
-    a discount outside [0, 1].
+    The baseline uses the rewards of the same turn.
+    Raises: ValueError as ``group_advantages``, for an unknown credit and for a discount outside [0, 1].
     """
     require_number("eps", eps, low=0.0)
     require_number("discount", discount, low=0.0, high=1.0 + 1e-12)
@@ -156,7 +156,7 @@ def turn_values_to_tokens(values: Sequence[Tensor], sequence_ids_T: Tensor, turn
     """Give every action token the value of its turn, every other token 0.
 
     values: for each sequence of the micro-batch one number per turn; turn ids count from 0 within a sequence.
-    Raises ValueError for an action token whose turn has no value.
+    Raises: ValueError for an action token whose turn has no value.
     """
     require_mask("mask_T", mask_T)
     require_ids("sequence_ids_T", sequence_ids_T, len(values), mask_T)
@@ -185,7 +185,7 @@ def _rewards(name: str, rewards: Tensor | npt.ArrayLike) -> Tensor:
     if bad.shape[0]:
         i = int(bad[0, 0])
         raise ValueError(
-            f"{name}[{i}] is {values[i].item()}; a missing reward is no reward of 0: drop the group or grade it again"
+            f"{name}[{i}] is {values[i].item()}; a missing reward is not a reward of 0: drop the group or grade it again"
         )
     return values
 
@@ -216,7 +216,7 @@ def _normalise(
         centred = centred * (count / others.double())[groups]
     highest = values.new_zeros(num_groups).scatter_reduce(0, groups, values, "amax", include_self=False)
     lowest = values.new_zeros(num_groups).scatter_reduce(0, groups, values, "amin", include_self=False)
-    # Compared, not computed: equal rewards leave a rounding error of 1e-17 that a small eps would blow up.
+    # Compared, not computed: equal rewards leave a rounding error of 1e-17, which a small eps would blow up.
     has_signal = (highest > lowest)[groups]
     scaled = centred / (std[groups] + eps) if normalise_std else centred
     return torch.where(has_signal, scaled, 0.0), has_signal

@@ -18,20 +18,20 @@ LAG_BUCKETS: tuple[tuple[str, float], ...] = (
     ("lag_3_4", 4.0),
     ("lag_5_up", float("inf")),
 )
-"""Name and largest lag. A lag is a mean over tokens: bucket lag_0 is made by the current version only, lag_1 is (0, 1]."""
+"""Name and largest lag. A lag is a mean over tokens: the current version made all of lag_0, and lag_1 is (0, 1]."""
 
 RATIO_QUANTILES: tuple[tuple[str, float], ...] = (("p01", 0.01), ("p50", 0.5), ("p99", 0.99))
 
 POSITIVE, NEGATIVE = "advantage_positive", "advantage_negative"
-"""Buckets by the sign of a sequence's mean advantage; a mean of 0 is in neither. Only one bound can clip a sign, so that
-fractions over both hide up to half of the clipping."""
+"""Buckets by the sign of a sequence's mean advantage; a mean of 0 is in neither. Only one bound can clip a given sign, so
+fractions over both signs hide up to half of the clipping."""
 
 UNKNOWN_GROUP = -1.0
 
 
 @dataclass(frozen=True)
 class SequenceStats:
-    """One row per sequence, without gradient; NaN is "not measured" and never reaches a summary."""
+    """One row per sequence, without gradient; NaN means "not measured" and never reaches a summary."""
 
     num_tokens_S: Tensor
     """Action tokens, before any rejection."""
@@ -62,12 +62,12 @@ class SequenceStats:
     """Group of the sequence, any integer below 2**53; -1 if unknown."""
 
     def as_matrix(self) -> Tensor:
-        """Return float64 [S, columns], in field order: what ranks gather from each other."""
+        """Return float64 [S, columns], in field order; ranks gather it from each other."""
         return torch.stack([getattr(self, field.name).double() for field in fields(self)], dim=1)
 
     @classmethod
     def from_matrix(cls, matrix: Tensor) -> SequenceStats:
-        """Inverse of `as_matrix` (columns stay float64). Raises ValueError for another number of columns."""
+        """Invert ``as_matrix`` (columns stay float64). Raises: ValueError for another number of columns."""
         if matrix.dim() != 2 or matrix.shape[1] != len(fields(cls)):
             raise ValueError(f"matrix has shape {tuple(matrix.shape)}; give [sequences, {len(fields(cls))}]")
         return cls(*matrix.double().unbind(dim=1))
@@ -81,10 +81,11 @@ class SequenceStats:
 
 
 def summarise(stats: SequenceStats) -> dict[str, float]:
-    """Return finite numbers by "name/<bucket>"; what was not measured has no key.
+    """Return finite numbers by "name/<bucket>"; an unmeasured quantity has no key.
 
     Buckets: all, those of LAG_BUCKETS, advantage_positive and advantage_negative (signs of the mean advantage).
-    Sequences without action tokens are counted in `sequences_empty/all` and appear nowhere else.
+    ``zero_variance_groups`` counts groups in which every member's advantages are all 0.
+    Sequences without action tokens are counted in ``sequences_empty/all`` and appear nowhere else.
     Every mean is over sequences (divided by their number in the bucket), as in the loss.
     """
     matrix = stats.as_matrix().cpu()
@@ -146,5 +147,5 @@ def _bucket_summary(stats: SequenceStats, bucket: str) -> dict[str, float]:
     if known.shape[0]:
         alive = stats.group_S[stats.zero_advantage_S == 0].unique()
         values["groups"] = float(known.shape[0])
-        values["zero_advantage_groups"] = float((~torch.isin(known, alive)).sum())
+        values["zero_variance_groups"] = float((~torch.isin(known, alive)).sum())
     return summary | {f"{name}/{bucket}": value for name, value in values.items()}

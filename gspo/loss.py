@@ -1,18 +1,18 @@
 """The GSPO-token loss with staleness-aware clipping, for any ratio unit.
 
-For sequence i with action tokens t in A_i, n_i = |A_i| (GSPO-token: arXiv 2507.18071, section 4.3; `sg` stops the gradient):
+For sequence i with action tokens t in A_i, n_i = |A_i| (GSPO-token: arXiv 2507.18071, section 4.3; sg stops the gradient):
 
     delta_t = log pi_theta(y_t) - log pi_anchor(y_t)
     log s_u = mean of delta_t over the ratio unit u
     log s_t = (log pi_theta(y_t) - sg[log pi_theta(y_t)]) + sg[log s_u(t)]
     J       = 1/N * sum_i 1/n_i * sum_t min(s_t A_t, clip(s_t, lo_i, hi_i) A_t)     (min and clip: PPO, arXiv 1707.06347)
 
-Unit "sequence" is GSPO-token, and GSPO itself where A_t = A_i: same value, clip decision and gradient. Unit "token" is
+Unit "sequence" is GSPO-token. Where A_t = A_i it equals GSPO in value, clip decision and gradient. Unit "token" is
 GRPO (sequence mean of token terms). N is the number of sequences of the whole optimizer step, over all ranks and
-micro-batches, so that the losses of its micro-batches *add up* to the loss of the step, however it is split.
+micro-batches, so that the losses of its micro-batches *add up* to the loss of the step, whatever the split.
 
-Tensors are flat over the micro-batch: `_T` per target token (index t is the prediction of token t), `_S` per sequence,
-`_U` per ratio unit. Padded [S, L] layouts are reshaped. Nothing is read where the mask is False: NaN may stand there.
+Tensors are flat over the micro-batch: ``_T`` per target token (index t is the prediction of token t), ``_S`` per sequence,
+``_U`` per ratio unit. Padded [S, L] layouts are reshaped. Nothing is read where the mask is False: NaN may stand there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gspo.validation import require_vector
 
 @dataclass(frozen=True)
 class LossOutput:
-    """`loss` is -J of this micro-batch (scalar; its graph is alive also for empty input); `stats` has no gradient."""
+    """``loss`` is -J of this micro-batch (scalar; its graph is alive also for empty input); ``stats`` has no gradient."""
 
     loss: Tensor
     stats: SequenceStats
@@ -47,7 +47,7 @@ def gspo_loss(
     turn_ids_T: Tensor | None = None,
     *,
     num_sequences: int,
-    band: ClipRange,
+    clip_range: ClipRange,
     ratio_unit: RatioUnit = "sequence",
     tokens_per_sequence_S: Tensor | None = None,
     mismatch_weights_S: Tensor | None = None,
@@ -57,16 +57,16 @@ def gspo_loss(
 
     logprobs_T: log pi_theta at the sampler's temperature, float32 (float64 is allowed), carries the gradient.
     anchor_logprobs_T: behaviour or proximal log-probs, never with gradient. advantages_T: A_t, float32 or float64.
-    mask_T: bool, True at action tokens. sequence_ids_T: int64 in [0, S), S = len(band.lag_S). turn_ids_T: int64 >= 0,
+    mask_T: bool, True at action tokens. sequence_ids_T: int64 in [0, S), S = len(clip_range.lag_S). turn_ids_T: int64 >= 0,
     for unit "turn". A sequence or turn must not be split over micro-batches.
-    num_sequences: N, of the whole optimizer step. band: from `clip_range`. tokens_per_sequence_S: n_i, if some action
-    tokens of the trajectory are not in `mask_T`; otherwise counted. mismatch_weights_S: factors of A_t; 0 rejects a
-    sequence and changes neither n_i nor N; only meaningful with proximal anchors. log_ratio_clamp: |log s_u| beyond
-    it is clamped and counted; the gradient of a clamped unit stays, with the clamped ratio as its factor.
+    num_sequences: N, of the whole optimizer step. clip_range: from ``gspo.clip_range``. tokens_per_sequence_S: n_i, needed
+    if some action tokens of the trajectory are not in ``mask_T``; otherwise counted. mismatch_weights_S: factors of A_t;
+    0 rejects a sequence and changes neither n_i nor N; only meaningful with proximal anchors. log_ratio_clamp: |log s_u|
+    beyond it is clamped and counted; the gradient of a clamped unit stays, with the clamped ratio as its factor.
 
-    Raises ValueError naming argument, index and value: half precision, other shapes, non-finite values at action
+    Raises: ValueError naming argument, index and value: half precision, other shapes, non-finite values at action
     tokens, ids out of range, num_sequences below the number of sequences present. A micro-batch without action tokens
-    is none of these: its loss is 0, with a gradient of zeros, so that ranks stay in step.
+    is no error: its loss is 0, with a gradient of zeros, so that ranks stay in step.
     """
     x = loss_inputs(
         logprobs_T,
@@ -75,7 +75,7 @@ def gspo_loss(
         mask_T,
         sequence_ids_T,
         turn_ids_T,
-        num_local=band.lag_S.shape[0],
+        num_local=clip_range.lag_S.shape[0],
         num_sequences=num_sequences,
         ratio_unit=ratio_unit,
         tokens_per_sequence_S=tokens_per_sequence_S,
@@ -85,16 +85,16 @@ def gspo_loss(
     dtype = x.logp_T.dtype
     unit_T = x.units.ids_T
 
-    # log s_t: the bracket is exactly zero; added into the mean it would lose the digits of the band.
+    # log s_t: the bracket is exactly zero. Added to the mean it would lose the digits of the clip range.
     delta_T = x.logp_T.detach() - x.anchor_T
     mean_delta_U = segment_mean(delta_T, x.mask_T, unit_T, x.units.num_units)
     log_s_U = mean_delta_U.clamp(-log_ratio_clamp, log_ratio_clamp)
     log_s_T = (x.logp_T - x.logp_T.detach()) + log_s_U[unit_T]
 
-    # min(s A, clip(s) A) takes the clipped side exactly here. Deciding on logarithms keeps the digits that exp() would
-    # round away, and no tie of equal floats can split the gradient.
+    # min(s A, clip(s) A) takes the clipped side exactly in these two cases. Deciding on logarithms keeps the digits that
+    # exp() would round away, and no tie of equal floats can split the gradient.
     num_tokens_U = segment_sum(x.mask_T.to(dtype), unit_T, x.units.num_units)
-    log_lo_T, log_hi_T = band.bounds(x.sequence_ids_T, num_tokens_U[unit_T])
+    log_lo_T, log_hi_T = clip_range.bounds(x.sequence_ids_T, num_tokens_U[unit_T])
     weighted_T = x.advantages_T * x.weights_S[x.sequence_ids_T]
     high_T = (weighted_T > 0) & (log_s_T > log_hi_T)
     low_T = (weighted_T < 0) & (log_s_T < log_lo_T)
@@ -107,12 +107,12 @@ def gspo_loss(
 
     clamped_T = (mean_delta_U.abs() > log_ratio_clamp)[unit_T]
     mean_log_ratio_S = x.mean_S(delta_T).clamp(-log_ratio_clamp, log_ratio_clamp)
-    return LossOutput(loss, _statistics(x, band, objective_S, mean_log_ratio_S, high_T, low_T, clamped_T))
+    return LossOutput(loss, _statistics(x, clip_range, objective_S, mean_log_ratio_S, high_T, low_T, clamped_T))
 
 
 def _statistics(
     x: LossInputs,
-    band: ClipRange,
+    clip_range: ClipRange,
     objective_S: Tensor,
     log_ratio_S: Tensor,
     high_T: Tensor,
@@ -122,7 +122,7 @@ def _statistics(
     unmeasured_S = torch.full_like(x.weights_S, float("nan"))
     return SequenceStats(
         num_tokens_S=x.num_tokens_S,
-        lag_S=band.lag_S.detach(),
+        lag_S=clip_range.lag_S.detach(),
         advantage_S=x.mean_S(x.advantages_T),
         objective_S=objective_S.detach(),
         log_ratio_S=log_ratio_S,
@@ -155,13 +155,13 @@ def objective_loss(
     entropy_T: Tensor | None = None,
     group_ids_S: Tensor | None = None,
 ) -> LossOutput:
-    """Return the loss that `objective` asks for: picks the anchor, the band and the mismatch weights, each once.
+    """Return the loss that ``objective`` asks for: choose the anchor, the clip range and the mismatch weights, each once.
 
-    Arguments as in `gspo_loss`. lag_S from `sequence_lag`, sigma from `MismatchTracker`, clip_scale from `AdaptiveClip`
-    (1 without one; the loss itself does not adapt). The mismatch KL compares the engine with the proximal log-probs
-    where there are any, else with `logprobs_T` (exact in the first mini-batch).
+    Arguments as in ``gspo_loss``. lag_S comes from ``sequence_lag``, sigma from ``MismatchTracker``, clip_scale from
+    ``AdaptiveClip`` (1 without one; the loss itself does not adapt). The mismatch KL compares the engine with the proximal
+    log-probs where they are given, else with ``logprobs_T`` (exact in the first mini-batch).
     entropy_T (nats, read at action tokens) and group_ids_S (int64) only feed the statistics.
-    Raises ValueError as `gspo_loss`, and if proximal log-probs are missing or given without use.
+    Raises: ValueError as ``gspo_loss``, and if proximal log-probs are missing, or given but not used.
     """
     if objective.needs_proximal_logprobs != (proximal_logprobs_T is not None):
         given = "missing" if proximal_logprobs_T is None else "given"
@@ -186,7 +186,7 @@ def objective_loss(
         sequence_ids_T,
         turn_ids_T,
         num_sequences=num_sequences,
-        band=objective_clip_range(objective, lag_S, sigma, clip_scale),
+        clip_range=objective_clip_range(objective, lag_S, sigma, clip_scale),
         ratio_unit=objective.ratio_unit,
         mismatch_weights_S=None if weights is None else weights.weights_S,
         log_ratio_clamp=objective.log_ratio_clamp,

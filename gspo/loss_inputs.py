@@ -1,4 +1,4 @@
-"""What the loss computes with: its arguments checked, 0 wherever the mask is False, in one dtype, with their ratio units."""
+"""The inputs of the loss: arguments checked, 0 wherever the mask is False, in one dtype, with their ratio units."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gspo.validation import (
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Safe to compute with: finite everywhere, ids in range everywhere; only `logp_T` carries a gradient."""
+    """Inputs that are finite and have ids in range everywhere; only ``logp_T`` carries a gradient."""
 
     logp_T: Tensor
     anchor_T: Tensor
@@ -42,7 +42,7 @@ class LossInputs:
         return self.num_tokens_S.shape[0]
 
     def mean_S(self, values_T: Tensor) -> Tensor:
-        """Mean over each sequence's action tokens in the mask of values that are 0 elsewhere; 0 for an empty sequence."""
+        """Return the mean over each sequence's action tokens, of values that are 0 elsewhere; 0 for an empty sequence."""
         sums_S = segment_sum(values_T.to(self.logp_T.dtype), self.sequence_ids_T, self.num_local)
         return sums_S / self.counts_S.clamp(min=1)
 
@@ -61,7 +61,7 @@ def loss_inputs(
     tokens_per_sequence_S: Tensor | None,
     mismatch_weights_S: Tensor | None,
 ) -> LossInputs:
-    """Check the arguments of `gspo.loss.gspo_loss` and raise its ValueErrors, which name argument, index and value."""
+    """Check the arguments of ``gspo.loss.gspo_loss`` and raise its ValueErrors, which name argument, index and value."""
     _check(logprobs_T, anchor_logprobs_T, advantages_T, mask_T, sequence_ids_T, turn_ids_T, num_local)
     dtype = logprobs_T.dtype
     zero = logprobs_T.new_zeros(())
@@ -92,7 +92,7 @@ def _check(
     num_local: int,
 ) -> None:
     if num_local == 0:
-        raise ValueError("band has 0 sequences; give an idle rank's micro-batch one sequence with an all-False mask")
+        raise ValueError("clip_range has 0 sequences; give an idle rank's micro-batch one sequence with an all-False mask")
     require_vector("logprobs_T", logprobs_T)
     length = logprobs_T.shape[0]
     require_vector("mask_T", mask_T, length)

@@ -1,15 +1,15 @@
 """The slow, obvious losses: Python floats and loops, one token at a time, with the gradient in closed form.
 
-They share no code with `gspo.loss` nor with each other; tests compare them.
+They share no code with ``gspo.loss`` or with each other; tests compare them.
 
-`reference_loss`: GSPO-token (arXiv 2507.18071, eq. 13-14) for any ratio unit, with the band of `gspo.staleness`. The
-gradient of -J by log pi_theta(y_t) is
+``reference_loss``: GSPO-token (arXiv 2507.18071, eq. 13-14) for any ratio unit, with the clip range of ``gspo.staleness``.
+The gradient of -J by log pi_theta(y_t) is
 
     -1/N * 1/n_i * s_u(t) * A_t     where t is not clipped, else 0
 
 because the ratio enters through s_t = sg[s_u] * pi_theta(y_t) / sg[pi_theta(y_t)].
 
-`reference_gspo` (eq. 5-7 there) and `reference_grpo` (eq. 1-2 there) are the papers' own, one advantage per sequence.
+``reference_gspo`` (eq. 5-7 there) and ``reference_grpo`` (eq. 1-2 there) follow the papers, with one advantage per sequence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gspo.settings import RatioUnit
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSequence:
-    """One sequence, its tokens in lists of the same length; `mask` is True at action tokens."""
+    """One sequence, its tokens in lists of the same length; ``mask`` is True at action tokens."""
 
     logprobs: Sequence[float]
     anchor_logprobs: Sequence[float]
@@ -36,7 +36,7 @@ class ReferenceSequence:
 
 @dataclass(frozen=True)
 class ReferenceResult:
-    """-J; its gradient by every log-prob; +1 / -1 where the upper / lower bound clipped a token, else 0."""
+    """-J, its gradient by every log-prob, and +1 / -1 where the upper / lower bound clipped a token, else 0."""
 
     loss: float
     gradients: list[list[float]]
@@ -55,10 +55,10 @@ def reference_loss(
     log_ratio_clamp: float = 10.0,
     scale: float = 1.0,
 ) -> ReferenceResult:
-    """Return -J of `sequences`, of a step with `num_sequences` sequences; noise is z * sigma, in nats.
+    """Return -J of ``sequences`` in a step of ``num_sequences`` sequences; noise is z * sigma, in nats.
 
-    The band is scale * g(d) * (log(1 - eps_low), log(1 + eps_high)) -+ noise / sqrt(tokens of the unit), where g(d) is
-    1 + c d for band growth c >= 0 and 1 / (1 + |c| d) for c < 0.
+    The clip range is scale * g(d) * (log(1 - eps_low), log(1 + eps_high)) -+ noise / sqrt(tokens of the unit), where g(d) is
+    1 + c d for clip range growth c >= 0 and 1 / (1 + |c| d) for c < 0.
     """
     objective = 0.0
     gradients: list[list[float]] = []

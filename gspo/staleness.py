@@ -1,14 +1,14 @@
-"""Staleness and engine noise: sequence lag, the clip band that widens with both, and the mismatch of sequences.
+"""Staleness and engine noise: sequence lag, the clip range that widens with both, and the mismatch of sequences.
 
-The band of sequence i, of lag d_i, for a unit of n tokens (the whole sequence in GSPO):
+The clip range of sequence i with lag d_i, for a unit of n tokens (the whole sequence in GSPO):
 
     k * g(d_i) * (log(1 - eps_low), log(1 + eps_high))   widened on both sides by   z * sigma / sqrt(n)
 
     g(d) = 1 + c * d        for c >= 0: every version of lag adds legitimate drift
-    g(d) = 1 / (1 + |c| d)  for c < 0:  what is old is trusted less
+    g(d) = 1 / (1 + |c| d)  for c < 0:  older sequences are trusted less
 
-With d = 0, sigma = 0 and k = 1 it is the clip of the GSPO paper (arXiv 2507.18071). k is the scale of `AdaptiveClip`; it
-leaves the noise floor alone: the mean of n independent per-token errors of deviation sigma has the deviation
+With d = 0, sigma = 0 and k = 1 it is the clip of the GSPO paper (arXiv 2507.18071). k is the scale of ``AdaptiveClip``. It
+leaves the noise margin alone: the mean of n independent per-token errors of deviation sigma has the deviation
 sigma / sqrt(n), whatever the clip.
 """
 
@@ -33,16 +33,16 @@ from gspo.validation import (
 )
 
 MAX_LOG_WEIGHT = 10.0
-"""exp of more than this says "other model"; it keeps weights finite whatever the engine reported."""
+"""A log-weight beyond this means another model; the bound keeps weights finite whatever the engine reported."""
 
 
 def sequence_lag(
     policy_version: int, versions_T: Tensor, mask_T: Tensor, sequence_ids_T: Tensor, num_sequences: int
 ) -> Tensor:
-    """Return lag_S (float32): the mean over a sequence's action tokens of `policy_version` minus their version.
+    """Return lag_S (float32): the mean over a sequence's action tokens of ``policy_version`` minus their version.
 
-    `versions_T` (int64) is read at action tokens only; a sequence without any has lag 0.
-    Raises ValueError for a token that is newer than the learner.
+    ``versions_T`` (int64) is read at action tokens only; a sequence without any has lag 0.
+    Raises: ValueError for a token that is newer than the learner.
     """
     require_vector("versions_T", versions_T)
     require_vector("mask_T", mask_T, versions_T.shape[0])
@@ -62,16 +62,16 @@ def sequence_lag(
 
 @dataclass(frozen=True)
 class ClipRange:
-    """The clip band of each sequence in log space: drift part per sequence, noise part per unit."""
+    """The clip range of each sequence in log space: a drift part per sequence, a noise margin per unit."""
 
     lag_S: Tensor
     log_lo_S: Tensor
     log_hi_S: Tensor
     noise: float
-    """z * sigma, in nats: what one token's noise adds; a unit of n tokens gets noise / sqrt(n)."""
+    """z * sigma, in nats: the margin of one token; a unit of n tokens gets noise / sqrt(n)."""
 
     def bounds(self, sequence_ids: Tensor, num_tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (log_lo, log_hi) for units of `num_tokens` tokens that lie in sequences `sequence_ids`."""
+        """Return (log_lo, log_hi) for units of ``num_tokens`` tokens that belong to the sequences ``sequence_ids``."""
         margin = self.noise / num_tokens.clamp(min=1).sqrt()
         return self.log_lo_S[sequence_ids] - margin, self.log_hi_S[sequence_ids] + margin
 
@@ -86,11 +86,11 @@ def clip_range(
     sigma: float = 0.0,
     scale: float = 1.0,
 ) -> ClipRange:
-    """Build the band of the module docstring; `clip_range(torch.zeros(S), eps_low=.., eps_high=..)` is the paper's.
+    """Build the clip range of the module docstring; ``clip_range(torch.zeros(S), eps_low=.., eps_high=..)`` is the paper's.
 
     lag_S: float, in versions, at least 0. clip_range_growth: c; negative tightens. sigma: nats, the deviation of one token's
     engine-versus-learner mismatch. scale: k, above 0.
-    Raises ValueError for a value out of range.
+    Raises: ValueError for a value out of range.
     """
     require_vector("lag_S", lag_S)
     require_precise("lag_S", lag_S)
@@ -108,10 +108,10 @@ def clip_range(
 
 
 def objective_clip_range(objective: Objective, lag_S: Tensor, sigma: float, scale: float = 1.0) -> ClipRange:
-    """Return the band that `objective` asks for; `scale` is that of its `AdaptiveClip`, 1 without.
+    """Return the clip range that ``objective`` asks for; ``scale`` comes from its ``AdaptiveClip`` and is 1 without one.
 
-    With the proximal anchor (decoupled PPO, arXiv 2110.00641) the ratio starts at exactly 1 in every batch: it contains
-    neither engine noise nor the drift of the versions since sampling (the mismatch weight does), so the band is the
+    With the proximal anchor (decoupled PPO, arXiv 2110.00641) the ratio starts at exactly 1 in every batch. It contains
+    neither engine noise nor the drift of the versions since sampling (the mismatch weight does), so the clip range is the
     plain one.
     """
     proximal = objective.anchor == "proximal"
@@ -146,11 +146,11 @@ def mismatch_weights(
 ) -> MismatchWeights:
     """Return exp(mean(log pi_prox - mu)) per sequence, min(., cap) in mode "truncate", 0 outside [1/cap, cap] in "reject".
 
-    The factor that decoupled PPO (arXiv 2110.00641) leaves outside the clip, length-normalised as GSPO's ratio is: one cap
-    serves every length, and it is no importance weight of the whole sequence any more. Truncation: Ionides, "Truncated
-    Importance Sampling" (2008).
+    Decoupled PPO (arXiv 2110.00641) leaves this factor outside the clip. It is length-normalised like GSPO's ratio: one cap
+    serves every length, but the weight is no longer the importance weight of the whole sequence. Truncation: Ionides,
+    "Truncated Importance Sampling" (2008).
     Log-probs are read at action tokens only; the weights carry no gradient. A sequence without action tokens has
-    weight 1. Raises ValueError for non-finite or half-precision log-probs and for ids out of range.
+    weight 1. Raises: ValueError for non-finite or half-precision log-probs and for ids out of range.
     """
     require_number("cap", cap, low=1.0, low_open=True)
     delta_T, ids_T = _mismatch(proximal_logprobs_T, behaviour_logprobs_T, mask_T, sequence_ids_T, num_sequences)
@@ -200,7 +200,7 @@ def _mismatch(
 
 @dataclass(frozen=True)
 class MismatchMoments:
-    """Count, sum and sum of squares of per-token mismatch; adds over micro-batches, and over ranks as a vector."""
+    """Count, sum and sum of squares of per-token mismatch; they add up over micro-batches, and over ranks as a vector."""
 
     count: float
     total: float
@@ -212,7 +212,7 @@ class MismatchMoments:
         )
 
     def as_tensor(self) -> Tensor:
-        """Return the three moments as float64 [3]; the sum of these over ranks (all-reduce) is that of the batch."""
+        """Return the three moments as float64 [3]; their sum over ranks (all-reduce) gives the moments of the batch."""
         return torch.tensor([self.count, self.total, self.total_of_squares], dtype=torch.float64)
 
     @classmethod
@@ -232,9 +232,9 @@ class MismatchMoments:
 def mismatch_moments(
     learner_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, mask_T: Tensor, versions_T: Tensor, policy_version: int
 ) -> MismatchMoments:
-    """Measure learner minus engine log-prob on the action tokens that `policy_version` itself has made (lag 0).
+    """Measure learner minus engine log-prob on the action tokens that ``policy_version`` itself made (lag 0).
 
-    Valid while the learner still holds the weights of `policy_version`: at the first forward pass of a batch.
+    Valid while the learner still holds the weights of ``policy_version``: at the first forward pass of a batch.
     """
     return MismatchMoments.from_tensor(
         mismatch_sums(learner_logprobs_T, behaviour_logprobs_T, mask_T, versions_T, policy_version)
@@ -244,11 +244,11 @@ def mismatch_moments(
 def mismatch_sums(
     learner_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, mask_T: Tensor, versions_T: Tensor, policy_version: int
 ) -> Tensor:
-    """The moments of `mismatch_moments` as float64 [3] on the device of the log-probs, without waiting for it."""
+    """Return the moments of ``mismatch_moments`` as float64 [3] on the device of the log-probs, without waiting for it."""
     require_vector("versions_T", versions_T, mask_T.shape[0])
     delta_T, _ = _mismatch(learner_logprobs_T, behaviour_logprobs_T, mask_T, torch.zeros_like(versions_T), 1)
     fresh_T = mask_T & (versions_T == policy_version)
-    # Not indexed by the mask: how many are chosen is for the host to know only after the device.
+    # Indexing by the mask would make the host wait for the device to count the chosen tokens.
     fresh_delta_T = torch.where(fresh_T, delta_T, 0).double()
     return torch.stack([fresh_T.double().sum(), fresh_delta_T.sum(), fresh_delta_T.square().sum()])
 
@@ -257,7 +257,7 @@ class MismatchTracker:
     """Running sigma: an exponential average of the variance of the per-token mismatch on lag-0 tokens.
 
     sigma is 0 (the paper's clip) until something has been measured; a batch without lag-0 tokens changes nothing.
-    Give every rank the same (all-reduced) moments, so that every rank clips with the same band.
+    Give every rank the same (all-reduced) moments, so that all ranks use the same clip range.
     """
 
     def __init__(self, *, decay: float = 0.9) -> None:
@@ -272,7 +272,7 @@ class MismatchTracker:
         return math.sqrt(self._variance)
 
     def update(self, moments: MismatchMoments) -> None:
-        """Take one batch's moments in; the first one counts fully. Raises ValueError if they are not finite."""
+        """Take one batch's moments in; the first one counts fully. Raises: ValueError if they are not finite."""
         if not all(map(math.isfinite, (moments.count, moments.total, moments.total_of_squares))):
             raise ValueError(f"moments are {moments}; give finite ones")
         if moments.count < 2:
@@ -285,7 +285,7 @@ class MismatchTracker:
         return {"variance": self._variance, "num_updates": float(self._num_updates)}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continue from a saved state. Raises ValueError for a state of other keys or impossible values."""
+        """Continue from a saved state. Raises: ValueError for other keys or impossible values."""
         if set(state) != {"variance", "num_updates"}:
             raise ValueError(f"state has keys {sorted(state)}; give those of state_dict: num_updates, variance")
         require_number("variance", state["variance"], low=0.0)

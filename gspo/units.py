@@ -1,6 +1,6 @@
 """Ratio units (sequence, turn, token) and sums over segments of a flat token vector.
 
-Shapes: `_T` per target token of a micro-batch, `_S` per sequence of it, `_U` per ratio unit.
+Shapes: ``_T`` per target token of a micro-batch, ``_S`` per sequence of it, ``_U`` per ratio unit.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gspo.settings import RatioUnit
 from gspo.validation import require_ids
 
 MAX_TURN_ID = 2**31
-"""Keeps sequence id * turn count inside int64."""
+"""Keeps the product of sequence id and turn count inside int64."""
 
 
 @dataclass(frozen=True)
 class Units:
-    """The ratio unit of every token: `ids_T` in [0, num_units); a unit may hold no action token."""
+    """The ratio unit of every token: ``ids_T`` in [0, num_units); a unit may hold no action token."""
 
     ids_T: Tensor
     num_units: int
@@ -29,7 +29,7 @@ class Units:
 def ratio_units(ratio_unit: RatioUnit, sequence_ids_T: Tensor, turn_ids_T: Tensor | None, *, num_sequences: int) -> Units:
     """Return the unit of every token; a turn is a pair of (sequence id, turn id).
 
-    Raises ValueError for an unknown unit, ids out of range, or ratio unit "turn" without turn ids.
+    Raises: ValueError for an unknown unit, ids out of range, or ratio unit "turn" without turn ids.
     """
     if ratio_unit == "sequence":
         return Units(sequence_ids_T, num_sequences)
@@ -49,16 +49,16 @@ def ratio_units(ratio_unit: RatioUnit, sequence_ids_T: Tensor, turn_ids_T: Tenso
 
 
 def segment_sum(values_T: Tensor, ids_T: Tensor, num_segments: int) -> Tensor:
-    """Sum `values_T` by segment, in the dtype of the values; an empty segment gives 0.
+    """Sum ``values_T`` by segment, in the dtype of the values; an empty segment gives 0.
 
     On the CPU the order of additions is that of the tokens, so the result is reproducible bit for bit; on CUDA
-    that needs torch.use_deterministic_algorithms(True). Differentiable, also for no tokens at all.
+    that needs torch.use_deterministic_algorithms(True). Differentiable, also without any token.
     """
     return values_T.new_zeros(num_segments).index_add(0, ids_T, values_T)
 
 
 def segment_mean(values_T: Tensor, mask_T: Tensor, ids_T: Tensor, num_segments: int) -> Tensor:
-    """Mean of `values_T` over the tokens of each segment where `mask_T` (bool) holds; 0 for an empty segment."""
+    """Mean of ``values_T`` over the tokens of each segment where ``mask_T`` (bool) holds; 0 for an empty segment."""
     counts = segment_sum(mask_T.to(values_T.dtype), ids_T, num_segments)
     zero = values_T.new_zeros(())
     return segment_sum(torch.where(mask_T, values_T, zero), ids_T, num_segments) / counts.clamp(min=1)

@@ -17,10 +17,10 @@ _values_are_trusted: ContextVar[bool] = ContextVar("_values_are_trusted", defaul
 
 @contextmanager
 def trusted_values() -> Iterator[None]:
-    """Inside, shapes and types are checked and values are not: to look at one the host waits for the device.
+    """Check shapes and types inside, but no values: to read a value, the host must wait for the device.
 
-    For a caller that has checked them where they were made, and looks for NaN in what comes out: non-finite values
-    go through to the loss and the statistics, an id out of range is an error of the device.
+    For a caller that checked the values where they were made, and looks for NaN in the results: non-finite values
+    pass through to the loss and the statistics, and an id out of range is an error of the device.
     """
     token = _values_are_trusted.set(True)
     try:
@@ -30,12 +30,12 @@ def trusted_values() -> Iterator[None]:
 
 
 def values_are_trusted() -> bool:
-    """Whether this is inside `trusted_values`."""
+    """Whether this is inside ``trusted_values``."""
     return _values_are_trusted.get()
 
 
 def require_vector(name: str, values: Tensor, length: int | None = None) -> None:
-    """Raise ValueError unless `values` is one-dimensional and has `length` elements."""
+    """Raise ValueError unless ``values`` is one-dimensional and has ``length`` elements."""
     if values.dim() != 1:
         raise ValueError(f"{name} has shape {tuple(values.shape)}; give a flat vector (reshape(-1) a padded layout)")
     if length is not None and values.shape[0] != length:
@@ -43,28 +43,28 @@ def require_vector(name: str, values: Tensor, length: int | None = None) -> None
 
 
 def require_precise(name: str, values: Tensor) -> None:
-    """Raise ValueError unless `values` is float32 or float64."""
+    """Raise ValueError unless ``values`` is float32 or float64."""
     if values.dtype not in FLOAT_DTYPES:
         raise ValueError(
-            f"{name} is {values.dtype}; give float32: half precision cannot represent a clip band of 3e-4 around 1. "
-            "Compute log-probs from logits in float32, a later cast does not bring the digits back"
+            f"{name} is {values.dtype}; give float32: half precision cannot represent a clip range of 3e-4 around 1. "
+            "Compute log-probs from logits in float32: a later cast does not bring the digits back"
         )
 
 
 def require_mask(name: str, mask: Tensor) -> None:
-    """Raise ValueError unless `mask` is boolean: a fractional mask would redefine sequence lengths."""
+    """Raise ValueError unless ``mask`` is boolean: a fractional mask would redefine sequence lengths."""
     if mask.dtype != torch.bool:
         raise ValueError(f"{name} is {mask.dtype}; give torch.bool, True at action tokens")
 
 
 def require_finite(name: str, values: Tensor, where: Tensor | None = None) -> None:
-    """Raise ValueError naming the first non-finite element (among those where `where` holds)."""
+    """Raise ValueError naming the first non-finite element (among those where ``where`` holds)."""
     bad = ~torch.isfinite(values)
     _refuse_first(name, values, bad if where is None else bad & where, "give finite numbers")
 
 
 def require_ids(name: str, ids: Tensor, limit: int, where: Tensor | None = None) -> None:
-    """Raise ValueError unless `ids` are integers in [0, limit) (where `where` holds)."""
+    """Raise ValueError unless ``ids`` are integers in [0, limit) (where ``where`` holds)."""
     if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} is {ids.dtype}; give int64 ids")
     wide = ids.long()  # 2**31 does not fit into an int32 comparison

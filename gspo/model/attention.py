@@ -1,9 +1,9 @@
-"""Causal attention inside each segment of a packed row, as an attention implementation of transformers.
+"""Causal attention within each segment of a packed row, as an attention implementation of transformers.
 
-A dense block mask over a packed row costs O(T^2) and gains nothing; attention per segment costs the sum of
-squares of the lengths (on a CPU at padding efficiency 0.26: 8,191 real tokens per second against 1,602). On
+A dense block mask over a packed row costs O(T^2) and gains nothing; attention per segment costs the sum of the
+squared lengths (on a CPU at padding efficiency 0.26: 8,191 real tokens per second against 1,602). On
 CUDA in half precision PyTorch's own variable-length flash attention does it in one kernel; elsewhere it is a
-loop of scaled_dot_product_attention, bit-identical to single sequences.
+loop over scaled_dot_product_attention, bit-identical to single sequences.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 SEGMENT_ATTENTION = "gspo_segments"
-"""Name under which transformers finds it: `attn_implementation=SEGMENT_ATTENTION`."""
+"""Its name in transformers: ``attn_implementation=SEGMENT_ATTENTION``."""
 
 
 def register_segment_attention() -> str:
-    """Make the implementation known to transformers; returns its name. Calling it again changes nothing."""
+    """Register the implementation with transformers and return its name. A second call changes nothing."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    # Without a function of this name for masks transformers makes none: segments carry that structure. With one it would
-    # look for packed rows in the position ids first, and the host wait for the device in every forward pass.
+    # No mask function is registered under this name, so transformers makes no mask: segments carry that structure. With
+    # one, transformers would look for packed rows in the position ids, and the host would wait for the device each pass.
     ALL_ATTENTION_FUNCTIONS.register(SEGMENT_ATTENTION, segment_attention)
     return SEGMENT_ATTENTION
 
@@ -44,14 +44,14 @@ def segment_attention(
     s_aux: Tensor | None = None,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of each token to itself and those before it in its segment.
+    """Attend from each token to itself and to the tokens before it in its segment.
 
     Args:
         query: [1, heads, T, D]; key and value: [1, key heads, T, D].
         cu_seqlens: [S + 1] boundaries of the segments; they cover all T.
 
     Returns [1, T, heads, D] and no weights. Dropout is never applied: the learner must see the policy that sampled.
-    Raises ValueError for a variant of attention that this does not compute.
+    Raises: ValueError for a variant of attention that this function does not compute.
     """
     variants = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux, "attention_mask": attention_mask}
     for name, setting in variants.items():
@@ -61,7 +61,7 @@ def segment_attention(
         raise ValueError(f"cu_seqlens ends at {cu_seqlens[-1]}, the packed row has {query.shape[2]} tokens")
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _flash(query, key, value, cu_seqlens, scaling), None
-    # Split, not sliced: the backward of each slice would be a tensor of the whole row's size, T x S in all.
+    # Split, not sliced: the backward of each slice would make a tensor as large as the whole row, T x S in all.
     lengths = [end - start for start, end in pairwise(cu_seqlens)]
     segments = [
         scaled_dot_product_attention(

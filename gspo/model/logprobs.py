@@ -1,10 +1,9 @@
-"""Float32 log-probabilities of given tokens without ever holding the full logits.
+"""Float32 log-probabilities of given tokens that never hold the full logits.
 
 log p_t = z_t[y_t] - logsumexp(z_t),   z_t = h_t W^T / temperature_t
 
-The head is computed in chunks of rows; backward computes each chunk again from the saved hidden states, except where the
-softmax of all of them is small. For 2,048 tokens and a vocabulary of 152k this takes a tenth of the memory of log_softmax
-and gather.
+The head is computed in chunks of rows. Backward recomputes each chunk from the saved hidden states, unless the softmax of
+all rows is small. For 2,048 tokens and a vocabulary of 152k this takes a tenth of the memory of log_softmax and gather.
 """
 
 from __future__ import annotations
@@ -18,22 +17,24 @@ from torch import Tensor, nn
 from gspo.moe.experts import ExpertPicks
 
 CHUNK_BYTES: Final = 256 * 2**20
-"""Of float32 logits at once: some 440 rows of a vocabulary of 152k."""
+"""Float32 logits held at once: some 440 rows of a vocabulary of 152k."""
 KEPT_BYTES: Final = 64 * 2**20
-"""A softmax of all tokens that is no larger is kept for backward, which would else multiply by the embedding again."""
+"""A softmax of all tokens up to this size is kept for backward, which then need not multiply by the embedding again."""
 
 
 class TokenLogProbs(NamedTuple):
+    """The result of a forward pass on packed sequences."""
+
     logprobs_T: Tensor
     """float32 [T]; log-probability of each target."""
     entropies_T: Tensor | None
-    """float32 [T], without gradient; of the distribution at the given temperature. None unless asked for."""
+    """float32 [T], without gradient; entropy of the distribution at the given temperature. None unless requested."""
     experts: ExpertPicks | None = None
-    """Chosen in this forward pass; None for a dense model, or where nothing recorded them."""
+    """Experts chosen in this forward pass; None for a dense model, or where nothing recorded them."""
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """Forward keeps hidden states and logsumexp; backward rebuilds softmax a chunk at a time, unless it is small.
+    """Forward keeps hidden states and logsumexp; backward rebuilds the softmax a chunk at a time, unless it is small.
 
     d log p_t / d z_t = onehot(y_t) - softmax(z_t)
     """
@@ -58,7 +59,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             rows = slice(start, start + chunk_tokens)
             logits = (hidden_TH[rows] @ weight_VH.t()).float().div_(temperatures_T[rows, None])
             largest = logits.amax(dim=-1, keepdim=True)
-            # The one pass of exp serves the normaliser, the entropy and the softmax.
+            # One pass of exp serves the normaliser, the entropy and the softmax.
             exponentials = (logits - largest).exp_()
             sums = exponentials.sum(dim=-1, keepdim=True)
             normaliser = (largest + sums.log()).squeeze(-1)
@@ -68,7 +69,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 entropies_T[rows] = normaliser - logits.mul_(exponentials).sum(dim=-1) / sums.squeeze(-1)
             if softmax_TV is not None:
                 torch.div(exponentials, sums, out=softmax_TV[rows])
-            # Not with the next chunk's beside them.
+            # Otherwise the next chunk's would stand beside them in memory.
             del logits, exponentials
         ctx.save_for_backward(hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV)
         ctx.chunk_tokens = chunk_tokens
@@ -81,7 +82,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV = ctx.saved_tensors
         gradient_T = gradients[0] / temperatures_T
         grad_hidden_TH = torch.empty_like(hidden_TH)
-        # float32, because hundreds of chunks are added up.
+        # float32, because this adds up hundreds of chunks.
         grad_weight_VH = torch.zeros(weight_VH.shape, dtype=torch.float32, device=weight_VH.device)
         for start in range(0, hidden_TH.shape[0], ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
@@ -103,7 +104,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
 
 
 def rows_at_once(vocabulary: int, chunk_tokens: int) -> int:
-    """Rows of float32 logits that are held at a time: `chunk_tokens`, or what fits in CHUNK_BYTES."""
+    """Return how many rows of float32 logits are held at a time: ``chunk_tokens``, or what fits in CHUNK_BYTES."""
     return min(chunk_tokens, max(1, CHUNK_BYTES // (4 * vocabulary)))
 
 
@@ -117,16 +118,16 @@ def chunked_logprobs(
     with_entropy: bool = False,
     kept_bytes: int = KEPT_BYTES,
 ) -> TokenLogProbs:
-    """Log-probability of `targets_T` at `temperatures_T`, differentiable in hidden states and weight.
+    """Return log-probabilities of ``targets_T`` at ``temperatures_T``, differentiable in hidden states and weight.
 
     Args:
         hidden_TH: [T, H] last hidden states.
         weight_VH: [V, H] output embedding.
         targets_T: int64 [T].
         temperatures_T: float32 [T]; divides the logits, as the sampler did.
-        chunk_tokens: at most so many rows of logits are held at once, and no more than fit in CHUNK_BYTES; that two or
-            three times, whatever T and V.
-        kept_bytes: a softmax [T, V] of at most this size is kept for backward; 0 computes it again.
+        chunk_tokens: rows of logits held at once, limited to what fits in CHUNK_BYTES. There are two or three copies,
+            whatever T and V.
+        kept_bytes: a softmax [T, V] of at most this size is kept for backward; 0 always recomputes it.
     """
     vocabulary = weight_VH.shape[0]
     rows = rows_at_once(vocabulary, chunk_tokens)
@@ -138,10 +139,10 @@ def chunked_logprobs(
 
 
 class LogProbHead(nn.Module):
-    """The output embedding with log-probabilities in place of logits.
+    """The output embedding, which returns log-probabilities instead of logits.
 
-    A module of its own, so that ZeRO-3's hooks gather the weight around its forward and backward. It holds
-    the very parameter of the linear layer it replaces: names and tied embeddings stay as they were.
+    It is a module, so that ZeRO-3's hooks gather the weight around its forward and backward. It holds the same
+    parameter object as the linear layer it replaces: names and tied embeddings stay as they were.
     """
 
     def __init__(self, weight: nn.Parameter, *, chunk_tokens: int) -> None:
@@ -160,7 +161,7 @@ class LogProbHead(nn.Module):
         )
 
 
-# Settings by which a model changes its logits after the output embedding, with the value that changes nothing.
+# Settings with which a model changes its logits after the output embedding, and the value that changes nothing.
 _NEUTRAL_LOGIT_SETTINGS: dict[str, float | None] = {
     "final_logit_softcapping": None,
     "logit_scale": None,
@@ -170,13 +171,12 @@ _NEUTRAL_LOGIT_SETTINGS: dict[str, float | None] = {
 
 
 def attach_logprob_head(model: Any, *, chunk_tokens: int) -> None:
-    """Make a Hugging Face causal language model return `TokenLogProbs` in place of logits.
+    """Make a Hugging Face causal language model return ``TokenLogProbs`` instead of logits.
 
-    Afterwards: `model(input_ids=[1, T], position_ids=[1, T], cu_seqlens=, targets_T=, temperatures_T=,
-    with_entropy=False)`. The router's auxiliary loss never enters: the backbone is called for its hidden
-    states alone.
+    Call it as ``model(input_ids=[1, T], position_ids=[1, T], cu_seqlens=, targets_T=, temperatures_T=,
+    with_entropy=False)``. The router's auxiliary loss never enters: only the hidden states of the backbone are used.
 
-    Raises ValueError for a model whose logits are more than one matrix product of the hidden states.
+    Raises: ValueError for a model that computes its logits by more than one matrix product of the hidden states.
     """
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or head.bias is not None:

@@ -1,7 +1,7 @@
-"""Sequences as the learner trains on them, and how they are packed into micro-batches.
+"""Training sequences, and their packing into micro-batches.
 
-Host side (numpy): `TrainSequence` and `TrainGroup`, validated once when they are made. Device side (torch):
-`PackedBatch`, several sequences laid end to end without padding, every per-token tensor shifted so that index
+Host side (numpy): ``TrainSequence`` and ``TrainGroup``, validated once when they are made. Device side (torch):
+``PackedBatch``, several sequences end to end without padding. Every per-token tensor is shifted, so that index
 t describes the token that follows it.
 
 Letters in shapes: L tokens of one sequence, T tokens of a packed micro-batch, S sequences in it, G sequences of a group.
@@ -31,12 +31,12 @@ _ARRAYS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainSequence:
-    """One finished trajectory: action tokens (the policy's) and observation tokens (prompt, tool or user turns).
+    """One finished trajectory: action tokens (from the policy) and observation tokens (prompt, tool or user turns).
 
-    Off the actions `behaviour_logprobs` is ignored, `versions` and `turn_ids` are -1. A sequence without any
+    Off the actions ``behaviour_logprobs`` is ignored, ``versions`` and ``turn_ids`` are -1. A sequence without any
     action token is legal: it counts in N and contributes nothing else.
 
-    Raises ValueError on arrays whose type, length or values do not fit together.
+    Raises: ValueError for arrays that do not fit together in type, length or values.
     """
 
     token_ids: NDArray[np.int64]
@@ -44,7 +44,7 @@ class TrainSequence:
     action_mask: NDArray[np.bool_]
     """[L]; never set at index 0, because nothing predicts the first token."""
     behaviour_logprobs: NDArray[np.float32]
-    """[L]; what the engine reported at the sampling temperature."""
+    """[L]; reported by the engine at the sampling temperature."""
     versions: NDArray[np.int64]
     """[L]; the policy version that made each action token."""
     turn_ids: NDArray[np.int32]
@@ -95,10 +95,13 @@ class TrainSequence:
         return int(self.action_mask.sum())
 
     def with_advantages(self, advantages_L: NDArray[np.float32]) -> TrainSequence:
-        """The same sequence with these advantages, [L]. Raises ValueError unless they are finite float32, one per token."""
+        """Return the same sequence with these advantages, [L].
+
+        Raises: ValueError unless they are finite float32, one per token.
+        """
         self._check_array("advantages", advantages_L, np.dtype(np.float32))
         other = copy(self)
-        # Not `replace`, which would check all the other arrays again.
+        # ``replace`` would check all the other arrays again.
         object.__setattr__(other, "advantages", advantages_L)
         return other
 
@@ -112,7 +115,7 @@ class TrainGroup:
     rewards: NDArray[np.float64]
     """[G]; one reward per sequence."""
     turn_rewards: tuple[NDArray[np.float64], ...] | None = None
-    """Per sequence the rewards of its turns; None where credit is given to whole sequences."""
+    """The rewards of each sequence's turns; None where credit goes to whole sequences."""
 
     def __post_init__(self) -> None:
         size = len(self.sequences)
@@ -128,11 +131,11 @@ class TrainGroup:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedBatch:
-    """S sequences end to end. Index t of a `_T` tensor describes the target token t + 1 of the same sequence.
+    """S sequences end to end; index t of a ``_T`` tensor describes the target token t + 1 of the same sequence.
 
-    The last index of each sequence has no target: `mask_T` is False there, and wherever the target is not an
-    action token; the other per-token values are 0 there (`turn_ids_T` and `versions_T` -1,
-    `temperatures_T` the sequence's own).
+    The last index of each sequence has no target: ``mask_T`` is False there, and wherever the target is not an
+    action token; the other per-token values are 0 there (``turn_ids_T`` and ``versions_T`` -1,
+    ``temperatures_T`` the sequence's own).
     """
 
     input_ids: Tensor
@@ -152,7 +155,7 @@ class PackedBatch:
     versions_T: Tensor
     """int64; the policy version that made each action token, -1 elsewhere."""
     sequence_indices: tuple[int, ...]
-    """[S]; where each sequence stands in the mini-batch, for gathering results."""
+    """[S]; position of each sequence in the mini-batch, for gathering results."""
 
     @property
     def num_sequences(self) -> int:
@@ -160,7 +163,7 @@ class PackedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Real tokens: 0 for the dummy of an empty micro-batch."""
+        """Number of real tokens: 0 for the dummy of an empty micro-batch."""
         return 0 if self.is_empty else int(self.input_ids.shape[1])
 
     @property
@@ -168,7 +171,7 @@ class PackedBatch:
         return self.num_sequences == 0
 
     def to(self, device: torch.device) -> PackedBatch:
-        """The same batch with its tensors on `device`."""
+        """Return the same batch with its tensors on ``device``."""
         moved: dict[str, Any] = {
             name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
@@ -181,11 +184,11 @@ def pack(
     """Lay sequences end to end, targets shifted by one.
 
     Args:
-        sequences: with advantages; none at all gives a dummy of one token that takes part in collectives and trains nothing.
+        sequences: with advantages; an empty list gives a dummy of one token that joins collectives and trains nothing.
         policy_version: the learner's version at use; no token may be newer.
-        sequence_indices: where the sequences stand in the mini-batch; their own order when None.
+        sequence_indices: positions of the sequences in the mini-batch; their own order when None.
 
-    Raises ValueError for a sequence without advantages, or one with a token newer than the learner.
+    Raises: ValueError for a sequence without advantages, or with a token newer than the learner.
     """
     indices = tuple(range(len(sequences))) if sequence_indices is None else tuple(sequence_indices)
     if len(indices) != len(sequences):
@@ -205,7 +208,7 @@ def pack(
     ends = np.cumsum(lengths)
 
     def shifted(arrays: Sequence[NDArray[Any]], off: float) -> NDArray[Any]:
-        """What describes the token after each, end to end; `off` where a sequence ends."""
+        """Lay the values end to end, each moved to the token before it; ``off`` at the end of a sequence."""
         row = np.concatenate(arrays)
         row[:-1] = row[1:]
         row[ends - 1] = off
@@ -256,14 +259,14 @@ def _dummy() -> PackedBatch:
 def plan_micro_batches(
     lengths: Sequence[int], token_budget: int, num_ranks: int, *, max_sequence_tokens: int | None = None
 ) -> list[list[list[int]]]:
-    """Spread sequences over ranks and micro-batches: `plan[rank][micro_batch]` holds indices into `lengths`.
+    """Spread sequences over ranks and micro-batches: ``plan[rank][micro_batch]`` holds indices into ``lengths``.
 
-    Every rank gets the same number of micro-batches, because each is a round of collectives; where sequences
-    are too few, some are empty. A micro-batch holds at most `token_budget` tokens, except that a longer
-    sequence travels alone. Micro-batches of one round are of like size, because the slowest rank sets the
-    pace. The plan depends on nothing but the arguments.
+    Every rank gets the same number of micro-batches, because each is a round of collectives; with too few sequences,
+    some are empty. A micro-batch holds at most ``token_budget`` tokens, but a longer
+    sequence gets one for itself. Micro-batches of one round have similar sizes, because the slowest rank sets the
+    pace. The plan depends only on the arguments.
 
-    Raises ValueError for a sequence above `max_sequence_tokens`.
+    Raises: ValueError for a sequence above ``max_sequence_tokens``.
     """
     if token_budget < 1 or num_ranks < 1:
         raise ValueError(f"token_budget is {token_budget} and num_ranks {num_ranks}; both must be at least 1")
@@ -274,12 +277,12 @@ def plan_micro_batches(
     bins = _first_fit(lengths, longest_first, token_budget)
     num_bins = max(1, math.ceil(len(bins) / num_ranks)) * num_ranks
     levelled = _least_loaded(lengths, longest_first, token_budget, num_bins)
-    # Levelling can fail to find room where first-fit found it; a bin count that holds is worth more than even loads.
+    # Levelling can fail to find room where first-fit found it; keeping the number of bins matters more than even loads.
     bins = levelled if levelled is not None else bins + [[] for _ in range(num_bins - len(bins))]
     bins.sort(key=lambda members: (-sum(lengths[index] for index in members), members))
     plan: list[list[list[int]]] = [[] for _ in range(num_ranks)]
     for start in range(0, num_bins, num_ranks):
-        # Boustrophedon: the rank that got the largest of one round gets the smallest of the next.
+        # Boustrophedon: the rank with the largest micro-batch of one round gets the smallest of the next.
         ranks = range(num_ranks) if start // num_ranks % 2 == 0 else reversed(range(num_ranks))
         for offset, rank in enumerate(ranks):
             plan[rank].append(sorted(bins[start + offset]))

@@ -1,4 +1,4 @@
-"""A Hugging Face causal language model made ready for training on packed sequences."""
+"""A Hugging Face causal language model prepared for training on packed sequences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gspo.model.logprobs import attach_logprob_head
 def load_policy(model_dir: Path, dtype: torch.dtype) -> Any:
     """Load a causal language model from a local directory, with attention per segment.
 
-    Raises ValueError when the directory holds no model.
+    Raises: ValueError when the directory holds no model.
     """
     from transformers import AutoModelForCausalLM
 
@@ -29,10 +29,10 @@ def load_policy(model_dir: Path, dtype: torch.dtype) -> Any:
 
 
 def restore_rotary_frequencies(model: Any) -> None:
-    """Make the frequencies of rotary position embeddings float32 again, where something has rounded them.
+    """Restore float32 frequencies of rotary position embeddings where something has rounded them.
 
-    DeepSpeed's ZeRO-3 makes every new floating-point buffer the model's type. In bfloat16 a frequency is off by up to 0.4 %,
-    so that at position 1,000 the fastest angle is wrong by radians: another model than the engine's.
+    DeepSpeed's ZeRO-3 gives every new floating-point buffer the model's dtype. In bfloat16 a frequency is off by up to
+    0.4 %: at position 1,000 the fastest angle is wrong by radians, and the model is no longer the engine's.
     """
     for module in model.modules():
         frequencies = module._buffers.get("inv_freq")
@@ -44,10 +44,10 @@ def restore_rotary_frequencies(model: Any) -> None:
 
 
 def prepare_policy(model: Any, *, logprob_chunk_tokens: int, activation_checkpointing: bool = False) -> None:
-    """Make `model` return log-probs of packed sequences (see `attach_logprob_head`), as the sampler sees them.
+    """Make ``model`` return log-probs of packed sequences (see ``attach_logprob_head``), as the sampler sees them.
 
-    Dropout is switched off: with clip bands of 3e-4 its noise would clip everything.
-    Raises ValueError for a model that mixes tokens other than by full causal attention, or adds noise to routing.
+    Dropout is switched off: with clip ranges of 3e-4 its noise would clip everything.
+    Raises: ValueError for a model that mixes tokens by anything but full causal attention, or adds noise to routing.
     """
     config = model.config.to_dict()
     others = set(config.get("layer_types") or ()) - {"full_attention"}
@@ -62,5 +62,5 @@ def prepare_policy(model: Any, *, logprob_chunk_tokens: int, activation_checkpoi
     attach_logprob_head(model, chunk_tokens=logprob_chunk_tokens)
     if activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    # transformers checkpoints activations in training mode only.
+    # transformers checkpoints activations only in training mode.
     model.train()

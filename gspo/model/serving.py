@@ -1,8 +1,8 @@
 """Weights in the layout that inference engines load: the names and shapes of a Hugging Face checkpoint.
 
-In memory transformers fuses what a checkpoint keeps apart (`mlp.experts.gate_up_proj` [E, 2I, H] is
-`mlp.experts.{e}.gate_proj.weight` and `up_proj.weight` on disk). An engine answers "success" to a name that it
-does not know, so the names must come from the one place that defines them: transformers' own conversion back,
+In memory, transformers fuses what a checkpoint keeps apart (``mlp.experts.gate_up_proj`` [E, 2I, H] is
+``mlp.experts.{e}.gate_proj.weight`` and ``up_proj.weight`` on disk). An engine answers "success" to a name that it
+does not know, so the names must come from the one place that defines them: transformers' own reverse conversion,
 applied to one parameter at a time.
 """
 
@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from gspo.moe.expert_layout import checkpoint_tensors
 
 Gathered = Callable[[Tensor], AbstractContextManager[Tensor | None]]
-"""Opens a context with the whole value of a parameter or buffer, which ends with it; collective where parameters are
-partitioned, and None is enough on ranks that emit nothing."""
+"""Opens a context that holds the whole value of a parameter or buffer. It is collective where parameters are partitioned;
+ranks that emit nothing may get None."""
 
 
 def serving_tensors(model: Any, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The serving tensors of one whole parameter: itself under its checkpoint name, or its experts one by one."""
+    """Yield the serving tensors of one whole parameter: itself under its checkpoint name, or its experts one by one."""
     from transformers.core_model_loading import revert_weight_conversion
 
     own = checkpoint_tensors(name, tensor)
     if own is not None:
-        # transformers has never heard of these names.
+        # transformers does not know these names.
         yield from own
         return
     yield from revert_weight_conversion(model, {name: tensor}).items()
@@ -37,18 +37,18 @@ def serving_tensors(model: Any, name: str, tensor: Tensor) -> Iterator[tuple[str
 def serving_weights(
     model: Any, *, gathered: Gathered, emit: bool = True, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """All weights under their serving names, one parameter at a time, as `save_pretrained` would write them.
+    """Yield all weights under their serving names, one parameter at a time, as ``save_pretrained`` would write them.
 
-    Tied embeddings come once, under the name of the input embedding. Persistent buffers are included.
+    Tied embeddings appear once, under the name of the input embedding. Persistent buffers are included.
 
     Args:
         model: a Hugging Face model, partitioned or not.
-        gathered: see `Gathered`; `contextlib.nullcontext` for a model that is not partitioned.
-        emit: False on ranks that only take part in collectives: they get nothing and must still exhaust it.
-        dtype: floating-point tensors are cast to it; None keeps their own.
+        gathered: see ``Gathered``; ``contextlib.nullcontext`` for a model that is not partitioned.
+        emit: False on ranks that only take part in collectives: they get nothing and must still exhaust the iterator.
+        dtype: floating-point tensors are cast to it; None keeps their dtype.
 
-    The tensors are contiguous and valid only until the next one is asked for: copy what you keep.
-    Raises ValueError where two parameters have one serving name, which means that the conversion needs both at once.
+    The tensors are contiguous, and valid only until the next one is requested: copy what you keep.
+    Raises: ValueError when two parameters share a serving name: the conversion then needs both at once.
     """
     seen: dict[str, str] = {}
     visited: set[int] = set()
@@ -74,5 +74,5 @@ def serving_weights(
 
 
 def is_partitioned(value: Tensor) -> bool:
-    """Whether ZeRO-3 has partitioned this parameter (buffers never are)."""
+    """Tell whether ZeRO-3 has partitioned this parameter (never a buffer)."""
     return isinstance(value, nn.Parameter) and "ds_id" in vars(value)

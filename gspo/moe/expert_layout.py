@@ -1,11 +1,11 @@
-"""Names and shapes of experts in the three layouts in which one mixture of experts exists.
+"""Names and shapes of experts in the three layouts of a mixture of experts.
 
     checkpoint, engine   mlp.experts.{e}.gate_proj.weight [I, H], up_proj [I, H], down_proj [H, I]     mlp.gate.weight [E, H]
     transformers         mlp.experts.gate_up_proj [E, 2I, H], down_proj [E, H, I]                      mlp.gate.weight
     DeepSpeed's AutoEP   mlp.experts.w1, w3 [E/n, I, H], w2 [E/n, H, I] (gate, up, down) on each rank  mlp.router.gate.weight
 
-A *piece* is what the last two have in common: `mlp.experts.gate_proj`, `up_proj` and `down_proj` [E, ...]. A learner's state
-is kept under pieces, so that it can be taken up in another layout.
+A *piece* is what the last two have in common: ``mlp.experts.gate_proj``, ``up_proj`` and ``down_proj`` [E, ...]. A learner's
+state is saved by pieces, so that it can be loaded into another layout.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ _HALVES: Final = ("gate_proj", "up_proj")
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of one parameter: rows `start` to `end` of its second dimension, or all of it."""
+    """A part of one parameter: rows ``start`` to ``end`` of its second dimension, or all of it."""
 
     name: str
     start: int | None = None
     end: int | None = None
 
     def of(self, tensor: Tensor) -> Tensor:
-        """This part of the whole parameter; a view."""
+        """Return this part of the whole parameter, as a view."""
         return tensor if self.start is None else tensor[:, self.start : self.end]
 
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
-        """Of this part of a parameter of shape `whole`."""
+        """Return the shape of this part of a parameter of shape ``whole``."""
         if self.start is None or self.end is None:
             return tuple(whole)
         return (whole[0], self.end - self.start, *whole[2:])
 
 
 def is_expert_slab(name: str) -> bool:
-    """Whether AutoEP gave this parameter its name: some of a layer's experts, with others on other ranks."""
+    """Tell whether AutoEP named this parameter: it holds some of a layer's experts, other ranks hold the others."""
     return _SLAB.fullmatch(name) is not None
 
 
 def pieces(name: str, shape: Sequence[int]) -> list[Piece]:
-    """What the parameter `name` of `shape` consists of, in the order of its second dimension."""
+    """Return the pieces of the parameter ``name`` of ``shape``, in the order of its second dimension."""
     slab, fused, router = _SLAB.fullmatch(name), _FUSED.fullmatch(name), _ROUTER.fullmatch(name)
     if slab is not None:
         return [Piece(f"{slab[1]}.{_PROJECTIONS[slab[2]]}")]
@@ -63,7 +63,7 @@ def pieces(name: str, shape: Sequence[int]) -> list[Piece]:
 
 
 def checkpoint_tensors(name: str, whole: Tensor) -> Iterator[tuple[str, Tensor]] | None:
-    """The tensors of a checkpoint that AutoEP's parameter `name` [E, ...] holds; None for any other parameter."""
+    """Return the checkpoint tensors that AutoEP's parameter ``name`` [E, ...] holds; None for any other parameter."""
     if is_expert_slab(name):
         prefix, _, projection = pieces(name, whole.shape)[0].name.rpartition(".")
         return ((f"{prefix}.{expert}.{projection}.weight", tensor) for expert, tensor in enumerate(whole))

@@ -1,15 +1,15 @@
-"""Which experts a mixture-of-experts model chose, and two diagnostics of it.
+"""The experts that a mixture-of-experts model chose, and two diagnostics of the choice.
 
-Both look at the same tokens: the positions of `mask_T`, whose hidden states predict an action token. A pick is one of
+Both look at the same tokens: the positions of ``mask_T``, whose hidden states predict an action token. A pick is one of
 the k experts that one layer's router chose for one such position.
 
-- Load balance, over all training forward passes of a batch: `expert_load_max_over_mean/all` is the largest expert's
-  number of picks over the mean of all experts (1 = perfectly balanced), `expert_load_unused/all` the fraction of experts
-  without a pick; both are means over layers. With few tokens chance alone puts the first above 1.
-- `experts_changed`: of the picks of training forward passes, the fraction whose expert is not among the picks of the
-  same position and layer in the reference pass, which ran under the weights of the batch's start. Those are the
-  behaviour policy's weights for tokens of lag 0; for older tokens the drift before the batch is not in it. What the
-  engine itself chose when it sampled is not read: its own rounding and its reported experts would be a refinement.
+- Load balance, over all training forward passes of a batch: ``expert_load_max_over_mean/all`` is the largest expert's
+  number of picks over the mean of all experts (1 = perfectly balanced), ``expert_load_unused/all`` the fraction of experts
+  without a pick; both are means over layers. With few tokens, chance alone puts the first above 1.
+- ``experts_changed``: of the picks of training forward passes, the fraction whose expert is not among the picks of the
+  same position and layer in the reference pass, which ran under the weights of the batch's start. For tokens of lag 0
+  those are the behaviour policy's weights; for older tokens the drift before the batch is not counted. The engine's own
+  choices during sampling are not read: its rounding and its reported experts would be a refinement.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ class ExpertPicks:
     """What the routers chose in one forward pass."""
 
     indices_LTK: Tensor
-    """int8 or int16 [layers, T, k], in no order within a token."""
+    """int8 or int16 [layers, T, k]; unordered within a token."""
     num_experts: int
 
 
 class ExpertRecorder:
     """Records the picks of a Hugging Face model's routers, one forward pass at a time.
 
-    A router (see `find_routers`) either returns the indices [T, k] beside its logits, or logits of which the
-    `num_experts_per_tok` largest are taken.
-    Where no such module answers, or layers differ in k or in the number of experts, nothing is recorded.
+    A router (see ``find_routers``) returns either the indices [T, k] next to its logits, or only logits, of which the
+    ``num_experts_per_tok`` largest count. Nothing is recorded where no module does so, or where layers differ in k or in
+    the number of experts.
     """
 
     def __init__(self, model: Any) -> None:
-        """`model`: a Hugging Face model; it has hooks only while recording."""
+        """Take a Hugging Face model; it has hooks only while recording."""
         self._top_k: int | None = model.config.to_dict().get("num_experts_per_tok")
         self._routers = find_routers(model)
         self._layers: list[ExpertPicks] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record one forward pass inside; leave it before backward, which may compute layers again."""
+        """Record one forward pass inside; leave the context before backward, which may compute layers again."""
         self._layers = []
         handles = [router.register_forward_hook(self._record) for router in self._routers.values()]
         try:
@@ -62,7 +62,7 @@ class ExpertRecorder:
                 handle.remove()
 
     def take(self) -> ExpertPicks | None:
-        """The picks of the last recorded pass, once; None for a dense model. Does not wait for the device."""
+        """Return the picks of the last recorded pass, once; None for a dense model. Does not wait for the device."""
         layers, self._layers = self._layers, []
         if len({(layer.indices_LTK.shape, layer.num_experts) for layer in layers}) != 1:
             return None
@@ -71,7 +71,7 @@ class ExpertRecorder:
     def _record(self, router: nn.Module, inputs: Any, output: Any) -> None:
         parts = output if isinstance(output, tuple) else (output,)
         tensors = [part.detach() for part in parts if isinstance(part, Tensor) and part.dim() > 0]
-        # The widest is the logits, or the histogram that DeepSpeed's router returns in their place.
+        # The widest tensor is the logits, or the histogram that DeepSpeed's router returns instead.
         num_experts = max((tensor.shape[-1] for tensor in tensors), default=0)
         logits = [x for x in tensors if x.is_floating_point() and x.shape[-1] == num_experts]
         chosen = [x for x in tensors if x.dtype in _INDEX_TYPES and x.dim() > 1 and x.shape[-1] < num_experts]
@@ -86,11 +86,13 @@ class ExpertRecorder:
 
 
 def find_routers(model: nn.Module) -> dict[str, nn.Module]:
-    """The model's routers by name, in their order: modules whose class or own name says so ("...Router...", "gate"); one
-    inside another is left out."""
+    """Return the model's routers by name, in order: modules called "gate" or "router", or of a class "...Router...".
+
+    A router inside another router is left out.
+    """
     routers: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        # DeepSpeed's and some models' routers hold a "gate" of their own: the same choice, a second time.
+        # The routers of DeepSpeed and of some models contain a "gate", which makes the same choice a second time.
         if _is_router(name, module) and not any(name.startswith(f"{outer}.") for outer in routers):
             routers[name] = module
     return routers
@@ -102,7 +104,7 @@ def _is_router(name: str, module: nn.Module) -> bool:
 
 
 class ExpertTally:
-    """Sums of one batch on one rank; `metrics` adds the ranks' up. Holds layers x experts numbers."""
+    """The sums of one batch on one rank; ``metrics`` adds them up over ranks. Holds layers x experts numbers."""
 
     def __init__(self) -> None:
         self._load_LE: Tensor | None = None
@@ -122,18 +124,18 @@ class ExpertTally:
         """Count one training forward pass of a micro-batch.
 
         Args:
-            picks: of the pass.
+            picks: those of the pass.
             mask_T: bool; the positions that count.
             sequence_ids_T: int64; 0 .. S - 1 where the mask is set.
             lag_S: mean lag of each sequence.
             reference: the picks of the same micro-batch at the batch's start; None where there was no such pass, or
-                where its weights were these.
+                where it ran under these same weights.
         """
         num_layers, _, top_k = picks.indices_LTK.shape
         if self._load_LE is None:
             self._load_LE = torch.zeros(num_layers, picks.num_experts, dtype=torch.int64, device=mask_T.device)
         ones_TK = mask_T.long()[:, None].expand(-1, top_k).reshape(-1)
-        # A layer at a time, as indices for scatter_add_ are eight times the size of those recorded.
+        # One layer at a time: the indices for scatter_add_ are eight times the size of the recorded ones.
         for load_E, indices_TK in zip(self._load_LE, picks.indices_LTK, strict=True):
             load_E.scatter_add_(0, indices_TK.reshape(-1).long(), ones_TK)
         if reference is None:
@@ -145,7 +147,7 @@ class ExpertTally:
         self._changed_B2 = self._changed_B2.to(mask_T.device).index_add(0, buckets_T, sums_T2)
 
     def metrics(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """The diagnostics by "name/bucket", the same on every rank; none for a dense model. Collective.
+        """Return the diagnostics by "name/bucket", the same on every rank; none for a dense model. Collective.
 
         Args:
             sum_over_ranks: the element-wise sum of every rank's tensor.
@@ -174,7 +176,7 @@ class ExpertTally:
 
 
 def num_changed(picks: ExpertPicks, reference: ExpertPicks) -> Tensor:
-    """Return int64 [T]: of a token's picks over all layers, those that are not among its reference picks of that layer."""
+    """Return int64 [T]: how many of a token's picks, over all layers, are not among its reference picks of that layer."""
     kept_LTK = torch.zeros_like(picks.indices_LTK, dtype=torch.bool)
     for index in range(reference.indices_LTK.shape[-1]):
         kept_LTK |= picks.indices_LTK == reference.indices_LTK[..., index : index + 1]
@@ -182,13 +184,14 @@ def num_changed(picks: ExpertPicks, reference: ExpertPicks) -> Tensor:
 
 
 def changed_share(picks: ExpertPicks, reference: ExpertPicks, mask_T: Tensor | None = None) -> float:
-    """Return the share, in [0, 1], of a pass's picks that are not among those of `reference`: how volatile routing is
-    between two weights, or two engines, on the same tokens.
+    """Return the share, in [0, 1], of a pass's picks that are not among those of ``reference``.
+
+    It measures how volatile routing is between two weights, or two engines, on the same tokens.
 
     Args:
         mask_T: bool; the tokens that count, at least one. None: all of them.
 
-    Raises ValueError for passes of different shapes, and where no token counts.
+    Raises: ValueError for passes of different shapes, and when no token counts.
     """
     if picks.indices_LTK.shape != reference.indices_LTK.shape or picks.num_experts != reference.num_experts:
         raise ValueError(

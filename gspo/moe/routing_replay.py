@@ -1,14 +1,14 @@
-"""Routing Replay: a forward pass with the experts of an earlier one, and gates of the present weights.
+"""Routing Replay: a forward pass with the experts of an earlier pass, and gates from the present weights.
 
-From the GSPO paper (arXiv 2507.18071, section 5.3), where token-level ratios of a mixture of experts need it to train
-stably: after an update some ten percent of a token's experts are others, so that the ratio compares two networks. With
-replay, position t of layer l uses the experts e_1 .. e_k recorded there, and they are weighted as if the router had
-chosen them now; for Qwen3-MoE, with router logits z_t of the present weights,
+In the GSPO paper (arXiv 2507.18071, section 5.3) token-level ratios of a mixture of experts need it to train stably: an
+update changes some ten percent of a token's experts, so that the ratio compares two networks. With replay, position t of
+layer l uses the experts e_1 .. e_k recorded there, weighted as if the router had chosen them now. For Qwen3-MoE, with
+router logits z_t of the present weights,
 
     g_j = p_{e_j} / sum_i p_{e_i},   p = softmax(z_t)        (without the division where norm_topk_prob is False)
 
-The router keeps its gradient through z. Any formula of a router is kept, because only the answer of its `torch.topk` is
-replaced: what follows it is the router's own code.
+The router keeps its gradient through z, and any router keeps its formula: only the result of its ``torch.topk`` is
+replaced, and the router's own code follows.
 """
 
 from __future__ import annotations
@@ -26,29 +26,31 @@ from gspo.moe.experts import ExpertPicks, find_routers
 
 
 class RoutingReplay:
-    """Makes a model's routers choose what was recorded.
+    """Makes a model's routers repeat a recorded choice.
 
-    For Hugging Face models, and DeepSpeed's expert parallelism, whose routers call topk once, over all experts: Qwen2 and
-    Qwen3-MoE, Mixtral, OLMoE, GPT-OSS and their like. Routers that choose groups of experts first (DeepSeek), or leave
-    the choice to the module around them, are refused at the first pass.
+    It works for Hugging Face models and DeepSpeed's expert parallelism where routers call topk once, over all experts: Qwen2
+    and Qwen3-MoE, Mixtral, OLMoE, GPT-OSS and similar ones. Routers that choose groups of experts first (DeepSeek), or
+    leave the choice to the module around them, are refused at the first pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """`model`: as for `ExpertRecorder`; it is changed only while replaying. Raises ValueError for a dense model."""
+        """Take a model as ``ExpertRecorder`` does; it is changed only while replaying.
+
+        Raises: ValueError for a dense model.
+        """
         self._routers = find_routers(model)
         if not self._routers:
             raise ValueError(f"{type(model).__name__} has no routers: routing replay needs a mixture of experts")
 
     @contextmanager
     def replaying(self, picks: ExpertPicks) -> Iterator[None]:
-        """Replay `picks` in every forward pass inside, which must be of the tokens that they were recorded of.
+        """Replay ``picks`` in every forward pass inside; the passes must have the tokens of the recorded pass.
 
-        Backward belongs inside as well where it computes layers again (activation checkpointing): outside, the second
-        computation would choose other experts than the first. A recorder that is on meanwhile sees the picks.
+        Put backward inside as well where it computes layers again (activation checkpointing): outside, the second
+        computation would choose other experts than the first. A recorder that is active meanwhile sees the picks.
 
-        Raises ValueError for picks of another number of layers or with an index that is no expert; and, from within
-        the forward pass, of another number of tokens, of experts, or of experts per token, and for a router that cannot
-        be replayed.
+        Raises: ValueError for picks with another number of layers or with an index that is no expert. The forward pass
+        raises it for another number of tokens, experts, or experts per token, and for a router that cannot be replayed.
         """
         num_layers = picks.indices_LTK.shape[0]
         if num_layers != len(self._routers):
@@ -56,7 +58,7 @@ class RoutingReplay:
         _require_experts(picks)
         forwards = [router.__dict__.get("forward") for router in self._routers.values()]
         for (name, router), indices_TK in zip(self._routers.items(), picks.indices_LTK, strict=True):
-            # Not a hook: one that fails between two others would leave its change behind.
+            # No hook: a hook that fails between two others would leave its change behind.
             router.__dict__["forward"] = _replayed(name, router, indices_TK, picks.num_experts)
         try:
             yield
@@ -77,7 +79,7 @@ def _replayed(name: str, router: nn.Module, indices_TK: Tensor, num_experts: int
         if len(choice.found) != 1:
             raise ValueError(
                 f"{name} ({type(router).__name__}) calls topk {len(choice.found)} times; only a router that chooses by one "
-                "call can be replayed, switch routing replay off"
+                "call can be replayed: switch routing replay off"
             )
         for what, value in choice.found[0].items():
             if value != choice.expected[what]:
@@ -91,14 +93,14 @@ def _replayed(name: str, router: nn.Module, indices_TK: Tensor, num_experts: int
 
 
 class _RecordedChoice(TorchFunctionMode):
-    """Answers topk by recorded indices, in their order, and the values at them; values keep their gradient."""
+    """Answers topk with the recorded indices, in their order, and the values there; values keep their gradient."""
 
     def __init__(self, indices_TK: Tensor, num_experts: int) -> None:
         super().__init__()
         self._indices_TK = indices_TK
         self.expected = {"tokens": indices_TK.shape[0], "experts per token": indices_TK.shape[1], "experts": num_experts}
         self.found: list[dict[str, int]] = []
-        """What each call was asked for."""
+        """The sizes that each call requested."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: dict[str, Any] | None = None
@@ -111,7 +113,7 @@ class _RecordedChoice(TorchFunctionMode):
         *outer, num_experts = scores_TE.shape
         self.found.append({"tokens": math.prod(outer), "experts per token": k, "experts": num_experts})
         if self.found[-1] != self.expected:
-            # A router that calls it again for groups of experts: the pass is refused when its calls are known.
+            # The router calls topk again for groups of experts; the pass is refused once all its calls are known.
             return torch.topk(scores_TE, k, *args, **kwargs)
         indices = self._indices_TK.to(device=scores_TE.device, dtype=torch.int64).reshape(*outer, k)
         return torch.return_types.topk((scores_TE.gather(-1, indices), indices))

@@ -1,4 +1,4 @@
-"""Random padded batches as TRL holds them, and the same batch as the loss of this project takes it."""
+"""Random padded batches in TRL's layout and in the layout of this project's loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """[S, L] tensors; `inside_SL` is False in the padding, `action_SL` also at tool output."""
+    """[S, L] tensors; ``inside_SL`` is False in the padding, ``action_SL`` and at tool output."""
 
     logprobs_SL: Tensor
     anchor_SL: Tensor
@@ -33,7 +33,7 @@ class PaddedBatch:
 
 
 def random_batch(seed: int, *, spread: float, dtype: torch.dtype) -> PaddedBatch:
-    """One to twelve sequences of up to forty tokens, some wholly masked; log-ratios of deviation `spread` per token."""
+    """Draw 1 to 12 sequences of up to 40 tokens, some fully masked; log-ratios have deviation ``spread`` per token."""
     generator = torch.Generator().manual_seed(seed)
     num_sequences = int(torch.randint(1, 13, (), generator=generator))
     length = int(torch.randint(1, 41, (), generator=generator))

@@ -1,4 +1,4 @@
-"""The comparison with TRL compares like with like: prompts, rewards, steps, clip and optimizer are the configuration's."""
+"""The comparison with TRL compares like with like: prompts, rewards, steps, clip and optimizer are as configured."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_run_of_trl_trains_every_batch_and_evaluates_at_the_start_and_when_it_
         ("eval", 2),
         ("end", None),
     ]
-    # Every untrained answer is as long as it may be; a few end early by chance.
+    # Untrained answers reach the maximum length; a few end early by chance.
     assert 2 * 64 * 7 < rows[-1]["generated_tokens"] <= 2 * 64 * 8
     prompts = rows[-1]["packed_tokens"] - rows[-1]["generated_tokens"]
     assert 2 * 64 * 6 <= prompts <= 2 * 64 * 9

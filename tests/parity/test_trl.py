@@ -1,6 +1,6 @@
-"""The loss against TRL's GRPOTrainer: where both mean the same they agree, and where they do not, how they differ.
+"""The loss against TRL's GRPOTrainer: they agree where both mean the same, and these tests show where they differ.
 
-Run by `make test-parity`, which installs the TRL of requirements/parity.txt. Both sides: lag 0, no KL term, no
+Run by ``make test-parity``, which installs the TRL of requirements/parity.txt. Both sides: lag 0, no KL term, no
 correction for the sampler. TRL's loss is a mean over the local batch; N is its size.
 """
 
@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo import LossOutput, Objective, clip_band, gspo_loss
+from gspo import LossOutput, Objective, clip_range, gspo_loss
 from gspo.model.logprobs import chunked_logprobs
 from tests.parity.batch import PaddedBatch, random_batch
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
 
-# The log-ratios of a batch scatter about as widely as its clip, so that some are clipped and some are not.
+# The log-ratios of a batch scatter about as widely as its clip, so that only some are clipped.
 SETTINGS = {"sequence": (3e-4, 4e-4, 7e-4), "token": (0.2, 0.27, 0.25)}
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
@@ -48,7 +48,7 @@ def our_loss(level: str, logprobs_T: Tensor, batch: PaddedBatch, *, num_sequence
         batch.mask_T,
         batch.sequence_ids_T,
         num_sequences=num_sequences or num_local,
-        band=clip_band(batch.advantages_S.new_zeros(num_local), eps_low=low, eps_high=high),
+        clip_range=clip_range(batch.advantages_S.new_zeros(num_local), eps_low=low, eps_high=high),
         ratio_unit=level,  # type: ignore[arg-type]
     )
 
@@ -89,7 +89,7 @@ def test_loss_gradient_and_clip_fractions_are_those_of_trl(
 
 
 def test_from_logits_at_a_temperature_the_gradients_of_all_parameters_are_those_of_trl(tmp_path: Path) -> None:
-    """TRL's own forward pass and log-probs on one side, `chunked_logprobs` of the hidden states on the other."""
+    """TRL's own forward pass and log-probs on one side, ``chunked_logprobs`` of the hidden states on the other."""
     from tests.parity.trl_loss import VOCABULARY, build_trainer
 
     low, high, _ = SETTINGS["sequence"]
@@ -181,7 +181,7 @@ def test_with_advantages_per_token_trl_gives_every_token_the_mean_where_gspo_tok
         batch.mask_T,
         batch.sequence_ids_T,
         num_sequences=1,
-        band=clip_band(torch.zeros(1), eps_low=3e-4, eps_high=4e-4),
+        clip_range=clip_range(torch.zeros(1), eps_low=3e-4, eps_high=4e-4),
     )
     output.loss.backward()
     assert output.loss.item() == trl_loss.item() == 1.0

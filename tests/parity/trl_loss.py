@@ -1,6 +1,6 @@
-"""TRL's GRPOTrainer, real, around a model of two thousand parameters; and its `_compute_loss` on given log-probs.
+"""TRL's real GRPOTrainer around a model of two thousand parameters, and its ``_compute_loss`` on given log-probs.
 
-Only where the model's log-probs come from is replaced: ratios, clip, reductions and metrics are TRL's own code.
+Only the source of the log-probs is replaced: ratios, clip, reductions and metrics are TRL's own code.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-# Loaded by transformers' tokenizers where it is installed, not needed here, and sentencepiece 0.2.1 ends an interpreter
-# that exits in good order with a segmentation fault (the destructor of its type capsule).
+# transformers' tokenizers load it where it is installed. It is not needed here, and sentencepiece 0.2.1 crashes an
+# interpreter that exits normally (a segmentation fault in the destructor of its type capsule).
 sys.modules["sentencepiece"] = None  # type: ignore[assignment]
 
 import torch  # noqa: E402
@@ -28,7 +28,7 @@ VOCABULARY = 32
 def build_trainer(
     folder: Path, *, level: Literal["sequence", "token"], eps_low: float, eps_high: float, temperature: float = 1.0
 ) -> GRPOTrainer:
-    """TRL's trainer with loss_type "grpo", without KL term and without vLLM, ready to compute a training loss."""
+    """Return TRL's trainer with loss_type "grpo", without KL term and vLLM, ready to compute a training loss."""
     words = {f"t{i}": i for i in range(VOCABULARY - 2)} | {"<pad>": VOCABULARY - 2, "<eos>": VOCABULARY - 1}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")), pad_token="<pad>", eos_token="<eos>"
@@ -68,7 +68,7 @@ def build_trainer(
         train_dataset=Dataset.from_dict({"prompt": ["t1", "t2"]}),
         processing_class=tokenizer,
     )
-    # What transformers' training loop sets before each optimizer step.
+    # transformers' training loop sets this before each optimizer step.
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
     return trainer
@@ -79,7 +79,7 @@ def _no_reward(completions: list[str], **_: Any) -> list[float]:
 
 
 def loss_of_given(trainer: GRPOTrainer, logprobs_SL: Tensor, batch: PaddedBatch, advantages: Tensor) -> Tensor:
-    """The loss of TRL's `_compute_loss` at the log-probs `logprobs_SL`; `advantages` is [S], or [S, L] as for subclasses."""
+    """Return TRL's ``_compute_loss`` at ``logprobs_SL``; ``advantages`` is [S], or [S, L] as for subclasses."""
     num_sequences, length = logprobs_SL.shape
 
     class GivenLogProbs(type(trainer)):  # type: ignore[misc]

@@ -1,6 +1,6 @@
-"""The library as a value: the modules that a property calls, imported as they are or from changed source text.
+"""The library as a value: the modules that a property calls, imported unchanged or from changed source text.
 
-A copy is imported from text in memory, beside the real package and without touching the files.
+A copy is imported from text in memory, next to the real package; the files stay untouched.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ GSPO = Gspo(gspo.loss, gspo.staleness, gspo.advantages, gspo.diagnostics, gspo.s
 
 
 def source_of(file: str) -> str:
-    """The text of gspo/<file>."""
+    """Return the text of gspo/<file>."""
     return (PACKAGE / file).read_text(encoding="utf-8")
 
 
 def copy_of_gspo(changed: Mapping[str, str]) -> Gspo:
-    """Import a private copy of the package in which the files `changed` (name: source text) are other ones."""
+    """Import a private copy of the package with the files ``changed`` (name: source text) replaced."""
     finder = _FromText({f"gspo.{file.removesuffix('.py').replace('/', '.')}": text for file, text in changed.items()})
     originals = {name: module for name, module in sys.modules.items() if name == "gspo" or name.startswith("gspo.")}
     for name in originals:
@@ -62,7 +62,7 @@ def copy_of_gspo(changed: Mapping[str, str]) -> Gspo:
 
 
 _compiled: dict[str, CodeType] = {}
-"""Of the unchanged files: they are executed again for every copy, and compiled once."""
+"""Code of the unchanged files: executed again for every copy, compiled once."""
 
 
 class _FromText(MetaPathFinder, Loader):

@@ -20,7 +20,7 @@ EPS_LOW, EPS_HIGH = 3e-4, 4e-4
 
 @dataclass(frozen=True)
 class Flat:
-    """Flat tensors of some sequences; `logprobs_T` is a leaf that collects the gradient."""
+    """Flat tensors of some sequences; ``logprobs_T`` is a leaf that collects the gradient."""
 
     logprobs_T: Tensor
     anchor_T: Tensor
@@ -44,7 +44,7 @@ class Flat:
         log_ratio_clamp: float = 10.0,
         gspo: Gspo = GSPO,
     ) -> LossOutput:
-        band = gspo.staleness.clip_range(
+        clip_range = gspo.staleness.clip_range(
             self.lag_S,
             eps_low=eps_low,
             eps_high=eps_high,
@@ -61,7 +61,7 @@ class Flat:
             self.sequence_ids_T,
             self.turn_ids_T,
             num_sequences=num_sequences,
-            band=band,
+            clip_range=clip_range,
             ratio_unit=ratio_unit,
             mismatch_weights_S=self.weights_S,
             log_ratio_clamp=log_ratio_clamp,
@@ -83,7 +83,7 @@ def one_sequence(
     weight: float = 1.0,
     anchor: float = 0.0,
 ) -> ReferenceSequence:
-    """A sequence of action tokens only, `delta` above its anchor (0 keeps the deltas exact in float32)."""
+    """Return a sequence of action tokens only, ``delta`` above its anchor (0 keeps the deltas exact in float32)."""
     advantages = [advantage] * len(delta) if isinstance(advantage, float | int) else list(advantage)
     return ReferenceSequence(
         logprobs=[anchor + d for d in delta],
@@ -106,7 +106,7 @@ def random_sequence(
     per_token_advantages: bool = True,
     dtype: torch.dtype = torch.float32,
 ) -> ReferenceSequence:
-    """Log-probs around -1.5, deltas of deviation `scale` per token with a common drift, turns of about four tokens."""
+    """Draw log-probs around -1.5, deltas of deviation ``scale`` per token and a common drift, turns of about 4 tokens."""
     length = len(mask)
     anchor = -3 * torch.rand(length, generator=generator, dtype=dtype)
     drift = scale * torch.randn(1, generator=generator, dtype=dtype)
@@ -130,7 +130,7 @@ def pack(sequences: Sequence[ReferenceSequence], dtype: torch.dtype = torch.floa
 
 
 def pad(sequences: Sequence[ReferenceSequence], dtype: torch.dtype = torch.float32) -> Flat:
-    """Reshape a padded [S, L] layout; what stands in the padding must not matter: NaN and impossible ids."""
+    """Reshape a padded [S, L] layout; the padding holds NaN and impossible ids, which must not matter."""
     longest = max(len(sequence.mask) for sequence in sequences) + 3
     return _flat(sequences, [longest] * len(sequences), dtype)
 
@@ -156,13 +156,13 @@ def _flat(sequences: Sequence[ReferenceSequence], lengths: Sequence[int], dtype:
 
 @dataclass(frozen=True)
 class Step:
-    """The sequences of one optimizer step and what the loss is asked for; N is `spare` more than there are sequences."""
+    """The sequences of one optimizer step and the arguments of the loss; N exceeds their number by ``spare``."""
 
     sequences: list[ReferenceSequence]
     """Their anchors are the engine's log-probs."""
     proximal: list[list[float]]
     versions: list[list[int]]
-    """Of every token; what stands at observation tokens must not matter."""
+    """One per token; the values at observation tokens must not matter."""
     policy_version: int
     groups: list[int]
     rewards: list[float]
@@ -179,7 +179,7 @@ class Step:
         return replace(self, sequences=sequences)
 
     def loss(self, flat: Flat, ratio_unit: RatioUnit, gspo: Gspo, **changed: float) -> LossOutput:
-        """The loss of some of the step's sequences."""
+        """Return the loss of some of the step's sequences."""
         arguments = {"clip_range_growth": self.clip_range_growth, "noise": self.noise, "scale": self.scale, **changed}
         return flat.loss(self.num_sequences, ratio_unit=ratio_unit, gspo=gspo, **arguments)
 
@@ -194,7 +194,7 @@ class Step:
         return reference_loss(self.sequences, num_sequences=self.num_sequences, ratio_unit=ratio_unit, **arguments)
 
     def with_paper_advantages(self) -> Step:
-        """Every token of a sequence has the advantage of its first action token."""
+        """Give every token of a sequence the advantage of its first action token."""
         return self.with_sequences(
             [
                 replace(s, advantages=[s.advantages[s.mask.index(True)] if any(s.mask) else 0.0] * len(s.mask), weight=1.0)
@@ -203,7 +203,7 @@ class Step:
         )
 
     def stretched(self, factor: float) -> Step:
-        """Log-ratios `factor` times as large."""
+        """Make the log-ratios ``factor`` times as large."""
         return self.with_sequences(
             [
                 replace(
@@ -216,7 +216,7 @@ class Step:
 
 
 def random_step(choices: Random) -> Step:
-    """A step of any structure; `choices` may be hypothesis's, the numbers come from a seed that it draws."""
+    """Return a step of any structure; ``choices`` may come from hypothesis, and it draws the seed of the numbers."""
     numbers = Random(choices.randrange(2**31))
     policy_version = choices.choice([0, 3, 2**40])
     sequences, proximal, versions = [], [], []
@@ -268,13 +268,13 @@ def random_step(choices: Random) -> Step:
 
 
 def _in_float32(values: Sequence[float]) -> list[float]:
-    """Values that both dtypes hold exactly, so that only the arithmetic differs."""
+    """Round to values that both dtypes hold exactly, so that only the arithmetic differs."""
     rounded: list[float] = torch.tensor(values, dtype=torch.float32).tolist()
     return rounded
 
 
 def distance_to_a_bound(step: Step) -> float:
-    """The smallest distance, in nats, of the log-ratio of any unit from its bounds: a float32 decision needs some."""
+    """Return the smallest distance, in nats, of any unit's log-ratio from its bounds: float32 decisions need some."""
     smallest = math.inf
     for sequence in step.sequences:
         growth = (1 + abs(step.clip_range_growth) * sequence.lag) ** (1 if step.clip_range_growth >= 0 else -1)

@@ -16,9 +16,9 @@ _SEQUENCE_ARRAYS = ("token_ids", "action_mask", "behaviour_logprobs", "versions"
 def random_sequence(
     length: int, seed: int, *, vocab_size: int = 16, versions: tuple[int, int] = (0, 0), temperature: float = 1.0
 ) -> TrainSequence:
-    """A prompt of a third of `length` and then actions, a turn of five at a time.
+    """Return a prompt of a third of ``length``, then actions in turns of five.
 
-    `versions`: lowest and highest version of the action tokens.
+    ``versions``: lowest and highest version of the action tokens.
     """
     generator = np.random.default_rng(seed)
     positions = np.arange(length)
@@ -37,7 +37,7 @@ def random_sequence(
 def random_groups(
     num_groups: int, group_size: int, seed: int, *, vocab_size: int = 16, versions: tuple[int, int] = (0, 0)
 ) -> list[TrainGroup]:
-    """Groups of sequences of 4 to 40 tokens with random rewards, of turns as well."""
+    """Return groups of sequences of 4 to 40 tokens with random rewards, also per turn."""
     generator = np.random.default_rng(seed)
     groups = []
     for index in range(num_groups):
@@ -59,7 +59,7 @@ def random_groups(
 
 
 def save_groups(path: Path, groups: Sequence[TrainGroup]) -> None:
-    """Write groups, without rewards of turns, for another process."""
+    """Write groups, without turn rewards, for another process."""
     arrays: dict[str, NDArray[np.generic]] = {}
     for g, group in enumerate(groups):
         arrays[f"{g}/rewards"] = group.rewards
@@ -71,7 +71,7 @@ def save_groups(path: Path, groups: Sequence[TrainGroup]) -> None:
 
 
 def load_groups(path: Path) -> list[TrainGroup]:
-    """Read what `save_groups` wrote."""
+    """Read what ``save_groups`` wrote."""
     arrays = np.load(path, allow_pickle=False)
     groups: list[TrainGroup] = []
     while f"{len(groups)}/rewards" in arrays:

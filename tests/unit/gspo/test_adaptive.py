@@ -1,4 +1,4 @@
-"""The controller of the band's width: direction, bounds, fixed point and saved state."""
+"""The controller of the clip range's width: direction, bounds, fixed point and saved state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_scale_starts_at_one_and_stays_there_on_target() -> None:
     assert clip.scale == 1.0
 
 
-def test_more_clipping_than_wanted_widens_the_band_and_less_narrows_it() -> None:
+def test_more_clipping_than_wanted_widens_the_clip_range_and_less_narrows_it() -> None:
     clip = AdaptiveClip(target=0.2, rate=0.5)
     clip.update(0.3)
     assert clip.scale == pytest.approx(math.exp(0.5 * 0.5))
@@ -48,7 +48,7 @@ def test_the_scale_stays_inside_its_bounds() -> None:
 @pytest.mark.parametrize("target", [0.03, 0.15, 0.4])
 @pytest.mark.parametrize("deviation", [0.2, 1.0, 20.0])
 def test_it_reaches_the_target_on_normal_log_ratios_and_stays_there(target: float, deviation: float) -> None:
-    """Half of the sequences can be clipped above, half below; widths in units of the band at scale 1."""
+    """Half of the sequences can be clipped above, half below; widths in units of the clip range at scale 1."""
     clip = AdaptiveClip(target=target)
     fractions = []
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""The loss on examples that can be computed by hand; `test_conformance` has its general properties."""
+"""The loss on examples that can be computed by hand; ``test_conformance`` has its general properties."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gspo.loss import gspo_loss, objective_loss
-from gspo.settings import Objective, RatioUnit
+from gspo.settings import MismatchMode, Objective, RatioUnit
 from gspo.staleness import clip_range
 from tests.support.loss.loss_cases import EPS_HIGH, EPS_LOW, one_sequence, pack, random_sequence
 
@@ -47,21 +47,21 @@ def test_float32_decides_the_clip_closer_to_the_bound_than_float32_ratios_could(
     assert gradient == [pytest.approx(-0.5 * (1 + EPS_HIGH)), 0.0]
 
 
-def test_the_mean_over_50_000_tokens_keeps_the_digits_of_the_band_in_float32() -> None:
+def test_the_mean_over_50_000_tokens_keeps_the_digits_of_the_clip_range_in_float32() -> None:
     sequence = random_sequence(torch.Generator().manual_seed(6), [True] * 50_000, scale=0.02)
     deltas = [p - a for p, a in zip(sequence.logprobs, sequence.anchor_logprobs, strict=True)]
     log_ratio = pack([sequence]).loss(1).stats.log_ratio_S.item()
     assert log_ratio == pytest.approx(math.fsum(deltas) / len(deltas), abs=EPS_LOW / 1000)
 
 
-def test_lag_widens_the_band_by_one_eps_per_version() -> None:
+def test_lag_widens_the_clip_range_by_one_eps_per_version() -> None:
     delta = 2.5 * math.log1p(EPS_HIGH)
     sequences = [one_sequence([delta] * 4, 1.0, lag=lag) for lag in (0.0, 1.0, 2.0)]
     assert pack(sequences).loss(3, clip_range_growth=1.0).stats.clipped_high_S.tolist() == [1.0, 1.0, 0.0]
     assert pack(sequences).loss(3, clip_range_growth=0.0).stats.clipped_high_S.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_the_noise_floor_shrinks_with_the_square_root_of_the_units_length() -> None:
+def test_the_noise_margin_shrinks_with_the_square_root_of_the_units_length() -> None:
     noise = 0.01
     sequences = [one_sequence([-(EPS_LOW + noise / 3)] * n, -1.0, turns=[0] * n) for n in (4, 16)]
     for ratio_unit in ("sequence", "turn"):
@@ -88,12 +88,12 @@ def test_a_micro_batch_without_action_tokens_gives_zero_and_a_gradient_of_zeros(
 def test_tokens_that_are_masked_after_sampling_still_count_in_n() -> None:
     flat = pack([one_sequence([0.0, 0.0, 0.0, 0.0], 1.0)])
     flat = replace(flat, mask_T=torch.tensor([True, True, True, False]))
-    band = clip_range(flat.lag_S, eps_low=EPS_LOW, eps_high=EPS_HIGH)
+    paper = clip_range(flat.lag_S, eps_low=EPS_LOW, eps_high=EPS_HIGH)
     arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, flat.mask_T, flat.sequence_ids_T)
-    full = gspo_loss(*arguments, num_sequences=1, band=band, tokens_per_sequence_S=torch.tensor([4]))
+    full = gspo_loss(*arguments, num_sequences=1, clip_range=paper, tokens_per_sequence_S=torch.tensor([4]))
     assert full.loss.item() == pytest.approx(-0.75)
     with pytest.raises(ValueError, match=r"tokens_per_sequence_S\[0\] is 2 but mask_T has 3"):
-        gspo_loss(*arguments, num_sequences=1, band=band, tokens_per_sequence_S=torch.tensor([2]))
+        gspo_loss(*arguments, num_sequences=1, clip_range=paper, tokens_per_sequence_S=torch.tensor([2]))
 
 
 def test_log_ratios_are_clamped_and_counted_and_the_gradient_stays_finite() -> None:
@@ -110,20 +110,23 @@ def test_counting_only_the_micro_batchs_own_sequences_is_noticed_when_it_is_too_
         flat.loss(2)
 
 
-def test_turn_ratios_without_turn_ids_and_bands_without_sequences_are_refused() -> None:
+def test_turn_ratios_without_turn_ids_and_clip_ranges_without_sequences_are_refused() -> None:
     flat = pack([one_sequence([0.0], 1.0)])
     arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, flat.mask_T, flat.sequence_ids_T)
-    band = clip_range(flat.lag_S, eps_low=EPS_LOW, eps_high=EPS_HIGH)
+    paper = clip_range(flat.lag_S, eps_low=EPS_LOW, eps_high=EPS_HIGH)
     with pytest.raises(ValueError, match="turn_ids_T is None"):
-        gspo_loss(*arguments, num_sequences=1, band=band, ratio_unit="turn")
-    with pytest.raises(ValueError, match="band has 0 sequences"):
-        gspo_loss(*arguments, num_sequences=1, band=clip_range(torch.zeros(0), eps_low=EPS_LOW, eps_high=EPS_HIGH))
+        gspo_loss(*arguments, num_sequences=1, clip_range=paper, ratio_unit="turn")
+    with pytest.raises(ValueError, match="clip_range has 0 sequences"):
+        gspo_loss(*arguments, num_sequences=1, clip_range=clip_range(torch.zeros(0), eps_low=EPS_LOW, eps_high=EPS_HIGH))
 
 
-def test_the_behaviour_anchor_puts_engine_noise_into_the_band_and_no_weight_on_the_sequence() -> None:
+@pytest.mark.parametrize("mode", ["truncate", "reject", "off"])
+def test_the_behaviour_anchor_puts_engine_noise_into_the_clip_range_and_no_weight_on_the_sequence(
+    mode: MismatchMode,
+) -> None:
     flat = pack([one_sequence([0.002] * 4, 1.0, lag=1.0)])
     arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, flat.mask_T, flat.sequence_ids_T)
-    objective = Objective(clip_range_growth=1.0, noise_z=2.0, anchor="behaviour", mismatch_mode="off")
+    objective = Objective(clip_range_growth=1.0, noise_z=2.0, anchor="behaviour", mismatch_mode=mode)
     narrow = objective_loss(objective, *arguments, lag_S=flat.lag_S, sigma=0.0, num_sequences=1)
     wide = objective_loss(objective, *arguments, lag_S=flat.lag_S, sigma=0.002, num_sequences=1)
     assert narrow.loss.item() == pytest.approx(-((1 + EPS_HIGH) ** 2), rel=1e-6)
@@ -132,7 +135,7 @@ def test_the_behaviour_anchor_puts_engine_noise_into_the_band_and_no_weight_on_t
     assert wide.stats.mismatch_kl_S.item() == pytest.approx(math.expm1(0.002) - 0.002, rel=1e-2)
 
 
-def test_the_clip_scale_reaches_the_band_of_the_objective() -> None:
+def test_the_clip_scale_reaches_the_clip_range_of_the_objective() -> None:
     flat = pack([one_sequence([0.002] * 4, 1.0)])
     arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, flat.mask_T, flat.sequence_ids_T)
     for scale, expected in ((1.0, 1 + EPS_HIGH), (2.0, (1 + EPS_HIGH) ** 2), (8.0, math.exp(0.002))):
@@ -141,7 +144,7 @@ def test_the_clip_scale_reaches_the_band_of_the_objective() -> None:
         assert output.loss.item() == pytest.approx(-expected, rel=1e-6)
 
 
-def test_the_proximal_anchor_counts_the_mismatch_in_the_weight_and_not_in_the_ratio_or_band() -> None:
+def test_the_proximal_anchor_counts_the_mismatch_in_the_weight_and_not_in_the_ratio_or_clip_range() -> None:
     drifted, rejected, inside = ([0.05] * 4, [0.5] * 4, [0.05] * 4)
     flat = pack([one_sequence(drifted, 1.0, lag=3.0), one_sequence(rejected, 1.0), one_sequence(inside, 1.0)])
     proximal_T = flat.logprobs_T.detach() - torch.tensor([0.001] * 4 + [0.0] * 4 + [0.0002] * 4)

@@ -1,4 +1,4 @@
-"""Lag, the clip band, the running sigma, mismatch weights and segment means."""
+"""Lag, the clip range, the running sigma, mismatch weights and segment means."""
 
 from __future__ import annotations
 
@@ -73,35 +73,35 @@ def test_large_version_numbers_keep_their_difference() -> None:
     assert lag_S.tolist() == [1.0]
 
 
-def test_at_lag_zero_without_noise_the_band_is_the_papers_clip() -> None:
-    band = objective_clip_range(
+def test_at_lag_zero_without_noise_the_clip_range_is_the_papers_clip() -> None:
+    clip = objective_clip_range(
         Objective(clip_range_growth=3.0, noise_z=2.0, anchor="behaviour", mismatch_mode="off"),
         torch.zeros(2, dtype=torch.float64),
         sigma=0.0,
     )
-    log_lo, log_hi = band.bounds(torch.tensor([0, 1, 1]), torch.tensor([1.0, 5.0, 1000.0]))
+    log_lo, log_hi = clip.bounds(torch.tensor([0, 1, 1]), torch.tensor([1.0, 5.0, 1000.0]))
     assert log_lo.exp().tolist() == pytest.approx([1 - 3e-4] * 3, rel=1e-15)
     assert log_hi.exp().tolist() == pytest.approx([1 + 4e-4] * 3, rel=1e-15)
 
 
-def test_the_band_grows_with_lag_and_noise_as_documented() -> None:
-    band = clip_range(
+def test_the_clip_range_grows_with_lag_and_noise_as_documented() -> None:
+    clip = clip_range(
         torch.tensor([2.0], dtype=torch.float64), eps_low=0.1, eps_high=0.2, clip_range_growth=0.5, noise_z=3.0, sigma=0.02
     )
-    log_lo, log_hi = band.bounds(torch.tensor([0]), torch.tensor([9.0]))
+    log_lo, log_hi = clip.bounds(torch.tensor([0]), torch.tensor([9.0]))
     assert log_lo.item() == pytest.approx(2.0 * math.log(0.9) - 0.02)
     assert log_hi.item() == pytest.approx(2.0 * math.log(1.2) + 0.02)
 
 
-def test_a_negative_growth_tightens_the_band_of_old_sequences_and_never_inverts_it() -> None:
+def test_a_negative_growth_tightens_the_clip_range_of_old_sequences_and_never_inverts_it() -> None:
     lag_S = torch.tensor([0.0, 1.0, 3.0, 1e6], dtype=torch.float64)
-    band = clip_range(lag_S, eps_low=0.1, eps_high=0.2, clip_range_growth=-2.0)
+    clip = clip_range(lag_S, eps_low=0.1, eps_high=0.2, clip_range_growth=-2.0)
     growth = [1.0, 1 / 3, 1 / 7, 1 / (1 + 2e6)]
-    assert band.log_lo_S.tolist() == pytest.approx([g * math.log(0.9) for g in growth])
-    assert band.log_hi_S.tolist() == pytest.approx([g * math.log(1.2) for g in growth])
+    assert clip.log_lo_S.tolist() == pytest.approx([g * math.log(0.9) for g in growth])
+    assert clip.log_hi_S.tolist() == pytest.approx([g * math.log(1.2) for g in growth])
 
 
-def test_the_adaptive_scale_widens_the_clip_and_not_the_noise_floor() -> None:
+def test_the_adaptive_scale_widens_the_clip_and_not_the_noise_margin() -> None:
     objective = Objective(clip_range_growth=0.5, noise_z=3.0, anchor="behaviour", mismatch_mode="off")
     lag_S = torch.tensor([2.0], dtype=torch.float64)
     log_lo, log_hi = objective_clip_range(objective, lag_S, 0.02, scale=4.0).bounds(torch.tensor([0]), torch.tensor([9.0]))
@@ -109,10 +109,10 @@ def test_the_adaptive_scale_widens_the_clip_and_not_the_noise_floor() -> None:
     assert log_hi.item() == pytest.approx(4.0 * 2.0 * math.log(1 + 4e-4) + 0.02)
 
 
-def test_a_proximal_anchor_needs_neither_growth_nor_a_noise_floor() -> None:
+def test_a_proximal_anchor_needs_neither_growth_nor_a_noise_margin() -> None:
     objective = Objective(anchor="proximal", clip_range_growth=3.0, noise_z=2.0)
-    band = objective_clip_range(objective, torch.tensor([4.0], dtype=torch.float64), sigma=0.5)
-    log_lo, log_hi = band.bounds(torch.tensor([0]), torch.tensor([4.0]))
+    clip = objective_clip_range(objective, torch.tensor([4.0], dtype=torch.float64), sigma=0.5)
+    log_lo, log_hi = clip.bounds(torch.tensor([0]), torch.tensor([4.0]))
     assert (log_lo.item(), log_hi.item()) == (math.log1p(-3e-4), math.log1p(4e-4))
 
 
@@ -128,7 +128,7 @@ def test_a_proximal_anchor_needs_neither_growth_nor_a_noise_floor() -> None:
         ([0.0], {"clip_range_growth": float("nan")}, "clip_range_growth is nan"),
     ],
 )
-def test_a_band_of_impossible_values_is_refused(lag: list[float], arguments: dict[str, float], message: str) -> None:
+def test_a_clip_range_of_impossible_values_is_refused(lag: list[float], arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         clip_range(torch.tensor(lag), **{"eps_low": 3e-4, "eps_high": 4e-4, **arguments})
 

@@ -1,6 +1,6 @@
-"""Bugs that the conformance suite must catch: one place in the library changed, and the property that must fail.
+"""Bugs that the conformance suite must catch: each changes one place in the library and names the property that must fail.
 
-Many of them have been in public training systems, or are one slip of the hand away.
+Many of them have been in public training systems, or are one slip away.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tests.unit.gspo.conformance.properties import (
 class PlantedBug:
     name: str
     file: str
-    """In gspo/."""
+    """Its path in gspo/."""
     right: str
-    """Stands in the file exactly once."""
+    """Text that occurs exactly once in the file."""
     wrong: str
     caught_by: Property
 

@@ -12,7 +12,7 @@ from tests.unit.gspo.conformance.properties_of_parts import (
     advantages_are_relative_to_the_members_present,
     bad_arguments_are_named,
     moments_are_those_of_fresh_action_tokens,
-    more_clipping_than_wanted_widens_the_band,
+    more_clipping_than_wanted_widens_the_clip_range,
     rejection_changes_neither_n_nor_N,
     summaries_are_over_sequences_by_sign_and_lag,
     the_lag_is_the_mean_over_action_tokens,
@@ -24,14 +24,14 @@ from tests.unit.gspo.conformance.properties_of_parts import (
 BUGS_OF_PARTS = (
     # Lag, noise and scale
     PlantedBug(
-        "lag does not widen the band",
+        "lag does not widen the clip range",
         "staleness.py",
         "growth_S = 1 + clip_range_growth * lag_S if",
         "growth_S = 1 + 0 * lag_S if",
         the_loss_is_the_formula,
     ),
     PlantedBug(
-        "negative growth inverts the band",
+        "negative growth inverts the clip range",
         "staleness.py",
         "else 1 / (1 - clip_range_growth * lag_S)",
         "else 1 + clip_range_growth * lag_S",
@@ -66,7 +66,7 @@ BUGS_OF_PARTS = (
         the_loss_is_the_formula,
     ),
     PlantedBug(
-        "the adaptive scale widens the noise floor too",
+        "the adaptive scale widens the noise margin too",
         "staleness.py",
         "width_S * math.log1p(eps_high), noise_z * sigma)",
         "width_S * math.log1p(eps_high), scale * noise_z * sigma)",
@@ -80,11 +80,11 @@ BUGS_OF_PARTS = (
         the_mismatch_is_counted_once,
     ),
     PlantedBug(
-        "less clipping widens the band",
+        "less clipping widens the clip range",
         "adaptive.py",
         "clip_fraction / self._target - 1",
         "1 - clip_fraction / self._target",
-        more_clipping_than_wanted_widens_the_band,
+        more_clipping_than_wanted_widens_the_clip_range,
     ),
     PlantedBug(
         "the lag of observation tokens counts",
@@ -116,14 +116,14 @@ BUGS_OF_PARTS = (
         the_mismatch_is_counted_once,
     ),
     PlantedBug(
-        "with the proximal anchor the band still grows with lag",
+        "with the proximal anchor the clip range still grows with lag",
         "staleness.py",
         "0.0 if proximal else objective.clip_range_growth",
         "objective.clip_range_growth",
         the_mismatch_is_counted_once,
     ),
     PlantedBug(
-        "with the proximal anchor the band still has the noise floor",
+        "with the proximal anchor the clip range still has the noise margin",
         "staleness.py",
         "0.0 if proximal else objective.noise_z",
         "objective.noise_z",

@@ -1,7 +1,7 @@
-"""What an implementation of GSPO must do, as functions of the implementation and a random step.
+"""The required behaviour of a GSPO implementation, as functions of the implementation and a random step.
 
-`test_conformance` calls each with the library on steps from hypothesis; `test_mutations` calls them with copies of the
-library that carry a planted bug, and each bug must make its property raise AssertionError.
+``test_conformance`` calls each with the library on steps from hypothesis. ``test_planted_bugs`` calls them with copies of
+the library that carry a planted bug, and each bug must make its property raise AssertionError.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MASKED = ReferenceSequence(
 
 
 def close(actual: float, expected: float, tolerance: float, what: str) -> None:
-    """Relative, or absolute below 1; NaN is close to nothing."""
+    """Compare relatively, or absolutely below 1; NaN is close to nothing."""
     assert abs(actual - expected) <= tolerance * max(1.0, abs(expected)), f"{what}: {actual} is not {expected}"
 
 
@@ -44,7 +44,7 @@ def all_close(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> 
 
 
 def agrees(flat: Flat, output: LossOutput, expected: ReferenceResult, what: str, tolerance: float = 1e-12) -> None:
-    """Value, gradient and clip decisions."""
+    """Compare value, gradient and clip decisions."""
     close(output.loss.item(), expected.loss, tolerance, f"loss, {what}")
     gradient_T = torch.tensor([g for row in expected.gradients for g in row], dtype=F64)
     all_close(flat.gradient(output), gradient_T, tolerance, f"gradient, {what}")
@@ -55,7 +55,7 @@ def agrees(flat: Flat, output: LossOutput, expected: ReferenceResult, what: str,
 
 
 def the_loss_is_the_formula(gspo: Gspo, step: Step) -> None:
-    """Value, gradient, clip decisions and n_i of the slow float64 loops, for every unit, in both dtypes."""
+    """Value, gradient, clip decisions and n_i equal the slow float64 loops, for every unit, in both dtypes."""
     for unit in UNITS:
         expected = step.reference(unit)
         for dtype, tolerance in ((F64, 1e-12), (torch.float32, 2e-6)):
@@ -81,7 +81,7 @@ def a_clamped_ratio_keeps_its_gradient(gspo: Gspo, step: Step) -> None:
 
 
 def padded_is_packed(gspo: Gspo, step: Step) -> None:
-    """To the bit, with NaN and impossible ids in the padding and at observation tokens."""
+    """Padded and packed agree to the bit, with NaN and impossible ids in the padding and at observation tokens."""
     hidden = [
         replace(
             s,
@@ -102,7 +102,7 @@ def padded_is_packed(gspo: Gspo, step: Step) -> None:
 
 
 def splits_and_ranks_add_up(gspo: Gspo, step: Step) -> None:
-    """Losses and gradients of the micro-batches of 1 to 4 ranks, idle ones too, add up to those of the step."""
+    """Losses and gradients of the micro-batches of 1 to 4 ranks, idle ones included, add up to those of the step."""
     lengths = [len(s.mask) for s in step.sequences]
     for num_ranks in range(1, 5):
         unit = UNITS[(num_ranks + len(lengths)) % 3]
@@ -126,7 +126,7 @@ def splits_and_ranks_add_up(gspo: Gspo, step: Step) -> None:
 
 
 def empty_rows_add_nothing(gspo: Gspo, step: Step) -> None:
-    """Sequences without tokens or without action tokens, at the same N: same loss and gradient, finite statistics."""
+    """Sequences without tokens or action tokens change neither loss nor gradient at the same N; statistics stay finite."""
     with_rows: list[ReferenceSequence] = [EMPTY]
     for sequence in step.sequences:
         with_rows += [sequence, EMPTY, MASKED]
@@ -170,7 +170,7 @@ def the_order_of_sequences_does_not_matter(gspo: Gspo, step: Step) -> None:
 
 
 def equal_advantages_make_it_gspo(gspo: Gspo, step: Step) -> None:
-    """The paper's sequence-level objective, whatever the lag, with the objective `Objective.gspo()` as well."""
+    """It is the paper's sequence-level objective, whatever the lag; so is ``Objective.gspo()``."""
     step = step.with_paper_advantages()
     flat = pack(step.sequences, F64)
     arguments = {"num_sequences": step.num_sequences, "eps_low": EPS_LOW, "eps_high": EPS_HIGH}
@@ -188,7 +188,7 @@ def token_ratios_make_it_grpo(gspo: Gspo, step: Step) -> None:
 
 
 def fresh_tokens_have_the_papers_clip(gspo: Gspo, step: Step) -> None:
-    """At lag 0, without noise, the band that grows with both clips like the paper's, with either anchor."""
+    """At lag 0 and without noise, a clip range that grows with both is the paper's, with either anchor."""
     fresh = step.with_paper_advantages()
     fresh = fresh.with_sequences([replace(s, lag=0.0) for s in fresh.sequences])
     expected = reference_gspo(fresh.sequences, num_sequences=step.num_sequences, eps_low=EPS_LOW, eps_high=EPS_HIGH)
@@ -201,7 +201,7 @@ def fresh_tokens_have_the_papers_clip(gspo: Gspo, step: Step) -> None:
 
 
 def at_ratio_one_it_is_the_policy_gradient(gspo: Gspo, step: Step) -> None:
-    """-1/N sum_i 1/n_i sum_t A_t grad log pi(y_t)."""
+    """The gradient is -1/N sum_i 1/n_i sum_t A_t grad log pi(y_t)."""
     same = step.with_sequences([replace(s, logprobs=s.anchor_logprobs, weight=1.0) for s in step.sequences])
     for unit in UNITS:
         flat = pack(same.sequences, F64)
@@ -215,7 +215,7 @@ def at_ratio_one_it_is_the_policy_gradient(gspo: Gspo, step: Step) -> None:
 
 
 def the_gradient_is_the_derivative_of_the_value(gspo: Gspo, step: Step) -> None:
-    """Central differences, where every unit has one advantage: there s_u is a function that can be differentiated."""
+    """Central differences agree where every unit has one advantage: there s_u is differentiable."""
     by_sequence, h = step.with_paper_advantages(), 1e-7
     if distance_to_a_bound(step) < 4 * h:
         return

@@ -1,6 +1,6 @@
-"""What the parts around the loss must do: anchors and mismatch, lag, advantages, statistics, controller, refusals.
+"""The required behaviour around the loss: anchors and mismatch, lag, advantages, statistics, controller, refusals.
 
-Functions of the implementation and a random step, as in `properties`.
+Functions of the implementation and a random step, as in ``properties``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CAP = 1.1
 
 
 def the_mismatch_is_counted_once(gspo: Gspo, step: Step) -> None:
-    """Behaviour anchor: in the ratio and the band. Proximal anchor: in the weight of the sequence alone."""
+    """The behaviour anchor counts it in the ratio and the clip range, the proximal anchor only in the sequence weight."""
     settings = gspo.settings
     plain = step.with_sequences([replace(s, weight=1.0) for s in step.sequences])
     flat = pack(step.sequences, F64)
@@ -53,7 +53,7 @@ def the_mismatch_is_counted_once(gspo: Gspo, step: Step) -> None:
 
 
 def _shifted(logprobs: list[float], old: list[float], new: list[float]) -> list[float]:
-    """The same log-ratios over another anchor."""
+    """Return the same log-ratios over another anchor."""
     return [n + p - o for p, o, n in zip(logprobs, old, new, strict=True)]
 
 
@@ -91,18 +91,18 @@ def rejection_changes_neither_n_nor_N(gspo: Gspo, step: Step) -> None:
 
 
 def tokens_left_out_after_sampling_count_in_n(gspo: Gspo, step: Step) -> None:
-    """With token ratios, the gradients of the tokens that stay keep their bits if n_i is given."""
+    """With token ratios, the remaining tokens keep their gradients to the bit if n_i is given."""
     flat = replace(pack(step.sequences, F64), weights_S=torch.ones(len(step.sequences), dtype=F64))
     counts_S = torch.tensor([float(sum(s.mask)) for s in step.sequences], dtype=F64)
     stays_T = torch.arange(flat.mask_T.shape[0]) % 2 == 0
 
     def gradient(mask_T: torch.Tensor) -> torch.Tensor:
-        band = gspo.staleness.clip_range(flat.lag_S, eps_low=EPS_LOW, eps_high=EPS_HIGH)
+        clip_range = gspo.staleness.clip_range(flat.lag_S, eps_low=EPS_LOW, eps_high=EPS_HIGH)
         arguments = (flat.logprobs_T, flat.anchor_T, flat.advantages_T, mask_T, flat.sequence_ids_T)
         output = gspo.loss.gspo_loss(
             *arguments,
             num_sequences=step.num_sequences,
-            band=band,
+            clip_range=clip_range,
             ratio_unit="token",
             tokens_per_sequence_S=counts_S,
         )
@@ -160,7 +160,7 @@ def moments_are_those_of_fresh_action_tokens(gspo: Gspo, step: Step) -> None:
 
 
 def the_mismatch_kl_is_k3(gspo: Gspo, step: Step) -> None:
-    """The mean of r - 1 - log r over the action tokens, r = learner / engine."""
+    """It is the mean of r - 1 - log r over the action tokens, r = learner / engine."""
     flat = pack(step.sequences, F64)
     arguments = (proximal_of(step, flat), flat.anchor_T, flat.mask_T, flat.sequence_ids_T, len(step.sequences))
     expected = [fmean([math.exp(x) - 1 - x for x in _mismatch(step, i)] or [0.0]) for i in range(len(step.sequences))]
@@ -194,7 +194,7 @@ def summaries_are_over_sequences_by_sign_and_lag(gspo: Gspo, step: Step) -> None
             close(summary[f"effective_sample_size/{name}"], expected, 1e-9, f"effective sample size of {name}")
 
 
-def more_clipping_than_wanted_widens_the_band(gspo: Gspo, step: Step) -> None:
+def more_clipping_than_wanted_widens_the_clip_range(gspo: Gspo, step: Step) -> None:
     clip = gspo.adaptive.AdaptiveClip(target=0.2, rate=0.5)
     clip.update(0.3)
     close(clip.scale, math.exp(0.25), 1e-12, "scale above the target")
@@ -203,7 +203,7 @@ def more_clipping_than_wanted_widens_the_band(gspo: Gspo, step: Step) -> None:
 
 
 def refuses(message: str, call: Callable[[], object]) -> None:
-    """A ValueError whose text begins with `message`, or AssertionError."""
+    """Expect a ValueError with a text that begins with ``message``. Raises: AssertionError otherwise."""
     try:
         call()
     except ValueError as error:
@@ -213,7 +213,7 @@ def refuses(message: str, call: Callable[[], object]) -> None:
 
 
 def bad_arguments_are_named(gspo: Gspo, step: Step) -> None:
-    """The argument, the index and the value; half precision among them."""
+    """Errors name the argument, the index and the value; half precision is one of the cases."""
     good = pack([one_sequence([0.0, 0.0], 1.0), one_sequence([0.0], 1.0)])
     nan, inf = math.nan, math.inf
 

@@ -1,4 +1,4 @@
-"""One rank of a data-parallel step: its share of the micro-batches, gradients and losses summed over the ranks by gloo."""
+"""One rank of a data-parallel step: its micro-batches, with gradients and losses summed over the ranks by gloo."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def step_of(seed: int) -> Step:
 
 
 def run_rank(folder: Path, rank: int, num_ranks: int) -> None:
-    """Write the sums that this rank has seen to rank-<rank>.json."""
+    """Write the sums that this rank saw to rank-<rank>.json."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = torch.distributed.FileStore(str(folder / "store"), num_ranks)

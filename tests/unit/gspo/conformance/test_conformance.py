@@ -1,4 +1,4 @@
-"""The library has every property of `properties` and `properties_of_parts`, on steps of any structure."""
+"""The library has every property of ``properties`` and ``properties_of_parts``, on steps of any structure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROPERTIES: tuple[Property, ...] = (
     properties_of_parts.moments_are_those_of_fresh_action_tokens,
     properties_of_parts.the_mismatch_kl_is_k3,
     properties_of_parts.summaries_are_over_sequences_by_sign_and_lag,
-    properties_of_parts.more_clipping_than_wanted_widens_the_band,
+    properties_of_parts.more_clipping_than_wanted_widens_the_clip_range,
     properties_of_parts.bad_arguments_are_named,
 )
 
@@ -48,7 +48,7 @@ def test_the_library_conforms(holds: Property, choices: Random) -> None:
 
 
 def test_the_random_steps_reach_both_bounds_every_lag_sign_and_kind_of_row() -> None:
-    """A property that never meets a case says nothing about it."""
+    """A property says nothing about a case that it never meets."""
     steps = [random_step(Random(seed)) for seed in range(200)]
     sequences = [s for step in steps for s in step.sequences]
     assert any(not s.mask for s in sequences)

@@ -1,4 +1,4 @@
-"""Every planted bug is caught by the property that is named for it, and the unchanged copy has every property."""
+"""The named property catches each planted bug, and the unchanged copy has every property."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_an_unchanged_copy_is_another_package_with_every_property() -> None:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_the_planted_bug_is_caught(bug: PlantedBug) -> None:
     source = source_of(bug.file)
-    assert source.count(bug.right) == 1, f"{bug.right!r} stands {source.count(bug.right)} times in gspo/{bug.file}"
+    assert source.count(bug.right) == 1, f"{bug.right!r} occurs {source.count(bug.right)} times in gspo/{bug.file}"
     mutant = copy_of_gspo({bug.file: source.replace(bug.right, bug.wrong)})
     with pytest.raises(AssertionError):
         holds_on_every_step(bug.caught_by, mutant)
 
 
 def test_every_property_catches_a_bug_but_the_order_of_sequences() -> None:
-    """It follows from the formula; no single place in the library depends on it alone."""
+    """That one follows from the formula; no single place in the library depends on it alone."""
     without = {holds.__name__ for holds in PROPERTIES} - {bug.caught_by.__name__ for bug in BUGS}
     assert without == {"the_order_of_sequences_does_not_matter"}
     assert len({bug.name for bug in BUGS}) == len(BUGS)

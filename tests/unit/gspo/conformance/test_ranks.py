@@ -1,4 +1,4 @@
-"""Four real processes: the summed losses and gradients are those of the formula over the whole step."""
+"""Four real processes: their summed losses and gradients equal the formula over the whole step."""
 
 from __future__ import annotations
 

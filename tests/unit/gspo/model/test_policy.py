@@ -65,7 +65,7 @@ def packed_forward(model: Any, packed: PackedBatch, **options: bool) -> Any:
 
 
 def padded_logprobs(model: Any, sequences: list[TrainSequence]) -> list[Tensor]:
-    """Of each sequence's tokens 1 .. L - 1, by transformers' own forward on right-padded rows."""
+    """Return log-probs of each sequence's tokens 1 .. L - 1, from transformers' own forward on right-padded rows."""
     longest = max(LENGTHS)
     input_ids = torch.full((len(sequences), longest), 5)
     attention_mask = torch.zeros(len(sequences), longest, dtype=torch.long)
@@ -181,7 +181,7 @@ def test_rounded_rotary_frequencies_are_made_exact_again() -> None:
     model = tiny_qwen3_moe()
     rotary = model.model.rotary_emb
     expected = rotary.inv_freq.clone()
-    # What a model that is made inside DeepSpeed's zero.Init comes out with.
+    # As in a model made inside DeepSpeed's zero.Init.
     rotary.to(torch.bfloat16)
     assert not torch.equal(rotary.inv_freq.float(), expected)
     restore_rotary_frequencies(model)

@@ -119,7 +119,7 @@ def test_load_counts_the_action_tokens_of_all_micro_batches_and_ranks() -> None:
 
 
 def metrics_of_ranks(tallies: Sequence[ExpertTally]) -> list[dict[str, float]]:
-    """What each rank gets when every rank is a thread."""
+    """Return what each rank gets when every rank is a thread."""
     barrier = threading.Barrier(len(tallies), timeout=60)
     given = [torch.zeros(0)] * len(tallies)
 
@@ -143,7 +143,7 @@ def test_an_expert_that_only_observations_chose_counts_as_unused() -> None:
     tally = ExpertTally()
     tally.add(picks, mask_T, torch.tensor([0, 0, 1]), torch.zeros(2), reference=None)
     metrics = tally.metrics(torch.clone)
-    # Of 2 + 2 picks over 5 experts: two experts with 2 each; then 0, 1 and twice 3.
+    # 2 + 2 picks in each layer over 5 experts. First layer: two experts with 2 each. Second: 0 and 1 once, 3 twice.
     assert metrics == {
         "expert_load_max_over_mean/all": pytest.approx(2 / (4 / 5)),
         "expert_load_unused/all": pytest.approx((3 + 2) / 10),
@@ -220,7 +220,7 @@ class Config:
 
 
 class TokenChoiceRouter(nn.Module):
-    """As in DeepSpeed: weights, indices, histogram, and a gate inside that is not a second choice."""
+    """A router like DeepSpeed's: weights, indices, histogram, and a gate inside that is not a second choice."""
 
     def __init__(self, num_experts: int) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class TokenChoiceRouter(nn.Module):
 
 
 class OneHotRouter(nn.Module):
-    """Returns its choice as zeros and ones, which are not indices."""
+    """A router that returns its choice as zeros and ones, which are not indices."""
 
     def __init__(self, num_inputs: int, num_experts: int) -> None:
         super().__init__()

@@ -249,7 +249,7 @@ def test_a_model_that_cannot_be_replayed_is_refused() -> None:
 
 
 class WeightsFirstRouter(nn.Module):
-    """As DeepSpeed's: unsorted, by a method's or a function's topk, gates gathered apart, and a histogram."""
+    """A router like DeepSpeed's: unsorted, topk as method or function, gates gathered separately, and a histogram."""
 
     def __init__(self) -> None:
         super().__init__()
