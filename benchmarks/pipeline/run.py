@@ -1,8 +1,9 @@
-"""One whole run, its halves on their cores: everything that `gspo run` starts, and a record of who did what when."""
+"""One whole run, its halves on their cores: everything that ``gspo run`` starts, and a record of who did what when."""
 
 import asyncio
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,10 +12,10 @@ from rich.console import Console
 
 from benchmarks.pipeline.processes import ProcessWatch
 from benchmarks.pipeline.workload import Cores, RunFiles
-from services.cli.running.command import run_processes
-from services.cli.running.metrics_file import batch_rows
-from services.cli.running.processes import process_specs
-from services.cli.running.supervisor import ProcessSpec
+from services.cli.run.command import run_processes
+from services.cli.run.metrics_reader import batch_rows
+from services.cli.run.processes import process_specs
+from services.cli.run.supervisor import ProcessSpec
 from services.runtime.settings import forwarded_arguments
 
 PINNED: Final = "benchmarks.pipeline.pinned"
@@ -38,7 +39,7 @@ class RunRecord:
 async def run_pinned(files: RunFiles, cores: Cores, stop: asyncio.Event, limit_s: float) -> RunRecord:
     """Run to the end. The broker, and this process, stay on any core.
 
-    Raises: what `gspo run` ends with, in a group; TimeoutError after ``limit_s``.
+    Raises: what ``gspo run`` ends with, in a group; TimeoutError after ``limit_s``.
     """
     directory = files.settings.run.directory
     directory.mkdir(parents=True, exist_ok=True)
@@ -48,6 +49,8 @@ async def run_pinned(files: RunFiles, cores: Cores, stop: asyncio.Event, limit_s
     with (directory / "run.log").open("w", encoding="utf-8") as output:
         async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(watch.run(places), name="watch")
+            # The processes are started without the working directory on their path; PINNED is a module of this checkout.
+            os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
             await run_processes(files.settings, specs, Console(file=output, width=160), stop, plain=True)
             watching.cancel()
     return RunRecord(directory=directory, rows=batch_rows(directory / METRICS_FILE), watch=watch)

@@ -1,4 +1,6 @@
-"""metrics.jsonl in the run's directory: one line per event, for people and plots. The broker is its only writer.
+"""metrics.jsonl in the run's directory: one line per event, for people and plots.
+
+The broker is its only writer; ``gspo plot`` reads it (``services.cli.run.metrics_reader``).
 
 The lines are durable in the store first; the file is brought up to date from there, so that neither a crash nor a full disk
 leaves a line out or in twice.

@@ -122,11 +122,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _act(arguments: argparse.Namespace) -> int:
     if arguments.command == "run":
-        from services.cli.running import run_command
+        from services.cli.run import run_command
 
         return run_command(arguments.config, arguments.overrides, plain=arguments.plain)
     if arguments.command == "record":
-        from services.cli.running import record_command
+        from services.cli.run import record_command
 
         return record_command(arguments.config, arguments.overrides, arguments.out, arguments.groups, plain=arguments.plain)
     if arguments.command == "check":
@@ -135,11 +135,11 @@ def _act(arguments: argparse.Namespace) -> int:
         print(load_settings(arguments.config, arguments.overrides).model_dump_json(indent=2))
         return 0
     if arguments.command == "doctor":
-        from services.cli.watching import doctor_command
+        from services.cli.doctor import doctor_command
 
         return doctor_command(arguments.run, arguments.overrides)
     if arguments.command == "stop":
-        from services.cli.watching import stop_command
+        from services.cli.stop import stop_command
 
         return stop_command(arguments.directory, arguments.reason)
     if arguments.command == "keys":
@@ -158,7 +158,7 @@ def _act(arguments: argparse.Namespace) -> int:
 def _plot(directory: Path) -> int:
     from rich.console import Console
 
-    from services.cli.running import summary_table, write_plot
+    from services.cli.run import summary_table, write_plot
 
     path = write_plot(directory)
     Console().print(summary_table(directory))

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Final
 
 from services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading
-from services.cli.watching.observe import read_ledger
+from services.cli.doctor.observe import read_ledger
 from services.rollout.tokenizer import ChatTokenizer, TokenizerError
 from services.runs.audit.audit import audit_run
 from tests.fuzz.mutate import FRAME_MARK, mutate_bytes, mutate_json

@@ -16,14 +16,14 @@ from protocol.channels import BATCH
 from protocol.messages import Status, StatusRequest
 from services.broker.store.reader import LEDGER_FILE
 from services.cli.operator import connection
-from services.cli.running.command import Watcher
-from services.cli.running.display import Display
-from services.cli.running.supervisor import ProcessSpec, Supervisor
+from services.cli.run.command import Watcher
+from services.cli.run.display import Display
+from services.cli.run.supervisor import ProcessSpec, Supervisor
 from services.runtime.clock import MonotonicClock
 from services.runtime.settings.sections import Broker, Settings
 from tests.support.processes.small_run import write_small_run
 from tests.support.wire.zmq_ends import ScriptedEnd, in_background, zmq_context
-from tests.unit.services.cli.running.test_display import a_status
+from tests.unit.services.cli.run.test_display import a_status
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "transformers", "deepspeed", "sglang", "matplotlib", "safetensors", "pyarrow", "httpx", "sqlite3")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from services.cli.running.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ProcessSpec, Supervisor
+from services.cli.run.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ProcessSpec, Supervisor
 from services.runtime.errors import EXIT_OCCUPIED, EXIT_REPLACED, ServiceError, flatten
 from tests.support.clocks import VirtualClock
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.running.supervisor import ProcessSpec, Supervisor
+from services.cli.run.supervisor import ProcessSpec, Supervisor
 from services.runtime.clock import MonotonicClock
 from tests.support.broker.process import eventually
 from tests.support.processes.run_process import free_ports

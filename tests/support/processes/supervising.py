@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from services.cli.running.supervisor import ProcessSpec, Supervisor
+from services.cli.run.supervisor import ProcessSpec, Supervisor
 from services.runtime.clock import MonotonicClock
 
 

@@ -39,7 +39,7 @@ from benchmarks.pipeline.run import pinned_specs
 from benchmarks.pipeline.timeline import Span, draw, learner_spans, rollout_spans, share
 from benchmarks.pipeline.update_cost import Pass, Prefill, Sizes, prefill_of, process_cpu_s, summary
 from benchmarks.pipeline.workload import Cores, Workload, choose_cores, run_files, write_config
-from services.cli.running.processes import process_specs
+from services.cli.run.processes import process_specs
 
 BATCHES = [TrainedBatch(index=index, time=time, action_tokens=tokens) for index, time, tokens in
            ((0, 10.0, 100), (1, 12.0, 100), (2, 13.0, 200), (3, 15.0, 100))]  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from services.cli.running.supervisor import ProcessSpec
+from services.cli.run.supervisor import ProcessSpec
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import Settings
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.broker.store import LEDGER_FILE, NoLedger, StoreCorrupt, reading, refusing_damage
 from services.cli.operator import NoAnswer, TurnedAway, operator
-from services.cli.running import FINAL_EVENTS, last_error
+from services.cli.run import FINAL_EVENTS, last_error
 from services.runtime.settings import Settings
 
 ANSWER_S: Final = 8.0

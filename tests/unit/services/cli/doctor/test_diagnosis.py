@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.cli.watching.diagnosis import diagnose
-from services.cli.watching.observe import LedgerState, Log, Observation, Page
+from services.cli.doctor.diagnosis import diagnose
+from services.cli.doctor.observe import LedgerState, Log, Observation, Page
 from services.runtime.settings.sections import Learner, Rollout, Run, Settings
 
 SETTINGS = Settings(

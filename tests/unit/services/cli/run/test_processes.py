@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.cli.running.processes import process_specs
+from services.cli.run.processes import process_specs
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings.configuration import load_settings
 

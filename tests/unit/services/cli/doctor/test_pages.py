@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from services.cli.watching.observe import metrics_of, read_page
+from services.cli.doctor.observe import metrics_of, read_page
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.broker.store.reader import LEDGER_FILE, StoreCorrupt
-from services.cli.watching.observe import read_ledger
+from services.cli.doctor.observe import read_ledger
 from tests.support.processes.small_run import write_small_run
 
 

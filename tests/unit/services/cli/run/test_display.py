@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from services.cli.running.display import Display, number
-from services.cli.running.supervisor import Child, ProcessSpec
+from services.cli.run.display import Display, number
+from services.cli.run.supervisor import Child, ProcessSpec
 
 
 def a_child(name: str, state: str = "running") -> Child:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.cli.watching.observe import RECENT_LINES_S, Observation
+from services.cli.doctor.observe import RECENT_LINES_S, Observation
 
 FREE_LEAST_BYTES: Final = 1 << 30
 SILENT_S: Final = 10.0

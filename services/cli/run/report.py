@@ -6,7 +6,7 @@ from typing import Final
 
 from rich.table import Table
 
-from services.cli.running.metrics_file import batch_rows, column, read_rows
+from services.cli.run.metrics_reader import batch_rows, column, read_rows
 
 PLOT_FILE: Final = "plot.png"
 

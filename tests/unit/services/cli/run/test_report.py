@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from services.cli.running.metrics_file import batch_rows, column, read_rows
-from services.cli.running.report import summary_table, write_plot
+from services.cli.run.metrics_reader import batch_rows, column, read_rows
+from services.cli.run.report import summary_table, write_plot
 
 
 def a_batch(index: int, **changes: Any) -> dict[str, Any]:

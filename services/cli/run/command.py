@@ -9,10 +9,10 @@ import structlog
 from rich.console import Console
 
 from services.cli.operator import Operator, connection
-from services.cli.running.display import Display
-from services.cli.running.processes import process_specs
-from services.cli.running.report import summary_table, write_plot
-from services.cli.running.supervisor import ProcessSpec, Supervisor
+from services.cli.run.display import Display
+from services.cli.run.processes import process_specs
+from services.cli.run.report import summary_table, write_plot
+from services.cli.run.supervisor import ProcessSpec, Supervisor
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError, ServiceError
 from services.runtime.lifecycle import run_process, until_stopped

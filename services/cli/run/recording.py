@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from services.cli.running.command import run_processes
-from services.cli.running.processes import GRACE_S, process_specs
-from services.cli.running.supervisor import ProcessSpec
+from services.cli.run.command import run_processes
+from services.cli.run.processes import GRACE_S, process_specs
+from services.cli.run.supervisor import ProcessSpec
 from services.runtime.errors import ConfigurationError
 from services.runtime.lifecycle import run_process
 from services.runtime.logs import configure_logging

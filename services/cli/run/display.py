@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.running.supervisor import Child
+from services.cli.run.supervisor import Child
 
 BAR_WIDTH: Final = 40
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.running.processes import process_specs
-from services.cli.running.recording import recording_settings, recording_specs
+from services.cli.run.processes import process_specs
+from services.cli.run.recording import recording_settings, recording_specs
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings.configuration import load_settings
 from tests.integration.run.test_command import gspo

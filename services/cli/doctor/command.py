@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.watching.diagnosis import diagnose
-from services.cli.watching.observe import Observation, observe, process_names
+from services.cli.doctor.diagnosis import diagnose
+from services.cli.doctor.observe import Observation, observe, process_names
 from services.runtime.logs import configure_logging
 from services.runtime.settings import Settings, load_settings, override_settings, read_run_settings
 

@@ -1,4 +1,4 @@
-"""Reads a run's metrics.jsonl: what the table and the plot are made of."""
+"""Reads metrics.jsonl, which the broker writes (``services.broker.metrics_file``), for the table and the plot."""
 
 import json
 from pathlib import Path
