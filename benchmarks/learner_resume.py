@@ -45,7 +45,6 @@ def make_checkpoint(model: str, config: Path, batch_position: int) -> int:
     from services.learner.engine import LearnerEngine
     from services.learner.start import engine_settings_of
     from services.learner.trainer import train_batch
-    from services.runtime.settings import objective_of
     from tests.support.loss.sequences import random_groups
 
     torch.manual_seed(0)
@@ -62,7 +61,7 @@ def make_checkpoint(model: str, config: Path, batch_position: int) -> int:
     train_batch(
         engine,
         groups,
-        objective=objective_of(settings.objective),
+        objective=settings.objective,
         policy_version=1,
         num_mini_batches=1,
         mismatch=mismatch,
@@ -89,7 +88,7 @@ def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
 
     from gspo.model.policy import load_policy
     from protocol.messages import Welcome
-    from services.learner.broker import BrokerClient
+    from services.learner.broker import BrokerThread, ToBroker
     from services.learner.engine import LearnerEngine
     from services.learner.metrics import LearnerMetrics
     from services.learner.ranks import init_distributed
@@ -102,8 +101,8 @@ def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
     configure_logging("learner")
     marks = [(begun, 0.0), now()]
 
-    class MarkedLink(BrokerClient):
-        """Notes when the service turns to it."""
+    class MarkedBroker(BrokerThread):
+        """Notes the time of each call of the service."""
 
         def wait_welcome(self, timeout_s: float) -> Welcome | None:
             welcome = super().wait_welcome(timeout_s)
@@ -111,13 +110,9 @@ def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
             marks.append(now())
             return welcome
 
-        def resume(self, next_batch: int) -> None:
+        def tell(self, message: ToBroker) -> None:
             marks.append(now())
-            super().resume(next_batch)
-
-        def request(self, index: int, policy_version: int) -> None:
-            marks.append(now())
-            super().request(index, policy_version)
+            super().tell(message)
 
     def train(*_: Any, **__: Any) -> Any:
         marks.append(now())
@@ -126,7 +121,7 @@ def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
     settings = load_settings(config)
     clock = MonotonicClock()
     health, metrics = Health(clock, 600.0), LearnerMetrics(CollectorRegistry())
-    with MarkedLink(settings, session="resumed", clock=clock, health=health, metrics=metrics) as link:
+    with MarkedBroker(settings, session="resumed", clock=clock, health=health, metrics=metrics) as broker:
         marks.append(now())
         engine_settings = engine_settings_of(settings, "cpu")
         init_distributed(engine_settings.device)
@@ -135,7 +130,7 @@ def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
         engine = LearnerEngine.from_model(model, engine_settings)
         marks.append(now())
         service = LearnerService(
-            settings, engine, link, clock=clock, health=health, metrics=metrics, stop=threading.Event(), train=train
+            settings, engine, broker, clock=clock, health=health, metrics=metrics, stop=threading.Event(), train=train
         )
         try:
             service.run()

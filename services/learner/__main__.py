@@ -1,4 +1,4 @@
-"""`gspo learner CONFIG`: wiring of the learner process; with several ranks it starts them."""
+"""``gspo learner CONFIG``: wiring of the learner process. With several ranks it starts them."""
 
 import math
 import os
@@ -38,8 +38,8 @@ MAX_QUIET_S: Final = 1800.0
 def main() -> int:
     """Start the learner, or this machine's ranks of it. Returns the exit status."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        # torchrun, which starts ranks on several machines, gives each a session of its own. Killed, it would leave ranks
-        # that train on, beside its successor's and on the same ports; nobody could ask them to stop.
+        # torchrun, which starts ranks on several machines, gives each a session of its own. If torchrun were killed, its
+        # ranks would train on beside its successor's, on the same ports, and nobody could ask them to stop.
         die_with_parent(signal.SIGKILL)
     configure_logging("learner")
     return exit_status(_run)
@@ -80,10 +80,7 @@ def _require_trainable(settings: Settings) -> None:
             read_model_config(settings.model.path),
             num_ranks=int(os.environ["WORLD_SIZE"]) if is_rank() else learner.num_ranks * learner.num_nodes,
             expert_parallel=learner.expert_parallel,
-            zero_stage=learner.zero_stage,
-            dtype=learner.dtype,
             routing_replay=settings.objective.routing_replay,
-            offload=learner.offload,
         )
         require_supported(plan)
     except ValueError as error:
@@ -94,7 +91,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch and DeepSpeed take seconds to import: only when the configuration is known to be good.
     import torch
 
-    from services.learner.broker import BrokerClient
+    from services.learner.broker import BrokerThread
     from services.learner.engine import LearnerEngine
     from services.learner.metrics import LearnerMetrics
     from services.learner.profiling import profiled
@@ -106,10 +103,10 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     rank = int(os.environ.get("RANK", "0"))
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry)
-    # Of rank 0 the thread that talks to the broker turns. Another rank has the training alone, which may last.
+    # On rank 0 the broker's loop beats. The other ranks have only the training, which may be quiet for long.
     health = Health(clock, MAX_QUIET_S, max_stall_s=LOOP_STALL_S if rank == 0 else math.inf)
     engine_settings = engine_settings_of(settings, "cuda" if torch.cuda.is_available() else "cpu")
-    # One rank of each machine says that it lives and trains. Rank 0 alone has the learner's metrics.
+    # One rank of each machine answers the probes. Only rank 0 has the learner's metrics.
     telemetry = (
         TelemetryServer(
             settings.security.metrics_host,
@@ -120,12 +117,12 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         if os.environ.get("LOCAL_RANK", "0") == "0"
         else nullcontext()
     )
-    link = (
-        BrokerClient(settings, session=uuid.uuid4().hex, clock=clock, health=health, metrics=metrics)
+    broker = (
+        BrokerThread(settings, session=uuid.uuid4().hex, clock=clock, health=health, metrics=metrics)
         if rank == 0
         else nullcontext()
     )
-    with telemetry, link as opened, lost_ranks_named():
+    with telemetry, broker as opened, lost_ranks_named():
         try:
             with ended_by_signals() if is_rank() else nullcontext():
                 if stop.is_set():
@@ -133,7 +130,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
                 if rank != 0:
                     meeting_place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
                     health.not_ready(f"waiting for rank 0 at {meeting_place}")
-                init_distributed(engine_settings.device, engine_settings.collective_timeout_s)
+                init_distributed(engine_settings.device, settings.learner.collective_timeout_s)
             engine = LearnerEngine.create(settings.model.path, engine_settings)
         except ValueError as error:
             raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error

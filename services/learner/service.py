@@ -1,4 +1,4 @@
-"""The learner's training loop: batches in, policy versions out. Collectives happen here, in the main thread, alone."""
+"""The learner's training loop: batches in, policy versions out. Collectives happen only here, in the main thread."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from gspo.adaptive import AdaptiveClip
 from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
-from protocol.messages import EndOfRun, Welcome
-from services.learner.broker import BatchArrived, groups_of
+from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, Trained
+from services.learner.broker import BatchArrived, BrokerPort, groups_of
 from services.learner.checkpoints import (
     Background,
     CheckpointSaver,
@@ -29,10 +29,10 @@ from services.learner.metrics import LearnerMetrics
 from services.learner.profiling import NO_PROFILE, Phases
 from services.learner.share import share, stop_anywhere
 from services.learner.trainer import AdvantageSettings, BatchReport, train_batch
-from services.learner.weights import WeightCopy, copy_weights
+from services.learner.weights import copy_weights
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
-from services.runtime.settings import Settings, objective_of
+from services.runtime.settings import Settings
 from services.runtime.telemetry import Health
 
 log = structlog.get_logger()
@@ -47,7 +47,7 @@ DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TrainBatch(Protocol):
-    """`services.learner.trainer.train_batch`, or what stands in for it where there is no model."""
+    """``train_batch``, or what stands in for it where there is no model."""
 
     def __call__(
         self,
@@ -64,28 +64,6 @@ class TrainBatch(Protocol):
     ) -> BatchReport: ...
 
 
-class BrokerPort(Protocol):
-    """`services.learner.broker.client.Link`, or what stands in for it where batches are recorded ones."""
-
-    @property
-    def waiting_for(self) -> str: ...
-    @property
-    def refused(self) -> str: ...
-    @property
-    def encoding(self) -> bool: ...
-    def wait_welcome(self, timeout_s: float) -> Welcome | None: ...
-    def resume(self, next_batch: int) -> None: ...
-    def request(self, index: int, policy_version: int) -> None: ...
-    def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None: ...
-    def wait_announced(self) -> None: ...
-    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None: ...
-    def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None: ...
-    def mark(self) -> int: ...
-    def acknowledged(self, mark: int) -> bool: ...
-    def checkpointed(self, next_batch: int, policy_version: int) -> None: ...
-    def flush(self, timeout_s: float) -> bool: ...
-
-
 class LearnerService:
     """One rank of the learner.
 
@@ -98,7 +76,7 @@ class LearnerService:
         self,
         settings: Settings,
         engine: LearnerEngine,
-        link: BrokerPort | None,
+        broker: BrokerPort | None,
         *,
         clock: Clock,
         health: Health,
@@ -108,13 +86,13 @@ class LearnerService:
         background: Background | None = None,
         profile: Phases = NO_PROFILE,
     ) -> None:
-        """``link`` is rank 0's; None on the others. ``train`` makes a batch's optimizer steps. ``background`` is where
-        checkpoints are written, where the settings want that; None: a thread."""
+        """``broker`` is None on all ranks but 0. ``train`` makes a batch's optimizer steps. ``background`` writes
+        checkpoints if the settings want that; None: a thread."""
         self._profile = profile
         self._train_batch = train
         self._settings = settings
         self._engine = engine
-        self._link = link
+        self._broker = broker
         self._clock = clock
         self._health = health
         self._metrics = metrics
@@ -129,10 +107,9 @@ class LearnerService:
             background = Threads()
         self._saver = CheckpointSaver(engine, self._root, keep=settings.learner.keep_checkpoints, background=background)
         self._saved_batch = 0
-        """Of the newest checkpoint, also while it is being saved."""
-        self._saving_mark = 0
+        """Where the newest checkpoint stands, also while it is being saved."""
         self._saving_since = 0.0
-        self._objective = objective_of(settings.objective)
+        self._objective: Objective = settings.objective
         target = self._objective.adaptive_clip_target
         self._adaptive_clip = None if target is None else AdaptiveClip(target=target)
         self._advantages = AdvantageSettings(
@@ -141,7 +118,7 @@ class LearnerService:
         )
 
     def run(self) -> None:
-        """Train until the run ends or ``stop`` is set, on any rank. Raises: ServiceError; what the engine raises."""
+        """Train until the run ends, or ``stop`` is set on any rank. Raises: ServiceError; what the engine raises."""
         try:
             self._run()
         finally:
@@ -165,10 +142,10 @@ class LearnerService:
             self._train(directive)
 
     def _resume(self) -> None:
-        find_latest(self._root)  # What is not there is said at once.
+        find_latest(self._root)  # A missing checkpoint ends the process before it waits for the broker.
         broker_version = self._newest_version()
         saved_version = 0
-        # Now that it is this learner's turn: the one that it waited for may have saved another one meanwhile.
+        # Only now: the learner that this one had to wait for may have saved another checkpoint meanwhile.
         latest = find_latest(self._root)
         if latest is not None:
             state = load_checkpoint(self._engine, latest)
@@ -178,23 +155,23 @@ class LearnerService:
                 self._adaptive_clip.load_state_dict(state.adaptive_clip)
             log.info("resumed", checkpoint=str(latest), next_batch=self._next_batch)
             saved_version = state.policy_version
-        # Versions are never reused: what this learner publishes comes after everything published before, also when the
-        # broker's ledger was lost, or had not yet heard of what an engine has loaded.
-        own_version = max(saved_version, reserved_version(self._root)) if self._link is not None else 0
+        # Versions are never reused: this learner's come after everything published before, even if the broker's ledger was
+        # lost, or had not yet heard of a version that an engine has loaded.
+        own_version = max(saved_version, reserved_version(self._root)) if self._broker is not None else 0
         version = self._engine.broadcast(torch.tensor([max(own_version, broker_version)], dtype=torch.int64))
         self._policy_version = int(version[0])
-        if self._link is not None:
-            self._link.resume(self._next_batch)
+        if self._broker is not None:
+            self._broker.tell(Resume(next_batch=self._next_batch))
         self._metrics.next_batch.set(self._next_batch)
 
     def _newest_version(self) -> int:
-        """The broker's newest version, waited for; the same on every rank. Collective.
+        """Wait for the broker's newest version; the same on every rank. Collective.
 
-        All ranks meet once a second, because a collective that one rank is late for by half an hour fails.
+        All ranks meet once a second, because a collective fails when one rank is half an hour late.
         Raises: ServiceError, on all ranks, when stopped.
         """
         while True:
-            welcome = self._link.wait_welcome(POLL_S) if self._link is not None else None
+            welcome = self._broker.wait_welcome(POLL_S) if self._broker is not None else None
             answer = NOT_YET if welcome is None else welcome.policy_version
             if stop_anywhere(self._engine, self._stop.is_set()) and welcome is None:
                 answer = STOPPED
@@ -203,16 +180,15 @@ class LearnerService:
                 raise ServiceError("stopped before the broker answered")
             if answer != NOT_YET:
                 return answer
-            refused = "" if self._link is None else self._link.refused
-            self._health.not_ready(refused or f"no answer from the broker at {self._settings.broker.batch_endpoint}")
+            self._health.not_ready("rank 0 waits for the broker" if self._broker is None else self._broker.reason_to_wait)
 
     def _next(self) -> BatchArrived | EndOfRun | None:
-        """The next thing to do, on every rank; None: stop."""
-        if self._link is not None:
-            self._link.request(self._next_batch, self._policy_version)
+        """The next batch or the end of the run, on every rank; None: stop."""
+        if self._broker is not None:
+            self._broker.tell(BatchRequest(index=self._next_batch, policy_version=self._policy_version))
         waited_until = last_log = self._clock.now()
         while True:
-            arrived = self._link.take(POLL_S) if self._link is not None else None
+            arrived = self._broker.take(POLL_S) if self._broker is not None else None
             directive, stop = share(self._engine, arrived, self._stop.is_set())
             now = self._clock.now()
             self._metrics.wait_seconds.inc(now - waited_until)
@@ -220,8 +196,8 @@ class LearnerService:
             if stop or directive is not None:
                 return None if stop else directive
             self._go_on_saving()
-            if self._link is not None and now - last_log >= WAITING_LOG_S:
-                log.info("waiting_for_batch", batch=self._next_batch, waiting_for=self._link.waiting_for)
+            if self._broker is not None and now - last_log >= WAITING_LOG_S:
+                log.info("waiting_for_batch", batch=self._next_batch, waiting_for=self._broker.reason_to_wait)
                 last_log = now
 
     def _train(self, arrived: BatchArrived) -> None:
@@ -253,7 +229,7 @@ class LearnerService:
 
     def _report(self, index: int, metrics: Mapping[str, float], *, num_tokens: int, items: int) -> None:
         self._health.progress()
-        if self._link is None:
+        if self._broker is None:
             return
         self._metrics.batches.inc()
         self._metrics.tokens.inc(num_tokens)
@@ -262,23 +238,23 @@ class LearnerService:
         self._metrics.train_seconds.observe(metrics["train_s"])
         self._metrics.publish_seconds.observe(metrics["publish_s"])
         self._metrics.set_diagnostics(metrics)
-        self._link.trained(index, self._policy_version, dict(metrics))
+        self._broker.tell(Trained(index=index, policy_version=self._policy_version, metrics=dict(metrics)))
         log.info("batch_trained", batch=index, policy_version=self._policy_version, train_s=round(metrics["train_s"], 3))
 
     def _publish(self) -> None:
-        """Copy the weights, to be the next policy version: training goes on while it is made and announced. Collective.
+        """Copy the weights to publish them as the next policy version, while training continues. Collective.
 
-        The version is reserved before it is handed over, and so before a batch can be asked for that is assembled for it.
+        The version is reserved before it is handed over, and so before anyone can ask for a batch of that version.
         """
         dtype = DTYPES[self._settings.model.dtype]
         self._policy_version += 1
-        if self._link is not None:
-            # Before the copy is made: there is never more than one beside what is served.
+        if self._broker is not None:
+            # Before the copy: there is never more than one beside the weights that are served.
             with self._profile.phase("publish"):
-                self._link.wait_announced()
+                self._broker.wait_announced()
         weights = self._engine.serving_weights(dtype)
         with self._profile.phase("export"):
-            if self._link is None:
+            if self._broker is None:
                 for _ in weights:
                     pass
                 self._health.progress()
@@ -286,11 +262,11 @@ class LearnerService:
             copied = copy_weights(weights)
         with self._profile.phase("publish"):
             reserve_version(self._root, self._policy_version)
-            self._link.publish(self._policy_version, copied, self._next_batch)
+            self._broker.publish(self._policy_version, copied, self._next_batch)
         self._health.progress()
 
     def _checkpoint(self) -> None:
-        """Begin to save, behind the checkpoint that is being saved: training waits for the copy alone. Collective."""
+        """Begin to save, after any checkpoint that is being saved. Training waits only for the copy. Collective."""
         if self._next_batch == self._saved_batch and self._next_batch > 0:
             return
         self._finish_saving()
@@ -301,48 +277,44 @@ class LearnerService:
             mismatch=dict(self._mismatch.state_dict()),
             adaptive_clip={} if self._adaptive_clip is None else self._adaptive_clip.state_dict(),
         )
-        if self._link is not None:
-            self._saving_mark = self._link.mark()
         self._saver.begin(state)
         self._saved_batch = self._next_batch
         if not self._settings.learner.checkpoint_in_background:
             self._finish_saving()
-        if self._link is not None:
+        if self._broker is not None:
             self._metrics.checkpoint_seconds.observe(self._clock.now() - self._saving_since)
 
     def _go_on_saving(self, wait_s: float = 0.0) -> None:
-        """Publish the checkpoint if every rank has written it and the broker has what it covers; then tell the broker that
-        these batches need not be delivered again. Collective.
+        """Publish the checkpoint once every rank has written it and the broker has the reports of its batches; then tell
+        the broker that these batches need not be delivered again. Collective.
 
-        A batch that a checkpoint covers is not delivered again: if its report were lost with this process, nobody would
-        ever make it up.
+        Nobody trains a batch again that a checkpoint covers: if its report were lost with this process, it would stay lost.
         """
         state = self._saver.pending
         if state is None:
             return
-        acknowledged = self._link is None or self._link.acknowledged(self._saving_mark)
+        acknowledged = self._broker is None or self._broker.acknowledged(state.batch_position)
         path = self._saver.advance(newest_version=self._policy_version, may_publish=acknowledged, wait_s=wait_s)
-        if path is not None and self._link is not None:
+        if path is not None and self._broker is not None:
             self._metrics.checkpoint_write_seconds.observe(self._clock.now() - self._saving_since)
-            self._link.checkpointed(state.batch_position, state.policy_version)
+            self._broker.tell(Checkpointed(next_batch=state.batch_position, policy_version=state.policy_version))
             log.info("checkpoint_saved", path=str(path), next_batch=state.batch_position)
 
     def _finish_saving(self) -> None:
         """Return when no checkpoint is being saved. Collective.
 
-        Without the broker there is nothing else to do, so waiting for it costs nothing. But when stopped, and the broker
-        does not answer within FLUSH_S, it is given up: the batches since the checkpoint before will be trained again.
+        Without the broker there is nothing else to do, so that waiting for it costs nothing. But if this learner is stopped
+        and the broker is silent for FLUSH_S, it gives the checkpoint up: the batches since the previous one will be trained
+        again.
         """
         patience_s = FLUSH_S
         last_log = self._clock.now()
         while self._saver.pending is not None:
-            heard = self._link is None or self._link.acknowledged(self._saving_mark) or self._link.flush(POLL_S)
+            heard = self._broker is None or self._broker.acknowledged(self._saved_batch) or self._broker.flush(POLL_S)
             self._go_on_saving(wait_s=POLL_S)
             if self._saver.pending is None:
                 return
-            # Digests and a delta take their time, whatever the broker does.
-            busy = heard or (self._link is not None and self._link.encoding)
-            if stop_anywhere(self._engine, self._stop.is_set()) and not busy:
+            if stop_anywhere(self._engine, self._stop.is_set()) and not heard:
                 patience_s -= POLL_S
             answer = torch.tensor([GIVEN_UP if patience_s <= 0 else NOT_YET], dtype=torch.int64)
             if int(self._engine.broadcast(answer)[0]) == GIVEN_UP:
@@ -360,23 +332,23 @@ class LearnerService:
         export_model(
             self._engine, destination, tokenizer_from=self._settings.model.path, dtype=DTYPES[self._settings.model.dtype]
         )
-        if self._link is not None:
+        if self._broker is not None:
             log.info("run_complete", reason=end.reason, export=str(destination))
         self._flush()
         self._serve_until_stopped()
 
     def _flush(self) -> None:
-        """What the broker does not get now it learns from the next learner's Resume."""
-        if self._link is not None and not self._link.flush(FLUSH_S):
+        """Wait for the broker once. What it does not get now it learns from the next learner's Resume."""
+        if self._broker is not None and not self._broker.flush(FLUSH_S):
             log.warning("broker_did_not_acknowledge", waited_s=FLUSH_S)
 
     def _serve_until_stopped(self) -> None:
-        """Rollouts that join, or still evaluate the last version, must be able to fetch it. Collective.
+        """Serve the last version to rollouts that join, or that still evaluate it. Collective.
 
-        All ranks stay with rank 0: of a machine whose ranks have ended Kubernetes starts others, which would meet nobody.
+        All ranks stay with rank 0: Kubernetes replaces ranks that have ended, and the new ones would meet nobody.
         """
-        # Not `stop.wait`: its lock and that of `set`, called by the signal's handler in this very thread, are one.
+        # Not ``stop.wait``: the signal's handler calls ``set`` in this same thread, and both take the same lock.
         while not stop_anywhere(self._engine, self._stop.is_set()):
             self._health.progress()
-            if self._link is not None:
-                self._link.take(POLL_S)
+            if self._broker is not None:
+                self._broker.take(POLL_S)

@@ -1,6 +1,6 @@
-"""`python -m services.learner.starting_weights CONFIG`: publishes the model that a run starts from, and trains nothing.
+"""``python -m services.learner.starting_weights CONFIG``: publishes the model that a run starts from, and trains nothing.
 
-What `gspo record` runs in the learner's place: rollouts serve only verified versions, so somebody has to publish one.
+``gspo record`` runs it in the learner's place: rollouts serve only verified versions, so that somebody has to publish one.
 """
 
 import signal
@@ -44,7 +44,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     # torch takes seconds to import: only when the configuration is known to be good.
     from gspo.model.policy import load_policy
     from gspo.model.serving import serving_weights
-    from services.learner.broker import BrokerClient
+    from services.learner.broker import BrokerThread
     from services.learner.checkpoints import reserve_version, reserved_version
     from services.learner.metrics import LearnerMetrics
     from services.learner.service import DTYPES
@@ -53,8 +53,8 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     clock, registry = MonotonicClock(), CollectorRegistry()
     metrics, health = LearnerMetrics(registry), Health(clock, MAX_QUIET_S)
     telemetry = TelemetryServer(settings.security.metrics_host, settings.learner.metrics_port, registry, health)
-    link = BrokerClient(settings, session=uuid.uuid4().hex, clock=clock, health=health, metrics=metrics)
-    with telemetry, link:
+    broker = BrokerThread(settings, session=uuid.uuid4().hex, clock=clock, health=health, metrics=metrics)
+    with telemetry, broker:
         try:
             model = load_policy(settings.model.path, DTYPES[settings.learner.dtype])
         except ValueError as error:
@@ -63,18 +63,18 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         while welcome is None:
             if stop.is_set():
                 return
-            health.not_ready(link.refused or f"no answer from the broker at {settings.broker.batch_endpoint}")
-            welcome = link.wait_welcome(POLL_S)
+            health.not_ready(broker.reason_to_wait)
+            welcome = broker.wait_welcome(POLL_S)
         root = settings.run.directory / "checkpoints"
         version = max(welcome.policy_version, reserved_version(root)) + 1
         weights = serving_weights(model, gathered=nullcontext, dtype=DTYPES[settings.model.dtype])
-        # An engine may have fetched it before the broker has committed it: its number must not be given again.
+        # An engine may fetch this version before the broker commits it: its number must never be used again.
         reserve_version(root, version)
-        link.publish(version, copy_weights(weights), 0)
-        # Not `stop.wait`: its lock and that of `set`, called by the signal's handler in this very thread, are one.
+        broker.publish(version, copy_weights(weights), 0)
+        # Not ``stop.wait``: the signal's handler calls ``set`` in this same thread, and both take the same lock.
         while not stop.is_set():
             health.progress()
-            link.take(POLL_S)
+            broker.take(POLL_S)
 
 
 if __name__ == "__main__":

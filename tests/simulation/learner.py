@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from gspo.model.packing import TrainGroup
-from protocol.messages import EndOfRun, Welcome
-from services.learner.broker.client import CALL_TIMEOUT_S
-from services.learner.broker.exchange import BatchArrived, BrokerLoop
+from protocol.messages import EndOfRun
+from services.learner.broker.batches import BatchArrived
+from services.learner.broker.client import BrokerClient
+from services.learner.broker.loop import BrokerLoop
 from services.learner.engine.engine import LearnerEngine
 from services.learner.trainer import BatchReport
 from services.learner.weights.snapshot import WeightCopy
-from services.runtime.errors import ServiceError
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import tables_after, weights_after
 from tests.simulation.loop import Process
@@ -32,7 +32,7 @@ class Killed(BaseException):
 
 
 class Turns:
-    """Runs a blocking function in a thread that moves only while the loop stands still, and the other way round."""
+    """Runs a blocking function in a thread. Either the thread moves or the loop does, never both."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
@@ -44,7 +44,7 @@ class Turns:
         self._over = False
 
     async def run(self) -> None:
-        """Until the function returns. Raises: what it raises. Cancelled: the function finds itself killed."""
+        """Run until the function returns. Raises: what it raises. When cancelled, the function sees ``Killed``."""
         context = contextvars.copy_context()
         thread = threading.Thread(target=context.run, args=(self._body,), name="simulated-learner", daemon=True)
         thread.start()
@@ -72,7 +72,7 @@ class Turns:
             raise self._error
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Called by the function: have the loop do this, and wait for it."""
+        """Called by the function: have the loop run ``coroutine``, and wait for its result."""
         if isinstance(self._error, Killed):
             coroutine.close()
             raise self._error
@@ -95,39 +95,15 @@ class Turns:
         self._loop_may.release()
 
 
-class SimBrokerClient:
-    """`services.learner.broker.client.Link` without its thread: the same calls, which take virtual time."""
+class SimBrokerClient(BrokerClient):
+    """``BrokerThread`` without its thread: the same calls, which take virtual time."""
 
-    def __init__(self, conversation: BrokerLoop, arrived: "asyncio.Queue[BatchArrived | EndOfRun]", audit: Audit) -> None:
-        self._conversation = conversation
+    def __init__(self, loop: BrokerLoop, arrived: "asyncio.Queue[BatchArrived | EndOfRun]", audit: Audit) -> None:
+        self._loop = loop
         self._arrived = arrived
         self._audit = audit
         self.turns: Turns
         self.taken: BatchArrived | None = None
-
-    @property
-    def waiting_for(self) -> str:
-        return self._conversation.waiting_for
-
-    @property
-    def refused(self) -> str:
-        return self._conversation.refused
-
-    @property
-    def encoding(self) -> bool:
-        return self._conversation.encoding
-
-    def wait_welcome(self, timeout_s: float) -> Welcome | None:
-        try:
-            return self._call(self._conversation.welcome(), timeout_s)
-        except TimeoutError:
-            return None
-
-    def resume(self, next_batch: int) -> None:
-        self._deliver(self._conversation.resume(next_batch))
-
-    def request(self, index: int, policy_version: int) -> None:
-        self._deliver(self._conversation.request(index, policy_version))
 
     def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None:
         try:
@@ -137,37 +113,9 @@ class SimBrokerClient:
         self.taken = taken if isinstance(taken, BatchArrived) else None
         return taken
 
-    def wait_announced(self) -> None:
-        self._deliver(self._conversation.announced())
-
     def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
         self._audit.publishes(policy_version, b"".join(tensor.data.tobytes() for tensor in weights.tensors))
-        self._deliver(self._conversation.publish(policy_version, weights, trained_batches))
-
-    def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
-        self._deliver(self._conversation.trained(index, policy_version, metrics))
-
-    def mark(self) -> int:
-        return self._call(self._conversation.mark(), CALL_TIMEOUT_S)
-
-    def acknowledged(self, mark: int) -> bool:
-        return self._call(self._conversation.acknowledged(mark), CALL_TIMEOUT_S)
-
-    def checkpointed(self, next_batch: int, policy_version: int) -> None:
-        self._deliver(self._conversation.checkpointed(next_batch, policy_version))
-
-    def flush(self, timeout_s: float) -> bool:
-        try:
-            self._call(self._conversation.flushed(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
-
-    def _deliver(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        try:
-            self._call(coroutine, CALL_TIMEOUT_S)
-        except TimeoutError as error:
-            raise ServiceError("the broker has acknowledged nothing for too long") from error
+        super().publish(policy_version, weights, trained_batches)
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
         async def within() -> T:
@@ -178,7 +126,7 @@ class SimBrokerClient:
 
 
 class SimJob:
-    """What a thread would do, as a task of the process."""
+    """A thread's work as a task of the process."""
 
     def __init__(self, turns: Turns, task: "asyncio.Task[str | Exception]") -> None:
         self._turns = turns
@@ -197,7 +145,7 @@ class SimJob:
 
 
 class SimBackground:
-    """`services.learner.checkpoints.saving.Threads` in virtual time; ends with the process."""
+    """The learner's ``Threads`` in virtual time; they end with the process."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
@@ -218,7 +166,7 @@ async def _result_of(work: Callable[[], str]) -> str | Exception:
 
 
 class SimCopy:
-    """The history as it was."""
+    """A copy of the history."""
 
     def __init__(self, audit: Audit, history: list[tuple[int, ...]], digest: str) -> None:
         self._audit = audit
@@ -253,7 +201,7 @@ class _Model:
 
 
 class SimTrainer:
-    """The learner's engine: its state is the history of what it was trained on; and the optimizer steps of a batch."""
+    """The learner's engine and its optimizer steps. Its state is the history of what it was trained on."""
 
     rank = 0
     world_size = 1
@@ -266,10 +214,10 @@ class SimTrainer:
         self._audit = audit
         self._batch_s = batch_s
         self.history: list[tuple[int, ...]] = []
-        self.link: SimBrokerClient
+        self.broker: SimBrokerClient
 
     def train(self, engine: LearnerEngine, groups: Sequence[TrainGroup], **_: Any) -> BatchReport:
-        arrived = self.link.taken
+        arrived = self.broker.taken
         assert arrived is not None
         assert sum(len(group.sequences) for group in groups) == len(arrived.batch.items)
         self._take_time(self._batch_s * self._rng.uniform(0.5, 1.5))
@@ -304,16 +252,16 @@ class SimTrainer:
     def barrier(self) -> None:
         self._take_time(0.01)
 
-    # --- what the service needs beside ----------------------------------------------------------------------------------
+    # --- what else the service needs ------------------------------------------------------------------------------------
 
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor:
         return tensor.clone()
 
     def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        # In the order of their names, in which the audit knows them.
+        # By name, as the audit orders them.
         for name, table in tables_after(self.history) if self._has_tables else ():
             yield name, torch.from_numpy(table.view(np.int16)).view(torch.bfloat16)
         yield "weights", torch.tensor(weights_after(self.history), dtype=torch.float32)
 
     def _take_time(self, seconds: float) -> None:
-        self.link.turns.call(asyncio.sleep(seconds))
+        self.broker.turns.call(asyncio.sleep(seconds))

@@ -1,7 +1,7 @@
 """Rank 0's connection to the broker and to the rollouts that fetch weights."""
 
-from services.learner.broker.batches import groups_of
-from services.learner.broker.client import BrokerClient
-from services.learner.broker.exchange import BatchArrived
+from services.learner.broker.batches import BatchArrived, groups_of
+from services.learner.broker.port import BrokerPort, ToBroker
+from services.learner.broker.thread import BrokerThread
 
-__all__ = ["BatchArrived", "BrokerClient", "groups_of"]
+__all__ = ["BatchArrived", "BrokerPort", "BrokerThread", "ToBroker", "groups_of"]

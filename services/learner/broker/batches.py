@@ -1,20 +1,30 @@
-"""A Batch message as what the trainer takes: groups of numpy sequences."""
+"""A Batch message, and the groups of numpy sequences that the trainer takes."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from gspo.model.packing import TrainGroup, TrainSequence
+from protocol.codec import Array
 from protocol.messages import Batch, BatchItem
 
 OBSERVATION_TURN: Final = -1
 
 
-def groups_of(batch: Batch, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[TrainGroup]:
-    """The batch's groups in its order; members keep the batch's order.
+@dataclass(frozen=True, kw_only=True)
+class BatchArrived:
+    """A batch with its arrays: int32 token_ids [T] and float32 logprobs [T]."""
 
-    Raises: ValueError for segments or version runs that do not cover a trajectory's tokens.
+    batch: Batch
+    arrays: dict[str, Array]
+
+
+def groups_of(batch: Batch, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[TrainGroup]:
+    """The batch's groups; groups and their members keep the batch's order.
+
+    Raises: ValueError when segments or version runs do not cover a trajectory's tokens.
     """
     token_ids = arrays["token_ids"].astype(np.int64)
     logprobs = arrays["logprobs"].astype(np.float32)
@@ -52,7 +62,7 @@ def _sequence(
     return TrainSequence(
         token_ids=token_ids,
         action_mask=is_action.astype(np.bool_),
-        # A sure token's may be a little above 0 by the engine's rounding, which a message may be and a log-prob not.
+        # The engine's rounding can put a certain token's log-prob a little above 0: a message allows it, training does not.
         behaviour_logprobs=np.where(is_action, np.minimum(logprobs, 0.0), 0.0).astype(np.float32),
         versions=np.where(is_action, versions, -1).astype(np.int64),
         turn_ids=np.where(is_action, turns, OBSERVATION_TURN).astype(np.int32),

@@ -191,10 +191,10 @@ def _train(plan: Plan) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, interrupt)
     clock = MonotonicClock()
-    link = None
+    broker = None
     if os.environ.get("RANK", "0") == "0":
         run = RecordedRun(plan.source, plan.settings)
-        link = RecordedBroker(run, plan.end, plan.out / RECORD_FILE, stop, _show)
+        broker = RecordedBroker(run, plan.end, plan.out / RECORD_FILE, stop, _show)
     engine = LearnerEngine.create(
         plan.settings.model.path, engine_settings_of(plan.settings, "cuda" if torch.cuda.is_available() else "cpu")
     )
@@ -202,7 +202,7 @@ def _train(plan: Plan) -> None:
         LearnerService(
             plan.settings,
             engine,
-            link,
+            broker,
             clock=clock,
             health=Health(clock, float("inf")),
             metrics=LearnerMetrics(CollectorRegistry()),
@@ -212,8 +212,8 @@ def _train(plan: Plan) -> None:
         engine.close()
     if interrupted.is_set():
         raise ServiceError(f"interrupted; {plan.out} holds what was trained until then")
-    if link is not None:
-        _write_result(plan, link.comparisons)
+    if broker is not None:
+        _write_result(plan, broker.comparisons)
 
 
 def _show(line: dict[str, Any]) -> None:

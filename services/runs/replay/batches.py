@@ -1,4 +1,4 @@
-"""Recorded batches as a learner's link hands them over: read from a ledger, one after the other."""
+"""Recorded batches: read from a ledger, and handed to the learner in its broker's place."""
 
 import json
 import threading
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import EndOfRun, Welcome
+from protocol.messages import BatchRequest, EndOfRun, Trained, Welcome
 from services.broker.ledger import batch_stats
 from services.broker.outgoing import batch_message
 from services.broker.rows import BatchRow, TrajectoryRow
 from services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
-from services.learner.broker import BatchArrived
+from services.learner.broker import BatchArrived, BrokerPort, ToBroker
 from services.learner.weights import WeightCopy, build_snapshot
 from services.runtime.settings import Settings
 
@@ -22,7 +22,7 @@ UNKNOWN: Final = "not recorded"
 
 
 class RecordedRun:
-    """What a run's ledger holds for training. ``digests``: those published, by how many batches they were trained on."""
+    """What a run's ledger holds for training. ``digests``: those published, by the number of batches trained before."""
 
     def __init__(self, directory: Path, settings: Settings) -> None:
         """Raises: NoLedger, StoreCorrupt."""
@@ -40,16 +40,16 @@ class RecordedRun:
             )
             waiting = [group_id for (group_id,) in complete]
         self._newest = int(newest)
-        # A recording without a learner has no batches: its groups are taken in their order.
+        # A recording made without a learner has no batches: its groups are taken in their order.
         self._unassembled = [tuple(waiting[at : at + size]) for at in range(0, len(waiting) - size + 1, size)]
 
     @property
     def num_batches(self) -> int:
-        """Batches that can be trained: as recorded, or, where none was ever assembled, of complete groups."""
+        """Batches that can be trained: the recorded ones or, if none was assembled, as many as complete groups make."""
         return self.num_assembled or len(self._unassembled)
 
     def batch(self, index: int) -> BatchArrived:
-        """As the learner was given it. Raises: StoreCorrupt when its tokens are not what was recorded."""
+        """The batch as the learner received it. Raises: StoreCorrupt when its tokens are not those that were recorded."""
         with refusing_damage(self._directory / LEDGER_FILE), reading(self._directory) as connection:
             reader = Reader(self._directory / LEDGER_FILE, connection)
             if self.num_assembled:
@@ -57,7 +57,7 @@ class RecordedRun:
             else:
                 group_ids = self._unassembled[index]
                 items = reader.members(group_ids)
-                # Each batch is trained one version later: with lag, as it would be with a learner.
+                # Each batch is one version later: it has lag, as it would have with a learner.
                 row = _assembled(index, self._newest + index, group_ids, [trajectory for trajectory, _ in items])
             message, arrays = batch_message(row, items, self._temperature)
         return BatchArrived(batch=message, arrays=arrays)
@@ -68,8 +68,8 @@ def _assembled(index: int, version: int, group_ids: tuple[int, ...], rows: list[
     return BatchRow(index=index, policy_version=version, group_ids=group_ids, stats=batch_stats(version, groups))
 
 
-class RecordedBroker:
-    """What a `LearnerService` has instead of a broker. It sets ``stop`` when everything was trained and reported.
+class RecordedBroker(BrokerPort):
+    """Hands recorded batches to a ``LearnerService``, and sets ``stop`` when everything was trained and reported.
 
     ``report`` is called with each batch's metrics, among them how the published digest compares.
     """
@@ -87,28 +87,20 @@ class RecordedBroker:
         self._comparison = UNKNOWN
         self._digest = ""
         self.comparisons: dict[int, str] = {}
-        """By how many batches the weights were trained on."""
+        """By the number of batches that the weights were trained on."""
 
     @property
-    def waiting_for(self) -> str:
+    def reason_to_wait(self) -> str:
         return "nothing: batches are read from the ledger"
-
-    @property
-    def refused(self) -> str:
-        return ""
-
-    @property
-    def encoding(self) -> bool:
-        return False
 
     def wait_welcome(self, timeout_s: float) -> Welcome | None:
         return Welcome(protocol_version=PROTOCOL_VERSION, run_id="replay", policy_version=0)
 
-    def resume(self, next_batch: int) -> None:
-        """There is nobody to tell."""
-
-    def request(self, index: int, policy_version: int) -> None:
-        self._wanted = index
+    def tell(self, message: ToBroker) -> None:
+        if isinstance(message, BatchRequest):
+            self._wanted = message.index
+        elif isinstance(message, Trained):
+            self._write(message)
 
     def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None:
         wanted, self._wanted = self._wanted, None
@@ -119,31 +111,25 @@ class RecordedBroker:
             return EndOfRun(index=wanted, reason="all recorded batches are trained")
         return self._run.batch(wanted)
 
-    def wait_announced(self) -> None:
-        """Nothing is left for later."""
-
     def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
-        """Compare with what the run has published after as many batches."""
+        """Compare with what the run published after as many batches."""
         expected = self._run.digests.get(trained_batches, set()) if self._run.num_assembled or not trained_batches else set()
         self._digest = build_snapshot(policy_version, weights).manifest.digest
         self._comparison = UNKNOWN if not expected else SAME if self._digest in expected else DIFFERENT
         self.comparisons[trained_batches] = self._comparison
 
-    def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
-        line = {"event": "batch", **metrics, "batch": index, "policy_version": policy_version}
+    def wait_announced(self) -> None:
+        """Nothing is left for later."""
+
+    def acknowledged(self, next_batch: int) -> bool:
+        return True
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+    def _write(self, trained: Trained) -> None:
+        line = {"event": "batch", **trained.metrics, "batch": trained.index, "policy_version": trained.policy_version}
         line |= {"weights_digest": self._digest, "weights": self._comparison}
         with self._record.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self._report(line)
-
-    def mark(self) -> int:
-        return 0
-
-    def acknowledged(self, mark: int) -> bool:
-        return True
-
-    def checkpointed(self, next_batch: int, policy_version: int) -> None:
-        """There is nobody to tell."""
-
-    def flush(self, timeout_s: float) -> bool:
-        return True

@@ -1,4 +1,4 @@
-"""The learner's link to the broker, in its own thread, against a scripted broker end over real ZeroMQ."""
+"""The learner's connection to the broker, in a thread of its own, against a scripted broker over real ZeroMQ."""
 
 import asyncio
 import contextlib
@@ -26,8 +26,8 @@ from protocol.messages import (
     Resume,
     Trained,
 )
-from services.learner.broker.client import BrokerClient
-from services.learner.broker.exchange import BatchArrived
+from services.learner.broker.batches import BatchArrived
+from services.learner.broker.thread import BrokerThread
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights.snapshot import WeightCopy, copy_weights
 from services.rollout.weights.fetch import fetch_newest
@@ -47,14 +47,14 @@ def a_copy(value: float = 0.0, size: int = 1) -> WeightCopy:
     return copy_weights([("w", torch.full((size,), value))])
 
 
-def a_link(batch_endpoint: str, weights_endpoint: str = ANY_PORT, advertised: str = "") -> BrokerClient:
+def a_client_of(batch_endpoint: str, weights_endpoint: str = ANY_PORT, advertised: str = "") -> BrokerThread:
     clock = MonotonicClock()
     settings = Settings(
         broker=Broker(batch_endpoint=batch_endpoint),
         learner=Learner(weights_endpoint=weights_endpoint, advertised_weights_endpoint=advertised),
         security=SecuritySection(allow_plaintext=bool(advertised)),
     )
-    return BrokerClient(
+    return BrokerThread(
         settings,
         session="life-1",
         clock=clock,
@@ -65,136 +65,136 @@ def a_link(batch_endpoint: str, weights_endpoint: str = ANY_PORT, advertised: st
 
 
 @contextlib.asynccontextmanager
-async def opened(link: BrokerClient) -> AsyncIterator[BrokerClient]:
-    """The link's blocking start and stop, beside this loop."""
-    await asyncio.to_thread(link.__enter__)
+async def opened(client: BrokerThread) -> AsyncIterator[BrokerThread]:
+    """Starts and stops the client, which both block, beside this loop."""
+    await asyncio.to_thread(client.__enter__)
     try:
-        yield link
+        yield client
     finally:
-        await asyncio.to_thread(link.__exit__, None, None, None)
-        assert "learner-link" not in {thread.name for thread in threading.enumerate()}
+        await asyncio.to_thread(client.__exit__, None, None, None)
+        assert "broker-loop" not in {thread.name for thread in threading.enumerate()}
 
 
 @contextlib.asynccontextmanager
-async def linked(advertised: str = "") -> AsyncIterator[tuple[ScriptedEnd, BrokerClient, zmq.asyncio.Context]]:
-    """A welcomed link and the broker's end."""
+async def connected(advertised: str = "") -> AsyncIterator[tuple[ScriptedEnd, BrokerThread, zmq.asyncio.Context]]:
+    """The broker's end and a client that it has welcomed."""
     async with zmq_context() as context:
         end = ScriptedEnd(context, BATCH)
-        async with opened(a_link(end.endpoint, advertised=advertised)) as link:
+        async with opened(a_client_of(end.endpoint, advertised=advertised)) as client:
             hello = await end.welcome(policy_version=7)
             assert (hello.role, hello.session) == ("learner", "life-1")
-            welcome = await asyncio.to_thread(link.wait_welcome, 20.0)
+            welcome = await asyncio.to_thread(client.wait_welcome, 20.0)
             assert welcome is not None
             assert welcome.policy_version == 7
-            yield end, link, context
+            yield end, client, context
 
 
-async def test_the_learner_says_that_it_lives_while_its_training_thread_does_something_else() -> None:
-    async with linked() as (end, link, _):
-        await asyncio.to_thread(link.publish, 8, a_copy(), 0)
+async def test_heartbeats_are_sent_while_the_training_thread_does_something_else() -> None:
+    async with connected() as (end, client, _):
+        await asyncio.to_thread(client.publish, 8, a_copy(), 0)
         while await end.expect(Heartbeat) != Heartbeat(policy_version=8, status="serving", leases=[]):
             pass
 
 
-async def test_why_a_learner_has_to_wait_can_be_told() -> None:
+async def test_the_reason_to_wait_is_the_brokers_refusal_while_it_refuses() -> None:
     async with zmq_context() as context:
         end = ScriptedEnd(context, BATCH)
-        async with opened(a_link(end.endpoint)) as link:
+        async with opened(a_client_of(end.endpoint)) as client:
             await end.expect(Hello)
             await end.reply(Refused(reason="learner session a has this run", message_type="hello"))
             await end.expect(Hello)
-            assert link.refused == "learner session a has this run"
-            assert await asyncio.to_thread(link.wait_welcome, 0.01) is None
+            assert client.reason_to_wait == "learner session a has this run"
+            assert await asyncio.to_thread(client.wait_welcome, 0.01) is None
             await end.welcome()
-            assert await asyncio.to_thread(link.wait_welcome, 20.0) is not None
-            assert link.refused == ""
+            assert await asyncio.to_thread(client.wait_welcome, 20.0) is not None
+            assert client.reason_to_wait == "the broker"
 
 
 async def test_no_welcome_in_time_is_none_and_not_an_error() -> None:
     async with zmq_context() as context:
         end = ScriptedEnd(context, BATCH)
-        async with opened(a_link(end.endpoint)) as link:
-            assert await asyncio.to_thread(link.wait_welcome, 0.05) is None
+        async with opened(a_client_of(end.endpoint)) as client:
+            assert await asyncio.to_thread(client.wait_welcome, 0.05) is None
             await end.welcome()
-            assert await asyncio.to_thread(link.wait_welcome, 20.0) is not None
+            assert await asyncio.to_thread(client.wait_welcome, 20.0) is not None
 
 
 async def test_a_request_is_repeated_until_it_is_answered_and_then_no_more() -> None:
-    async with linked() as (end, link, _):
-        await asyncio.to_thread(link.request, 4, 9)
+    async with connected() as (end, client, _):
+        await asyncio.to_thread(client.tell, BatchRequest(index=4, policy_version=9))
         for _ in range(3):
             assert await end.expect(BatchRequest) == BatchRequest(index=4, policy_version=9)
         await end.reply(a_batch(), token_arrays(10))
-        arrived = await asyncio.to_thread(link.take, 20.0)
+        arrived = await asyncio.to_thread(client.take, 20.0)
         assert isinstance(arrived, BatchArrived)
         assert arrived.batch == a_batch()
         np.testing.assert_array_equal(arrived.arrays["token_ids"], token_arrays(10)["token_ids"])
-        await asyncio.to_thread(link.request, 5, 10)
+        await asyncio.to_thread(client.tell, BatchRequest(index=5, policy_version=10))
         while await end.expect(BatchRequest) != BatchRequest(index=5, policy_version=10):
             pass
         await end.reply(a_batch(), token_arrays(10))  # the answer to a repetition of the first request
-        await end.reply(EndOfRun(index=4, reason="of another question"))
+        await end.reply(EndOfRun(index=4, reason="another request's"))
         await end.reply(EndOfRun(index=5, reason="complete"))
-        assert await asyncio.to_thread(link.take, 20.0) == EndOfRun(index=5, reason="complete")
-        assert await asyncio.to_thread(link.take, 0.05) is None
+        assert await asyncio.to_thread(client.take, 20.0) == EndOfRun(index=5, reason="complete")
+        assert await asyncio.to_thread(client.take, 0.05) is None
 
 
-async def test_what_a_pending_batch_waits_for_can_be_told() -> None:
-    async with linked() as (end, link, _):
-        await asyncio.to_thread(link.request, 4, 9)
+async def test_the_reason_to_wait_is_what_a_pending_batch_waits_for() -> None:
+    async with connected() as (end, client, _):
+        await asyncio.to_thread(client.tell, BatchRequest(index=4, policy_version=9))
         await end.expect(BatchRequest)
         await end.reply(BatchPending(index=4, groups_ready=3, groups_needed=8, waiting_for="group 9: 2 of 4"))
-        while link.waiting_for == "the broker":
+        while client.reason_to_wait == "the broker":
             await end.expect(BatchRequest)
-        assert link.waiting_for == "3 of 8 groups; group 9: 2 of 4"
+        assert client.reason_to_wait == "3 of 8 groups; group 9: 2 of 4"
 
 
 async def test_a_version_is_announced_when_it_can_be_fetched() -> None:
-    async with linked() as (end, link, context):
+    async with connected() as (end, client, context):
         for version in (8, 9):
             snapshot = snapshot_of(version, [("w", torch.full((3,), float(version)))])
-            await asyncio.to_thread(link.publish, version, a_copy(float(version), 3), version - 8)
+            await asyncio.to_thread(client.publish, version, a_copy(float(version), 3), version - 8)
             published = await end.expect(Published)
             assert (published.policy_version, published.trained_batches) == (version, version - 8)
             assert (published.digest, published.num_bytes) == (snapshot.manifest.digest, 12)
-            client = a_client(context, WEIGHTS, published.endpoint)
-            async with in_background(client.run()):
-                await client.connected_welcome()
-                fetched = await fetch_newest(client, version - 1)
+            rollout = a_client(context, WEIGHTS, published.endpoint)
+            async with in_background(rollout.run()):
+                await rollout.connected_welcome()
+                fetched = await fetch_newest(rollout, version - 1)
             assert fetched is not None
             assert bytes(fetched.data) == snapshot.data.tobytes()
 
 
 async def test_the_advertised_address_is_what_is_announced() -> None:
-    async with linked(advertised="tcp://learner.svc:7003") as (end, link, _):
-        await asyncio.to_thread(link.publish, 8, a_copy(), 0)
+    async with connected(advertised="tcp://learner.svc:7003") as (end, client, _):
+        await asyncio.to_thread(client.publish, 8, a_copy(), 0)
         assert (await end.expect(Published)).endpoint == "tcp://learner.svc:7003"
 
 
 async def test_reports_arrive_in_order_and_flush_waits_for_their_acknowledgement() -> None:
-    async with linked() as (end, link, _):
-        await asyncio.to_thread(link.trained, 4, 9, {"loss": 0.5, "entropy": None})
-        await asyncio.to_thread(link.checkpointed, 5, 9)
-        assert await asyncio.to_thread(link.flush, 0.05) is False
+    async with connected() as (end, client, _):
+        await asyncio.to_thread(client.tell, Trained(index=4, policy_version=9, metrics={"loss": 0.5, "entropy": None}))
+        await asyncio.to_thread(client.tell, Checkpointed(next_batch=5, policy_version=9))
+        assert await asyncio.to_thread(client.flush, 0.05) is False
         await end.expect(Checkpointed)
         assert sequenced(end) == [
             (0, Trained(index=4, policy_version=9, metrics={"loss": 0.5, "entropy": None})),
             (1, Checkpointed(next_batch=5, policy_version=9)),
         ]
         await end.reply(Ack(next_seq=2))
-        assert await asyncio.to_thread(link.flush, 20.0) is True
+        assert await asyncio.to_thread(client.flush, 20.0) is True
 
 
-async def test_training_goes_on_while_a_version_is_announced_and_waits_with_the_next_one() -> None:
+async def test_training_continues_while_a_version_is_announced_and_waits_before_it_publishes_the_next() -> None:
     """The broker acknowledges nothing until its window is full: the first version cannot be announced."""
-    async with linked() as (end, link, _):
+    async with connected() as (end, client, _):
         for index in range(BATCH.window):
-            await asyncio.to_thread(link.trained, index, 9, {})
-        await asyncio.to_thread(link.publish, 8, a_copy(8.0), 0)
-        await asyncio.to_thread(link.trained, BATCH.window, 9, {})
-        await asyncio.to_thread(link.request, 1, 8)
+            await asyncio.to_thread(client.tell, Trained(index=index, policy_version=9, metrics={}))
+        await asyncio.to_thread(client.publish, 8, a_copy(8.0), 0)
+        await asyncio.to_thread(client.tell, Trained(index=BATCH.window, policy_version=9, metrics={}))
+        await asyncio.to_thread(client.tell, BatchRequest(index=1, policy_version=8))
         async with asyncio.TaskGroup() as tasks:
-            second = tasks.create_task(asyncio.to_thread(link.publish, 9, a_copy(9.0), 1))
+            second = tasks.create_task(asyncio.to_thread(client.publish, 9, a_copy(9.0), 1))
             while await end.expect(BatchRequest) != BatchRequest(index=1, policy_version=8):
                 pass
             assert sequenced(end)[-1][0] == BATCH.window - 1
@@ -209,47 +209,46 @@ async def test_training_goes_on_while_a_version_is_announced_and_waits_with_the_
         assert (await end.expect(Published)).policy_version == 9
 
 
-async def test_a_report_follows_the_version_that_came_of_the_batch_although_that_takes_its_time() -> None:
-    async with linked() as (end, link, _):
-        await asyncio.to_thread(link.publish, 8, a_copy(size=1_000_000), 1)
-        await asyncio.to_thread(link.trained, 0, 8, {})
+async def test_a_report_follows_the_version_that_its_batch_made_even_if_its_digests_take_long() -> None:
+    async with connected() as (end, client, _):
+        await asyncio.to_thread(client.publish, 8, a_copy(size=1_000_000), 1)
+        await asyncio.to_thread(client.tell, Trained(index=0, policy_version=8, metrics={}))
         await end.expect(Trained)
         assert [type(message) for _, message in sequenced(end)] == [Published, Trained]
 
 
-async def test_what_a_mark_stands_for_is_acknowledged_with_the_last_of_it() -> None:
-    async with linked() as (end, link, _):
-        assert await asyncio.to_thread(link.acknowledged, await asyncio.to_thread(link.mark))
-        await asyncio.to_thread(link.publish, 8, a_copy(), 1)
-        await asyncio.to_thread(link.trained, 0, 8, {})
-        mark = await asyncio.to_thread(link.mark)
-        await asyncio.to_thread(link.trained, 1, 9, {})
+async def test_batches_are_acknowledged_with_the_report_of_the_last_of_them() -> None:
+    async with connected() as (end, client, _):
+        assert await asyncio.to_thread(client.acknowledged, 0)
+        await asyncio.to_thread(client.publish, 8, a_copy(), 1)
+        await asyncio.to_thread(client.tell, Trained(index=0, policy_version=8, metrics={}))
+        await asyncio.to_thread(client.tell, Trained(index=1, policy_version=9, metrics={}))
         for _ in range(2):
             await end.expect(Trained)
         await end.reply(Ack(next_seq=1))
-        assert await asyncio.to_thread(link.flush, 0.2) is False
-        assert not await asyncio.to_thread(link.acknowledged, mark)
+        assert await asyncio.to_thread(client.flush, 0.2) is False
+        assert not await asyncio.to_thread(client.acknowledged, 1)
         await end.reply(Ack(next_seq=2))
-        assert await asyncio.to_thread(link.flush, 0.2) is False, "of the second report"
-        assert await asyncio.to_thread(link.acknowledged, mark)
-        assert not await asyncio.to_thread(link.acknowledged, await asyncio.to_thread(link.mark))
+        assert await asyncio.to_thread(client.flush, 0.2) is False, "the second report is not acknowledged"
+        assert await asyncio.to_thread(client.acknowledged, 1)
+        assert not await asyncio.to_thread(client.acknowledged, 2)
 
 
 async def test_a_publication_that_fails_is_raised_in_the_training_thread() -> None:
-    async with linked() as (_, link, _):
-        await asyncio.to_thread(link.publish, 8, a_copy(), 0)
-        await asyncio.to_thread(link.publish, 8, a_copy(1.0), 1)
+    async with connected() as (_, client, _):
+        await asyncio.to_thread(client.publish, 8, a_copy(), 0)
+        await asyncio.to_thread(client.publish, 8, a_copy(1.0), 1)
         with pytest.raises(ExceptionGroup) as caught:
-            await asyncio.to_thread(link.wait_announced)
+            await asyncio.to_thread(client.wait_announced)
         (error,) = flatten(caught.value)
         assert "policy version 8 after 8: versions grow and are never reused" in str(error)
 
 
-async def test_a_broker_that_was_started_again_is_told_where_the_checkpoint_stands_and_what_is_wanted() -> None:
-    async with linked() as (end, link, _):
-        await asyncio.to_thread(link.resume, 4)
+async def test_a_restarted_broker_is_told_where_the_checkpoint_stands_and_which_batch_is_wanted() -> None:
+    async with connected() as (end, client, _):
+        await asyncio.to_thread(client.tell, Resume(next_batch=4))
         assert await end.expect(Resume) == Resume(next_batch=4)
-        await asyncio.to_thread(link.request, 4, 9)
+        await asyncio.to_thread(client.tell, BatchRequest(index=4, policy_version=9))
         await end.expect(BatchRequest)
         await end.refuse_session()
         end.seen.clear()
@@ -264,28 +263,28 @@ async def test_a_broker_that_was_started_again_is_told_where_the_checkpoint_stan
 @pytest.mark.parametrize(
     "call",
     [
-        lambda link: link.take(20.0),
-        lambda link: link.flush(20.0),
-        lambda link: link.request(1, 1),
-        lambda link: link.wait_welcome(20.0),
+        lambda client: client.take(20.0),
+        lambda client: client.flush(20.0),
+        lambda client: client.tell(BatchRequest(index=1, policy_version=1)),
+        lambda client: client.wait_welcome(20.0),
     ],
 )
-async def test_a_link_that_failed_says_why_in_the_training_thread(call: Callable[[BrokerClient], Any]) -> None:
-    async with linked() as (end, link, _):
+async def test_a_failure_of_the_loop_is_raised_in_the_training_thread(call: Callable[[BrokerThread], Any]) -> None:
+    async with connected() as (end, client, _):
         await end.reply(Refused(reason="a newer learner took over", fatal=True))
-        await asyncio.to_thread(link._thread.join, 20.0)
+        await asyncio.to_thread(client._thread.join, 20.0)
         with pytest.raises(ExceptionGroup) as caught:
-            await asyncio.to_thread(call, link)
+            await asyncio.to_thread(call, client)
         (error,) = flatten(caught.value)
         assert isinstance(error, ServiceError)
         assert "a newer learner took over" in str(error)
 
 
-async def test_a_call_that_waits_while_the_link_fails_ends_with_the_reason() -> None:
-    async with linked() as (end, link, _):
-        await asyncio.to_thread(link.trained, 0, 1, {})
+async def test_a_call_that_waits_while_the_loop_fails_ends_with_the_reason() -> None:
+    async with connected() as (end, client, _):
+        await asyncio.to_thread(client.tell, Trained(index=0, policy_version=1, metrics={}))
         async with asyncio.TaskGroup() as tasks:
-            flushing = tasks.create_task(asyncio.to_thread(failure_of, link.flush, 60.0))
+            flushing = tasks.create_task(asyncio.to_thread(failure_of, client.flush, 60.0))
             await end.expect(Trained)
             await end.reply(Refused(reason="a newer learner took over", fatal=True))
         error = flushing.result()
@@ -296,24 +295,28 @@ async def test_a_call_that_waits_while_the_link_fails_ends_with_the_reason() -> 
 def failure_of(call: Callable[..., Any], *arguments: Any) -> BaseException | None:
     try:
         call(*arguments)
-    except Exception as error:  # noqa: BLE001 - it is looked at by the test
+    except Exception as error:  # noqa: BLE001 - the test looks at it
         return error
     return None
 
 
-async def test_a_closed_link_refuses_calls_instead_of_waiting() -> None:
-    async with linked() as (_, link, _):
+async def test_a_closed_client_refuses_calls_instead_of_waiting() -> None:
+    async with connected() as (_, client, _):
         pass
-    for call in (lambda: link.request(1, 1), lambda: link.take(1.0), lambda: link.flush(1.0)):
-        with pytest.raises(ServiceError, match="link is closed"):
+    for call in (
+        lambda: client.tell(BatchRequest(index=1, policy_version=1)),
+        lambda: client.take(1.0),
+        lambda: client.flush(1.0),
+    ):
+        with pytest.raises(ServiceError, match="connection to the broker is closed"):
             call()
 
 
-async def test_a_weights_port_in_use_is_told_when_the_link_is_opened() -> None:
+async def test_a_weights_port_in_use_is_reported_when_the_client_is_opened() -> None:
     async with zmq_context() as context:
         taken = RouterChannel(context, WEIGHTS, ANY_PORT)
-        link = a_link("tcp://127.0.0.1:1", taken.endpoint)
+        client = a_client_of("tcp://127.0.0.1:1", taken.endpoint)
         with pytest.raises(EndpointError, match="Choose another port"):
-            await asyncio.to_thread(link.__enter__)
-        await asyncio.to_thread(link._thread.join, 20.0)
-        assert not link._thread.is_alive()
+            await asyncio.to_thread(client.__enter__)
+        await asyncio.to_thread(client._thread.join, 20.0)
+        assert not client._thread.is_alive()

@@ -4,75 +4,42 @@ import asyncio
 import contextlib
 import math
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
 from protocol.channels import BATCH
 from protocol.messages import (
-    Batch,
-    BatchItem,
     BatchRequest,
     Checkpointed,
     Message,
     Published,
     Resume,
-    Segment,
     Trained,
-    VersionRun,
 )
-from services.learner.broker.client import BrokerClient
+from services.learner.broker.thread import BrokerThread
 from services.learner.checkpoints.format import reserve_version, reserved_version
 from services.learner.metrics import LearnerMetrics
 from services.learner.service import LearnerService
 from services.runtime.clock import MonotonicClock
-from services.runtime.settings.sections import BatchSection, Broker, Learner, ObjectiveSection, Run, Settings
+from services.runtime.settings.sections import BatchSection, Broker, Learner, ObjectiveSettings, Run, Settings
 from services.runtime.telemetry import Health
-from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.scripted_broker import a_training_batch
+from tests.support.learner.serving_bigram import ServingBigram
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, in_background, zmq_context
 
-PLAIN = ObjectiveSection()
+PLAIN = ObjectiveSettings()
 REPORTS = (Published, Checkpointed, Trained, Resume, BatchRequest)
 
 
-class ServingBigram(BigramEngine):
-    """With the two more things that the service needs of an engine."""
-
-    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor:
-        return tensor.clone()
-
-    def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        yield "table", self.table.detach()
-
-
-def a_batch(index: int, policy_version: int) -> tuple[Batch, dict[str, np.ndarray]]:
-    """Four groups of two, one member of each rewarded."""
-    items, tokens = [], []
-    random = np.random.default_rng(index)
-    for group in range(4):
-        for member in range(2):
-            tokens.append(random.integers(0, 16, 6))
-            segments = [Segment("observation", 0, 2), Segment("action", 0, 4)]
-            runs = [VersionRun(-1, 2), VersionRun(policy_version, 4)]
-            items.append(
-                BatchItem(8 * index + 2 * group + member, 4 * index + group, 6, segments, runs, [float(member)], "done")
-            )
-    arrays = {
-        "token_ids": np.concatenate(tokens).astype(np.int32),
-        "logprobs": np.full(48, -2.7, dtype=np.float32),
-    }
-    return Batch(index=index, policy_version=policy_version, temperature=1.0, items=items), arrays
-
-
 class Training:
-    """A LearnerService in a thread, and the broker's end of its link."""
+    """A LearnerService in a thread, and the broker's end of its connection."""
 
-    def __init__(self, end: ScriptedEnd, directory: Path, objective: ObjectiveSection) -> None:
+    def __init__(self, end: ScriptedEnd, directory: Path, objective: ObjectiveSettings) -> None:
         settings = Settings(
             run=Run(directory=directory),
             objective=objective,
@@ -85,17 +52,17 @@ class Training:
         self.stop = threading.Event()
         self.engine = ServingBigram()
         self.end = end
-        self._link = BrokerClient(settings, session="s", clock=clock, health=self.health, metrics=metrics)
+        self._broker = BrokerThread(settings, session="s", clock=clock, health=self.health, metrics=metrics)
         self._parts = (settings, clock, metrics)
         self._asked: BatchRequest | None = None
 
     def run(self) -> None:
         settings, clock, metrics = self._parts
-        with self._link as link:
+        with self._broker as broker:
             LearnerService(
                 settings,
                 self.engine,  # type: ignore[arg-type]
-                link,
+                broker,
                 clock=clock,
                 health=self.health,
                 metrics=metrics,
@@ -128,11 +95,11 @@ class Training:
         """Answer the request for a batch."""
         while await self.take(BatchRequest) != BatchRequest(index=index, policy_version=policy_version):
             pass
-        await self.end.reply(*a_batch(index, policy_version))
+        await self.end.reply(*a_training_batch(index, policy_version))
 
 
 @contextlib.asynccontextmanager
-async def training(directory: Path, broker_version: int, objective: ObjectiveSection = PLAIN) -> AsyncIterator[Training]:
+async def training(directory: Path, broker_version: int, objective: ObjectiveSettings = PLAIN) -> AsyncIterator[Training]:
     """Runs until the block ends, then is stopped and must end by itself."""
     async with zmq_context() as context:
         learner = Training(ScriptedEnd(context, BATCH), directory, objective)
@@ -197,7 +164,7 @@ async def test_a_stop_saves_what_was_trained_and_tells_the_broker_before_it_leav
 
 
 async def test_the_scale_of_an_adaptive_clip_goes_on_after_a_restart(tmp_path: Path) -> None:
-    objective = ObjectiveSection(adaptive_clip_target=0.01, anchor="behaviour")
+    objective = ObjectiveSettings(adaptive_clip_target=0.01, anchor="behaviour")
 
     async def scale_of_batch(learner: Training, index: int, version: int) -> float | None:
         await learner.train(index, version)
@@ -222,7 +189,7 @@ async def test_the_scale_of_an_adaptive_clip_goes_on_after_a_restart(tmp_path: P
 
 
 async def test_a_run_without_an_adaptive_clip_resumes_from_one_with_it_and_the_other_way_round(tmp_path: Path) -> None:
-    for version, objective in enumerate((PLAIN, ObjectiveSection(adaptive_clip_target=0.1), PLAIN)):
+    for version, objective in enumerate((PLAIN, ObjectiveSettings(adaptive_clip_target=0.1), PLAIN)):
         async with training(tmp_path, version, objective) as learner:
             await learner.take(Resume)
             await learner.take(Published)
@@ -271,7 +238,7 @@ async def test_a_batch_keeps_the_version_that_it_was_assembled_for(tmp_path: Pat
         await learner.take(Resume)
         await learner.take(Published)
         await learner.take(BatchRequest)
-        batch, arrays = a_batch(0, 4)
+        batch, arrays = a_training_batch(0, 4)
         await learner.end.reply(msgspec.structs.replace(batch, policy_version=5), arrays)
         await learner.take(Published)
         trained = await learner.take(Trained)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from protocol.messages import EndOfRun
-from services.learner.broker.exchange import BatchArrived
+from services.learner.broker.batches import BatchArrived
 from services.learner.share import Directive, share
 from tests.support.builders import a_batch, token_arrays
 

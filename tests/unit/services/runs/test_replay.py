@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from protocol.messages import EndOfRun, VersionRun
+from protocol.messages import BatchRequest, EndOfRun, Trained, VersionRun
 from services.broker.store.reader import LEDGER_FILE, StoreCorrupt
-from services.learner.broker.exchange import BatchArrived
+from services.learner.broker.batches import BatchArrived
 from services.learner.weights.snapshot import Snapshot, copy_weights
 from services.runs.replay.__main__ import ranks_of, replay_command
 from services.runs.replay.batches import RecordedBroker, RecordedRun
@@ -110,21 +110,21 @@ def test_complete_groups_without_batches_are_batches_in_their_order_each_one_ver
 
 
 class Driven:
-    """A link as the learner's loop drives it, and what it reported."""
+    """A ``RecordedBroker``, used as the training loop uses it, and what it reported."""
 
     def __init__(self, run: Path, end: int) -> None:
         self.stop = threading.Event()
         self.lines: list[dict[str, Any]] = []
         self.record = run / "replayed.jsonl"
-        self.link = RecordedBroker(recorded(run), end, self.record, self.stop, self.lines.append)
+        self.broker = RecordedBroker(recorded(run), end, self.record, self.stop, self.lines.append)
 
     def train(self, index: int, value: float) -> None:
-        self.link.request(index, index + 1)
-        arrived = self.link.take(1.0)
+        self.broker.tell(BatchRequest(index=index, policy_version=index + 1))
+        arrived = self.broker.take(1.0)
         assert isinstance(arrived, BatchArrived)
         assert arrived.batch.index == index
-        self.link.publish(index + 2, copy_weights([("weight", torch.full((2,), value))]), index + 1)
-        self.link.trained(index, index + 2, {"loss": value, "reward_mean": 0.5})
+        self.broker.publish(index + 2, copy_weights([("weight", torch.full((2,), value))]), index + 1)
+        self.broker.tell(Trained(index=index, policy_version=index + 2, metrics={"loss": value, "reward_mean": 0.5}))
 
 
 def test_published_weights_are_compared_with_those_of_the_run_and_recorded(run: Path) -> None:
@@ -132,7 +132,7 @@ def test_published_weights_are_compared_with_those_of_the_run_and_recorded(run: 
     driven = Driven(run, end=2)
     driven.train(0, 1.0)
     driven.train(1, 2.0)
-    assert driven.link.comparisons == {1: "same", 2: "different"}
+    assert driven.broker.comparisons == {1: "same", 2: "different"}
     assert [json.loads(line) for line in driven.record.read_text().splitlines()] == driven.lines
     assert [(line["event"], line["batch"], line["weights"]) for line in driven.lines] == [
         ("batch", 0, "same"),
@@ -143,10 +143,10 @@ def test_published_weights_are_compared_with_those_of_the_run_and_recorded(run: 
 def test_the_end_comes_after_the_last_batch_and_then_nothing_is_waited_for(run: Path) -> None:
     driven = Driven(run, end=1)
     driven.train(0, 1.0)
-    driven.link.request(1, 2)
-    assert driven.link.take(1.0) == EndOfRun(index=1, reason="all recorded batches are trained")
+    driven.broker.tell(BatchRequest(index=1, policy_version=2))
+    assert driven.broker.take(1.0) == EndOfRun(index=1, reason="all recorded batches are trained")
     assert not driven.stop.is_set()
-    assert driven.link.take(1.0) is None
+    assert driven.broker.take(1.0) is None
     assert driven.stop.is_set()
 
 
@@ -154,7 +154,7 @@ def test_what_the_run_has_not_published_is_not_compared(run: Path) -> None:
     change(run, "DELETE FROM versions WHERE trained_batches = 1")
     driven = Driven(run, end=1)
     driven.train(0, 1.0)
-    assert driven.link.comparisons == {1: "not recorded"}
+    assert driven.broker.comparisons == {1: "not recorded"}
 
 
 @pytest.mark.parametrize(

@@ -16,21 +16,19 @@ from torch import Tensor
 from gspo.model.packing import TrainSequence, pack
 from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
-from protocol.messages import Welcome
-from services.learner.broker.exchange import BatchArrived
 from services.learner.metrics import LearnerMetrics
 from services.learner.profiling.flops import ModelCost, model_cost, peak_tflops
 from services.learner.profiling.profile import NO_PROFILE, PHASES, BatchProfile, DeviceTimeline, HostTimeline, StepProfile
 from services.learner.profiling.report import LINES_FILE, TABLE_FILE, ProfileFiles, table
 from services.learner.service import LearnerService
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch
-from services.learner.weights.snapshot import WeightCopy
 from services.runtime.clock import MonotonicClock
 from services.runtime.settings.sections import BatchSection, Learner, Run, Settings
 from services.runtime.telemetry import Health
-from tests.integration.learner.test_learner_service import ServingBigram, a_batch
 from tests.support.clocks import VirtualClock
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.scripted_broker import ScriptedBroker
+from tests.support.learner.serving_bigram import ServingBigram
 from tests.support.loss.sequences import random_groups
 
 COST = ModelCost(active_parameters=1000, attention_width=10)
@@ -250,44 +248,6 @@ def test_a_batch_of_the_trainer_tells_its_phases_and_its_tokens() -> None:
     assert all(reports[0].seconds[phase] > 0 for phase in ("prepare", "first_pass", "diagnostics"))
 
 
-class OneBatchLink:
-    """Hands one batch over, acknowledges everything, and then asks for a stop."""
-
-    waiting_for = refused = ""
-    encoding = False
-
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
-        self._asked = False
-
-    def wait_welcome(self, timeout_s: float) -> Welcome:
-        return Welcome(protocol_version=1, run_id="run", policy_version=0, weights_endpoint="", next_batch=0)
-
-    def take(self, timeout_s: float) -> BatchArrived | None:
-        if self._asked:
-            self._stop.set()
-            return None
-        self._asked = True
-        batch, arrays = a_batch(0, 1)
-        return BatchArrived(batch=batch, arrays=arrays)
-
-    def flush(self, timeout_s: float) -> bool:
-        return True
-
-    def resume(self, next_batch: int) -> None: ...
-    def request(self, index: int, policy_version: int) -> None: ...
-    def wait_announced(self) -> None: ...
-    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None: ...
-    def mark(self) -> int:
-        return 0
-
-    def acknowledged(self, mark: int) -> bool:
-        return True
-
-    def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None: ...
-    def checkpointed(self, next_batch: int, policy_version: int) -> None: ...
-
-
 def test_the_learner_tells_every_phase_of_a_batch_but_those_of_deepspeed(tmp_path: Path) -> None:
     settings = Settings(
         run=Run(directory=tmp_path),
@@ -308,7 +268,7 @@ def test_the_learner_tells_every_phase_of_a_batch_but_those_of_deepspeed(tmp_pat
     LearnerService(
         settings,
         engine,  # type: ignore[arg-type]
-        OneBatchLink(stop),
+        ScriptedBroker(stop, num_batches=1),
         clock=clock,
         health=Health(clock, 60.0),
         metrics=LearnerMetrics(CollectorRegistry()),

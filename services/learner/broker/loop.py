@@ -1,6 +1,6 @@
-"""The learner's conversation with the world, in one event loop: the batch channel and the weight server.
+"""The learner's sockets in one event loop: the batch channel and the weight server.
 
-No threads here: `services.learner.broker.client` runs it in a thread of its own, beside the training thread.
+No threads here: ``BrokerThread`` runs it in a thread of its own, beside the training thread.
 """
 
 import asyncio
@@ -13,12 +13,10 @@ import structlog
 import zmq.asyncio
 
 from protocol.channels import BATCH, WEIGHTS
-from protocol.codec import Array
 from protocol.messages import (
     Batch,
     BatchPending,
     BatchRequest,
-    Checkpointed,
     EndOfRun,
     Heartbeat,
     Message,
@@ -27,6 +25,8 @@ from protocol.messages import (
     Trained,
     Welcome,
 )
+from services.learner.broker.batches import BatchArrived
+from services.learner.broker.port import ToBroker
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights import (
     SendingGroups,
@@ -51,14 +51,6 @@ MAX_ANNOUNCEMENTS: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchArrived:
-    """A batch with its arrays: int32 token_ids [T] and float32 logprobs [T]."""
-
-    batch: Batch
-    arrays: dict[str, Array]
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Publication:
     policy_version: int
     weights: WeightCopy
@@ -67,10 +59,10 @@ class _Publication:
 
 
 class BrokerLoop:
-    """What the learner says and hears; its methods are called in the loop that it was made in.
+    """Sends and receives what ``BrokerPort`` promises. Its methods are called in the event loop that it was made in.
 
-    Publications and the reports behind them are said by a task, in the order in which they were handed over, while training
-    goes on. One publication is under way at a time.
+    A task sends publications and reports while training continues, in the order in which they were handed over. One
+    publication is under way at a time.
 
     produces:     batches and ends of run, in order of request, given to ``arrived``; Published, then Trained
     waits for:    the broker; the rollouts' requests for weights; digests and deltas, made in worker threads
@@ -89,9 +81,9 @@ class BrokerLoop:
         arrived: Callable[[BatchArrived | EndOfRun], None],
         request_interval_s: float = REQUEST_INTERVAL_S,
     ) -> None:
-        """Bind and connect. ``request_interval_s``: how often an unanswered request is repeated.
+        """Bind and connect. ``request_interval_s``: time between repetitions of an unanswered request.
 
-        Raises: EndpointError; ConfigurationError for keys that cannot be used.
+        Raises: EndpointError; ConfigurationError when keys cannot be used.
         """
         security = Security.load(settings.security, "learner")
         self._clock = clock
@@ -119,24 +111,30 @@ class BrokerLoop:
             fingerprint=run_fingerprint(settings),
             security=security,
         )
-        self.waiting_for = "the broker"
+        self._pending = "the broker"
         self.encoding = False
-        """Digests and a delta are being computed: that takes its time, whatever the broker does."""
+        """Digests and a delta are being computed: that takes time, whatever the broker does."""
         self._policy_version = 0
         self._handshakes_seen = 0
         self._announcements: asyncio.Queue[_Publication | Trained] = asyncio.Queue(MAX_ANNOUNCEMENTS)
-        self._num_handed_over = 0
-        self._num_acknowledged = 0
-        self._unacknowledged: deque[int] = deque()
-        """For each announcement that was sent: how many messages the broker has acknowledged when it has this one."""
+        self._unacknowledged: deque[tuple[int, int]] = deque()
+        """For each report that was sent: how many messages the broker has acknowledged when it has it; the next batch."""
+        self._acknowledged_batches = 0
 
     @property
-    def refused(self) -> str:
-        """Why the broker does not admit this learner (now), with the way out; empty while it does, or has not said so."""
-        return self._client.refused
+    def endpoint(self) -> str:
+        """The broker's address."""
+        return self._client.endpoint
+
+    @property
+    def reason_to_wait(self) -> str:
+        """See ``BrokerPort``."""
+        if self._client.refused:
+            return self._client.refused
+        return self._pending if self._client.connected else f"no answer from the broker at {self.endpoint}"
 
     async def run(self, started: Callable[[], None]) -> None:
-        """Keep it going until cancelled; ``started`` is called when it goes. Raises: ServiceError."""
+        """Keep the connections going until cancelled; ``started`` is called when they go. Raises: ServiceError."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._authenticator.run(), name="authenticator")
@@ -148,74 +146,54 @@ class BrokerLoop:
                 tasks.create_task(self._beat(), name="heartbeat")
                 started()
         finally:
-            # Also where a task never began: no socket may be left whose monitor nobody reads.
+            # Also when a task never began: each socket has a monitor, which must be read or closed.
             self._authenticator.close()
             self._client.close()
 
-    # --- what the learner says -----------------------------------------------------------------------------------------
+    # --- sent ----------------------------------------------------------------------------------------------------------
 
     async def welcome(self) -> Welcome:
-        """The broker's Welcome, waited for."""
+        """Wait for the broker's Welcome."""
         return await self._client.connected_welcome()
 
-    async def resume(self, next_batch: int) -> None:
-        """Tell the broker where the checkpoint stands: also again after each new handshake."""
-        self._resume = Resume(next_batch=next_batch)
-        await self._client.send(self._resume)
-
-    async def request(self, index: int, policy_version: int) -> None:
-        """Ask for a batch; repeated until it arrives."""
-        self._wanted = BatchRequest(index=index, policy_version=policy_version)
-        await self._client.send(self._wanted)
-
-    async def announced(self) -> None:
-        """Wait until everything that was handed over has been said: then no copy of weights is kept any more."""
-        await self._announcements.join()
+    async def tell(self, message: ToBroker) -> None:
+        """See ``BrokerPort``."""
+        if isinstance(message, Trained):
+            await self._announcements.put(message)
+            return
+        if isinstance(message, BatchRequest):
+            self._wanted = message
+        else:
+            self._resume = Resume(next_batch=message.next_batch)
+        await self._client.send(message)
 
     async def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
-        """Have ``weights``, which are used up, served and announced; returns before they are.
-
-        One publication is under way at a time: a second one waits here for the first.
-        """
+        """See ``BrokerPort``. One publication is under way at a time: a second one waits here for the first."""
         await self.announced()
-        await self._hand_over(
-            _Publication(
-                policy_version=policy_version,
-                weights=weights,
-                trained_batches=trained_batches,
-                copied_at=self._clock.now(),
-            )
+        publication = _Publication(
+            policy_version=policy_version,
+            weights=weights,
+            trained_batches=trained_batches,
+            copied_at=self._clock.now(),
         )
+        await self._announcements.put(publication)
 
-    async def trained(self, index: int, policy_version: int, metrics: dict[str, float | None]) -> None:
-        """Report a trained batch, behind the version that came of it."""
-        await self._hand_over(Trained(index=index, policy_version=policy_version, metrics=metrics))
+    async def announced(self) -> None:
+        """Wait until everything that was handed over has been sent: then no copy of weights is kept any more."""
+        await self._announcements.join()
 
-    async def mark(self) -> int:
-        """A name for all publications and reports that were handed over so far; see ``acknowledged``."""
-        return self._num_handed_over
-
-    async def acknowledged(self, mark: int) -> bool:
-        """Whether the broker has everything that was handed over before ``mark``."""
+    async def acknowledged(self, next_batch: int) -> bool:
+        """See ``BrokerPort``."""
         self._count_acknowledged()
-        return self._num_acknowledged >= mark
-
-    async def checkpointed(self, next_batch: int, policy_version: int) -> None:
-        """Report a durable checkpoint, which is also what a later handshake says."""
-        self._resume = Resume(next_batch=next_batch)
-        await self._client.send(Checkpointed(next_batch=next_batch, policy_version=policy_version))
+        return self._acknowledged_batches >= next_batch
 
     async def flushed(self) -> None:
         """Wait until the broker has acknowledged everything."""
         await self.announced()
         await self._client.flushed()
 
-    async def _hand_over(self, announcement: _Publication | Trained) -> None:
-        await self._announcements.put(announcement)
-        self._num_handed_over += 1
-
     async def _announce(self) -> None:
-        """Say what was handed over, in order.
+        """Send what was handed over, in order.
 
         produces:     Published, Trained
         waits for:    digests and deltas; credit
@@ -226,12 +204,14 @@ class BrokerLoop:
             message = await self._publication(announcement) if isinstance(announcement, _Publication) else announcement
             del announcement  # The copy of the weights is not kept while the next one is waited for.
             await self._client.send(message)
-            self._unacknowledged.append(self._client.num_acknowledged + self._client.num_unacknowledged)
+            if isinstance(message, Trained):
+                with_this = self._client.num_acknowledged + self._client.num_unacknowledged
+                self._unacknowledged.append((with_this, message.index + 1))
             self._count_acknowledged()
             self._announcements.task_done()
 
     async def _publication(self, publication: _Publication) -> Published:
-        """Serve a version: it is published only when it can be fetched, as a delta too."""
+        """Serve a version, as a snapshot and as a delta."""
         newest = self._store.newest
         # Not in the loop: rollouts fetch the former version meanwhile.
         self.encoding = True
@@ -252,11 +232,10 @@ class BrokerLoop:
         )
 
     def _count_acknowledged(self) -> None:
-        while self._unacknowledged and self._unacknowledged[0] <= self._client.num_acknowledged:
-            self._unacknowledged.popleft()
-            self._num_acknowledged += 1
+        while self._unacknowledged and self._unacknowledged[0][0] <= self._client.num_acknowledged:
+            _, self._acknowledged_batches = self._unacknowledged.popleft()
 
-    # --- what it hears ---------------------------------------------------------------------------------------------------
+    # --- received ------------------------------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
         while True:
@@ -268,12 +247,12 @@ class BrokerLoop:
         wanted = self._wanted
         if isinstance(message, Batch | EndOfRun):
             if wanted is None or message.index != wanted.index:
-                return  # an answer to a request that was answered already
+                return  # the request was answered before
             self._wanted = None
             arrived = BatchArrived(batch=message, arrays=delivered.arrays) if isinstance(message, Batch) else message
             self._arrived(arrived)
         elif isinstance(message, BatchPending):
-            self.waiting_for = f"{message.groups_ready} of {message.groups_needed} groups; {message.waiting_for}"
+            self._pending = f"{message.groups_ready} of {message.groups_needed} groups; {message.waiting_for}"
         elif isinstance(message, Welcome):
             if self._resume is not None:
                 await self._client.send(self._resume)
@@ -287,16 +266,16 @@ class BrokerLoop:
             await asyncio.sleep(self._request_interval_s)
 
     async def _beat(self) -> None:
-        """Say that this learner lives, whatever its training thread does: the run stays its own."""
+        """Tell the broker that this learner lives, whatever its training thread does: the run stays its own."""
         while True:
             await self._client.send(Heartbeat(policy_version=self._policy_version, status="serving", leases=[]))
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _ask_again(self) -> None:
-        # Not "the broker": that it refuses this learner's key is what a person must see.
+        # A person must see that the broker refuses this learner's key.
         if self._client.refused:
             self._health.not_ready(self._client.refused)
         wanted: Message | None = self._wanted
-        # Behind a new handshake the broker first hears where the checkpoint stands.
+        # After a new handshake the broker hears the checkpoint's position first.
         if wanted is not None and self._handshakes_seen == self._client.num_handshakes:
             await self._client.send(wanted)

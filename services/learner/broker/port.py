@@ -1,0 +1,56 @@
+"""The broker as the training loop sees it, and all that the training loop needs of it."""
+
+from abc import ABC, abstractmethod
+
+from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, Trained, Welcome
+from services.learner.broker.batches import BatchArrived
+from services.learner.weights import WeightCopy
+
+ToBroker = Resume | BatchRequest | Trained | Checkpointed
+
+
+class BrokerPort(ABC):
+    """Rank 0's broker: a connected one (``BrokerClient``), or one that stands in for it. Its methods block."""
+
+    @property
+    @abstractmethod
+    def reason_to_wait(self) -> str:
+        """Why no Welcome or batch has arrived: the broker refuses the learner, is silent, or waits for groups itself."""
+
+    @abstractmethod
+    def wait_welcome(self, timeout_s: float) -> Welcome | None:
+        """The broker's Welcome; None when it did not come in time."""
+
+    @abstractmethod
+    def tell(self, message: ToBroker) -> None:
+        """Send ``message``. Waits while the broker acknowledges nothing. Raises: ServiceError when that lasts.
+
+        A BatchRequest is repeated until its answer arrives. A Trained follows the version that its batch made. Each new
+        handshake is followed by a Resume with the position that the last Resume or Checkpointed named.
+        """
+
+    @abstractmethod
+    def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None:
+        """The answer to the last BatchRequest; None when it did not come in time."""
+
+    @abstractmethod
+    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
+        """Serve ``weights`` (and use them up), then announce the version: rollouts can fetch every announced version.
+
+        Returns before that. A later call raises what goes wrong.
+        """
+
+    @abstractmethod
+    def wait_announced(self) -> None:
+        """Return when no publication is under way: then there is room for another copy of the weights."""
+
+    @abstractmethod
+    def acknowledged(self, next_batch: int) -> bool:
+        """Whether the broker has the reports of all batches before ``next_batch``."""
+
+    @abstractmethod
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the broker has acknowledged everything; False when it did not in time.
+
+        The time that digests and a delta take does not count.
+        """

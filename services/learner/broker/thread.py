@@ -1,0 +1,150 @@
+"""Rank 0's sockets, in a thread of their own: collectives never share a thread with sockets.
+
+The training thread calls blocking methods. This thread's event loop holds the batch channel and the weight server. Queues
+between the two are bounded. Every blocking call has a timeout, and ends when the loop fails.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import queue
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import structlog
+import zmq.asyncio
+
+from protocol.messages import EndOfRun
+from services.learner.broker.batches import BatchArrived
+from services.learner.broker.client import CALL_TIMEOUT_S, BrokerClient
+from services.learner.broker.loop import REQUEST_INTERVAL_S, BrokerLoop
+from services.learner.metrics import LearnerMetrics
+from services.runtime.clock import Clock
+from services.runtime.errors import ServiceError
+from services.runtime.settings import Settings
+from services.runtime.telemetry import Health
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+
+class BrokerThread(BrokerClient):
+    """A ``BrokerClient`` and the thread that its loop runs in, a context manager. What ended the loop is raised by every
+    later call.
+
+    produces:     batches and ends of run, in order of request
+    waits for:    the broker
+    unblocked by: Batch, EndOfRun; the caller's timeout
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        session: str,
+        clock: Clock,
+        health: Health,
+        metrics: LearnerMetrics,
+        request_interval_s: float = REQUEST_INTERVAL_S,
+    ) -> None:
+        """``request_interval_s``: time between repetitions of an unanswered request."""
+        self._request_interval_s = request_interval_s
+        self._settings = settings
+        self._session = session
+        self._clock = clock
+        self._health = health
+        self._metrics = metrics
+        # One request is under way at a time, so that there is room.
+        self._arrived: queue.Queue[BatchArrived | EndOfRun] = queue.Queue(maxsize=4)
+        self._started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run_thread, name="broker-loop", daemon=True)
+        self._failure: BaseException | None = None
+        self._main: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> "BrokerThread":
+        self._thread.start()
+        self._event_loop = self._started.result(timeout=CALL_TIMEOUT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._main is not None and not self._ended.done():
+            # It may end by itself at this moment.
+            with contextlib.suppress(RuntimeError):
+                self._event_loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join(timeout=10.0)
+
+    # --- called by the training thread -------------------------------------------------------------------------------
+
+    def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None:
+        self._require_alive()
+        try:
+            return self._arrived.get(timeout=timeout_s)
+        except queue.Empty:
+            self._require_alive()
+            return None
+
+    def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        future = self._submit(coroutine)
+        if future is not None:
+            either: list[concurrent.futures.Future[Any]] = [future, self._ended]
+            done, _ = concurrent.futures.wait(either, timeout_s, concurrent.futures.FIRST_COMPLETED)
+            if not done:
+                future.cancel()
+                raise TimeoutError(f"the broker's loop gave no answer within {timeout_s:.0f} s")
+            if future in done and not future.cancelled():
+                return future.result()
+        # The loop's end can cancel the call before its reason is known.
+        self._ended.result()
+        coroutine.close()
+        raise self._end()
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T] | None":
+        """None: the event loop is closed."""
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._event_loop)
+        except RuntimeError:
+            return None
+
+    def _require_alive(self) -> None:
+        if self._ended.done():
+            raise self._end()
+
+    def _end(self) -> BaseException:
+        """Why the loop has ended."""
+        return ServiceError("the learner's connection to the broker is closed") if self._failure is None else self._failure
+
+    # --- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run_thread(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except asyncio.CancelledError:
+            log.debug("broker_loop_closed")
+        # The training thread's next call raises it.
+        except BaseException as error:  # noqa: BLE001
+            self._failure = error
+            if not self._started.done():
+                self._started.set_exception(error)
+        finally:
+            self._ended.set_result(None)
+
+    async def _serve(self) -> None:
+        context = zmq.asyncio.Context()
+        event_loop = asyncio.get_running_loop()
+        try:
+            self._loop = BrokerLoop(
+                self._settings,
+                context,
+                session=self._session,
+                clock=self._clock,
+                health=self._health,
+                metrics=self._metrics,
+                arrived=self._arrived.put_nowait,
+                request_interval_s=self._request_interval_s,
+            )
+            self._main = asyncio.current_task()
+            await self._loop.run(lambda: self._started.set_result(event_loop))
+        finally:
+            context.destroy(linger=1000)

@@ -1,0 +1,17 @@
+"""A learner's engine without a model."""
+
+from collections.abc import Iterator
+
+import torch
+
+from tests.support.engines.bigram_engine import BigramEngine
+
+
+class ServingBigram(BigramEngine):
+    """A ``BigramEngine`` with the two methods that the learner's service needs besides."""
+
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor:
+        return tensor.clone()
+
+    def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "table", self.table.detach()
