@@ -32,9 +32,9 @@ def _measure() -> list[dict[str, Any]]:
     payload = delta.data.tobytes()
 
     def applied() -> float:
-        held = Replica()
-        held.replace(before.manifest, bytearray(before.data.tobytes()))
-        return _best_of(1, lambda: held.apply(delta.manifest, payload))
+        replica = Replica()
+        replica.replace(before.manifest, bytearray(before.data.tobytes()))
+        return _best_of(1, lambda: replica.apply(delta.manifest, payload))
 
     buffer = np.empty_like(after.data)
     times = {

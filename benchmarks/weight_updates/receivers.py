@@ -1,4 +1,4 @@
-"""Receivers of weights in one process: `python -m benchmarks.weight_updates.receivers ENDPOINT [--weight_peers] NAME ...`.
+"""Receivers of weights in one process: ``python -m benchmarks.weight_updates.receivers ENDPOINT [--weight_peers] NAME ...``.
 
 Each fetches as a rollout does, with sockets of its own, and says on standard output which version it holds.
 """
@@ -32,7 +32,7 @@ async def receive(endpoint: str, name: str, weight_peers: bool) -> None:
     if weight_peers:
         metrics = RolloutMetrics(CollectorRegistry())
         shared = WeightPeers(context, ANY_PORT, peer=name, session=name, clock=clock, metrics=metrics, security=PLAINTEXT)
-    held = Replica() if shared is None else shared.held
+    replica = Replica() if shared is None else shared.replica
     client = PeerClient(context, WEIGHTS, endpoint, role="rollout", peer=name, session=name, clock=clock)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(client.run(), name=f"{name}-client")
@@ -40,7 +40,7 @@ async def receive(endpoint: str, name: str, weight_peers: bool) -> None:
             tasks.create_task(shared.run(), name=f"{name}-weight_peers")
         await client.connected_welcome()
         while True:
-            weights = await fetch_newest(client, held.policy_version, held, sources=shared, stall_s=STALL_S)
+            weights = await fetch_newest(client, replica.policy_version, replica, sources=shared, stall_s=STALL_S)
             if weights is not None:
                 print(name, weights.policy_version, weights.digest, flush=True)
             await asyncio.sleep(ASK_S)

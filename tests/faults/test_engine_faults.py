@@ -143,7 +143,7 @@ def test_a_server_killed_or_left_in_the_middle_of_an_update_and_damaged_weights_
         bad = weights.flip(tag_of(WeightChunk), 2000)
         fleet.wait_until("a damaged chunk", bad.seen.is_set)
         fleet.wait_until("a fetch that failed", lambda: count(fleet, "rollout-0", "weights_not_fetched") > 0, 60)
-        assert "arrived with digest" in fleet.events("rollout-0", "weights_not_fetched")[-1]["error"]
+        assert "has digest" in fleet.events("rollout-0", "weights_not_fetched")[-1]["error"]
         fleet.wait_batches(len(fleet.rows("batch")) + 2)
         for fault in (weights.cut, weights.half_open, weights.stall):
             struck = weights.on(tag_of(WeightChunk), fault, direction="down")

@@ -79,7 +79,7 @@ BUGS: Final = (
         "delta_chain",
         "a version that never arrived still counts as coming",
         "services.rollout.weights.fetch",
-        "        held.coming = 0",
+        "        replica.coming = 0",
         "        pass",
     ),
     _bug(

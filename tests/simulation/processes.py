@@ -292,7 +292,7 @@ class RolloutProcess:
         running = len(self._service._running)
         most = self._machinery.settings.rollout.max_running
         require(running <= most, "G6 bounded", lambda: f"{name} runs {running} episodes, {most} are allowed")
-        replica = self._sync._held if self._sync is not None else None
+        replica = self._sync._replica if self._sync is not None else None
         if replica is not None and replica.manifest is not None:
             self._machinery.audit.replicates(name, replica.policy_version, bytes(replica.data))
         if unacknowledged == SMALL_WORK.window:

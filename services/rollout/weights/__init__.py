@@ -1,4 +1,4 @@
-"""The rollout's end of a weight update: fetch, load, verify."""
+"""The rollout's side of a weight update: fetch, load, verify."""
 
 from services.rollout.weights.directory import weights_directory
 from services.rollout.weights.peers import WeightPeers

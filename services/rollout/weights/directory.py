@@ -1,4 +1,4 @@
-"""Where fetched weights lie until the engine has loaded them."""
+"""The directory in which fetched weights lie until the engine has loaded them."""
 
 import hashlib
 import shutil
@@ -12,10 +12,10 @@ from services.runtime.settings import Settings
 
 @contextmanager
 def weights_directory(settings: Settings, name: str) -> Iterator[Path]:
-    """An empty directory of the rollout ``name`` of this run, gone afterwards.
+    """An empty directory for the rollout ``name`` of this run, removed afterwards.
 
-    Its name follows from both, so that what a killed rollout has left in memory goes when it is started again.
-    Raises: ConfigurationError when there is no such file system, or it cannot be written.
+    The run and the rollout give its name, so a rollout that starts again after a kill removes what it had left in memory.
+    Raises: ConfigurationError when the parent directory is missing or not writable.
     """
     parent = settings.rollout.weights_directory
     if not parent.is_dir():

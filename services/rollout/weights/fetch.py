@@ -1,7 +1,7 @@
 """Fetch a policy version over the weight channel, as a snapshot or as deltas, and write it for the engine to load.
 
-Pull-based: the receiver asks for a window of chunks, so it never gets more than it can take, and asks again for what did not
-come. Every tensor's digest is checked against the manifest before anything is written (services.rollout.weights.replica).
+The receiver pulls: it asks for a window of chunks, so it never gets more than it can take, and it asks again for chunks that
+did not come. Every tensor's digest is checked against the manifest before anything is written (``replica``).
 """
 
 import asyncio
@@ -24,16 +24,16 @@ log = structlog.get_logger()
 
 STALL_S: Final = 5.0
 MAX_STALLS: Final = 6
-"""Silences in a row, without one chunk between them, after which a fetch is given up."""
+"""A fetch is given up after this many silences in a row, without one chunk between them."""
 WINDOW_CHUNKS: Final = 16
 
 
 class FetchError(RuntimeError):
-    """A version could not be fetched whole; nothing was written. The caller tries again."""
+    """A version could not be fetched whole, and nothing was written. The caller tries again."""
 
 
 class GoneError(FetchError):
-    """The other end does not hold that version (any more, or yet): ``newest_version`` is what it says it has."""
+    """The sender does not have that version (yet, or any more). ``newest_version`` is the newest that it has."""
 
     def __init__(self, policy_version: int, newest_version: int) -> None:
         super().__init__(f"version {policy_version} is gone, newest is {newest_version}")
@@ -41,69 +41,71 @@ class GoneError(FetchError):
 
 
 class Sources(Protocol):
-    """Where else weights can be had."""
+    """Other rollouts that can send weights."""
 
     def next_request(self) -> ManifestRequest:
-        """What the weight server is asked now, but for the version that is held."""
+        """The next request to the weight server; the caller fills in the version of its replica."""
 
     async def fetch(self, manifest: Manifest) -> bytearray | None:
-        """The bytes of ``manifest``, unchecked, from one of its sources; None: from none of them."""
+        """The bytes of ``manifest``, unchecked, from one of its sources; None: no source has them."""
 
     def were_wrong(self) -> None:
-        """What ``fetch`` returned was damaged."""
+        """The bytes that ``fetch`` returned were damaged."""
 
 
 class DamagedError(FetchError):
-    """A version came whole and was not what its manifest said; nothing is held any more. The next fetch is a snapshot."""
+    """A version came whole, but does not match its manifest. The replica is empty now; the next fetch is a snapshot."""
 
 
 async def fetch_newest(
     client: PeerClient,
     have_version: int,
-    held: Replica | None = None,
+    replica: Replica | None = None,
     *,
     stall_s: float = STALL_S,
     fetched: Callable[[Manifest], None] = lambda _: None,
     sources: "Sources | None" = None,
 ) -> Replica | None:
-    """Bring ``held`` to the newest version of the weight server; None when ``have_version`` is the newest.
+    """Bring ``replica`` to the newest version of the weight server; None when ``have_version`` is the newest.
 
-    Against what ``held`` holds already (None: nothing) deltas are fetched, where the server has them; from other rollouts
-    where it names some and ``sources`` is given. ``fetched`` is called with the manifest of each snapshot or delta that
-    came. ``stall_s``: silence after which a request is sent again.
-    Returns ``held``, verified. Raises: FetchError when the server says nothing for too long, drops the version, or sends
+    It fetches deltas against the version in ``replica`` (None: an empty one) where the server has them. With ``sources`` it
+    fetches from other rollouts where the server names some. ``fetched`` is called with the manifest of each snapshot or
+    delta that came. A request is sent again after a silence of ``stall_s``.
+    Returns ``replica``, verified. Raises: FetchError when the server says nothing for too long, drops the version, or sends
     wrong bytes.
     """
-    held = Replica() if held is None else held
+    replica = Replica() if replica is None else replica
     try:
         while True:
             request = ManifestRequest(have_version=0) if sources is None else sources.next_request()
-            manifest = await newest_manifest(client, structs.replace(request, have_version=held.policy_version), stall_s)
+            manifest = await newest_manifest(client, structs.replace(request, have_version=replica.policy_version), stall_s)
             if manifest is None or manifest.policy_version <= have_version:
                 return None
-            if held.manifest is not None and manifest.policy_version == held.policy_version:
-                return _same(held, manifest)
-            await _fetch(client, manifest, held, stall_s, sources)
+            if replica.manifest is not None and manifest.policy_version == replica.policy_version:
+                return _same(replica, manifest)
+            await _fetch(client, manifest, replica, stall_s, sources)
             fetched(manifest)
             if manifest.newest_version <= manifest.policy_version:
-                return held
+                return replica
     finally:
-        held.coming = 0
+        replica.coming = 0
 
 
-async def _fetch(client: PeerClient, manifest: Manifest, held: Replica, stall_s: float, sources: "Sources | None") -> None:
-    """Bring ``held`` to ``manifest``'s version. Raises: FetchError."""
+async def _fetch(
+    client: PeerClient, manifest: Manifest, replica: Replica, stall_s: float, sources: "Sources | None"
+) -> None:
+    """Bring ``replica`` to ``manifest``'s version. Raises: FetchError."""
     if manifest.kind == "snapshot":
         _check_layout(manifest)
-        # It is of no use any more, and there is not always room for both.
-        held.forget()
+        # The old version is of no use any more, and there is not always room for both.
+        replica.forget()
     else:
-        _check_delta(manifest, held)
-    held.coming = manifest.policy_version
+        _check_delta(manifest, replica)
+    replica.coming = manifest.policy_version
     elsewhere = None if sources is None or not manifest.sources else await sources.fetch(manifest)
     data = await fetch_chunks(client, manifest, stall_s) if elsewhere is None else elsewhere
     try:
-        await held.take(manifest, data)
+        await replica.take(manifest, data)
     except DamagedWeightsError as error:
         if sources is not None and elsewhere is not None:
             sources.were_wrong()
@@ -111,8 +113,9 @@ async def _fetch(client: PeerClient, manifest: Manifest, held: Replica, stall_s:
 
 
 def write_for_engine(weights: Replica, directory: Path) -> int:
-    """Write what the engine has not loaded yet as one safetensors file into ``directory`` (created), under the engine's
-    parameter names. Returns the bytes of its tensors.
+    """Write the tensors that the engine has not loaded yet to one safetensors file in ``directory`` (created).
+
+    They have the engine's parameter names. Returns the bytes of the tensors.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tensors = list(weights.unloaded_tensors())
@@ -121,7 +124,7 @@ def write_for_engine(weights: Replica, directory: Path) -> int:
 
 
 async def newest_snapshot(client: PeerClient, stall_s: float = STALL_S) -> Manifest | None:
-    """The manifest of the newest version's snapshot; None when the server holds nothing. Raises: FetchError."""
+    """The manifest of the newest version's snapshot; None when the server has no version. Raises: FetchError."""
     manifest = await newest_manifest(client, ManifestRequest(have_version=0), stall_s)
     if manifest is not None:
         _check_layout(manifest)
@@ -129,7 +132,7 @@ async def newest_snapshot(client: PeerClient, stall_s: float = STALL_S) -> Manif
 
 
 async def newest_manifest(client: PeerClient, request: ManifestRequest, stall_s: float) -> Manifest | None:
-    """The server's newest manifest; None when it holds nothing. Late answers to older requests are passed over.
+    """The server's newest manifest; None when it has no version. Late answers to older requests are ignored.
 
     Raises: FetchError after a silence.
     """
@@ -146,34 +149,35 @@ async def newest_manifest(client: PeerClient, request: ManifestRequest, stall_s:
         raise FetchError(f"the weight server did not answer within {stall_s:g} s") from error
 
 
-def _same(held: Replica, manifest: Manifest) -> Replica:
-    """What is held is what the server has newest, though the engine does not serve it."""
-    assert held.manifest is not None
-    if manifest.digest != held.manifest.digest:
-        held.forget()
+def _same(replica: Replica, manifest: Manifest) -> Replica:
+    """The replica has the server's newest version already, although the engine does not serve it."""
+    assert replica.manifest is not None
+    if manifest.digest != replica.manifest.digest:
+        replica.forget()
         raise FetchError(
-            f"version {manifest.policy_version} has digest {manifest.digest}, held under this number is another"
+            f"version {manifest.policy_version} has digest {manifest.digest}, the replica has another one under this number"
         )
-    return held
+    return replica
 
 
-def _check_delta(manifest: Manifest, held: Replica) -> None:
-    """It is against what is held, and smaller: a manifest must not take more memory than the version that it describes."""
-    if held.manifest is None or manifest.base_version != held.policy_version:
+def _check_delta(manifest: Manifest, replica: Replica) -> None:
+    """The delta fits the replica and is smaller: a manifest must not take more memory than the version that it describes."""
+    if replica.manifest is None or manifest.base_version != replica.policy_version:
         raise FetchError(
-            f"version {manifest.policy_version} is a delta against {manifest.base_version}, held is {held.policy_version}"
+            f"version {manifest.policy_version} is a delta against {manifest.base_version}, the replica has "
+            f"{replica.policy_version}"
         )
-    if manifest.policy_version <= held.policy_version:
-        raise FetchError(f"version {manifest.policy_version} is a delta against the newer {held.policy_version}")
-    if manifest.num_bytes > held.manifest.num_bytes:
+    if manifest.policy_version <= replica.policy_version:
+        raise FetchError(f"version {manifest.policy_version} is a delta against the newer {replica.policy_version}")
+    if manifest.num_bytes > replica.manifest.num_bytes:
         raise FetchError(
             f"version {manifest.policy_version} is a delta of {manifest.num_bytes} bytes, larger than the "
-            f"{held.manifest.num_bytes} of the version itself"
+            f"{replica.manifest.num_bytes} of the version itself"
         )
 
 
 def _check_layout(manifest: Manifest) -> None:
-    """Tensors have different names, lie one behind the other, and fill the version exactly; there is at least one."""
+    """There is at least one tensor; names differ; the tensors follow each other and fill the version exactly."""
     if manifest.kind != "snapshot":
         raise FetchError(f"manifest: version {manifest.policy_version} is a {manifest.kind}, a snapshot was asked for")
     if not manifest.tensors:
@@ -199,11 +203,11 @@ def _check_layout(manifest: Manifest) -> None:
 
 
 async def fetch_chunks(client: PeerClient, manifest: Manifest, stall_s: float, max_stalls: int = MAX_STALLS) -> bytearray:
-    """All bytes of ``manifest``, unchecked. ``max_stalls``: silences in a row after which it is given up.
+    """All bytes of ``manifest``, unchecked; given up after ``max_stalls`` silences in a row.
 
-    Raises: FetchError; GoneError, which is one.
+    Raises: FetchError; GoneError, its subclass.
     """
-    # Grows with what arrives: a manifest alone must not take the memory that it names.
+    # It grows with what arrives: a manifest alone must not take the memory that it names.
     data = bytearray()
     num_chunks = -(-manifest.num_bytes // manifest.chunk_bytes)
     for first in range(0, num_chunks, WINDOW_CHUNKS):
@@ -236,7 +240,7 @@ async def fetch_chunks(client: PeerClient, manifest: Manifest, stall_s: float, m
 async def _receive_chunks(
     client: PeerClient, manifest: Manifest, data: bytearray, missing: set[int], stall_s: float
 ) -> None:
-    """Put chunks in their place until none is missing. Raises: TimeoutError after a silence; FetchError."""
+    """Put chunks in their places until none is missing. Raises: TimeoutError after a silence; FetchError."""
     while missing:
         async with asyncio.timeout(stall_s):
             delivered = await client.inbox.get()

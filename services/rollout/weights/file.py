@@ -1,7 +1,7 @@
 """Writes a safetensors file without copying a tensor, and without torch.
 
 The format (https://huggingface.co/docs/safetensors): 8 bytes of little-endian header length, the header as JSON, the tensors
-one behind the other. The package's own writer wants the raw addresses of buffers since 0.8.
+one after the other. Since 0.8 the package's own writer wants the raw addresses of buffers.
 """
 
 import json
@@ -16,9 +16,9 @@ _ALIGNMENT: Final = 8
 
 
 def write_safetensors(path: Path, tensors: Sequence[tuple[TensorInfo, bytes | bytearray | memoryview]]) -> None:
-    """Write tensors (their bytes little-endian, row-major) to `path`, in the order given.
+    """Write tensors (little-endian, row-major bytes) to ``path``, in the order given.
 
-    Raises: ValueError for a name that occurs twice or is no text (half a surrogate pair), or bytes that are not as long as
+    Raises: ValueError for a name that occurs twice or is not text (half a surrogate pair), or bytes of another length than
     the tensor says.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}

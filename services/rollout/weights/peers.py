@@ -1,7 +1,7 @@
-"""Weights between rollouts: this one serves what it holds, and fetches from those that the learner names.
+"""Weights between rollouts: this one serves its replica, and fetches from the rollouts that the learner names.
 
-Nothing that comes from another rollout is believed: it is checked against the learner's own manifest, like everything else,
-and where it was damaged, slow or not to be had the learner serves it instead.
+A rollout does not trust its peers: it checks their bytes against the learner's own manifest, like all others. When a peer's
+bytes are damaged, slow or missing, the learner serves them instead.
 """
 
 import asyncio
@@ -26,43 +26,43 @@ from services.weights import ChunkServer, Parts
 log = structlog.get_logger()
 
 KEEP_DELTAS: Final = 4
-"""For others that are a little behind."""
+"""For rollouts that are a little behind."""
 CONNECT_S: Final = 3.0
 STALL_S: Final = 3.0
 PATIENCE_S: Final = 3.0
-"""How long a rollout that does not even fetch a version yet may take to begin. One that does is waited for."""
+"""How long to wait for a source that does not even fetch the version yet. A source that fetches it is waited for."""
 POLL_S: Final = 0.05
 PATIENCE_GROWTH: Final = 4.0
-"""So much longer a second source may take than the first: where everybody is slow, the learner would have to serve all."""
+"""The second source may take this many times as long as the first: if all are slow, the learner would serve everybody."""
 SLOW_SHARE: Final = 1 / 8
-"""A source that delivers less than this share of the usual rate is left."""
+"""A source that delivers less than this share of the usual rate is given up."""
 NUM_RATES: Final = 9
 MIN_RATES: Final = 3
 
 
 class SlowError(FetchError):
-    """A source delivers, but so slowly that another one is quicker."""
+    """A source delivers, but so slowly that another source is faster."""
 
 
 class PeerWeightServer(ChunkServer):
-    """What this rollout holds, for other rollouts."""
+    """Serves this rollout's replica to other rollouts."""
 
-    def __init__(self, channel: RouterChannel, held: Replica, metrics: RolloutMetrics) -> None:
+    def __init__(self, channel: RouterChannel, replica: Replica, metrics: RolloutMetrics) -> None:
         super().__init__(
             channel, PEER_WEIGHTS, refused=metrics.peer_messages_refused.inc, sent=metrics.weight_bytes_served.inc
         )
-        self._held = held
+        self._replica = replica
 
     @property
     def newest_version(self) -> int:
-        return self._held.newest_version
+        return self._replica.newest_version
 
     def manifest_for(self, incoming: Incoming, request: ManifestRequest) -> Manifest | None:
-        """None: what there is to be had, the learner alone says."""
+        """Always None: only the learner knows what is available."""
         return None
 
     def parts(self, incoming: Incoming, request: WeightRequest) -> Parts | None:
-        return self._held.parts(request.policy_version, request.base_version)
+        return self._replica.parts(request.policy_version, request.base_version)
 
     def on_loaded(self, incoming: Incoming, loaded: Loaded) -> None:
         log.debug("loaded_elsewhere", peer=incoming.peer.decode(errors="replace"), policy_version=loaded.policy_version)
@@ -90,10 +90,10 @@ class WeightPeers:
         patience_s: float = PATIENCE_S,
         stall_s: float = STALL_S,
     ) -> None:
-        """Bind ``endpoint``, which is also what others are told. ``connect_s``: how long a source may take to welcome us;
-        ``stall_s``: how long it may be silent; ``patience_s``: see PATIENCE_S. Raises: EndpointError; KeyFileError.
+        """Bind ``endpoint``, which the learner also gives to other rollouts. A source may take ``connect_s`` to welcome us,
+        and may be silent for ``stall_s``; PATIENCE_S explains ``patience_s``. Raises: EndpointError; KeyFileError.
         """
-        self.held = Replica(keep_deltas=KEEP_DELTAS)
+        self.replica = Replica(keep_deltas=KEEP_DELTAS)
         self._context = context
         self._peer = peer
         self._session = session
@@ -105,10 +105,10 @@ class WeightPeers:
         self._stall_s = stall_s
         self._authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         self._server = PeerWeightServer(
-            RouterChannel(context, PEER_WEIGHTS, endpoint, self._authenticator), self.held, metrics
+            RouterChannel(context, PEER_WEIGHTS, endpoint, self._authenticator), self.replica, metrics
         )
         self._distrusts = False
-        # In bytes/s, of the last fetches from other rollouts.
+        # Bytes per second of the last fetches from other rollouts.
         self._rates: deque[float] = deque(maxlen=NUM_RATES)
 
     @property
@@ -125,14 +125,14 @@ class WeightPeers:
             self.close()
 
     def close(self) -> None:
-        """Also where ``run`` never began. A second call does nothing."""
+        """Close, even if ``run`` never began. A second call does nothing."""
         self._authenticator.close()
         self._server.close()
 
     # --- where to fetch ------------------------------------------------------------------------------------------------
 
     def next_request(self) -> ManifestRequest:
-        """What the learner is asked now, but for the version that is held."""
+        """The next request to the learner; the caller fills in the version of its replica."""
         direct, self._distrusts = self._distrusts, False
         return ManifestRequest(have_version=0, endpoint=self.endpoint, direct=direct)
 
@@ -142,7 +142,7 @@ class WeightPeers:
         self._distrusts = True
 
     async def fetch(self, manifest: Manifest) -> bytearray | None:
-        """The bytes of ``manifest`` from the first of its sources that has them; None: from none."""
+        """The bytes of ``manifest`` from the first of its sources that has them; None: no source has them."""
         patience = 1.0
         for source in manifest.sources:
             data = None if source.endpoint == self.endpoint else await self._try(source, manifest, patience)
@@ -166,7 +166,10 @@ class WeightPeers:
         return data
 
     async def _fetch_from(self, source: Source, manifest: Manifest, patience: float) -> bytearray:
-        """Raises: FetchError, EndpointError, KeyFileError, ServiceError, TimeoutError, alone or in a group."""
+        """Connect, and wait until the source has the version.
+
+        Raises: FetchError, EndpointError, KeyFileError, ServiceError, TimeoutError, alone or in a group.
+        """
         async with self._connected(source) as client:
             async with asyncio.timeout(self._connect_s * patience):
                 await client.connected_welcome()
@@ -175,7 +178,7 @@ class WeightPeers:
                 try:
                     return await self._fetch_in_time(client, manifest, patience)
                 except GoneError as gone:
-                    # It says what it is fetching now: that it will have soon.
+                    # The newest version may be one that the source is fetching: it will have that soon.
                     is_coming = gone.newest_version == manifest.policy_version
                     if gone.newest_version > manifest.policy_version or (not is_coming and waited_s >= self._patience_s):
                         raise
@@ -183,7 +186,7 @@ class WeightPeers:
                     await asyncio.sleep(POLL_S)
 
     async def _fetch_in_time(self, client: PeerClient, manifest: Manifest, patience: float) -> bytearray:
-        """Raises: FetchError; SlowError, which is one."""
+        """Fetch, at the usual rate or not much slower. Raises: FetchError; SlowError, its subclass."""
         limit_s = None
         if len(self._rates) >= MIN_RATES:
             usual = statistics.median(self._rates)

@@ -1,7 +1,7 @@
 """The learner sends a version straight into the engine, in a process group of the two (SGLang's distributed update).
 
-The rollout stays the one that decides: it asks the learner what the version is and what the engine must say when it holds
-it, lets the engine join, pauses it, asks for the bytes, and believes the engine's own checksums alone.
+The rollout decides: it asks the learner for the version and its checksums, lets the engine join, pauses it, asks for the
+bytes, and trusts only the engine's own checksums.
 """
 
 import asyncio
@@ -20,25 +20,26 @@ from services.runtime.net import PeerClient
 log = structlog.get_logger()
 
 BUCKET_BYTES: Final = 512 * 1024 * 1024
-"""The engine receives so many bytes at a time, beside the weights that it has."""
+"""How many bytes the engine receives at a time, in addition to the weights that it has."""
 ANSWER_S: Final = 60.0
-"""For the learner to hash a version, once, and for the engine to join."""
+"""Enough for the learner to hash a version once, and for the engine to join."""
 CONNECT_S: Final = 5.0
 MAX_FAILURES: Final = 3
 
 
 class GroupError(RuntimeError):
-    """A version cannot be had this way now; the text says why."""
+    """A version cannot come through the group now; the text says why."""
 
 
 class ReceivingGroup:
     """The engine's place in a group with the learner.
 
-    One that fails is left at once, and the version is fetched in chunks. After MAX_FAILURES in a row nobody tries any more.
+    The engine leaves a group that failed at once, and the version is fetched in chunks. After MAX_FAILURES in a row the
+    group is not used any more.
     """
 
     def __init__(self, engine: Engine, *, answer_s: float = ANSWER_S, bucket_bytes: int = BUCKET_BYTES) -> None:
-        """``answer_s``: how long the learner, or the engine, may take for one thing."""
+        """``answer_s``: how long the learner or the engine may take for one answer."""
         self._engine = engine
         self._verifier = Verifier(engine)
         self._answer_s = answer_s
@@ -52,7 +53,7 @@ class ReceivingGroup:
         return self._num_failures < MAX_FAILURES
 
     async def join(self, client: PeerClient, manifest: Manifest, endpoint: str) -> None:
-        """Make the learner, which answers at ``endpoint``, ready to send ``manifest``'s version, and the engine to take it.
+        """Prepare the learner at ``endpoint`` to send ``manifest``'s version, and the engine to receive it.
 
         Raises: GroupError, EngineError.
         """
@@ -93,21 +94,21 @@ class ReceivingGroup:
             try:
                 await self._receive(http, client, manifest, mode)
             except EngineError:
-                # An open session would refuse the next one. What went wrong first is what is told.
+                # SGLang refuses an update while another is open. The first error is the one to raise.
                 with suppress(EngineError):
                     await http.post("/end_weight_update", {})
                 raise
             await http.post("/end_weight_update", {})
 
     async def verify(self) -> Verification:
-        """Compare what the engine says that it holds with what it must say. Raises: EngineError."""
+        """Compare the engine's checksums with the learner's. Raises: EngineError."""
         verification = compare_checksums(self._expected, await self._verifier.checksums())
         if verification.ok:
             self._num_failures = 0
         return verification
 
     async def failed(self) -> None:
-        """Leave the group: nobody knows what is under way in it."""
+        """Leave the group, because nobody knows what is under way in it."""
         self._num_failures += 1
         await self.leave()
 
@@ -127,7 +128,7 @@ class ReceivingGroup:
         except EngineUnreachable:
             raise
         except EngineError:
-            # A rollout that was killed in an update has left it open at a server that it did not own.
+            # A rollout that was killed during an update left it open at a server that it did not start.
             await http.post("/end_weight_update", {})
             await http.post("/begin_weight_update", {})
 
@@ -155,7 +156,7 @@ class ReceivingGroup:
             await http.post("/update_weights_from_distributed", body, timeout_s=self._answer_s)
 
     async def _answer(self, client: PeerClient, policy_version: int) -> ProcessGroup:
-        """Raises: GroupError."""
+        """The learner's answer about the group. Raises: GroupError."""
         try:
             async with asyncio.timeout(self._answer_s):
                 while True:
@@ -185,14 +186,14 @@ def buckets(tensors: Sequence[TensorInfo], max_bytes: int) -> Iterator[list[Tens
 
 
 def host_of(endpoint: str) -> str:
-    """The host of a weights endpoint: where the learner's group can be reached, too."""
+    """The host of a weights endpoint, where the learner's group can also be reached."""
     return urlsplit(endpoint).hostname or "127.0.0.1"
 
 
 async def require_open(host: str, port: int) -> None:
-    """Raises: GroupError where nobody listens.
+    """Check that the learner's group listens. Raises: GroupError.
 
-    An engine that is sent to such a port tries for half an hour, and hears nobody meanwhile.
+    An engine that is sent to a closed port tries for half an hour, and answers nothing meanwhile.
     """
     try:
         async with asyncio.timeout(CONNECT_S):

@@ -1,7 +1,7 @@
 """A rollout's own copy of a version: one buffer that deltas are applied to, bit for bit what the learner published.
 
-It takes the model's bytes once, in the process's memory, for as long as the rollout lives; beside it a bucket's values for
-each core while a delta is applied, and below rollout.weights_directory what the engine is loading.
+It takes the model's bytes once in the process's memory, as long as the rollout lives. Applying a delta also takes a bucket's
+values for each core, and the files that the engine loads lie below rollout.weights_directory.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from protocol.messages import DeltaBucket, Manifest, TensorInfo
 from services.weights import Parts, decompress
 
 ROLLING_SHARE: Final = 1 / 16
-"""Of the version's bytes: tensors that a delta does not change are checked all the same, so many with each delta."""
+"""With each delta this share of the version's bytes is checked among the tensors that the delta does not change."""
 
 
 class DamagedWeightsError(ValueError):
-    """Bytes that are not those that the manifest describes; the text names the first tensor or bucket."""
+    """The bytes do not match the manifest; the text names the first tensor or bucket."""
 
 
 class Replica:
-    """Nothing at first; then one verified version, from a snapshot or from deltas applied to one.
+    """Empty at first; then one verified version, from a snapshot or from deltas applied to one.
 
-    ``manifest`` is that of a snapshot of what is held, however it was come by. None: nothing is held; also while a delta is
-    being applied, and after one that was damaged.
+    ``manifest`` describes the version as a snapshot, however it was fetched. It is None while the replica is empty, while a
+    delta is applied, and after a damaged delta.
     """
 
     def __init__(self, *, keep_deltas: int = 0) -> None:
-        """``keep_deltas``: so many of the last deltas are kept for others."""
+        """``keep_deltas``: how many of the last deltas are kept for other rollouts."""
         self.manifest: Manifest | None = None
         self.data = bytearray()
         self.coming = 0
@@ -51,28 +51,28 @@ class Replica:
 
     @property
     def policy_version(self) -> int:
-        """0: nothing is held."""
+        """0: the replica is empty."""
         return 0 if self.manifest is None else self.manifest.policy_version
 
     @property
     def digest(self) -> str:
-        """Of the whole version. Raises: ValueError when nothing is held."""
-        return self._held().digest
+        """The digest of the whole version. Raises: ValueError when the replica is empty."""
+        return self._current().digest
 
     @property
     def loads_all(self) -> bool:
-        """Whether the engine is to be given everything."""
+        """Whether the engine needs all tensors."""
         return self._unloaded is None
 
     @property
     def newest_version(self) -> int:
-        """What others can have from here, now or in a moment; 0: nothing."""
+        """The newest version that other rollouts can fetch from here, now or in a moment; 0: none."""
         return max(self.policy_version, self.coming)
 
     def parts(self, policy_version: int, base_version: int) -> Parts | None:
-        """A version, or its delta against ``base_version`` (0: the snapshot), for others; None: not held (yet, or any more).
+        """A version, or its delta against ``base_version`` (0: the snapshot), for others; None: not here (yet, or any more).
 
-        To be sent before the event loop gets its next turn: what is held changes.
+        Send it before the event loop continues: the replica changes.
         """
         if base_version:
             delta = self._deltas.get(base_version)
@@ -82,8 +82,8 @@ class Replica:
         return Parts(manifest=self.manifest, data=np.frombuffer(self.data, dtype=np.uint8))
 
     async def take(self, manifest: Manifest, data: bytearray) -> None:
-        """``replace`` by a snapshot or ``apply`` a delta, in a thread: hashing takes seconds."""
-        # In the loop's thread: what is served to others is read there.
+        """``replace`` with a snapshot or ``apply`` a delta, in a thread: hashing takes seconds."""
+        # Set in the loop's thread, because ``parts`` reads it there.
         self._changing = True
         try:
             await asyncio.to_thread(self.replace if manifest.kind == "snapshot" else self.apply, manifest, data)
@@ -95,52 +95,53 @@ class Replica:
                 self._deltas.popitem(last=False)
 
     def tensors(self) -> Iterator[tuple[TensorInfo, memoryview]]:
-        """Each tensor's description and its bytes. Raises: ValueError when nothing is held."""
-        return self._some(range(len(self._held().tensors)))
+        """Each tensor's description and its bytes. Raises: ValueError when the replica is empty."""
+        return self._some(range(len(self._current().tensors)))
 
     def unloaded_tensors(self) -> Iterator[tuple[TensorInfo, memoryview]]:
-        """Those that are different since ``was_loaded``; all without it. Never none: an engine wants a file of something."""
-        tensors = self._held().tensors
+        """Tensors that changed since ``was_loaded``; all without it. Never none: an engine needs a tensor to load."""
+        tensors = self._current().tensors
         if self._unloaded is None:
             return self.tensors()
         return self._some(sorted(self._unloaded) or [min(range(len(tensors)), key=lambda at: tensors[at].num_bytes)])
 
     def was_loaded(self) -> None:
-        """The engine has what is held: from now on what is different since then counts as unloaded."""
+        """The engine has this version: from now on only tensors that change count as unloaded."""
         self._unloaded = set()
 
     def must_load_all(self) -> None:
-        """Nobody knows what the engine has."""
+        """Nobody knows which weights the engine has: all tensors count as unloaded."""
         self._unloaded = None
 
     def forget(self) -> None:
-        """Hold nothing, and give the memory back."""
+        """Become empty, and give the memory back."""
         self.manifest, self.data, self._unloaded = None, bytearray(), None
         self._deltas.clear()
 
     def replace(self, manifest: Manifest, data: bytearray) -> None:
-        """Take a snapshot instead of what is held. Raises: DamagedWeightsError; then nothing is held."""
+        """Become the version of a snapshot. Raises: DamagedWeightsError; then the replica is empty."""
         self.forget()
         view = memoryview(data)
         self._check(
             (index, tensor.digest, view[tensor.offset : tensor.offset + tensor.num_bytes], tensor.name)
             for index, tensor in enumerate(manifest.tensors)
         )
-        # Where it came from is of no interest to whoever gets it from here.
+        # A rollout that fetches from here does not need to know where this one fetched.
         self.manifest, self.data = structs.replace(manifest, sources=[]), data
 
     def apply(self, delta: Manifest, payload: bytes | bytearray) -> None:
         """Become ``delta.policy_version``, in place; takes a second for each gigabyte and core.
 
         Raises: ValueError for a delta against another version, which changes nothing; DamagedWeightsError for a payload that
-        is not what the manifest describes, or does not lead to its digest; then nothing is held.
+        does not match the manifest or does not lead to its digest; then the replica is empty.
         """
-        base = self._held()
+        base = self._current()
         if delta.kind != "delta" or delta.base_version != base.policy_version:
             raise ValueError(
-                f"{delta.kind} of version {delta.policy_version} against {delta.base_version}; held is {base.policy_version}"
+                f"{delta.kind} of version {delta.policy_version} against {delta.base_version}; "
+                f"the replica has {base.policy_version}"
             )
-        # What is neither the one nor the other version must not be taken for one of them, whatever happens here.
+        # Bytes between two versions must not be taken for either of them, whatever happens here.
         self.manifest = None
         try:
             self.manifest = self._applied(base, delta, memoryview(payload))
@@ -173,7 +174,7 @@ class Replica:
         return structs.replace(base, policy_version=delta.policy_version, digest=delta.digest, tensors=tensors)
 
     def _check_some(self, tensors: list[TensorInfo], fresh: Iterable[int]) -> None:
-        """Check tensors that were not changed, where the last call ended, up to ROLLING_SHARE of the bytes."""
+        """Check unchanged tensors, up to ROLLING_SHARE of the bytes, from where the last call ended."""
         fresh = set(fresh)
         left = ROLLING_SHARE * len(self.data)
         chosen: list[int] = []
@@ -204,20 +205,20 @@ class Replica:
         return tensor_digest(memoryview(self.data)[tensor.offset : tensor.offset + tensor.num_bytes])
 
     def _some(self, indices: Iterable[int]) -> Iterator[tuple[TensorInfo, memoryview]]:
-        tensors = self._held().tensors
+        tensors = self._current().tensors
         view = memoryview(self.data)
         for index in indices:
             tensor = tensors[index]
             yield tensor, view[tensor.offset : tensor.offset + tensor.num_bytes]
 
-    def _held(self) -> Manifest:
+    def _current(self) -> Manifest:
         if self.manifest is None:
-            raise ValueError("no version is held: fetch a snapshot first")
+            raise ValueError("the replica is empty: fetch a snapshot first")
         return self.manifest
 
 
 def _check_buckets(delta: Manifest, tensors: list[TensorInfo], changed: Iterable[int], begin: int) -> None:
-    """Buckets follow each other, touch changed tensors alone, and fill the payload. Raises: ValueError."""
+    """Buckets follow each other, touch only changed tensors, and fill the payload. Raises: ValueError."""
     num_bytes = begin + sum(sum(bucket.stream_bytes) for bucket in delta.buckets)
     if num_bytes != delta.num_bytes:
         raise ValueError(f"head and buckets have {num_bytes} bytes, num_bytes is {delta.num_bytes}")
@@ -228,12 +229,14 @@ def _check_buckets(delta: Manifest, tensors: list[TensorInfo], changed: Iterable
     for bucket in delta.buckets:
         end = bucket.offset + bucket.num_elements * bucket.item_bytes
         if bucket.offset < place:
-            raise ValueError(f"bucket at {bucket.offset} begins before {place}, where the former one ends")
-        # Without the empty tensors at its very beginning: they lie in the one before it.
+            raise ValueError(f"bucket at {bucket.offset} begins before {place}, where the bucket before it ends")
+        # Without the empty tensors at its very beginning: they belong to the bucket before it.
         first = bisect_right(offsets, bucket.offset) - 1
         for index in range(first, bisect_right(offsets, end - 1)):
             if not is_changed[index] and tensors[index].num_bytes:
-                raise ValueError(f"bucket at {bucket.offset} changes tensor {tensors[index].name}, of which no digest came")
+                raise ValueError(
+                    f"bucket at {bucket.offset} changes tensor {tensors[index].name}, but the delta has no digest of it"
+                )
         place = end
 
 

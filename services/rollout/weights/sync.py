@@ -1,10 +1,10 @@
-"""Keeps the engine on the newest policy version: fetch, verify, pause, load, verify again, go on.
+"""Keeps the engine on the newest policy version: fetch, verify, pause, load, verify again, resume.
 
 A version counts as served only after the engine's own checksums agree with what was sent. Until the first such version, and
-after a failed update, the rollout is not serving: it takes no lease and generates nothing.
+after a failed update, the rollout does not serve: it takes no lease and generates nothing.
 
-The rollout holds a copy of what it fetched last, so that the next version can be a delta (`replica`). The engine
-is given the tensors that changed since the version that it serves, and everything when nobody knows what it has.
+The rollout keeps a copy of the version that it fetched last (``replica``), so that the next one can be a delta. The engine
+gets the tensors that changed since the version that it serves, or all tensors when nobody knows which version it has.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ CONNECT_S: Final = 10.0
 
 
 class VerificationError(RuntimeError):
-    """The engine does not hold what was sent."""
+    """The engine's weights differ from what was sent."""
 
 
 class WeightSync:
@@ -66,8 +66,8 @@ class WeightSync:
         weight_peers: WeightPeers | None = None,
         group: ReceivingGroup | None = None,
     ) -> None:
-        """``retry_s``: pause before a fetch or a load is tried again. ``weight_peers``: other rollouts to share weights
-        with; None: the learner serves everything. ``group``: where the learner sends to; chunks are fetched if that fails.
+        """``retry_s``: the pause before a fetch or a load is tried again. ``weight_peers``: shares weights with other
+        rollouts; None: the learner serves everything. ``group``: receives from the learner; if it fails, chunks are fetched.
         """
         self._context = context
         self._engine = engine
@@ -83,7 +83,7 @@ class WeightSync:
         self._on_change: Callable[[], None] = lambda: None
         self._weight_peers = weight_peers
         self._group = group
-        self._held = Replica() if weight_peers is None else weight_peers.held
+        self._replica = Replica() if weight_peers is None else weight_peers.replica
         self._takes_parts = True
         self._announced = (0, "")
         self._wake = asyncio.Event()
@@ -95,7 +95,7 @@ class WeightSync:
         """Set while the engine serves a verified version and no update is under way."""
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """``callback`` is called when another version is served, or none."""
+        """``callback`` is called when the served version changes, also to none."""
         self._on_change = callback
 
     def announce(self, policy_version: int, endpoint: str) -> None:
@@ -105,7 +105,7 @@ class WeightSync:
             self._wake.set()
 
     async def run(self) -> None:
-        """Follow until cancelled. Raises: ServiceError when updates keep failing: the engine must be started afresh."""
+        """Follow until cancelled. Raises: ServiceError when updates keep failing: then the engine has to be restarted."""
         if self._weight_peers is None:
             await self._follow_announced()
             return
@@ -133,7 +133,7 @@ class WeightSync:
                         continue
                     begin = self._clock.now()
                     weights = await fetch_newest(
-                        client, self.policy_version, self._held, fetched=self._count, sources=self._weight_peers
+                        client, self.policy_version, self._replica, fetched=self._count, sources=self._weight_peers
                     )
                 except (FetchError, TimeoutError) as error:
                     log.warning("weights_not_fetched", endpoint=endpoint, error=str(error) or "no handshake")
@@ -153,10 +153,10 @@ class WeightSync:
         self._metrics.weight_fetches.labels(kind=manifest.kind).inc()
 
     async def _is_announced(self, version: int, endpoint: str) -> bool:
-        """Wait until the broker has announced a version as new as this one; False when it turns out to be another.
+        """Wait until the broker has announced a version as new as this one; False when it announces another.
 
-        The learner serves a version a moment before the broker has committed it, and may die in that moment: then it never
-        exists, and the broker would refuse its tokens.
+        The learner serves a version a moment before the broker has committed it. If the learner dies in that moment the
+        version never exists, and the broker would refuse its tokens.
         """
         waited = False
         while self._announced[1] == endpoint and self._announced[0] < version:
@@ -197,7 +197,7 @@ class WeightSync:
             self.may_generate.set()
             pause_s = self._clock.now() - begin
         except (EngineError, VerificationError) as error:
-            # Some engines rearrange what they load, and cannot take a part of it: from now on they get all of it.
+            # Some engines rearrange the weights that they load, and cannot load a part: from now on they get all tensors.
             self._takes_parts = self._takes_parts and weights.loads_all
             await self._on_failed(client, version, digest, str(error))
             return
@@ -207,7 +207,7 @@ class WeightSync:
         await self._on_loaded(client, version, digest, pause_s)
 
     async def _follow_in_group(self, client: PeerClient, endpoint: str) -> bool:
-        """Let the learner send its newest version to the engine; False: that cannot be, and it has to be fetched."""
+        """Let the learner send its newest version to the engine; False: impossible now, so fetch the version."""
         group = self._group
         if group is None or not group.usable:
             return False
@@ -225,8 +225,8 @@ class WeightSync:
 
     async def _load_in_group(self, client: PeerClient, manifest: Manifest, group: ReceivingGroup) -> bool:
         version, digest = manifest.policy_version, manifest.digest
-        # What was fetched before is not what the engine has, and is no base for what comes.
-        self._held.forget()
+        # The replica would no longer match the engine, and is no base for the versions that follow.
+        self._replica.forget()
         self.loading = True
         self.may_generate.clear()
         begin = self._clock.now()
@@ -273,12 +273,12 @@ class WeightSync:
         log.debug("weights_written", policy_version=weights.policy_version, num_bytes=num_bytes)
 
     async def _verify(self, expected: Expected) -> None:
-        """Which version it serves the engine's client has asked already."""
+        """Compare checksums. The engine's client has already asked which version the engine serves."""
         self._require(await self._verifier.verify(expected))
 
     @staticmethod
     def _require(verification: Verification) -> None:
-        """Raises: VerificationError."""
+        """Raises: VerificationError when the weights differ."""
         if not verification.ok:
             raise VerificationError(
                 f"the engine's weights differ from what was sent: mismatched {verification.mismatched[:5]}, "
@@ -288,9 +288,9 @@ class WeightSync:
             log.warning("tensors_unverified", number=len(verification.unverified), names=verification.unverified[:5])
 
     async def _on_failed(self, client: PeerClient, version: int, digest: str, error: str) -> None:
-        """The engine stays paused: nothing is generated by weights that are in doubt. What is held is fetched anew, too."""
+        """The engine stays paused: weights in doubt generate nothing. The replica is fetched again, too."""
         self.may_generate.clear()
-        self._held.forget()
+        self._replica.forget()
         self.policy_version, self.quarantined = 0, error
         self._failed_loads += 1
         self._metrics.policy_version.set(0)

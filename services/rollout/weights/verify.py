@@ -1,9 +1,9 @@
-"""Does the engine hold what was sent? Its own checksums, against those of the tensors that were sent.
+"""Compares the engine's own checksums with those of the tensors that were sent.
 
-What its parameters are made of is in services.weights.engine_parameters. What cannot be checked this way: quantised weights
-and MoE backends that reorder experts (they show as mismatches), servers of several ranks (EngineError), merged parameters of
-which only a part was sent (unverified). There `Engine.prompt_logprobs`, compared with the learner's own log-probs, is the
-probe that remains; it sees a wrong layer, not a wrong bit.
+``services.weights.engine_parameters`` says which tensors make which parameter of the engine. Checksums cannot check
+quantised weights and MoE backends that reorder experts (they show as mismatches), servers of several ranks (EngineError) and
+merged parameters of which only a part was sent (unverified). There one can still compare log-probs of a prompt with the
+learner's own: that shows a wrong layer, not a wrong bit.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What the comparison found."""
+    """The result of the comparison."""
 
     mismatched: list[str] = field(default_factory=list)
-    """Engine parameters that hold something else than what was sent."""
+    """Engine parameters that differ from what was sent."""
     missing: list[str] = field(default_factory=list)
-    """Sent tensors for which the engine has no parameter: it skipped them in silence."""
+    """Sent tensors without a parameter in the engine, which skipped them in silence."""
     unsent: list[str] = field(default_factory=list)
     """Engine parameters for which nothing was sent."""
     unverified: list[str] = field(default_factory=list)
@@ -34,53 +34,53 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Nothing contradicts; `unverified` has to be looked at by itself."""
+        """No parameter contradicts; the caller still has to look at ``unverified``."""
         return not (self.mismatched or self.missing or self.unsent)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What an engine must say that it holds, worked out before it is asked."""
+    """The checksums that an engine must report, computed before it is asked."""
 
     parameters: Mapping[str, Parameter]
     checksums: Mapping[str, str]
-    """Of the complete parameters, by name."""
+    """By name, for complete parameters only."""
 
 
 class Verifier:
-    """Asks one engine."""
+    """Verifies the weights of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._checksums: Mapping[str, str] | None = None
-        """The last that the engine told: they show what they are made with."""
+        """Checksums last reported by the engine; they name the hash that made them."""
 
     async def hash(self) -> Hash:
-        """What the engine makes its checksums with; asks it for them, the first time.
+        """The hash that makes the engine's checksums; the first call asks the engine for them.
 
-        Raises: EngineError, when the engine cannot say what it holds. ValueError for an engine on an unknown device.
+        Raises: EngineError when the engine cannot report checksums; ValueError for an engine on an unknown device.
         """
         info = await self._engine.server_info()
         checksums = await self.checksums() if self._checksums is None else self._checksums
         return hash_of(info.device, checksums.values())
 
     async def checksums(self) -> dict[str, str]:
-        """Of each of the engine's parameters, by SGLang's names. Raises: EngineError."""
+        """The checksum of each of the engine's parameters, by SGLang's names. Raises: EngineError."""
         self._checksums = checksums = await self._engine.weights_checksums()
         return checksums
 
     async def expect(self, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Expected:
-        """What the engine will say when it has loaded these tensors: the slow half of the comparison, which needs no pause.
+        """The checksums of an engine that has loaded these tensors: the slow half of the comparison, which needs no pause.
 
-        Raises: as `hash`.
+        Raises: the same as ``hash``.
         """
         checksum = checksum_of(await self.hash())
         parameters = merge(tensors)
-        # Hashing can take seconds for each gigabyte: not in the event loop.
+        # Not in the event loop: hashing can take seconds for each gigabyte.
         return Expected(parameters=parameters, checksums=await asyncio.to_thread(checksums_of, parameters, checksum))
 
     async def verify(self, expected: Expected) -> Verification:
-        """Ask the engine what it holds, and compare. Raises: EngineError, when it cannot say so."""
+        """Ask the engine for its checksums, and compare. Raises: EngineError when it cannot report them."""
         verification = compare(expected.parameters, await self.checksums(), expected.checksums)
         if not verification.ok:
             log.warning(
@@ -93,9 +93,9 @@ class Verifier:
 
 
 async def verify_loaded(engine: Engine, tensors: Iterable[tuple[TensorInfo, Buffer]]) -> Verification:
-    """Compare a whole version with what the engine holds; call it while paused, before the engine goes on.
+    """Compare a whole version with the engine's weights; call it while paused, before ``resume``.
 
-    Raises: EngineError, when the engine cannot say what it holds.
+    Raises: EngineError when the engine cannot report its checksums.
     """
     verifier = Verifier(engine)
     return await verifier.verify(await verifier.expect(tensors))
@@ -116,7 +116,7 @@ def compare(parameters: Mapping[str, Parameter], actual: Mapping[str, str], expe
 
 
 def compare_checksums(expected: Mapping[str, str], actual: Mapping[str, str]) -> Verification:
-    """Compare the checksums of all of an engine's parameters, of which nothing else is known here."""
+    """Compare the checksums of all of an engine's parameters, when nothing else is known about them."""
     mismatched = [name for name, digest in expected.items() if name in actual and actual[name] != digest]
     missing = [name for name in expected if name not in actual]
     if HEAD in missing and expected[HEAD] == expected.get(EMBEDDING):
@@ -125,6 +125,6 @@ def compare_checksums(expected: Mapping[str, str], actual: Mapping[str, str]) ->
 
 
 def _is_tied_head(parameter: Parameter, parameters: Mapping[str, Parameter]) -> bool:
-    """An output layer that is the embedding: some checkpoints hold it twice, the engine once."""
+    """An output layer that is the embedding: some checkpoints have it twice, the engine once."""
     embedding = parameters.get(EMBEDDING)
     return parameter.name == HEAD and embedding is not None and parameter.parts[0] == embedding.parts[0]

@@ -81,12 +81,12 @@ class Rollout:
         self.kinds: Counter[str] = Counter()
 
     @property
-    def held(self) -> bytes:
-        return bytes(self.weight_peers.held.data)
+    def data(self) -> bytes:
+        return bytes(self.weight_peers.replica.data)
 
     async def fetch(self) -> None:
-        held = self.weight_peers.held
-        have = held.policy_version
+        replica = self.weight_peers.replica
+        have = replica.policy_version
         async with asyncio.timeout(PATIENCE_S):
             await self.client.connected_welcome()
             while True:
@@ -94,7 +94,7 @@ class Rollout:
                     await fetch_newest(
                         self.client,
                         have,
-                        held,
+                        replica,
                         sources=self.weight_peers,
                         fetched=lambda manifest: self.kinds.update([manifest.kind]),
                     )
@@ -147,14 +147,14 @@ async def test_a_fleet_gets_a_version_and_a_delta_while_the_learner_sends_them_t
         first = learner.publish()
         await together(rollouts)
         assert learner.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
-        assert all(rollout.held == first.data.tobytes() for rollout in rollouts)
+        assert all(rollout.data == first.data.tobytes() for rollout in rollouts)
         second = learner.publish()
         await together(rollouts)
         delta = learner.store.get(2, 1)
         assert delta is not None
         num_bytes = delta.manifest.num_bytes
         assert learner.count("weight_bytes_sent") == 2 * (first.manifest.num_bytes + num_bytes)
-        assert all(rollout.held == second.data.tobytes() for rollout in rollouts)
+        assert all(rollout.data == second.data.tobytes() for rollout in rollouts)
         assert all(rollout.kinds == {"snapshot": 1, "delta": 1} for rollout in rollouts)
         assert sum(rollout.served for rollout in rollouts) == 7 * (first.manifest.num_bytes + num_bytes)
         assert sum(rollout.sources("fetched") for rollout in rollouts) == 14
@@ -175,7 +175,7 @@ async def test_a_newcomer_gets_the_snapshot_from_a_neighbour_that_joined_before(
         await rollouts[3].fetch()
         assert learner.count("weight_bytes_sent") == sent
         assert rollouts[1].served == newest.manifest.num_bytes
-        assert rollouts[3].held == newest.data.tobytes()
+        assert rollouts[3].data == newest.data.tobytes()
 
 
 async def test_what_a_neighbour_damages_is_found_and_comes_from_the_learner_instead() -> None:
@@ -183,9 +183,9 @@ async def test_what_a_neighbour_damages_is_found_and_comes_from_the_learner_inst
         first = learner.publish()
         await together(rollouts[:2])
         for rollout in rollouts[:2]:
-            rollout.weight_peers.held.data[17] ^= 1
+            rollout.weight_peers.replica.data[17] ^= 1
         await rollouts[2].fetch()
-        assert rollouts[2].held == first.data.tobytes()
+        assert rollouts[2].data == first.data.tobytes()
         assert rollouts[2].sources("damaged") == 1
         assert learner.count("weight_bytes_sent") == 3 * first.manifest.num_bytes
         assert learner.count("weight_sources_failed") == 1
@@ -206,10 +206,10 @@ async def test_a_neighbour_that_is_gone_or_has_nothing_is_passed_over() -> None:
         first = learner.publish()
         await together(rollouts[:2])
         rollouts[0].weight_peers._server.close()
-        rollouts[1].weight_peers.held.forget()
+        rollouts[1].weight_peers.replica.forget()
         for rollout in rollouts[2:]:
             await rollout.fetch()
-        assert [rollout.held == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 3
+        assert [rollout.data == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 3
         assert [rollout.sources("failed") for rollout in rollouts[2:]] == [2, 0, 0]
         # Nobody else is sent where the third has come back from: the others get it from the third.
         assert learner.count("weight_sources_failed") == 1
@@ -223,9 +223,9 @@ async def test_where_one_neighbour_fails_another_one_is_asked_before_the_learner
         # One after the other: who asks first is the first to be named.
         for rollout in rollouts[:2]:
             await rollout.fetch()
-        rollouts[0].weight_peers.held.forget()
+        rollouts[0].weight_peers.replica.forget()
         await together(rollouts[2:])
-        assert [rollout.held == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 2
+        assert [rollout.data == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 2
         assert [rollout.sources("failed") for rollout in rollouts[2:]] == [1, 1]
         assert [rollout.sources("fetched") for rollout in rollouts[2:]] == [1, 1]
         assert learner.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
@@ -277,7 +277,7 @@ async def test_with_keys_rollouts_admit_each_other_and_no_stranger(tmp_path: Pat
     async with a_fleet(4, keys) as (learner, rollouts):
         first = learner.publish()
         await together(rollouts)
-        assert all(rollout.held == first.data.tobytes() for rollout in rollouts)
+        assert all(rollout.data == first.data.tobytes() for rollout in rollouts)
         assert learner.count("weight_bytes_sent") == 2 * first.manifest.num_bytes
         assert sum(rollout.sources("fetched") for rollout in rollouts) == 2
         async with zmq_context() as outside:
@@ -307,6 +307,6 @@ async def test_a_source_whose_key_is_not_known_here_is_not_connected_to(tmp_path
             (apart / name).write_text(source.read_text())
         rollouts[2].weight_peers._security = security_of(apart, "rollout", "rollout-2")
         await rollouts[2].fetch()
-        assert rollouts[2].held == first.data.tobytes()
+        assert rollouts[2].data == first.data.tobytes()
         assert rollouts[2].sources("failed") == 2
         assert learner.count("weight_bytes_sent") == 3 * first.manifest.num_bytes

@@ -67,18 +67,18 @@ class Learner:
 
 async def test_a_delta_brings_the_copy_from_one_version_to_the_next() -> None:
     async with served() as (server, client):
-        learner, held = Learner(server), Replica()
+        learner, replica = Learner(server), Replica()
         kinds: list[str] = []
         learner.publish()
-        assert await fetch_newest(client, 0, held, fetched=lambda manifest: kinds.append(manifest.kind)) is held
+        assert await fetch_newest(client, 0, replica, fetched=lambda manifest: kinds.append(manifest.kind)) is replica
         full = server.count("weight_bytes_sent")
         snapshot = learner.publish()
-        assert await fetch_newest(client, 1, held, fetched=lambda manifest: kinds.append(manifest.kind)) is held
+        assert await fetch_newest(client, 1, replica, fetched=lambda manifest: kinds.append(manifest.kind)) is replica
         assert kinds == ["snapshot", "delta"]
-        assert bytes(held.data) == snapshot.data.tobytes()
-        assert held.manifest == snapshot.manifest
+        assert bytes(replica.data) == snapshot.data.tobytes()
+        assert replica.manifest == snapshot.manifest
         assert server.count("weight_bytes_sent") - full < 0.05 * full
-        assert await fetch_newest(client, 2, held) is None
+        assert await fetch_newest(client, 2, replica) is None
 
 
 async def test_a_delta_that_was_fetched_in_part_goes_on_where_it_stopped() -> None:
@@ -88,8 +88,8 @@ async def test_a_delta_that_was_fetched_in_part_goes_on_where_it_stopped() -> No
     delta = encode_delta(base, snapshot)
     assert delta is not None
     delta = Delta(manifest=msgspec.structs.replace(delta.manifest, chunk_bytes=4096), data=delta.data)
-    held = Replica()
-    held.replace(base.manifest, bytearray(base.data.tobytes()))
+    replica = Replica()
+    replica.replace(base.manifest, bytearray(base.data.tobytes()))
     asked: list[tuple[int, int, int]] = []
     async with connected(WEIGHTS) as (end, client):
 
@@ -108,8 +108,8 @@ async def test_a_delta_that_was_fetched_in_part_goes_on_where_it_stopped() -> No
                         await end.reply(chunk, {"data": delta.chunk(index)})
 
         async with in_background(answer()):
-            await fetch_newest(client, 1, held, stall_s=SOON_S)
-    assert bytes(held.data) == snapshot.data.tobytes()
+            await fetch_newest(client, 1, replica, stall_s=SOON_S)
+    assert bytes(replica.data) == snapshot.data.tobytes()
     number = delta.num_chunks
     assert number > 2
     assert asked == [(1, 0, number), (1, 1, number - 1)]
@@ -127,8 +127,8 @@ async def test_a_delta_that_cannot_be_one_is_refused_before_anything_is_fetched(
     base, snapshot = (snapshot_of(version, [("w", torch.arange(900) * version * 1.5)]) for version in (1, 2))
     delta = encode_delta(base, snapshot)
     assert delta is not None
-    held = Replica()
-    held.replace(base.manifest, bytearray(base.data.tobytes()))
+    replica = Replica()
+    replica.replace(base.manifest, bytearray(base.data.tobytes()))
     async with connected(WEIGHTS) as (end, client):
 
         async def answer() -> None:
@@ -139,11 +139,11 @@ async def test_a_delta_that_cannot_be_one_is_refused_before_anything_is_fetched(
 
         async with in_background(answer()):
             if words == "None":
-                assert await fetch_newest(client, 1, held) is None
+                assert await fetch_newest(client, 1, replica) is None
             else:
                 with pytest.raises(FetchError, match=words):
-                    await fetch_newest(client, 1, held)
-    assert bytes(held.data) == base.data.tobytes()
+                    await fetch_newest(client, 1, replica)
+    assert bytes(replica.data) == base.data.tobytes()
 
 
 class Receiver:
@@ -151,22 +151,22 @@ class Receiver:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.held = Replica()
+        self.replica = Replica()
         self.kinds: Counter[str] = Counter()
 
     async def fetch(self, client: PeerClient, snapshot: Snapshot) -> None:
         """Until it holds ``snapshot``."""
-        have = self.held.policy_version
+        have = self.replica.policy_version
         while True:
             try:
-                await fetch_newest(client, have, self.held, fetched=lambda manifest: self.kinds.update([manifest.kind]))
+                await fetch_newest(client, have, self.replica, fetched=lambda manifest: self.kinds.update([manifest.kind]))
             except DamagedError:
                 self.kinds["damaged"] += 1
-                assert self.held.policy_version == 0
+                assert self.replica.policy_version == 0
                 continue
             break
-        assert self.held.manifest == snapshot.manifest
-        assert bytes(self.held.data) == snapshot.data.tobytes()
+        assert self.replica.manifest == snapshot.manifest
+        assert bytes(self.replica.data) == snapshot.data.tobytes()
 
 
 async def test_a_hundred_versions_are_bit_exact_with_joins_skips_and_damage() -> None:

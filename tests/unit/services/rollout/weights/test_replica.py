@@ -48,9 +48,9 @@ def with_steps(bits: Bits, **steps: int) -> Bits:
 
 
 def holding(snapshot: Snapshot) -> Replica:
-    held = Replica()
-    held.replace(snapshot.manifest, bytearray(snapshot.data.tobytes()))
-    return held
+    replica = Replica()
+    replica.replace(snapshot.manifest, bytearray(snapshot.data.tobytes()))
+    return replica
 
 
 def a_delta(base: Snapshot, snapshot: Snapshot) -> Delta:
@@ -59,12 +59,12 @@ def a_delta(base: Snapshot, snapshot: Snapshot) -> Delta:
     return delta
 
 
-def apply(held: Replica, delta: Delta) -> None:
-    held.apply(delta.manifest, delta.data.tobytes())
+def apply(replica: Replica, delta: Delta) -> None:
+    replica.apply(delta.manifest, delta.data.tobytes())
 
 
-def unloaded(held: Replica) -> list[str]:
-    return [info.name for info, _ in held.unloaded_tensors()]
+def unloaded(replica: Replica) -> list[str]:
+    return [info.name for info, _ in replica.unloaded_tensors()]
 
 
 @settings(max_examples=40, deadline=None)
@@ -72,15 +72,15 @@ def unloaded(held: Replica) -> list[str]:
 def test_a_chain_of_deltas_leads_to_what_the_snapshot_holds(history: list[dict[str, int]]) -> None:
     bits = first_bits()
     newest = snapshot_of(1, bits)
-    held = holding(newest)
+    replica = holding(newest)
     for version, steps in enumerate(history, start=2):
         bits = with_steps(bits, **steps)
         base, newest = newest, snapshot_of(version, bits)
-        apply(held, a_delta(base, newest))
-    assert held.manifest == newest.manifest
-    assert bytes(held.data) == newest.data.tobytes()
-    assert held.policy_version == len(history) + 1
-    assert b"".join(bytes(data) for _, data in held.tensors()) == newest.data.tobytes()
+        apply(replica, a_delta(base, newest))
+    assert replica.manifest == newest.manifest
+    assert bytes(replica.data) == newest.data.tobytes()
+    assert replica.policy_version == len(history) + 1
+    assert b"".join(bytes(data) for _, data in replica.tensors()) == newest.data.tobytes()
 
 
 def test_what_the_engine_has_not_got_yet_is_what_changed_since() -> None:
@@ -89,35 +89,35 @@ def test_what_the_engine_has_not_got_yet_is_what_changed_since() -> None:
     for version, name in ((2, "b"), (3, "d"), (4, "c")):
         bits = with_steps(bits, **{name: 3})
         versions.append(snapshot_of(version, bits))
-    held = holding(versions[0])
-    assert unloaded(held) == list(SIZES)
-    assert held.loads_all
-    held.was_loaded()
-    assert not held.loads_all
+    replica = holding(versions[0])
+    assert unloaded(replica) == list(SIZES)
+    assert replica.loads_all
+    replica.was_loaded()
+    assert not replica.loads_all
     # An engine wants a file of something.
-    assert unloaded(held) == ["tiny"]
-    apply(held, a_delta(versions[0], versions[1]))
-    assert unloaded(held) == ["b"]
-    apply(held, a_delta(versions[1], versions[2]))
-    assert unloaded(held) == ["b", "d"]
-    held.was_loaded()
-    apply(held, a_delta(versions[2], versions[3]))
-    assert unloaded(held) == ["c"]
-    held.must_load_all()
-    assert unloaded(held) == list(SIZES)
-    held.replace(versions[0].manifest, bytearray(versions[0].data.tobytes()))
-    assert held.loads_all
+    assert unloaded(replica) == ["tiny"]
+    apply(replica, a_delta(versions[0], versions[1]))
+    assert unloaded(replica) == ["b"]
+    apply(replica, a_delta(versions[1], versions[2]))
+    assert unloaded(replica) == ["b", "d"]
+    replica.was_loaded()
+    apply(replica, a_delta(versions[2], versions[3]))
+    assert unloaded(replica) == ["c"]
+    replica.must_load_all()
+    assert unloaded(replica) == list(SIZES)
+    replica.replace(versions[0].manifest, bytearray(versions[0].data.tobytes()))
+    assert replica.loads_all
 
 
 def test_a_delta_against_another_version_changes_nothing() -> None:
     bits = first_bits()
     first, second, third = (snapshot_of(version, with_steps(bits, b=version)) for version in (1, 2, 3))
-    held = holding(first)
-    with pytest.raises(ValueError, match="delta of version 3 against 2; held is 1"):
-        apply(held, a_delta(second, third))
-    assert bytes(held.data) == first.data.tobytes()
-    assert held.policy_version == 1
-    with pytest.raises(ValueError, match="no version is held"):
+    replica = holding(first)
+    with pytest.raises(ValueError, match="delta of version 3 against 2; the replica has 1"):
+        apply(replica, a_delta(second, third))
+    assert bytes(replica.data) == first.data.tobytes()
+    assert replica.policy_version == 1
+    with pytest.raises(ValueError, match="the replica is empty"):
         apply(Replica(), a_delta(first, second))
 
 
@@ -127,23 +127,23 @@ def damaged(delta: Delta, place: int) -> bytes:
     return bytes(data)
 
 
-def test_whatever_byte_of_a_delta_is_damaged_it_is_found_and_nothing_is_held_then() -> None:
+def test_a_damaged_byte_anywhere_in_a_delta_is_found_and_empties_the_replica() -> None:
     bits = first_bits()
     base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, a=1, b=900, c=2, d=-5))
     delta = a_delta(base, snapshot)
     found = 0
     for place in range(delta.manifest.num_bytes):
-        held = holding(base)
+        replica = holding(base)
         try:
-            held.apply(delta.manifest, damaged(delta, place))
+            replica.apply(delta.manifest, damaged(delta, place))
         except DamagedWeightsError:
             found += 1
-            assert held.manifest is None
-            assert held.policy_version == 0
-            assert not held.data
+            assert replica.manifest is None
+            assert replica.policy_version == 0
+            assert not replica.data
         else:
             # A bit that means nothing, such as one of zstd's unused ones.
-            assert bytes(held.data) == snapshot.data.tobytes()
+            assert bytes(replica.data) == snapshot.data.tobytes()
     assert found > 0.9 * delta.manifest.num_bytes
 
 
@@ -151,14 +151,14 @@ def test_a_base_that_is_not_what_it_should_be_is_found_though_no_delta_touches_i
     """In some tensor that does not change: after a few deltas all have been looked at."""
     bits = first_bits()
     newest = snapshot_of(1, bits)
-    held = holding(newest)
+    replica = holding(newest)
     place = newest.manifest.tensors[-1].offset
-    held.data[place] ^= 1
+    replica.data[place] ^= 1
     with pytest.raises(DamagedWeightsError, match="tensor d has digest"):  # noqa: PT012 - which of them finds it is open
         for version in range(2, 40):
             bits = with_steps(bits, a=1)
             base, newest = newest, snapshot_of(version, bits)
-            apply(held, a_delta(base, newest))
+            apply(replica, a_delta(base, newest))
 
 
 @pytest.mark.parametrize("damaged_tensor", [3, 4])
@@ -171,64 +171,64 @@ def test_with_each_delta_a_sixteenth_of_the_rest_is_looked_at_and_no_more(damage
         )
 
     versions = [version(number) for number in range(1, 4)]
-    held = holding(versions[0])
-    held.data[versions[0].manifest.tensors[damaged_tensor].offset] ^= 1
-    apply(held, a_delta(versions[0], versions[1]))
-    assert held.policy_version == 2
+    replica = holding(versions[0])
+    replica.data[versions[0].manifest.tensors[damaged_tensor].offset] ^= 1
+    apply(replica, a_delta(versions[0], versions[1]))
+    assert replica.policy_version == 2
     with pytest.raises(DamagedWeightsError, match=f"tensor t0{damaged_tensor} has digest"):
-        apply(held, a_delta(versions[1], versions[2]))
+        apply(replica, a_delta(versions[1], versions[2]))
 
 
-def test_whatever_ends_an_application_nothing_is_held_then() -> None:
+def test_any_error_while_a_delta_is_applied_empties_the_replica() -> None:
     """What is neither the one version nor the other must not be taken for one, also after an error that nobody expects."""
     bits = first_bits()
     base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1))
-    held = holding(base)
+    replica = holding(base)
     with pytest.raises(TypeError):
-        held.apply(a_delta(base, snapshot).manifest, "no bytes")  # type: ignore[arg-type]
-    assert held.manifest is None
-    assert held.policy_version == 0
+        replica.apply(a_delta(base, snapshot).manifest, "no bytes")  # type: ignore[arg-type]
+    assert replica.manifest is None
+    assert replica.policy_version == 0
 
 
 async def test_nobody_gets_a_version_that_is_being_checked() -> None:
     """Not the former one, whose bytes change, nor the new one before whoever takes it has been told."""
     bits = first_bits()
     base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1))
-    held = holding(base)
+    replica = holding(base)
     delta = a_delta(base, snapshot)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(held.take(delta.manifest, bytearray(delta.data.tobytes())))
+        tasks.create_task(replica.take(delta.manifest, bytearray(delta.data.tobytes())))
         await asyncio.sleep(0)
         # The thread does its work, and the loop does not get its turn yet.
         deadline = time.monotonic() + 60
-        while held.policy_version != 2:
-            assert held.parts(1, 0) is None
+        while replica.policy_version != 2:
+            assert replica.parts(1, 0) is None
             assert time.monotonic() < deadline
-        assert held.parts(2, 0) is None
-    assert held.parts(2, 0) is not None
+        assert replica.parts(2, 0) is None
+    assert replica.parts(2, 0) is not None
 
 
 async def test_what_comes_next_can_be_had_here_in_a_moment() -> None:
     snapshot = snapshot_of(5, first_bits())
-    held = Replica()
-    assert held.newest_version == 0
-    held.coming = 5
-    assert held.newest_version == 5
-    assert held.parts(5, 0) is None
-    await held.take(snapshot.manifest, bytearray(snapshot.data.tobytes()))
-    held.coming = 4
-    assert held.newest_version == 5
-    assert held.parts(5, 0) is not None
+    replica = Replica()
+    assert replica.newest_version == 0
+    replica.coming = 5
+    assert replica.newest_version == 5
+    assert replica.parts(5, 0) is None
+    await replica.take(snapshot.manifest, bytearray(snapshot.data.tobytes()))
+    replica.coming = 4
+    assert replica.newest_version == 5
+    assert replica.parts(5, 0) is not None
 
 
-def test_a_snapshot_that_is_not_what_its_manifest_says_is_not_held() -> None:
+def test_a_snapshot_that_does_not_match_its_manifest_is_not_kept() -> None:
     snapshot = snapshot_of(1, first_bits())
     data = bytearray(snapshot.data.tobytes())
     data[snapshot.manifest.tensors[1].offset] ^= 1
-    held = holding(snapshot)
+    replica = holding(snapshot)
     with pytest.raises(DamagedWeightsError, match="tensor b has digest"):
-        held.replace(snapshot.manifest, data)
-    assert held.manifest is None
+        replica.replace(snapshot.manifest, data)
+    assert replica.manifest is None
 
 
 def changed_bucket(index: int, **fields: object) -> Callable[[Manifest], Manifest]:
@@ -253,11 +253,11 @@ def with_another(manifest: Manifest) -> Manifest:
     [
         (with_another, "head and buckets have"),
         (swapped, r"bucket at \d+ begins before"),
-        (changed_bucket(0, offset=0, num_elements=300), "changes tensor a, of which no digest came"),
-        (changed_bucket(1, num_elements=71), "changes tensor d, of which no digest came"),
+        (changed_bucket(0, offset=0, num_elements=300), "changes tensor a, but the delta has no digest of it"),
+        (changed_bucket(1, num_elements=71), "changes tensor d, but the delta has no digest of it"),
         # One element, and one byte, too far.
-        (changed_bucket(1, num_elements=8), "changes tensor d, of which no digest came"),
-        (changed_bucket(0, offset=11), "changes tensor tiny, of which no digest came"),
+        (changed_bucket(1, num_elements=8), "changes tensor d, but the delta has no digest of it"),
+        (changed_bucket(0, offset=11), "changes tensor tiny, but the delta has no digest of it"),
         (changed_bucket(1, num_absolute=1), "streams, 6 expected"),
         (lambda manifest: structs.replace(manifest, digest="0" * 64), "the base was another one"),
     ],
@@ -266,10 +266,10 @@ def test_a_manifest_that_contradicts_its_payload_is_refused(change: Callable[[Ma
     bits = first_bits()
     base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1, c=1))
     delta = a_delta(base, snapshot)
-    held = holding(base)
+    replica = holding(base)
     with pytest.raises(DamagedWeightsError, match=words):
-        held.apply(change(delta.manifest), delta.data.tobytes())
-    assert held.manifest is None
+        replica.apply(change(delta.manifest), delta.data.tobytes())
+    assert replica.manifest is None
 
 
 def test_a_few_bytes_of_delta_do_not_take_the_memory_that_they_name() -> None:
@@ -286,11 +286,11 @@ def test_a_few_bytes_of_delta_do_not_take_the_memory_that_they_name() -> None:
     )
     payload = b"".join([head, *frames])
     manifest = structs.replace(delta.manifest, num_bytes=len(payload), buckets=[bomb])
-    held = holding(base)
+    replica = holding(base)
     tracemalloc.start()
     try:
         with pytest.raises(DamagedWeightsError, match="300 elements 4194304 are said to change"):
-            held.apply(manifest, payload)
+            replica.apply(manifest, payload)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -298,22 +298,22 @@ def test_a_few_bytes_of_delta_do_not_take_the_memory_that_they_name() -> None:
     assert peak < 1024 * 1024
 
 
-async def test_others_get_the_version_that_is_held_and_the_last_deltas_and_nothing_else() -> None:
+async def test_other_rollouts_get_the_version_of_the_replica_and_the_last_deltas_and_nothing_else() -> None:
     bits = first_bits()
     versions = [snapshot_of(version, with_steps(bits, b=version)) for version in range(1, 5)]
-    held = Replica(keep_deltas=2)
-    await held.take(versions[0].manifest, bytearray(versions[0].data.tobytes()))
+    replica = Replica(keep_deltas=2)
+    await replica.take(versions[0].manifest, bytearray(versions[0].data.tobytes()))
     deltas = [a_delta(base, snapshot) for base, snapshot in pairwise(versions)]
     for delta in deltas:
-        await held.take(delta.manifest, bytearray(delta.data.tobytes()))
-    newest = held.parts(4, 0)
+        await replica.take(delta.manifest, bytearray(delta.data.tobytes()))
+    newest = replica.parts(4, 0)
     assert newest is not None
     assert newest.data.tobytes() == versions[3].data.tobytes()
-    assert held.parts(3, 0) is None
-    kept = [held.parts(base + 1, base) for base in (1, 2, 3)]
+    assert replica.parts(3, 0) is None
+    kept = [replica.parts(base + 1, base) for base in (1, 2, 3)]
     assert kept[0] is None
     assert [parts and parts.data.tobytes() for parts in kept[1:]] == [delta.data.tobytes() for delta in deltas[1:]]
-    assert held.parts(4, 2) is None
-    held.forget()
-    assert held.parts(4, 0) is None
-    assert held.parts(4, 3) is None
+    assert replica.parts(4, 2) is None
+    replica.forget()
+    assert replica.parts(4, 0) is None
+    assert replica.parts(4, 3) is None
