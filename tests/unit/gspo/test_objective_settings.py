@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import gspo
-from gspo.settings import Objective
+from gspo.settings import MismatchMode, Objective
 
 
 def test_the_defaults_are_the_papers_clip_values() -> None:
@@ -37,10 +37,10 @@ def test_grpos_eps_on_token_ratios_is_accepted() -> None:
     assert Objective(ratio_unit="token", eps_low=0.2, eps_high=0.27).eps_high == 0.27
 
 
-def test_counting_the_mismatch_twice_is_refused() -> None:
-    with pytest.raises(ValueError, match="would count it twice"):
-        Objective(anchor="behaviour", mismatch_mode="truncate")
-    assert Objective(anchor="proximal", mismatch_mode="truncate").needs_proximal_logprobs
+def test_only_the_proximal_anchor_needs_proximal_logprobs_whatever_the_mismatch_mode() -> None:
+    for mode in get_args(MismatchMode):
+        assert Objective(anchor="proximal", mismatch_mode=mode).needs_proximal_logprobs
+        assert not Objective(anchor="behaviour", mismatch_mode=mode).needs_proximal_logprobs
 
 
 @pytest.mark.parametrize(
