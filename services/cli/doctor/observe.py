@@ -1,18 +1,17 @@
 """Looks at a run from outside: its broker, its processes' pages, its files."""
 
+import asyncio
 import json
 import shutil
 import sqlite3
-import urllib.error
-import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.broker.store import LEDGER_FILE, NoLedger, StoreCorrupt, reading, refusing_damage
@@ -110,7 +109,7 @@ async def observe(settings: Settings, now: datetime) -> Observation:
         status=status,
         no_status=no_status,
         turned_away=turned_away,
-        pages={name: read_page(f"http://{host}:{port}") for name, (host, port) in addresses(settings).items()},
+        pages=await _read_pages(settings),
         logs={name: log for name, log in logs.items() if log is not None},
         ledger=ledger,
         no_ledger=no_ledger,
@@ -149,14 +148,22 @@ def _host(endpoint: str, here: str) -> str:
     return here if host in (None, "*", "0.0.0.0", "::", "127.0.0.1", "localhost") else str(host)
 
 
-def read_page(base: str) -> Page:
+async def _read_pages(settings: Settings) -> dict[str, Page]:
+    """By process."""
+    found = addresses(settings)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PAGE_S)) as session:
+        pages = await asyncio.gather(*(read_page(session, f"http://{host}:{port}") for host, port in found.values()))
+    return dict(zip(found, pages, strict=True))
+
+
+async def read_page(session: aiohttp.ClientSession, base: str) -> Page:
     """/readyz and /metrics of one process."""
     try:
-        ready, text = _fetch(f"{base}/readyz")
-        _, page = _fetch(f"{base}/metrics")
+        ready, text = await _fetch(session, f"{base}/readyz")
+        _, page = await _fetch(session, f"{base}/metrics")
         metrics = metrics_of(page)
     # Anything may listen there, also what speaks no HTTP.
-    except (OSError, ValueError, HTTPException) as error:
+    except (OSError, ValueError, aiohttp.ClientError) as error:
         return Page(url=base, ready=None, text=f"{base} does not answer as a process of this run: {error!r:.200}")
     return Page(url=base, ready=ready, text=text.strip(), metrics=metrics)
 
@@ -170,13 +177,14 @@ def metrics_of(page: str) -> dict[str, float]:
     return values
 
 
-def _fetch(url: str) -> tuple[bool, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=PAGE_S) as answer:
-            return True, answer.read(PAGE_BYTES).decode(errors="replace")
-    except urllib.error.HTTPError as error:
-        with error:
-            return False, error.read(PAGE_BYTES).decode(errors="replace")
+async def _fetch(session: aiohttp.ClientSession, url: str) -> tuple[bool, str]:
+    content = bytearray()
+    async with session.get(url) as answer:
+        async for part in answer.content.iter_any():
+            content += part
+            if len(content) > PAGE_BYTES:
+                raise ValueError(f"{url} has more than {PAGE_BYTES:,} bytes")
+    return answer.ok, content.decode(errors="replace")
 
 
 def read_log(path: Path, now: datetime) -> Log | None:

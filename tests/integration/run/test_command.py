@@ -26,7 +26,7 @@ from tests.support.wire.zmq_ends import ScriptedEnd, in_background, zmq_context
 from tests.unit.services.cli.run.test_display import a_status
 
 ROOT = Path(__file__).parents[3]
-HEAVY = ("torch", "transformers", "deepspeed", "sglang", "matplotlib", "safetensors", "pyarrow", "httpx", "sqlite3")
+HEAVY = ("torch", "transformers", "deepspeed", "sglang", "matplotlib", "safetensors", "pyarrow", "aiohttp", "sqlite3")
 
 
 def gspo(*words: str) -> subprocess.CompletedProcess[str]:

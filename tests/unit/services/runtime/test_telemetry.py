@@ -5,9 +5,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from email.message import Message
+from http.client import HTTPConnection
 
-import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 from prometheus_client.registry import Collector
@@ -73,18 +75,32 @@ def test_a_process_is_not_ready_until_the_next_progress(health: Health) -> None:
     assert health.ready()[0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    status: int
+    headers: Message
+    text: str
+
+
+def ask(server: str, path: str, method: str = "GET") -> Answer:
+    with closing(HTTPConnection(server, timeout=60)) as connection:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return Answer(status=response.status, headers=response.headers, text=response.read().decode())
+
+
 @pytest.fixture
 def server(health: Health) -> Iterator[str]:
     registry = CollectorRegistry()
     Counter("gspo_test_events_total", "Events", registry=registry).inc(3)
     with TelemetryServer("127.0.0.1", 0, registry, health) as telemetry:
-        yield f"http://127.0.0.1:{telemetry.port}"
+        yield f"127.0.0.1:{telemetry.port}"
 
 
 def test_the_endpoints_answer_what_health_says(server: str, health: Health, clock: VirtualClock) -> None:
     def answer(path: str) -> tuple[int, str]:
-        response = httpx.get(server + path)
-        return response.status_code, response.text.strip()
+        response = ask(server, path)
+        return response.status, response.text.strip()
 
     assert answer("/healthz") == (200, "alive")
     assert answer("/readyz") == (503, "starting")
@@ -97,7 +113,7 @@ def test_the_endpoints_answer_what_health_says(server: str, health: Health, cloc
 
 
 def test_metrics_come_in_prometheus_text(server: str) -> None:
-    response = httpx.get(server + "/metrics")
+    response = ask(server, "/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     assert "gspo_test_events_total 3.0" in response.text
 
@@ -110,12 +126,12 @@ def test_a_metrics_port_in_use_is_named_with_the_way_out(server: str, health: He
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
 def test_only_get_is_answered(server: str, method: str) -> None:
-    response = httpx.request(method, server + "/metrics")
-    assert (response.status_code, response.headers["allow"]) == (405, "GET")
+    response = ask(server, "/metrics", method)
+    assert (response.status, response.headers["allow"]) == (405, "GET")
 
 
 def connection_to(server: str) -> socket.socket:
-    host, _, port = server.removeprefix("http://").rpartition(":")
+    host, _, port = server.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=60)
 
 
@@ -123,11 +139,11 @@ def test_slow_clients_keep_nobody_out(health: Health) -> None:
     health.progress()
     with ExitStack() as stack:
         telemetry = stack.enter_context(TelemetryServer("127.0.0.1", 0, CollectorRegistry(), health, silent_s=60.0))
-        server = f"http://127.0.0.1:{telemetry.port}"
+        server = f"127.0.0.1:{telemetry.port}"
         slow = [stack.enter_context(connection_to(server)) for _ in range(MAX_CONNECTIONS + 8)]
         for connection in slow:
             connection.sendall(b"GET /metr")
-        assert httpx.get(server + "/readyz", timeout=60).status_code == 200
+        assert ask(server, "/readyz").status == 200
         assert slow[0].recv(10) == b"", "the oldest is hung up on"
         slow[-1].sendall(b"ics HTTP/1.1\r\n\r\n")
         assert slow[-1].recv(12) == b"HTTP/1.0 200"
@@ -139,7 +155,7 @@ def test_a_client_that_says_nothing_more_is_disconnected_without_a_word_in_the_l
 ) -> None:
     with ExitStack() as stack:
         telemetry = stack.enter_context(TelemetryServer("127.0.0.1", 0, CollectorRegistry(), health, silent_s=0.3))
-        silent = stack.enter_context(connection_to(f"http://127.0.0.1:{telemetry.port}"))
+        silent = stack.enter_context(connection_to(f"127.0.0.1:{telemetry.port}"))
         silent.sendall(sent)
         begin = time.monotonic()
         assert silent.recv(10) == b""
@@ -154,7 +170,7 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected_without_a_word_i
     Gauge("gspo_test_large", "x" * (64 << 20), registry=registry)
     with ExitStack() as stack:
         telemetry = stack.enter_context(TelemetryServer("127.0.0.1", 0, registry, health, silent_s=0.3))
-        deaf = stack.enter_context(connection_to(f"http://127.0.0.1:{telemetry.port}"))
+        deaf = stack.enter_context(connection_to(f"127.0.0.1:{telemetry.port}"))
         deaf.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert deaf.recv(1) == b"H"
         num_threads = threading.active_count()
@@ -182,7 +198,7 @@ def test_a_collector_that_raises_costs_the_page_and_is_logged(health: Health) ->
     registry = CollectorRegistry()
     registry.register(Broken())
     with TelemetryServer("127.0.0.1", 0, registry, health) as telemetry, capture_logs() as logs:
-        server = f"http://127.0.0.1:{telemetry.port}"
-        assert httpx.get(server + "/metrics").status_code == 500
-        assert httpx.get(server + "/healthz").status_code == 200
+        server = f"127.0.0.1:{telemetry.port}"
+        assert ask(server, "/metrics").status == 500
+        assert ask(server, "/healthz").status == 200
     assert [event["event"] for event in logs] == ["telemetry_failed"]

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import aiohttp
 import pytest
 
 from services.cli.doctor.observe import metrics_of, read_page
@@ -42,9 +43,10 @@ def somebody(answer: bytes) -> Iterator[str]:
         b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nx",
     ],
 )
-def test_a_page_that_is_none_of_ours_is_told_and_stops_nobody(answer: bytes) -> None:
+async def test_a_page_of_another_program_is_named_and_stops_nothing(answer: bytes) -> None:
     with somebody(answer) as url:
-        page = read_page(url)
+        async with aiohttp.ClientSession() as session:
+            page = await read_page(session, url)
     assert page.ready is None
     assert page.text.startswith(f"{url} does not answer as a process of this run: ")
 
