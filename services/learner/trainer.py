@@ -1,7 +1,7 @@
-"""One batch of whole groups into optimizer steps: advantages, mini-batches, loss, mismatch and diagnostics.
+"""One batch of whole groups becomes optimizer steps: advantages, mini-batches, loss, mismatch and diagnostics.
 
-Every rank is given the same full batch and takes its share by a plan that all ranks compute alike, so that nothing
-but gradients and a table of statistics has to cross between ranks.
+Every rank receives the same full batch and takes its share by a plan that all ranks compute alike. Only gradients and a
+table of statistics cross between ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Credit = Literal["sequence", "return_to_go", "per_turn"]
 
 
 class TrainingEngine(Protocol):
-    """What the trainer needs of an engine."""
+    """The methods of an engine that the trainer needs."""
 
     @property
     def rank(self) -> int: ...
@@ -58,24 +58,24 @@ class AdvantageSettings:
     """How rewards become advantages."""
 
     credit: Credit = "sequence"
-    """One advantage per sequence from its reward, or one per turn from `turn_rewards`."""
+    """One advantage per sequence from its reward, or one per turn from ``turn_rewards``."""
     discount: float = 1.0
-    """Of later turns' rewards, for return_to_go."""
+    """Discount of later turns' rewards, for return_to_go."""
     normalise_std: bool = True
-    """Divide by the group's deviation; False subtracts the mean only."""
+    """Divide by the group's standard deviation; False only subtracts the mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchReport:
-    """What training on one batch did; the same on every rank."""
+    """The metrics of one trained batch; the same on every rank."""
 
     metrics: dict[str, float]
-    """Per batch by name; those of `gspo.diagnostics.summarise` and `gspo.moe.experts` by "name/bucket"."""
+    """By name; those of ``gspo.diagnostics.summarise`` and ``gspo.moe.experts`` by "name/bucket"."""
 
 
 @dataclass(frozen=True)
 class _MiniBatch:
-    """One optimizer step: its share of this rank, and where its rows lie in the batch's table of statistics."""
+    """One optimizer step: this rank's share of it, and the place of its rows in the batch's table of statistics."""
 
     micro_batches: list[PackedBatch]
     num_sequences: int
@@ -95,26 +95,26 @@ def train_batch(
     advantages: AdvantageSettings | None = None,
     profile: Phases = NO_PROFILE,
 ) -> BatchReport:
-    """Make `num_mini_batches` optimizer steps on the groups, in their order. Collective.
+    """Make ``num_mini_batches`` optimizer steps on the groups, in their order. Collective.
 
-    With an engine that replays routing, every forward pass of the batch uses the experts of its start.
+    With an engine that replays routing, every forward pass of the batch uses the experts chosen at its start.
 
     Args:
         groups: the same on every rank.
-        policy_version: the version that the engine's weights are before the batch; lags are counted from it.
+        policy_version: the version of the engine's weights before the batch; lags are counted from it.
         num_mini_batches: at most the number of groups; mini-batches hold consecutive whole groups.
         mismatch: updated from the first forward pass of the batch, the same on every rank.
-        adaptive_clip: scales the batch's bands, then is updated from its clip fraction; None leaves their width alone.
-        max_lag: the oldest token that may be trained on, in versions; None for any.
+        adaptive_clip: scales the batch's clip ranges, and is then updated from its clip fraction; None: no scale.
+        max_lag: the oldest token that may be trained on, in versions; None for any. The broker enforces it by admission,
+            and assembles no batch with an older token. This check is the one guard at the door of training.
         advantages: None for the defaults.
-        profile: told what the batch is and where its time goes.
+        profile: told the batch's contents and where its time goes.
 
-    Raises ValueError for a batch that cannot be trained on, GradientError (see the engine) for a step that was not
-    made.
+    Raises: ValueError when the batch cannot be trained on; GradientError (see the engine) when a step was not made.
     """
     credit = AdvantageSettings() if advantages is None else advantages
     with profile.phase("prepare"):
-        sequences, group_ids, num_silent_groups = sequences_with_advantages(groups, credit)
+        sequences, group_ids = sequences_with_advantages(groups, credit)
         if max_lag is not None:
             _require_max_lag(groups, policy_version, max_lag)
         mini_batches = _plan(engine, groups, sequences, policy_version, num_mini_batches)
@@ -135,7 +135,6 @@ def train_batch(
         "optimizer_steps": float(len(steps)),
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
-        "zero_variance_groups": float(num_silent_groups),
         "mismatch_sigma": mismatch.sigma,
         "clip_scale": clip_scale,
     }
@@ -147,7 +146,8 @@ def train_batch(
 
 
 def _follow_clip_fraction(adaptive_clip: AdaptiveClip, summary: dict[str, float]) -> None:
-    """Sequences without advantage are never clipped: counted in, they would close the band as groups become all right."""
+    """Update the scale, without sequences that have no advantage: they are never clipped, and would narrow the clip range
+    as more groups become all right."""
     num_sequences = summary["sequences/all"]
     num_with_signal = num_sequences - summary.get("zero_advantage_sequences/all", 0.0)
     if num_with_signal > 0:
@@ -156,11 +156,10 @@ def _follow_clip_fraction(adaptive_clip: AdaptiveClip, summary: dict[str, float]
 
 def sequences_with_advantages(
     groups: Sequence[TrainGroup], settings: AdvantageSettings
-) -> tuple[list[TrainSequence], Tensor, int]:
-    """The groups' sequences in order with their advantages, int64 [M] which group each is of, and how many groups
-    carry no signal.
+) -> tuple[list[TrainSequence], Tensor]:
+    """The groups' sequences in order, with their advantages, and the index of each one's group (int64 [M]).
 
-    Raises ValueError where turns are to be credited and rewards of turns are missing.
+    Raises: ValueError when turns get credit and a group has no turn rewards.
     """
     members = [sequence for group in groups for sequence in group.sequences]
     group_ids = np.repeat(np.arange(len(groups)), [len(group.sequences) for group in groups])
@@ -169,7 +168,6 @@ def sequences_with_advantages(
         by_sequence = group_advantages(rewards, group_ids, normalise_std=settings.normalise_std)
         values = [np.full(1, value, dtype=np.float32) for value in by_sequence.advantages_M.tolist()]
         turns = [np.where(sequence.action_mask, 0, -1) for sequence in members]
-        num_silent = by_sequence.num_zero_variance_groups
     else:
         by_turn = turn_advantages(
             [rewards for group in groups for rewards in _turn_rewards(group)],
@@ -180,12 +178,11 @@ def sequences_with_advantages(
         )
         values = [advantages.numpy() for advantages in by_turn.advantages]
         turns = [sequence.turn_ids for sequence in members]
-        num_silent = by_turn.num_zero_variance_groups
     trained = [
         sequence.with_advantages(_to_tokens(value, turn))
         for sequence, value, turn in zip(members, values, turns, strict=True)
     ]
-    return trained, torch.from_numpy(group_ids), num_silent
+    return trained, torch.from_numpy(group_ids)
 
 
 def _turn_rewards(group: TrainGroup) -> Sequence[NDArray[np.float64]]:
@@ -209,7 +206,7 @@ def _to_tokens(values: NDArray[np.float32], turn_ids_L: NDArray[np.integer]) -> 
 def split_groups(num_groups: int, num_mini_batches: int) -> list[range]:
     """Consecutive groups of each mini-batch; sizes differ by at most one, the larger ones first.
 
-    Raises ValueError when there are fewer groups than mini-batches.
+    Raises: ValueError when there are fewer groups than mini-batches.
     """
     if not 1 <= num_mini_batches <= num_groups:
         raise ValueError(f"num_mini_batches is {num_mini_batches} for a batch of {num_groups} groups; each needs one group")
@@ -219,14 +216,14 @@ def split_groups(num_groups: int, num_mini_batches: int) -> list[range]:
 
 
 def _require_max_lag(groups: Sequence[TrainGroup], policy_version: int, max_lag: int) -> None:
-    # Of the whole batch, so that all ranks raise together: one alone would leave the others waiting.
+    # Over the whole batch, so that all ranks raise together: one alone would leave the others waiting.
     for group in groups:
         for index, sequence in enumerate(group.sequences):
             oldest = min(sequence.versions[sequence.action_mask].tolist(), default=policy_version)
             if policy_version - oldest > max_lag:
                 raise ValueError(
                     f"group {group.group_id}: sequence {index} has a token of version {oldest}, which is "
-                    f"{policy_version - oldest} old and max_lag is {max_lag}; drop the whole trajectory, and count it"
+                    f"{policy_version - oldest} versions old, and max_lag is {max_lag}: the broker must not assemble it"
                 )
 
 
@@ -257,7 +254,7 @@ def _plan(
 
 
 class _BatchRun:
-    """The steps of one batch and what they leave behind."""
+    """The steps of one batch, and the statistics that they leave."""
 
     def __init__(
         self,
@@ -279,20 +276,20 @@ class _BatchRun:
         self._rows: list[Tensor] = []
         self._stats: list[SequenceStats] = []
         self._proximal: dict[tuple[int, ...], Tensor] = {}
-        """By the rows of a micro-batch's sequences in the batch."""
+        """Keyed by the rows of a micro-batch's sequences in the batch."""
         self._experts = ExpertTally()
         self._start_experts: dict[tuple[int, ...], ExpertPicks] = {}
-        """Of the first pass, until the micro-batch is trained: layers x k bytes or two a token."""
+        """Those of the first pass, until the micro-batch is trained: layers x k x 1 or 2 bytes per token."""
 
     @property
     def needs_first_pass(self) -> bool:
-        """Whether something of the weights at the batch's start is used after them: log-probs, or experts."""
+        """Whether log-probs or experts of the batch's starting weights are used after the first step."""
         return self._objective.needs_proximal_logprobs or self._engine.replays_routing
 
     def first_pass(self, mini_batches: Sequence[_MiniBatch]) -> None:
-        """The learner's own log-probs and experts at the start of the batch, on the path that the update takes.
+        """Compute the learner's own log-probs and experts at the start of the batch, on the code path of the update.
 
-        Raises ValueError where experts are to be replayed and the model's cannot be recorded: on all ranks alike.
+        Raises: ValueError, on all ranks alike, when experts are to be replayed and the model's cannot be recorded.
         """
         sums: list[Tensor] = []
         for index, mini_batch in enumerate(mini_batches):
@@ -305,7 +302,7 @@ class _BatchRun:
                 rows, logprobs_T = _rows(mini_batch, packed), result.logprobs_T
                 if self._objective.needs_proximal_logprobs:
                     self._proximal[rows] = logprobs_T
-                # The first mini-batch is trained under these weights: nothing can change.
+                # The first mini-batch is trained with these weights: nothing can change.
                 if index > 0 and result.experts is not None:
                     self._start_experts[rows] = result.experts
                 sums.append(self._mismatch_sums(packed.to(logprobs_T.device), logprobs_T))
@@ -318,10 +315,10 @@ class _BatchRun:
 
         def loss_fn(packed: PackedBatch, result: TokenLogProbs) -> Tensor:
             if measures_mismatch:
-                # The weights are still those of the start of the batch, so this costs no forward pass of its own.
+                # The weights are still those of the batch's start: no forward pass of its own is needed.
                 sums.append(self._mismatch_sums(packed, result.logprobs_T))
-            # Values were checked when the sequences were made, and log-probs are by the engine: here each check would
-            # make the host wait for the device in every micro-batch, and one rank would raise alone.
+            # Values were checked when the sequences were made, and the engine checks log-probs. Here each check would make
+            # the host wait for the device in every micro-batch, and one rank would raise alone.
             with trusted_values():
                 return self._loss(mini_batch, packed, result, sigma)
 
@@ -337,7 +334,7 @@ class _BatchRun:
     def gathered_stats(self) -> SequenceStats:
         """The statistics of the whole batch's sequences, in their order. Collective.
 
-        Each row is filled by the one rank that trained the sequence and 0 elsewhere, so that a sum gathers.
+        The one rank that trained a sequence fills its row, and the others leave it 0, so that a sum gathers the table.
         """
         own = SequenceStats.merge(self._stats).as_matrix()
         table = torch.zeros(self._num_rows, own.shape[1], dtype=torch.float64, device=own.device)
@@ -346,7 +343,7 @@ class _BatchRun:
         return SequenceStats.from_matrix(self._engine.sum_over_ranks(table).cpu())
 
     def expert_metrics(self) -> dict[str, float]:
-        """Load and changes of the experts over the whole batch; none for a dense model. Collective."""
+        """Load and changes of the experts over the whole batch; empty for a dense model. Collective."""
         return self._experts.metrics(self._engine.sum_over_ranks)
 
     def _loss(self, mini_batch: _MiniBatch, packed: PackedBatch, result: TokenLogProbs, sigma: float) -> Tensor:

@@ -20,7 +20,7 @@ from gspo.loss import objective_loss
 from gspo.model.packing import TrainGroup
 from gspo.staleness import MismatchTracker, mismatch_moments, sequence_lag
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, split_groups
-from tests.support.learner.learner_worker import NUM_MINI_BATCHES, OBJECTIVE, SETTINGS
+from tests.support.learner.learner_worker import ADAM_EPS, NUM_MINI_BATCHES, OBJECTIVE, SETTINGS
 from tests.support.learner.ranks import Ranks
 from tests.support.learner.training_groups import padded_logprobs, write_model_and_groups
 
@@ -77,10 +77,10 @@ def reference(work: Path) -> dict[str, Any]:
     from tests.support.loss.sequences import load_groups
 
     groups: list[TrainGroup] = load_groups(work / "groups.npz")
-    sequences, _, _ = sequences_with_advantages(groups, AdvantageSettings())
+    sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
     model = AutoModelForCausalLM.from_pretrained(work / "model", dtype=torch.float32)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=SETTINGS["learning_rate"], eps=SETTINGS["adam_eps"], weight_decay=SETTINGS["weight_decay"]
+        model.parameters(), lr=SETTINGS["learning_rate"], eps=ADAM_EPS, weight_decay=SETTINGS["weight_decay"]
     )
     mismatch = MismatchTracker()
     losses, grad_norms = [], []

@@ -34,27 +34,37 @@ from services.learner.engine.gradients import GradientError
 from services.learner.export import export_model
 from services.learner.profiling.profile import BatchProfile, HostTimeline, StepProfile
 from services.learner.profiling.report import as_json
-from services.learner.start.engine_settings import LearnerEngineSettings
+from services.learner.start.engine_settings import EngineSettings
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch
 from services.runtime.clock import MonotonicClock
+from services.runtime.settings.sections import Learner
 from tests.support.loss.sequences import load_groups
 
-# A large eps keeps Adam's update proportional to the gradient, where a small one turns float noise into full steps.
 SETTINGS: dict[str, Any] = {
     "learning_rate": 0.02,
     "warmup_steps": 2,
-    "adam_eps": 0.1,
+    "betas": (0.9, 0.999),
     "weight_decay": 0.1,
     "token_budget": 60,
     "logprob_chunk_tokens": 16,
-    "zero3_persistence_elements": 500,
 }
+ADAM_EPS = 0.1
+"""A large eps keeps Adam's update proportional to the gradient, where a small one turns float noise into full steps."""
 OBJECTIVE = Objective(eps_low=0.003, eps_high=0.003, noise_z=0.5, anchor="behaviour", mismatch_mode="off")
 NUM_MINI_BATCHES = 2
 
 
-def settings(zero_stage: int, **changes: Any) -> LearnerEngineSettings:
-    return LearnerEngineSettings(zero_stage=zero_stage, **(SETTINGS | changes))
+def settings(*, routing_replay: bool = False, **changes: Any) -> EngineSettings:
+    """``SETTINGS`` and ``changes`` of the section learner, on CPU, for a tiny model."""
+    return EngineSettings(
+        learner=Learner(**(SETTINGS | changes)),
+        device="cpu",
+        max_sequence_tokens=None,
+        routing_replay=routing_replay,
+        seed=0,
+        adam_eps=ADAM_EPS,
+        zero3_persistence_elements=500,
+    )
 
 
 def train(
@@ -79,7 +89,7 @@ def stages(work: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     for stage in (0, 1, 2, 3):
-        engine = LearnerEngine.create(work / "model", settings(stage))
+        engine = LearnerEngine.create(work / "model", settings(zero_stage=stage))
         mismatch = MismatchTracker()
         untouched = engine.weights_digest()
         metrics = train(engine, groups, mismatch)
@@ -94,7 +104,7 @@ def stages(work: Path) -> dict[str, Any]:
         while path is None:
             path = saver.advance(newest_version=2, wait_s=1.0)
 
-        resumed = LearnerEngine.create(work / "model", settings(stage))
+        resumed = LearnerEngine.create(work / "model", settings(zero_stage=stage))
         loaded = load_checkpoint(resumed, path)
         resumed_mismatch = MismatchTracker()
         resumed_mismatch.load_state_dict(loaded.mismatch)
@@ -123,7 +133,7 @@ def bfloat16(work: Path) -> dict[str, Any]:
     """One batch in bfloat16 with activation checkpointing; how often the host then reads a value of the device, by token
     budget, and a profile of the last batch."""
     groups = load_groups(work / "groups.npz")
-    engine = LearnerEngine.create(work / "model", settings(1, dtype="bfloat16", activation_checkpointing=True))
+    engine = LearnerEngine.create(work / "model", settings(zero_stage=1, dtype="bfloat16", activation_checkpointing=True))
     metrics = train(engine, groups, MismatchTracker())
     save_weights(engine, work / "bfloat16.safetensors")
     reads = {}
@@ -177,11 +187,11 @@ def replay(work: Path) -> dict[str, Any]:
         ("replayed-1", 1, {}),
         ("replayed-3", 3, {}),
         ("replayed-shared", 3, {"expert_parallel": 2}),
-        ("unchanged", 1, {"learning_rate": 0.0}),
+        ("unchanged", 1, {"learning_rate": 1e-30}),
     ):
         # A first step that is large enough to change experts, and a clip that leaves their tokens a gradient.
         shared = {"routing_replay": True, "activation_checkpointing": True, "learning_rate": 0.2}
-        engine = LearnerEngine.create(work / "model", settings(stage, **shared | changes))
+        engine = LearnerEngine.create(work / "model", settings(zero_stage=stage, **shared | changes))
         adaptive = AdaptiveClip(target=0.15)
         metrics = train_batch(
             engine,
@@ -196,7 +206,7 @@ def replay(work: Path) -> dict[str, Any]:
         results[name] = {"metrics": metrics, "scale": adaptive.scale}
     config = Qwen3Config(vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8)
     try:
-        LearnerEngine.from_model(Qwen3ForCausalLM(config), settings(1, routing_replay=True))
+        LearnerEngine.from_model(Qwen3ForCausalLM(config), settings(zero_stage=1, routing_replay=True))
     except ValueError as error:
         results["dense"] = str(error)
     return results
@@ -208,8 +218,8 @@ def faults(work: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
 
     def attempt(name: str, model: Any, loss_fn: Callable[[PackedBatch, TokenLogProbs, bool], Tensor]) -> None:
-        engine = LearnerEngine.from_model(model, settings(2))
-        sequences, _, _ = sequences_with_advantages(groups, AdvantageSettings())
+        engine = LearnerEngine.from_model(model, settings(zero_stage=2))
+        sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
         packed = pack(sequences[engine.rank :: engine.world_size], policy_version=1)
         before = engine.weights_digest()
         is_last = engine.rank == engine.world_size - 1

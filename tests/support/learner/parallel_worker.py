@@ -27,9 +27,8 @@ from services.learner.checkpoints.format import CheckpointError, CheckpointState
 from services.learner.checkpoints.saving import CheckpointSaver, Threads
 from services.learner.engine.engine import LearnerEngine
 from services.learner.export import export_model
-from services.learner.start.engine_settings import LearnerEngineSettings
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch
-from tests.support.learner.learner_worker import OBJECTIVE, SETTINGS
+from tests.support.learner.learner_worker import OBJECTIVE, settings
 from tests.support.loss.sequences import load_groups
 
 WIDE = replace(OBJECTIVE, eps_low=0.19, eps_high=0.19)
@@ -68,7 +67,7 @@ def _save(engine: LearnerEngine, root: Path, state: CheckpointState, in_backgrou
 
 def run(job: Job, work: Path) -> dict[str, Any]:
     groups = load_groups(work / "groups.npz")
-    engine = LearnerEngine.create(work / job.model, LearnerEngineSettings(**(SETTINGS | SLOW | job.settings)))
+    engine = LearnerEngine.create(work / job.model, settings(**(SLOW | job.settings)))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         if engine.rank == job.unwritable_on:
@@ -147,7 +146,7 @@ def given_picks(packed: PackedBatch) -> ExpertPicks:
 
 def replay_step(engine: LearnerEngine, groups: list[TrainGroup]) -> float:
     """The loss of one step whose routers are given their experts, and were seen to take them."""
-    sequences, _, _ = sequences_with_advantages(groups, AdvantageSettings())
+    sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
     packed = pack(sequences[engine.rank :: engine.world_size], policy_version=1)
 
     def loss_fn(packed: PackedBatch, result: TokenLogProbs) -> Tensor:

@@ -58,7 +58,7 @@ def test_the_gradient_of_an_on_policy_batch_is_that_of_the_weighted_log_likeliho
     table = engine.table.detach().clone().requires_grad_()
     train(engine, groups)
 
-    sequences, _, _ = sequences_with_advantages(groups, AdvantageSettings())
+    sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
     objective = torch.zeros(())
     for sequence in sequences:
         assert sequence.advantages is not None
@@ -143,7 +143,7 @@ def test_lags_are_counted_from_the_version_before_the_batch() -> None:
 def test_turn_credit_gives_every_token_the_advantage_of_its_turn() -> None:
     (group,) = random_groups(1, 3, seed=8)
     settings = AdvantageSettings(credit="per_turn", normalise_std=False)
-    sequences, _, _ = sequences_with_advantages([group], settings)
+    sequences, _ = sequences_with_advantages([group], settings)
     assert group.turn_rewards is not None
     first_turn = np.mean([rewards[0] for rewards in group.turn_rewards])
     for sequence, rewards in zip(sequences, group.turn_rewards, strict=True):
@@ -165,7 +165,7 @@ def test_groups_with_equal_rewards_are_counted_and_train_nothing() -> None:
     engine = BigramEngine()
     groups = [replace(group, rewards=np.full(3, 0.7)) for group in own_logprobs(engine, random_groups(2, 3, seed=10))]
     report = train(engine, groups)
-    assert report.metrics["zero_variance_groups"] == 2
+    assert report.metrics["zero_variance_groups/all"] == report.metrics["groups/all"] == 2
     assert not engine.gradients[0].any()
 
 
@@ -183,7 +183,7 @@ def test_a_sequence_without_actions_counts_in_the_number_of_sequences_only() -> 
     report = train(engine, [replace(group, sequences=(empty, group.sequences[1]))])
     assert report.metrics["sequences_empty/all"] == 1
     alone = replace(group.sequences[1], advantages=None)
-    sequences, _, _ = sequences_with_advantages([replace(group, sequences=(empty, alone))], AdvantageSettings())
+    sequences, _ = sequences_with_advantages([replace(group, sequences=(empty, alone))], AdvantageSettings())
     advantage = float(np.abs(sequences[1].advantages[alone.action_mask]).max())  # type: ignore[index]
     assert abs(report.metrics["loss"]) == pytest.approx(advantage / 2, rel=1e-4)
 
@@ -328,7 +328,7 @@ def test_a_token_older_than_max_lag_refuses_the_batch_before_a_step() -> None:
     groups = random_groups(2, 3, seed=7, versions=(3, 5))
     train(BigramEngine(), groups, policy_version=5, max_lag=2)
     with pytest.raises(
-        ValueError, match=r"group group-0: sequence \d has a token of version 3, which is 2 old and max_lag is 1"
+        ValueError, match=r"group group-0: sequence \d has a token of version 3, which is 2 versions old, and max_lag is 1"
     ):
         train(engine, groups, policy_version=5, max_lag=1)
     assert engine.gradients == []

@@ -20,7 +20,7 @@ from tests.support.loss.sequences import random_groups
 
 
 def packed_and_seen() -> tuple[PackedBatch, list[Tensor]]:
-    members, _, _ = sequences_with_advantages(random_groups(1, 2, seed=3), AdvantageSettings())
+    members, _ = sequences_with_advantages(random_groups(1, 2, seed=3), AdvantageSettings())
     return pack(members, policy_version=0), []
 
 
