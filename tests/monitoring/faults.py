@@ -1,4 +1,4 @@
-"""For each alert what is wrong, and what it then says."""
+"""For each alert, a fault that sets it off and the texts that it then has."""
 
 from dataclasses import dataclass, field
 
@@ -11,16 +11,16 @@ POD = {**RUN, "pod": "rollout-1", "instance": "rollout-1:1"}
 
 @dataclass(frozen=True)
 class Fault:
-    """``changes`` replace series of the healthy run; an empty value takes one away."""
+    """One fault. ``changes`` replace series of the healthy run; an empty value removes one."""
 
     changes: Series
     minutes: float
-    """It fires by then."""
+    """The alert fires by then."""
     summary: str
     description: str
     labels: dict[str, str] = field(default_factory=lambda: dict(RUN))
     quiet_minutes: float | None = None
-    """It does not fire yet, because it waits for `for`, or for its window."""
+    """The alert does not fire yet at this time: it waits for its ``for`` or its window."""
 
 
 def diagnostic(name: str, bucket: str) -> str:
@@ -38,7 +38,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "GspoProcessMissing": Fault(
         {series("up", "", LEARNER): gone_after(1, 20)},
-        # Prometheus looks back for five minutes before a series without a staleness mark is gone.
+        # Without a staleness mark, Prometheus keeps a series for five minutes.
         minutes=28,
         quiet_minutes=21,
         summary="There is no learner",
@@ -101,7 +101,7 @@ FAULTS: dict[str, Fault] = {
         minutes=21,
         quiet_minutes=19,
         summary="A token of lag 3 was trained on",
-        description="The last batch holds a token 3 versions old, beyond batch.max_lag: a promise is broken.",
+        description="The last batch holds a token that is 3 versions old, beyond batch.max_lag. This must never happen.",
     ),
     "GspoLagNearBound": Fault(
         {series("gspo_broker_lag_mean_versions", "", BROKER): then("1.2", 20, 1.9)},
@@ -162,7 +162,7 @@ FAULTS: dict[str, Fault] = {
         labels=POD,
     ),
     "GspoWeightsDamaged": Fault(
-        # Each of two rollouts once.
+        # Once at each of two rollouts.
         {
             series("gspo_rollout_weights_damaged_total", "", ROLLOUT): then("2", 20, 3),
             series("gspo_rollout_weights_damaged_total", "", OTHER): then("0", 30, 1),
@@ -170,7 +170,9 @@ FAULTS: dict[str, Fault] = {
         minutes=31,
         quiet_minutes=29,
         summary="Weights arrive damaged",
-        description="2 times in an hour a version came that was not what the learner published; it was fetched again.",
+        description=(
+            "2 times in an hour a version arrived that differed from what the learner published; it was fetched again."
+        ),
     ),
     "GspoPeerWeightsFail": Fault(
         {
@@ -204,7 +206,7 @@ FAULTS: dict[str, Fault] = {
         minutes=31,
         quiet_minutes=29,
         summary="The ledger's disk is filling",
-        description="The file system of run.directory is nearly full, or will be within 4 hours as it goes.",
+        description="The file system of run.directory is nearly full, or will be within 4 hours at this rate.",
         labels={**RUN, "component": "broker", "pod": "broker-0", "instance": "broker-0:1", "job": "gspo"},
     ),
     "GspoBrokerOverloaded": Fault(
@@ -212,7 +214,7 @@ FAULTS: dict[str, Fault] = {
         minutes=26,
         quiet_minutes=24,
         summary="The broker does not keep up",
-        description="1024 messages wait to be handled (1024 stop the reading of sockets).",
+        description="1024 messages wait to be handled (at 1024 the broker stops reading its sockets).",
         labels={**RUN, "component": "broker", "pod": "broker-0", "instance": "broker-0:1", "job": "gspo"},
     ),
     "GspoConnectionsRefused": Fault(
@@ -226,5 +228,5 @@ FAULTS: dict[str, Fault] = {
 }
 
 OVER = {series("gspo_broker_stopping", "", BROKER): steady(1)}
-"""Added to these, nothing fires: the run is over."""
+"""With this added, the run is over and the alerts in EXCUSED do not fire."""
 EXCUSED = ("GspoLearnerAway", "GspoNoRollouts", "GspoNoProgress", "GspoLearnerStarved")

@@ -1,4 +1,4 @@
-"""Reads an expression against a vocabulary: which labels its result has, and what of it nobody exports."""
+"""Checks an expression against a vocabulary: which labels its result has, and whether everything in it is exported."""
 
 import re
 from collections.abc import Iterator
@@ -9,16 +9,16 @@ from tests.monitoring.vocabulary import TARGET_LABELS, Samples, Vocabulary
 
 
 class Unknown(ValueError):
-    """The expression asks for what nobody exports."""
+    """The expression asks for something that no process exports."""
 
 
 def labels_of(text: str, known: Vocabulary) -> set[str]:
-    """The labels that the result can have. Raises: Unknown; ValueError for what is no PromQL."""
+    """The labels that the result can have. Raises: Unknown; ValueError when the text is not PromQL."""
     return _labels(promql.parse(text), known)
 
 
 def with_recorded(known: Vocabulary, recorded: dict[str, str]) -> Vocabulary:
-    """The vocabulary and what rules record, whose labels are those of their expressions. Raises: Unknown."""
+    """The vocabulary with recorded series added; each has the labels of its expression. Raises: Unknown."""
     extended = dict(known)
     for name, expr in recorded.items():
         extended[name] = Samples(labels_of(expr, extended))
@@ -36,7 +36,7 @@ def _labels(node: object, known: Vocabulary) -> set[str]:
         case promql.Call():
             inner = set().union(*(_labels(argument, known) for argument in node.args))
             if node.func.name == "histogram_quantile" and "le" not in inner:
-                raise Unknown(f"histogram_quantile of what has no le: {node}")
+                raise Unknown(f"histogram_quantile of a series that has no le: {node}")
             return inner - {"le"} if node.func.name == "histogram_quantile" else inner
         case promql.AggregateExpr():
             return _aggregated(node, _labels(node.expr, known))
@@ -44,12 +44,12 @@ def _labels(node: object, known: Vocabulary) -> set[str]:
             return _binary(node, known)
         case promql.NumberLiteral() | promql.StringLiteral():
             return set()
-    raise AssertionError(f"{type(node).__name__} is not read here")
+    raise AssertionError(f"{type(node).__name__} is not supported here")
 
 
 def _selected(node: promql.VectorSelector, known: Vocabulary) -> set[str]:
     if node.name not in known:
-        raise Unknown(f"nobody exports {node.name}")
+        raise Unknown(f"no process exports {node.name}")
     samples = known[node.name]
     matchers = [(matcher.op, matcher.name, matcher.value) for matcher in node.matchers.matchers]
     for _, name, _ in matchers:
@@ -57,7 +57,7 @@ def _selected(node: promql.VectorSelector, known: Vocabulary) -> set[str]:
             raise Unknown(f"{node.name} has no label {name}")
     own = [matcher for matcher in matchers if matcher[1] not in TARGET_LABELS]
     if own and samples.series and not any(_fits(series, own) for series in samples.series):
-        raise Unknown(f"no series of {node.name} is {node}")
+        raise Unknown(f"no series of {node.name} matches {node}")
     return set(samples.labels)
 
 
@@ -76,7 +76,7 @@ def _aggregated(node: promql.AggregateExpr, inner: set[str]) -> set[str]:
         return set()
     named = set(node.modifier.labels)
     if not named <= inner:
-        raise Unknown(f"{node}: what is aggregated has no {sorted(named - inner)}, only {sorted(inner)}")
+        raise Unknown(f"{node}: the aggregated series has no {sorted(named - inner)}, only {sorted(inner)}")
     return named if node.modifier.type == promql.AggModifierType.By else inner - named
 
 
@@ -87,7 +87,7 @@ def _binary(node: promql.BinaryExpr, known: Vocabulary) -> set[str]:
         if _is_number(node.lhs) or _is_number(node.rhs):
             return left | right
         if left != right:
-            raise Unknown(f"{node}: the sides have other labels, {sorted(left)} and {sorted(right)}: nothing matches")
+            raise Unknown(f"{node}: the sides have different labels, {sorted(left)} and {sorted(right)}: nothing matches")
         return left
     on = set(modifier.matching.labels)
     if not on <= left & right:

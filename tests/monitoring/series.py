@@ -1,4 +1,4 @@
-"""An hour of a run for promtool: healthy, or with one thing wrong."""
+"""An hour of a run as series for promtool: healthy, or with one fault."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ def rising(a_sample: float, start: float = 0) -> str:
 
 
 def gone_after(values: float, minutes: int) -> str:
-    """A value, and nothing any more."""
+    """A value for some minutes, then no samples."""
     return f"{values:g}+0x{minutes * 60 // INTERVAL_S - 1} _x{LENGTH}"
 
 
 def then(first: str, minutes: int, second: float) -> str:
-    """A value for so long, another from then on."""
+    """A value for some minutes, then another."""
     return f"{first}+0x{minutes * 60 // INTERVAL_S - 1} {second:g}+0x{LENGTH}"
 
 
@@ -41,7 +41,7 @@ def series(metric: str, labels: str, of: str) -> str:
 
 
 def healthy() -> Series:
-    """Two rollouts, 20 groups a batch, a batch a minute, the learner waits a third of its time."""
+    """A healthy run: two rollouts, 20 groups a batch, a batch a minute; the learner waits a third of its time."""
     made: Series = {series("up", "", of): steady(1) for of in (BROKER, LEARNER, ROLLOUT, OTHER)}
     gauges: dict[str, float] = {
         "gspo_broker_stopping": 0,
@@ -56,7 +56,7 @@ def healthy() -> Series:
         "gspo_broker_queue_messages": 12,
     }
     made |= {series(name, "", BROKER): steady(value) for name, value in gauges.items()}
-    # A minute old at most: the time of promtool begins at 0.
+    # At most a minute old: promtool's time begins at 0.
     made[series("gspo_broker_last_batch_timestamp_seconds", "", BROKER)] = rising(INTERVAL_S)
     made[series("gspo_broker_commit_failures_total", "", BROKER)] = steady(3)
     made[series("gspo_broker_peers", 'role="learner"', BROKER)] = steady(1)

@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback, with the repository's rules made impatient."""
+"""A real Prometheus on loopback, with the repository's rules sped up."""
 
 import json
 import re
@@ -19,17 +19,17 @@ from deploy.monitoring.monitor import command, configuration
 from tests.support.broker.process import free_port
 
 FASTER = 10
-"""Windows and waits are so much shorter than an operator's."""
+"""Windows and waits are shorter than in the rules by this factor."""
 LONGEST_WAIT_S = 8
 QUIET_S = 45
-"""In place of half an hour without a batch."""
+"""The bound that replaces half an hour without a batch."""
 SCRAPE_S = 3
 POLL_S = 0.5
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
-def impatient(rules: str) -> str:
-    """The same rules, sooner. Raises: ValueError where the half hour of GspoNoProgress is not found."""
+def sped_up(rules: str) -> str:
+    """The same rules with shorter windows and waits. Raises: ValueError when GspoNoProgress has another bound."""
 
     def seconds(number: str, unit: str) -> float:
         return int(number) * UNITS[unit] / FASTER
@@ -38,12 +38,12 @@ def impatient(rules: str) -> str:
     sooner = re.sub(r"for: (\d+)([smh])", lambda found: f"for: {min(LONGEST_WAIT_S, seconds(*found.groups())):.0f}s", sooner)
     sooner = re.sub(r"interval: 15s", f"interval: {SCRAPE_S}s", sooner)
     if "GspoNoProgress" in sooner and "> 1800" not in sooner:
-        raise ValueError("the bound of GspoNoProgress is not 1800: change it here as well")
+        raise ValueError("the bound of GspoNoProgress is not 1800: change it here, too")
     return sooner.replace("> 1800", f"> {QUIET_S}")
 
 
 class PrometheusServer:
-    """Use as a context manager. ``targets`` maps a pod's name to its component and port."""
+    """A running Prometheus; use as a context manager. ``targets`` maps a pod's name to its component and port."""
 
     def __init__(self, directory: Path, targets: dict[str, tuple[str, int]]) -> None:
         directory.mkdir()
@@ -52,7 +52,7 @@ class PrometheusServer:
         rules = []
         for path in sorted(RULES.glob("*.yaml")):
             rules.append(directory / path.name)
-            rules[-1].write_text(impatient(path.read_text()))
+            rules[-1].write_text(sped_up(path.read_text()))
         found = [
             {"targets": [f"127.0.0.1:{port}"], "labels": {"component": component, "pod": name}}
             for name, (component, port) in targets.items()
@@ -86,13 +86,13 @@ class PrometheusServer:
             return False
 
     def api(self, path: str, **parameters: str) -> Any:
-        """The data of an answer. Raises: urllib.error.HTTPError, with Prometheus's reason in its body."""
+        """The data of Prometheus's answer. Raises: urllib.error.HTTPError with the reason in its body."""
         query = urllib.parse.urlencode(parameters)
         with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=30) as answer:
             return json.load(answer)["data"]
 
     def firing(self) -> dict[str, list[dict[str, Any]]]:
-        """Alerts by name."""
+        """Firing alerts by name."""
         found: dict[str, list[dict[str, Any]]] = {}
         for alert in self.api("alerts")["alerts"]:
             if alert["state"] == "firing":
@@ -120,7 +120,7 @@ class PrometheusServer:
         return chosen[0]
 
     def wait_quiet(self, *names: str, timeout_s: float = 240) -> None:
-        """Until none of these fires."""
+        """Wait until none of these alerts fires."""
         self.wait_until(f"{names} to end", lambda: not set(names) & set(self.firing()), timeout_s)
 
     def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float) -> None:

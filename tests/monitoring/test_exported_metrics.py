@@ -1,4 +1,4 @@
-"""What the processes export beside their loops' own counts, and how it is named."""
+"""What the processes export besides their loops' own counts, and how it is named."""
 
 import math
 import shutil
@@ -22,7 +22,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
     return registry.get_sample_value(name, labels)
 
 
-def test_the_broker_counts_rollouts_by_what_they_last_said_of_themselves() -> None:
+def test_the_broker_counts_rollouts_by_the_status_that_they_last_reported() -> None:
     broker, registry = LedgerHarness(), CollectorRegistry()
     metrics = BrokerMetrics(registry)
     for name, status in (("a", "serving"), ("b", "serving"), ("c", "quarantined"), ("d", "")):
@@ -54,7 +54,7 @@ def test_every_status_of_the_protocol_is_counted() -> None:
     assert set(get_args(Heartbeat.__annotations__["status"])) == set(ROLLOUT_STATUSES) - {SILENT, "gone"} == set(STATUSES)
 
 
-def test_the_broker_exports_the_bounds_that_its_gauges_are_read_against() -> None:
+def test_the_broker_exports_the_bounds_for_its_gauges() -> None:
     registry = CollectorRegistry()
     broker = LedgerHarness(config_with(max_lag=3, groups_per_batch=5, num_batches=7))
     BrokerMetrics(registry).observe(broker.ledger, 0, 0, broker.now)
@@ -63,7 +63,7 @@ def test_the_broker_exports_the_bounds_that_its_gauges_are_read_against() -> Non
     assert value(registry, "gspo_broker_batches_wanted") == 7
 
 
-def test_the_broker_exports_how_many_groups_of_the_last_batch_taught_nothing() -> None:
+def test_the_broker_exports_the_zero_variance_groups_of_the_last_batch() -> None:
     registry, rollout = CollectorRegistry(), Who("r", "1")
     metrics = BrokerMetrics(registry)
     broker = LedgerHarness(config_with(groups_per_batch=2))
@@ -71,7 +71,7 @@ def test_the_broker_exports_how_many_groups_of_the_last_batch_taught_nothing() -
     broker.hello(rollout)
     broker.publish(1, 0)
     for index, lease in enumerate(broker.lease(rollout, capacity=2 * broker.config.group_size)):
-        # The first group's rewards differ, those of all others are equal.
+        # Only the first group's rewards differ.
         broker.episode(rollout, lease, 1, reward=float(index == 0))
     broker.request_batch(0, 1)
     metrics.observe(broker.ledger, 0, 0, broker.now)
@@ -79,14 +79,14 @@ def test_the_broker_exports_how_many_groups_of_the_last_batch_taught_nothing() -
     assert value(registry, "gspo_broker_zero_variance_groups") == 1
 
 
-def test_what_no_batch_has_measured_yet_is_no_number() -> None:
+def test_a_gauge_that_no_batch_has_measured_yet_is_nan() -> None:
     registry = CollectorRegistry()
     BrokerMetrics(registry).observe(LedgerHarness().ledger, 0, 0, 100.0)
     for name in ("train_reward", "eval_reward", "lag_mean_versions", "lag_max_versions", "zero_variance_groups"):
         assert math.isnan(value(registry, f"gspo_broker_{name}") or 0.0), name
 
 
-def test_the_ledgers_disk_is_measured_at_each_scrape_and_gone_is_not_full(tmp_path: Path) -> None:
+def test_the_ledgers_disk_is_measured_at_each_scrape_and_a_missing_disk_is_not_a_full_one(tmp_path: Path) -> None:
     registry, directory = CollectorRegistry(), tmp_path / "run"
     directory.mkdir()
     BrokerMetrics(registry).watch_disk(directory)
@@ -122,7 +122,7 @@ def test_the_brokers_counters_of_groups_are_there_before_they_count() -> None:
     assert value(registry, "gspo_broker_trajectory_tokens_count", outcome="finished") == 0
 
 
-def test_a_rollouts_counters_are_there_before_they_count() -> None:
+def test_a_rollouts_counters_start_at_zero() -> None:
     registry = CollectorRegistry()
     RolloutMetrics(registry)
     assert value(registry, "gspo_rollout_weight_updates_total", outcome="failed") == 0

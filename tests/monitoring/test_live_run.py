@@ -1,6 +1,6 @@
-"""Real Prometheus, real run: SGLang, broker, learner, with keys. Faults one after the other, and each alert fires.
+"""A real Prometheus and a real run: SGLang, broker, learner, with keys. For one fault after the other, its alert fires.
 
-Every query of every dashboard is answered meanwhile, and the page is drawn by a real browser.
+Meanwhile every query of every dashboard is answered, and a real browser draws the page.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ CHROMIUM_FLAGS = (
 
 
 NOTHING_TO_DRAW = {("Alerts that fire", "{{alertname}}"), ("Refused messages", "{{reason}}")}
-"""Series that come into being with the first of their kind."""
+"""Series that do not exist before their first event."""
 
 
 @dataclass
 class Watched:
-    """A run with one rollout, and the Prometheus that looks at it."""
+    """A run with one rollout, and the Prometheus that watches it."""
 
     run: RunProcess
     prometheus: PrometheusServer
@@ -76,7 +76,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process stands still inside, as one that hangs does."""
+    """Suspend the process inside this block, as if it hung."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -84,7 +84,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_run_that_trains_sets_nothing_off(watched: Watched) -> None:
+def test_a_run_that_trains_sets_off_no_alert(watched: Watched) -> None:
     prometheus = watched.prometheus
     prometheus.wait_until("all three to answer", lambda: prometheus.value("sum(up)") == 3, 120)
     prometheus.wait_quiet("GspoProcessDown", "GspoProcessMissing", "GspoLearnerAway", "GspoNoRollouts")
@@ -93,7 +93,7 @@ def test_a_run_that_trains_sets_nothing_off(watched: Watched) -> None:
     prometheus.wait_until(
         "two more batches", lambda: (prometheus.value("gspo_broker_batches_trained") or 0) > trained + 1, 300
     )
-    # The bounds of learning are for windows of many batches; here they look at seconds.
+    # Alerts about learning are meant for windows of many batches, not for the seconds of this test.
     assert [name for name, found in prometheus.firing().items() if found[0]["labels"]["severity"] == "critical"] == []
 
 
@@ -103,7 +103,7 @@ def test_every_query_of_every_panel_has_something_to_draw(watched: Watched) -> N
     }
 
     def still_empty() -> set[tuple[str, str]]:
-        # Looked at again, since a scrape may come too late on a busy machine, and its target is then without values.
+        # Asked again: on a busy machine a scrape may come too late, and its target then has no values.
         for place, query in list(queries.items()):
             expr = query.expr.replace("$namespace", ".*").replace("$__rate_interval", "60s")
             if watched.prometheus.api("query", query=expr)["result"]:
@@ -127,7 +127,7 @@ def test_the_page_is_drawn_by_a_browser(watched: Watched, tmp_path: Path) -> Non
         assert drawn >= 0.7 * num_panels, (page.uid, drawn, num_panels)
 
 
-def test_a_stranger_who_knocks_is_reported(watched: Watched, tmp_path: Path) -> None:
+def test_a_client_with_an_unknown_key_is_reported(watched: Watched, tmp_path: Path) -> None:
     stranger = make_keys(tmp_path / "strange")
     (stranger / "broker.public").write_bytes((watched.keys / "broker.public").read_bytes())
 
@@ -144,10 +144,10 @@ def test_a_stranger_who_knocks_is_reported(watched: Watched, tmp_path: Path) -> 
     assert alert["annotations"]["summary"] == "The broker refuses connections: unknown_key"
 
 
-def test_a_disk_that_refuses_is_reported_and_the_run_goes_on_afterwards(watched: Watched) -> None:
+def test_a_disk_that_refuses_writes_is_reported_and_the_run_continues_afterwards(watched: Watched) -> None:
     pid = watched.run.pid_of("services.broker")
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    # No file may grow from here on: writes fail as they do on a full disk.
+    # From now on no file may grow: writes fail as on a full disk.
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
         alert = watched.prometheus.wait_firing("GspoCommitsFail")
@@ -177,5 +177,5 @@ def test_a_killed_rollout_starves_the_learner(watched: Watched) -> None:
     watched.run.kill("services.rollout", "rollout-0")
     watched.prometheus.wait_firing("GspoNoRollouts")
     watched.prometheus.wait_firing("GspoLearnerStarved")
-    # `gspo run` starts it again: then it is over.
+    # gspo run starts the rollout again, which ends the alert.
     watched.prometheus.wait_quiet("GspoNoRollouts", timeout_s=600)

@@ -1,4 +1,4 @@
-"""A real Prometheus beside a real broker, weight server and rollout that does not get, or hold, what it was sent."""
+"""A real Prometheus beside a real broker, weight server and rollout; weights arrive damaged or load wrongly."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ def flip_a_bit(loaded: dict[str, tuple[TensorInfo, bytes]]) -> None:
 
 
 class FlippingStore(SnapshotStore):
-    """The next ``num_wrong`` versions that are fetched have a bit wrong."""
+    """A store in which the next ``num_wrong`` versions that are fetched have one wrong bit."""
 
     num_wrong = 0
 
@@ -59,7 +59,7 @@ class FlippingStore(SnapshotStore):
 
 
 class Fleet:
-    """The learner's weight server and one rollout, each with a metrics port of its own."""
+    """The learner's weight server and one rollout, each with its own metrics port."""
 
     def __init__(
         self, stack: ExitStack, context: zmq.asyncio.Context, broker: BrokerProcess, directory: Path, retry_s: float
@@ -134,8 +134,8 @@ async def fleet(tmp_path: Path, retry_s: float) -> AsyncIterator[tuple[Fleet, Pr
                 yield made, prometheus
 
 
-async def test_an_engine_that_does_not_hold_what_it_was_sent_is_quarantined_and_the_alerts_say_so(tmp_path: Path) -> None:
-    # It stays where it is: after its third failure the process would end, which is another alert.
+async def test_an_engine_with_other_weights_than_it_was_sent_is_quarantined_and_the_alerts_say_so(tmp_path: Path) -> None:
+    # It does not try again: after its third failure the process would end, which is another alert.
     async with fleet(tmp_path, retry_s=3600) as (run, prometheus):
         await run.publish(1)
         serving = 'gspo_broker_rollouts{status="serving"} == 1'
@@ -152,7 +152,7 @@ async def test_an_engine_that_does_not_hold_what_it_was_sent_is_quarantined_and_
         assert prometheus.value('gspo_rollout_status{status="quarantined",pod="rollout-0"}') == 1
 
 
-async def test_weights_that_come_damaged_twice_are_reported_and_the_third_time_they_are_served(tmp_path: Path) -> None:
+async def test_weights_that_arrive_damaged_twice_are_reported_and_served_the_third_time(tmp_path: Path) -> None:
     async with fleet(tmp_path, retry_s=0.1) as (run, prometheus):
         await run.publish(1)
         serving = 'gspo_broker_rollouts{status="serving"} == 1'
@@ -162,7 +162,7 @@ async def test_weights_that_come_damaged_twice_are_reported_and_the_third_time_t
         run.store.num_wrong = 2
         await run.publish(2)
         damaged = await asyncio.to_thread(prometheus.wait_firing, "GspoWeightsDamaged")
-        assert "a version came that was not what the learner published" in damaged["annotations"]["description"]
+        assert "a version arrived that differed from what the learner published" in damaged["annotations"]["description"]
         second = "gspo_rollout_policy_version == 2"
         await asyncio.to_thread(prometheus.wait_until, "version 2", lambda: prometheus.value(second) == 2, 60)
         assert prometheus.value("gspo_rollout_weights_damaged_total") == 2

@@ -1,4 +1,4 @@
-"""The Prometheus that `make monitor` starts: what it scrapes and loads, and what it says where it cannot."""
+"""The Prometheus that ``make monitor`` starts: what it scrapes and loads, and what it says when it cannot."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import yaml
 from deploy.monitoring.generate import RULES
 from deploy.monitoring.monitor import command, targets, write_configuration
 from services.runtime.settings.configuration import load_settings
-from tests.monitoring.server import impatient
+from tests.monitoring.server import sped_up
 from tests.support.processes.run_process import REPOSITORY
 
 DEMO = REPOSITORY / "examples/arithmetic.toml"
@@ -30,7 +30,7 @@ def test_it_scrapes_each_process_of_the_run_under_the_labels_that_the_rules_use(
     }
 
 
-def test_its_configuration_names_files_that_are_there_from_wherever_it_is_started(tmp_path: Path) -> None:
+def test_its_configuration_names_existing_files_from_wherever_it_is_started(tmp_path: Path) -> None:
     config = json.loads(write_configuration(tmp_path / "new", load_settings(DEMO)).read_text())
     assert [Path(path) for path in config["rule_files"]] == sorted(RULES.resolve().glob("*.yaml"))
     (file,) = config["scrape_configs"][0]["file_sd_configs"][0]["files"]
@@ -39,7 +39,7 @@ def test_its_configuration_names_files_that_are_there_from_wherever_it_is_starte
     assert config["global"]["scrape_timeout"] == config["global"]["scrape_interval"] == "5s"
 
 
-def test_it_answers_on_this_host_alone_and_serves_the_page() -> None:
+def test_it_answers_only_on_this_host_and_serves_the_page() -> None:
     words = command("prometheus", Path("c"), Path("d"), "127.0.0.1:9090")
     assert "--web.listen-address=127.0.0.1:9090" in words
     (consoles,) = [word.partition("=")[2] for word in words if word.startswith("--web.console.templates=")]
@@ -54,7 +54,7 @@ def test_it_answers_on_this_host_alone_and_serves_the_page() -> None:
         ([str(DEMO), "--set", "rollout.metrics_port=0"], "", "a metrics_port is 0, any free one, which nobody can scrape"),
     ],
 )
-def test_what_it_cannot_do_is_said_with_the_way_out(arguments: list[str], path: str, message: str, tmp_path: Path) -> None:
+def test_an_error_names_the_way_out(arguments: list[str], path: str, message: str, tmp_path: Path) -> None:
     program = tmp_path / "prometheus"
     program.write_text("#!/bin/sh\nexit 0\n")
     program.chmod(0o755)
@@ -72,9 +72,9 @@ def test_what_it_cannot_do_is_said_with_the_way_out(arguments: list[str], path: 
     assert not (tmp_path / "data").exists()
 
 
-def test_impatient_rules_are_the_same_rules() -> None:
+def test_sped_up_rules_are_the_same_rules() -> None:
     for path in sorted(RULES.glob("*.yaml"), reverse=True):
-        before, after = yaml.safe_load(path.read_text()), yaml.safe_load(impatient(path.read_text()))
+        before, after = yaml.safe_load(path.read_text()), yaml.safe_load(sped_up(path.read_text()))
         names = [[rule.get("alert", rule.get("record")) for rule in group["rules"]] for group in before["groups"]]
         assert names == [[rule.get("alert", rule.get("record")) for rule in group["rules"]] for group in after["groups"]]
     waits = [rule["for"] for group in after["groups"] for rule in group["rules"] if "for" in rule]

@@ -1,4 +1,4 @@
-"""Every query of every dashboard and rule asks for what the processes really export. No Prometheus is needed."""
+"""Every query of every dashboard and rule asks for metrics that the processes really export. Needs no Prometheus."""
 
 import json
 import re
@@ -33,19 +33,21 @@ def runnable(expr: str) -> str:
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_panel_asks_for_what_there_is_and_its_legend_names_labels_of_the_answer(query: Query, known: Vocabulary) -> None:
+def test_a_panel_asks_for_exported_metrics_and_its_legend_names_labels_of_the_answer(
+    query: Query, known: Vocabulary
+) -> None:
     labels = labels_of(runnable(query.expr), known)
     assert set(legend_labels(query.legend)) == labels
 
 
 @pytest.mark.parametrize("alert", ALERTS.values(), ids=ALERTS)
-def test_an_alert_asks_for_what_there_is_and_its_text_names_labels_of_the_answer(alert: dict, known: Vocabulary) -> None:  # type: ignore[type-arg]
+def test_an_alert_asks_for_exported_metrics_and_its_text_names_labels_of_the_answer(alert: dict, known: Vocabulary) -> None:  # type: ignore[type-arg]
     labels = labels_of(alert["expr"], known)
     for text in (alert["annotations"]["summary"], alert["annotations"]["description"]):
         assert set(legend_labels(text)) <= labels, text
 
 
-def test_each_alert_says_how_bad_it_is_what_is_wrong_by_how_much_and_where_to_read_on() -> None:
+def test_each_alert_has_a_severity_a_summary_a_description_with_numbers_and_a_runbook() -> None:
     for name, alert in ALERTS.items():
         assert name.startswith("Gspo")
         assert alert["labels"]["severity"] in SEVERITIES
@@ -72,18 +74,18 @@ def test_every_bound_in_the_documentation_is_that_of_the_rule() -> None:
 
 
 MISTAKES = {
-    "a metric that nobody exports": ("gspo_broker_lag_average_versions", "nobody exports gspo_broker_lag_average"),
-    "a counter without its _total": ("rate(gspo_learner_wait_seconds[5m])", "nobody exports gspo_learner_wait_seconds"),
+    "a metric that no process exports": ("gspo_broker_lag_average_versions", "no process exports gspo_broker_lag_average"),
+    "a counter without its _total": ("rate(gspo_learner_wait_seconds[5m])", "no process exports gspo_learner_wait_seconds"),
     "a label that is not there": ('gspo_rollout_status{state="serving"}', "gspo_rollout_status has no label state"),
     "a label by its former name": ('gspo_learner_diagnostic{name="clip_fraction",lag="lag_0"}', "has no label lag"),
     "a value that no series has": ('gspo_rollout_status{status="quarantine"}', "no series of gspo_rollout_status"),
     "a diagnostic without its bucket": ('gspo_learner_diagnostic{name="clip_fraction",bucket=""}', "no series"),
     "a diagnostic that is not made": ('gspo_learner_diagnostic{name="clip_ratio",bucket="all"}', "no series"),
-    "an aggregation by a label that is lost": ("sum by (pod) (sum by (namespace) (up))", r"has no \['pod'\]"),
+    "an aggregation by a label that is gone": ("sum by (pod) (sum by (namespace) (up))", r"has no \['pod'\]"),
     "a quantile without le": ("histogram_quantile(0.5, sum(rate(gspo_broker_commit_seconds_bucket[5m])))", "has no le"),
     "sides that never match": ("gspo_broker_leases / sum by (namespace) (gspo_broker_leases)", "nothing matches"),
     "on a label of one side": ("up > on (status) gspo_rollout_status", r"on \['status'\]"),
-    "a rule of another name": ("namespace:gspo_waiting:ratio > 1", "nobody exports namespace:gspo_waiting:ratio"),
+    "a rule of another name": ("namespace:gspo_waiting:ratio > 1", "no process exports namespace:gspo_waiting:ratio"),
 }
 
 
@@ -93,28 +95,28 @@ def test_a_planted_mistake_is_found(expr: str, reason: str, known: Vocabulary) -
         labels_of(expr, known)
 
 
-def test_what_is_no_promql_is_found(known: Vocabulary) -> None:
+def test_an_expression_that_is_not_promql_is_found(known: Vocabulary) -> None:
     with pytest.raises(ValueError, match="expected type"):
         labels_of("rate(gspo_broker_leases)", known)
 
 
-def test_what_is_generated_is_in_step_with_what_it_is_generated_from() -> None:
+def test_generated_files_are_up_to_date() -> None:
     made = {HERE / path: text for path, text in generated().items()}
     for path, text in made.items():
         assert path.read_text() == text, f"{path} is stale: python -m deploy.monitoring.generate"
     there = {path for pattern in ("grafana/*", "consoles/*", "prometheusrule.yaml") for path in HERE.glob(pattern)}
-    assert there == set(made), "a file that nothing generates any more"
+    assert there == set(made), "a file that nothing generates"
 
 
-def test_the_page_holds_no_action_of_the_template_language_that_prometheus_reads_it_in() -> None:
+def test_the_page_has_no_action_of_the_template_language_that_prometheus_applies_to_it() -> None:
     page = next(text for path, text in generated().items() if path.suffix == ".html")
     assert "{{" not in page
-    assert page.count("\\u007b\\u007bbucket}}") > 1, "the legends are there, written otherwise"
+    assert page.count("\\u007b\\u007bbucket}}") > 1, "the legends are there, escaped"
     assert "</script>" in page.replace("<\\/", "")
     assert not re.findall(r"https?://", page), "nothing is fetched from elsewhere"
 
 
-def test_panels_of_a_dashboard_do_not_overlap_and_have_numbers_of_their_own() -> None:
+def test_panels_of_a_dashboard_do_not_overlap_and_have_unique_numbers() -> None:
 
     for path, text in generated().items():
         if path.suffix != ".json":

@@ -1,4 +1,4 @@
-"""Every alert by promtool: silent in a healthy hour and until it has waited, then firing with the right words."""
+"""Every alert, checked by promtool: silent in a healthy hour and while it waits, then firing with the right words."""
 
 import subprocess
 from pathlib import Path
@@ -17,7 +17,7 @@ needs_promtool = pytest.mark.monitoring
 
 
 def promtool(directory: Path, tests: list[dict[str, Any]]) -> str:
-    """What `promtool test rules` says; it must succeed."""
+    """The output of ``promtool test rules``, which must succeed."""
     files = [str(path) for path in sorted(RULES.glob("*.yaml"))]
     path = directory / "test.yaml"
     text = {"rule_files": files, "evaluation_interval": "15s", "tests": tests}
@@ -34,7 +34,7 @@ def _recording_first() -> list[dict[str, Any]]:
 
 
 def expected(name: str, fault: Fault) -> dict[str, Any]:
-    """What promtool compares an alert with: all its labels and both texts."""
+    """The alert that promtool expects: all its labels and both texts."""
     return {
         "exp_labels": {**fault.labels, "severity": ALERTS[name]["labels"]["severity"]},
         "exp_annotations": {
@@ -73,7 +73,7 @@ def test_in_a_healthy_hour_nothing_fires(tmp_path: Path) -> None:
 
 @needs_promtool
 @pytest.mark.parametrize("name", ALERTS)
-def test_an_alert_fires_after_its_time_and_says_by_how_much(name: str, tmp_path: Path) -> None:
+def test_an_alert_fires_after_its_wait_and_names_the_measured_value(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
     checks = [at(name, fault.minutes, [expected(name, fault)])]
     if fault.quiet_minutes is not None:
@@ -82,7 +82,7 @@ def test_an_alert_fires_after_its_time_and_says_by_how_much(name: str, tmp_path:
 
 
 @needs_promtool
-def test_handshakes_that_are_broken_off_are_reported_when_they_are_more_than_those_that_pass(tmp_path: Path) -> None:
+def test_failed_handshakes_are_reported_when_they_outnumber_successful_ones(tmp_path: Path) -> None:
     name = "GspoConnectionsRefused"
     knocking = series("gspo_broker_refused_connections_total", 'reason="handshake"', BROKER)
     fault = Fault(
@@ -97,7 +97,7 @@ def test_handshakes_that_are_broken_off_are_reported_when_they_are_more_than_tho
 
 
 @needs_promtool
-def test_a_stranger_at_a_rollout_that_shares_weights_is_reported_too(tmp_path: Path) -> None:
+def test_an_unknown_key_at_a_rollout_that_shares_weights_is_reported(tmp_path: Path) -> None:
     name = "GspoConnectionsRefused"
     fault = Fault(
         {},

@@ -1,4 +1,4 @@
-"""What can be asked for: every sample that the processes export, with its labels, and its first series."""
+"""The vocabulary of queries: every sample that the processes export, with its labels and its first series."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.loss.sequences import random_groups
 
 TARGET_LABELS = frozenset({"namespace", "pod", "component", "instance", "job"})
-"""Put on every sample by the scrape: by deploy/monitoring/monitor.py, and by the PodMonitor of deploy/k8s."""
+"""Labels that the scrape adds to every sample: in deploy/monitoring/monitor.py, and in the PodMonitor of deploy/k8s."""
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
 COMPONENTS = ("broker", "learner", "rollout")
 
@@ -34,7 +34,7 @@ class Samples:
 
     labels: set[str]
     series: list[dict[str, str]] = field(default_factory=list)
-    """Labels of those that are there before anything happens; of a name without any, every value is possible."""
+    """Labels of the series that exist from the start. Without any, every value is possible."""
 
 
 Vocabulary = dict[str, Samples]
@@ -42,7 +42,7 @@ Vocabulary = dict[str, Samples]
 
 @cache
 def vocabulary() -> Vocabulary:
-    """Everything but what rules record."""
+    """All samples except those that rules record."""
     alerts = [{"alertname": rule["alert"], "alertstate": state} for rule in rules() if "alert" in rule for state in STATES]
     known: Vocabulary = {
         "up": Samples(set(TARGET_LABELS), [{"component": name} for name in COMPONENTS]),
@@ -57,7 +57,7 @@ def vocabulary() -> Vocabulary:
     engine = CollectorRegistry()
     engine.register(EngineMetrics("http://127.0.0.1:1"))
     _add(known, engine)
-    # That SGLang exports these is asked of a real server in tests/integration/rollout/test_engine_metrics.py.
+    # tests/integration/rollout/test_engine_metrics.py checks on a real server that SGLang exports these.
     for name in ENGINE_METRICS:
         suffixes = ("_bucket", "_sum", "_count") if name.endswith("_seconds") else ("", "_total")
         known |= {name + suffix: Samples({"model_name", "le"} | TARGET_LABELS) for suffix in suffixes}
@@ -68,7 +68,7 @@ STATES = ("pending", "firing")
 
 
 def diagnostics() -> dict[str, float]:
-    """What the learner reports of a batch of several lags: trained here, by a table, and a router's picks besides."""
+    """What the learner reports of a batch with several lags, trained here on a table, together with a router's picks."""
     objective = Objective(anchor="proximal")
     report = train_batch(
         BigramEngine(),
@@ -82,7 +82,7 @@ def diagnostics() -> dict[str, float]:
     picks = ExpertPicks(torch.tensor([[[0], [1]]], dtype=torch.int8), num_experts=2)
     for lag in range(6):
         tally.add(picks, mask_T, torch.zeros(2, dtype=torch.int64), torch.tensor([float(lag)]), reference=picks)
-    # Buckets that this batch happens to leave empty are there in others.
+    # Other batches have the buckets that this one leaves empty.
     names = {key.partition("/")[0] for key in report.metrics if key.endswith("/lag_5_up")}
     lags = {f"{name}/{bucket}": 0.0 for name in names for bucket in ("lag_0", "lag_1", "lag_2", "lag_3_4")}
     return {**lags, **report.metrics, **tally.metrics(torch.Tensor.clone), "train_s": 1.0, "publish_s": 1.0}
