@@ -24,7 +24,7 @@ POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 
 
 def render(directory: Path) -> list[Object]:
-    """What `kubectl apply -k directory` would send. Raises: CalledProcessError with kustomize's words in stderr."""
+    """What ``kubectl apply -k directory`` would send. Raises: CalledProcessError with kustomize's message in stderr."""
     out = subprocess.run(["kubectl", "kustomize", str(directory)], check=True, capture_output=True, text=True, timeout=120)
     return [document for document in yaml.safe_load_all(out.stdout) if document]
 
@@ -37,7 +37,7 @@ def matches(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bo
         return False
     for expression in selector.get("matchExpressions", []):
         if expression["operator"] != "In":
-            raise ValueError(f"operator {expression['operator']}: the checks know In alone")
+            raise ValueError(f"operator {expression['operator']}: the checks support only In")
         if labels.get(expression["key"]) not in expression["values"]:
             return False
     return True
@@ -64,7 +64,7 @@ class Pods:
 
     @property
     def role(self) -> str:
-        """broker, rollout, learner, learner-worker, model-download."""
+        """The component: broker, rollout, learner, learner-worker or model-download."""
         return self.labels.get("app.kubernetes.io/component", "")
 
     @property
@@ -85,7 +85,7 @@ class Pods:
 
     @property
     def environment(self) -> dict[str, str | None]:
-        """Of the main container; None where the value is known in the cluster alone."""
+        """Environment of the main container; None where only the cluster knows the value."""
         return {entry["name"]: entry.get("value") for entry in self.main.get("env", [])}
 
     @property
@@ -98,7 +98,7 @@ class Pods:
         return list(range(start, start + (spec["replicas"] if self.kind == "StatefulSet" else 1)))
 
     def overrides(self, index: int) -> list[str]:
-        """What the main container's --set say in the pod of this number."""
+        """The values of the main container's --set arguments in the pod with this number."""
         numbered = {"LWS_WORKER_INDEX"} if self.kind == "LeaderWorkerSet" else set()
         for entry in self.main.get("env", []):
             if entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") == POD_INDEX:
@@ -124,7 +124,7 @@ class Pods:
 
 
 class Cluster:
-    """All objects of one overlay. They are plain data: a test may change them before it asks."""
+    """All objects of one overlay. They are plain data: a test may change them before it checks them."""
 
     def __init__(self, objects: Sequence[Object]) -> None:
         self.objects = list(objects)
@@ -163,8 +163,8 @@ class Cluster:
         return next(str(item["data"][CONFIG]) for item in self.of_kind("ConfigMap") if CONFIG in item.get("data", {}))
 
     def settings(self, pods: Pods | None = None, index: int | None = None) -> Settings:
-        """What a process of ``pods`` reads: the file, its environment and arguments; in the first of them, or number
-        ``index``. Raises: ConfigurationError.
+        """The settings that a process of ``pods`` reads from the file, its environment and arguments, in the first pod or
+        in pod number ``index``. Raises: ConfigurationError.
         """
         environment = {key: value for key, value in (pods.environment if pods else {}).items() if value is not None}
         with tempfile.TemporaryDirectory() as directory:
@@ -205,5 +205,5 @@ def quantity(text: object) -> float:
     """Kubernetes's "500m" or "2Gi" as a number. Raises: ValueError."""
     match = QUANTITY.fullmatch(str(text))
     if match is None:
-        raise ValueError(f"{text!r} is no quantity")
+        raise ValueError(f"{text!r} is not a quantity")
     return float(match[1]) * UNITS.get(match[2] or "", 1.0)

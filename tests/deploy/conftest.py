@@ -1,4 +1,4 @@
-"""Every combination of overlay and components that the manifests say goes together, rendered once."""
+"""Every combination of overlay and components that the manifests support, rendered once."""
 
 import shutil
 from collections.abc import Callable
@@ -20,11 +20,11 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "qwen3-30b-a3b-full": ("overlays/qwen3-30b-a3b", ("rdma", "spot", "peer-weights", "monitoring", "autoscaling-hpa")),
     "qwen3-30b-a3b-lws": ("overlays/qwen3-30b-a3b", ("learner-lws", "rdma-lws", "monitoring", "autoscaling-keda")),
 }
-"""Overlay, and components beside its own; learner-lws takes the place of learner-nodes."""
+"""By variant: the overlay, and the components added to its own; learner-lws replaces learner-nodes."""
 
 
 def write_variant(k8s: Path, name: str) -> Path:
-    """The directory of a variant inside a copy of deploy/k8s: the overlay's own, or one beside it with more components."""
+    """The directory of a variant in a copy of deploy/k8s: that of the overlay, or a new one with additional components."""
     overlay, extra = VARIANTS[name]
     if not extra:
         return k8s / overlay
@@ -40,7 +40,7 @@ def write_variant(k8s: Path, name: str) -> Path:
 
 
 def copy_manifests(to: Path) -> Path:
-    """deploy/, with keys as `gspo keys` makes them. Returns deploy/k8s there."""
+    """Copy deploy/ and add keys as ``gspo keys`` makes them. Returns the copy's deploy/k8s."""
     shutil.copytree(K8S.parent, to / "deploy")
     k8s = to / "deploy" / "k8s"
     for role in KEY_ROLES:
@@ -55,7 +55,7 @@ def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def rendered(manifests: Path) -> Callable[[str], tuple[Path, list[Object]]]:
-    """Directory and objects of a variant; rendered when first asked for."""
+    """A function that returns directory and objects of a variant; it renders each variant once."""
     cache: dict[str, tuple[Path, list[Object]]] = {}
 
     def get(name: str) -> tuple[Path, list[Object]]:
@@ -69,5 +69,5 @@ def rendered(manifests: Path) -> Callable[[str], tuple[Path, list[Object]]]:
 
 @pytest.fixture
 def cluster(rendered: Callable[[str], tuple[Path, list[Object]]]) -> Callable[[str], Cluster]:
-    """A variant's objects, a copy that the test may change."""
+    """A function that returns a copy of a variant's objects, which the test may change."""
     return lambda name: Cluster(copy_of(rendered(name)[1]))

@@ -1,4 +1,4 @@
-"""What a mistake is, and the small changes of rendered manifests that mistakes are made of."""
+"""What a mistake is, and the small changes to rendered manifests that make one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from tests.deploy.cluster import CONFIG, Cluster, Object
 
 @dataclass(frozen=True)
 class Mistake:
-    """``make`` puts it into a variant's objects; ``check`` finds it and says ``says``."""
+    """One mistake. ``make`` puts it into a variant's objects; ``check`` finds it, with ``says`` in its finding."""
 
     variant: str
     check: str

@@ -1,4 +1,4 @@
-"""The kustomization files themselves: what kustomize passes over in silence."""
+"""Checks of the kustomization files themselves, for mistakes that kustomize does not report."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def parts(directory: Path) -> Iterator[Path]:
-    """``directory`` and all kustomizations that it is made of."""
+    """``directory`` and all kustomizations that it includes."""
     yield directory
     content = read(directory)
     for name in [*content.get("resources", []), *content.get("components", [])]:
@@ -27,7 +27,7 @@ def parts(directory: Path) -> Iterator[Path]:
 
 
 def lost_patches(directory: Path, objects: list[Object]) -> Iterator[str]:
-    """Patches whose target is nothing of what was rendered: kustomize leaves them out without a word."""
+    """Patches with a target that is not among the rendered objects: kustomize drops them without a message."""
     for part in parts(directory):
         for patch in read(part).get("patches", []):
             target = patch.get("target")
@@ -46,7 +46,7 @@ def _is_target(target: Object, item: Object) -> bool:
         return True
     match = re.fullmatch(r"(\S+) in \(([^)]*)\)", selector)
     if match is None:
-        raise ValueError(f"labelSelector {selector!r}: the check knows `key in (a, b)` alone")
+        raise ValueError(f"labelSelector {selector!r}: the check supports only `key in (a, b)`")
     return metadata.get("labels", {}).get(match[1]) in [value.strip() for value in match[2].split(",")]
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in what the objects are, and in what they say of each other."""
+"""Mistakes in single objects and in their references to each other."""
 
 from tests.deploy.edits import Mistake, container, edit_config, pod_spec, policy_rule, rename, volume
 
@@ -116,7 +116,7 @@ OBJECT_MISTAKES = {
     "a limit below its request": Mistake(
         "cpu", "resources", "memory requests", lambda c: container(c, "broker")["resources"]["limits"].update(memory="100Mi")
     ),
-    "a quantity that is none": Mistake(
+    "a quantity that cannot be read": Mistake(
         "cpu", "resources", "2GB", lambda c: container(c, "broker")["resources"]["limits"].update(memory="2GB")
     ),
     "a priority class that is not there": Mistake(
@@ -152,19 +152,19 @@ OBJECT_MISTAKES = {
         "volume shm",
         lambda c: volume(c, "rollout", "shm")["emptyDir"].update(sizeLimit="96Gi"),
     ),
-    "readiness asked where liveness is meant": Mistake(
+    "a liveness probe that asks for readiness": Mistake(
         "cpu",
         "probes",
         "livenessProbe",
         lambda c: container(c, "learner")["livenessProbe"]["httpGet"].update(path="/readyz"),
     ),
-    "a node of the learner that nobody asks": Mistake(
+    "a node of the learner without a probe": Mistake(
         "qwen3-30b-a3b-lws", "probes", "livenessProbe asks {}", lambda c: container(c, "learner-worker").pop("livenessProbe")
     ),
     "nodes of the learner that are ready only together": Mistake(
         "qwen3-30b-a3b",
         "probes",
-        "waits for one that waits for the others",
+        "ready only together with the others",
         lambda c: container(c, "learner-worker").update(
             readinessProbe={"httpGet": {"path": "/readyz", "port": "health"}, "periodSeconds": 10}
         ),
@@ -190,7 +190,7 @@ OBJECT_MISTAKES = {
         "unreachable",
         lambda c: pod_spec(c, "rollout").update(tolerations=pod_spec(c, "rollout")["tolerations"][:1]),
     ),
-    "a disruption budget that covers nothing of the learner": Mistake(
+    "a disruption budget that does not cover the learner": Mistake(
         "cpu",
         "disruption",
         "0 disruption budgets",
@@ -207,7 +207,7 @@ OBJECT_MISTAKES = {
         "rollout -> learner -> weights is needed",
         lambda c: c.one("NetworkPolicy", "rollout")["spec"]["egress"].pop(1),
     ),
-    "a policy that lets rollouts at the batches": Mistake(
+    "a policy that lets rollouts reach the batch channel": Mistake(
         "cpu",
         "network",
         "rollout -> broker -> batch is allowed and not needed",
@@ -225,7 +225,7 @@ OBJECT_MISTAKES = {
     "weights for other rollouts on another port": Mistake(
         "single-gpu-node-scaled",
         "network",
-        "weights for other rollouts at tcp://$(POD_IP):7004, of ports",
+        "weights for other rollouts at tcp://$(POD_IP):7004, but its ports are",
         lambda c: next(port for port in container(c, "rollout")["ports"] if port["name"] == "peer-weights").update(
             containerPort=7005
         ),
@@ -237,7 +237,7 @@ OBJECT_MISTAKES = {
         lambda c: c.objects.remove(c.one("NetworkPolicy", "learner-collectives")),
     ),
     "no DNS": Mistake("cpu", "network", "cannot ask DNS", lambda c: c.objects.remove(c.one("NetworkPolicy", "dns"))),
-    "no way in for Prometheus": Mistake(
+    "no access for Prometheus": Mistake(
         "cpu-monitored", "network", "cannot be scraped", lambda c: c.objects.remove(c.one("NetworkPolicy", "metrics"))
     ),
 }

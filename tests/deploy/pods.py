@@ -1,4 +1,4 @@
-"""How pods behave: what they may, when they are started again, and whom they talk to."""
+"""How pods behave: what they may do, when they are restarted, and what they connect to."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ EDGES = {
     ("learner", "broker", "batch"),
     ("rollout", "learner", "weights"),
 }
-"""Who may open a connection to whom."""
+"""Connections that may be opened: from, to, port."""
 NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -43,7 +43,7 @@ def restricted(cluster: Cluster) -> Iterator[str]:
 
 
 def writable(cluster: Cluster) -> Iterator[str]:
-    """What a read-only root lacks is a volume, and memory file systems are bounded by the container's memory."""
+    """Directories that must be writable are volumes, and memory file systems are smaller than the container's memory."""
     for pods in cluster.pods:
         wanted = ["/tmp"] if pods.role in ("broker", "model-download") else ["/tmp", HOME, "/dev/shm"]
         for path in wanted:
@@ -61,8 +61,8 @@ def writable(cluster: Cluster) -> Iterator[str]:
 
 
 def probes(cluster: Cluster) -> Iterator[str]:
-    """Processes are asked on their metrics port, in time, and not before they can answer; a learner's other nodes on their
-    health port, and whether they live alone."""
+    """Probes ask processes on their metrics port, in time, and not before they can answer. They ask a learner's other nodes
+    on their health port, and only whether they are alive."""
     for pods in cluster.pods:
         port = "health" if pods.role == "learner-worker" else "metrics"
         if port not in pods.ports and pods.kind == "Job":
@@ -71,7 +71,7 @@ def probes(cluster: Cluster) -> Iterator[str]:
         if pods.role == "learner-worker":
             del wanted["readinessProbe"]
             if "readinessProbe" in pods.main:
-                yield f"{pods.name}: an update of several waits for one that waits for the others"
+                yield f"{pods.name}: a rolling update waits for a node that is ready only together with the others"
         for probe, paths in wanted.items():
             asked = pods.main.get(probe, {}).get("httpGet", {})
             if asked.get("path") not in paths or asked.get("port") != port:
@@ -84,7 +84,7 @@ def probes(cluster: Cluster) -> Iterator[str]:
 
 
 def _rollout_start(cluster: Cluster, pods: Pods, startup: Object) -> Iterator[str]:
-    """While SGLang starts, /healthz is 200 for LOOP_STALL_S and 503 from then on."""
+    """The startup probe fits SGLang's start, during which /healthz is 200 for LOOP_STALL_S and 503 from then on."""
     delay_s = startup.get("initialDelaySeconds", 0)
     budget_s = delay_s + startup.get("periodSeconds", 10) * startup.get("failureThreshold", 3)
     if delay_s <= LOOP_STALL_S:
@@ -94,7 +94,7 @@ def _rollout_start(cluster: Cluster, pods: Pods, startup: Object) -> Iterator[st
 
 
 def stopping(cluster: Cluster) -> Iterator[str]:
-    """The grace period is longer than what the process does with it."""
+    """The grace period is longer than the process needs to stop."""
     for pods in cluster.pods:
         settings = cluster.settings(pods)
         needed = {"broker": 10.0, "rollout": settings.rollout.drain_s + 10, "learner": RANKS_STOP_S + 30.0}
@@ -107,7 +107,7 @@ def stopping(cluster: Cluster) -> Iterator[str]:
 
 
 def disruption(cluster: Cluster) -> Iterator[str]:
-    """Each long-lived pod has one disruption budget, and leaves a dead node soon."""
+    """Each long-lived pod has one disruption budget and leaves a dead node soon."""
     for pods in cluster.pods:
         if pods.kind == "Job":
             continue
@@ -120,11 +120,11 @@ def disruption(cluster: Cluster) -> Iterator[str]:
                 yield f"{pods.name}: stays for minutes on a node with {taint}"
         gpu = any("nvidia.com/gpu" in c.get("resources", {}).get("limits", {}) for c in pods.containers)
         if gpu and not any(t.get("key") == "nvidia.com/gpu" for t in pods.spec.get("tolerations", [])):
-            yield f"{pods.name}: wants a GPU, and does not tolerate GPU nodes"
+            yield f"{pods.name}: requests a GPU but does not tolerate GPU nodes"
 
 
 def network(cluster: Cluster) -> Iterator[str]:
-    """Nothing may talk by default; then exactly the edges of the run, DNS, and scrapes where there is a PodMonitor."""
+    """No connection is allowed by default; then exactly the run's edges, DNS, and scrapes where there is a PodMonitor."""
     policies = cluster.of_kind("NetworkPolicy")
     both = {"Ingress", "Egress"}
     if not any(p["spec"]["podSelector"] == {} and set(p["spec"]["policyTypes"]) == both and _silent(p) for p in policies):
@@ -135,7 +135,7 @@ def network(cluster: Cluster) -> Iterator[str]:
         for endpoint in _peer_endpoints(pods):
             expected |= {(pods.role, pods.role, "peer-weights")}
             if not endpoint.endswith(f":{pods.ports.get('peer-weights')}"):
-                yield f"{pods.name}: weights for other rollouts at {endpoint}, of ports {sorted(pods.ports)}"
+                yield f"{pods.name}: weights for other rollouts at {endpoint}, but its ports are {sorted(pods.ports)}"
     edges = {(a.role, b.role, port) for a in cluster.pods for b in cluster.pods for port in _open(policies, a, b)}
     for edge in sorted(expected - edges):
         yield f"{' -> '.join(edge)} is needed and not allowed"

@@ -1,4 +1,4 @@
-"""That the manifests speak of the program as it is: its arguments, settings, ports, keys, metrics."""
+"""Checks the manifests against the program: its arguments, settings, ports, keys, metrics."""
 
 import argparse
 import contextlib
@@ -26,7 +26,7 @@ from services.runtime.settings.configuration import ENVIRONMENT_PREFIX, RESERVED
 from tests.deploy.cluster import VARIABLE, Cluster, Pods, title, walk
 
 METRIC = re.compile(r"(?<![\w:])(?:\w+:)*gspo_[a-z0-9_:]+")
-LWS_VARIABLES = ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")  # What the controller gives every container.
+LWS_VARIABLES = ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")  # The controller sets them in every container.
 KEYS_NEEDED = {
     "broker": {"broker.secret", *(f"{role}.public" for role in {*WORK.connects, *BATCH.connects})},
     "learner": {"learner.secret", "broker.public", *(f"{role}.public" for role in WEIGHTS.connects)},
@@ -37,7 +37,7 @@ LEARNERS = ("learner", "learner-worker")
 
 
 def commands(cluster: Cluster) -> Iterator[str]:
-    """Every container is started with arguments that the program takes, on the file that is mounted there."""
+    """Every container starts with arguments that the program accepts, on a file that is mounted there."""
     for pods in cluster.pods:
         for container in pods.containers:
             words = [*container.get("command", []), *container.get("args", [])]
@@ -62,7 +62,7 @@ def commands(cluster: Cluster) -> Iterator[str]:
 
 
 def _objection(words: Sequence[str]) -> str:
-    """Why the program would not take ``words``; empty when it would."""
+    """Why the program would not accept ``words``; empty when it would."""
     if words[0] == "model":
         return _model_objection(tuple(words))
     if words[0] not in PROCESSES:
@@ -71,7 +71,7 @@ def _objection(words: Sequence[str]) -> str:
 
 
 def _process_objection(words: Sequence[str], *, named: bool = True) -> str:
-    """What a process says to these arguments; whether the file is there and good is another check's question."""
+    """The process's objection to these arguments; another check reads the file that they name."""
     if not named:
         parser = argparse.ArgumentParser()
         add_configuration_arguments(parser)
@@ -89,7 +89,7 @@ def _process_objection(words: Sequence[str], *, named: bool = True) -> str:
 
 @cache
 def _model_objection(words: tuple[str, ...]) -> str:
-    """`gspo model ...` itself, on a directory that holds a model already."""
+    """The objection of ``gspo model ...`` itself, run on a directory that already holds a model."""
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text("{}")
         given = [directory if word.startswith("/models/") else word for word in words]
@@ -120,8 +120,7 @@ def _is_config(cluster: Cluster, pods: Pods, path: str) -> bool:
 
 
 def settings(cluster: Cluster) -> Iterator[str]:
-    """Each process accepts the file with its environment and arguments, and its environment holds nothing that it would not
-    read."""
+    """Each process accepts the file with its environment and arguments, and reads everything in its environment."""
     for pods in cluster.pods:
         if pods.role not in (*SERVICES, "learner-worker"):
             continue
@@ -132,11 +131,11 @@ def settings(cluster: Cluster) -> Iterator[str]:
                 yield f"{pods.name}: {error}"
         for name in pods.environment:
             if name.startswith(ENVIRONMENT_PREFIX) and "__" not in name and name not in RESERVED:
-                yield f"{pods.name}: {name} is not read by anybody; settings are GSPO_SECTION__KEY"
+                yield f"{pods.name}: no process reads {name}; settings are GSPO_SECTION__KEY"
 
 
 def endpoints(cluster: Cluster) -> Iterator[str]:
-    """What is connected to is what is bound: the name of a Service or pod of the set, and the port of its container."""
+    """Processes connect to what is bound: the name of a Service or pod of the set, and the port of its container."""
     broker, learner = cluster.role("broker"), cluster.role("learner")
     common, bound = cluster.settings(), cluster.settings(broker)
     wanted = (
@@ -150,37 +149,37 @@ def endpoints(cluster: Cluster) -> Iterator[str]:
         if at.hostname != "0.0.0.0" or to.port != at.port or at.port != pods.ports.get(port):
             yield f"{key}: {address}, bound as {binding}, container port {port} is {pods.ports.get(port)}"
         if str(to.hostname) not in _names(cluster, pods):
-            yield f"{key}: {to.hostname} is no name of {pods.name}"
+            yield f"{key}: {to.hostname} is not a name of {pods.name}"
     for section, pods in (("broker", broker), ("learner", learner), ("rollout", cluster.role("rollout"))):
         port_number = getattr(cluster.settings(pods), section).metrics_port
         if pods.ports.get("metrics") != port_number or cluster.settings(pods).security.metrics_host != "0.0.0.0":
-            yield f"{pods.name}: metrics are on {port_number}, the container's port is {pods.ports.get('metrics')}"
+            yield f"{pods.name}: metrics are on {port_number}, but the container's port is {pods.ports.get('metrics')}"
     for pods in cluster.pods:
         if pods.role in LEARNERS and common.learner.num_nodes > 1:
             yield from _meeting(cluster, pods, learner)
 
 
 def _meeting(cluster: Cluster, pods: Pods, learner: Pods) -> Iterator[str]:
-    """Where a learner's nodes meet, and where those that have no metrics say that they live."""
+    """Where a learner's nodes meet, and where nodes without metrics report that they are alive."""
     own = cluster.settings(pods).learner
     host, _, port = own.meeting_address.rpartition(":")
     if host not in _names(cluster, learner):
-        yield f"{pods.name}: learner.meeting_address: {host} is no name of {learner.name}"
+        yield f"{pods.name}: learner.meeting_address: {host} is not a name of {learner.name}"
     if int(port) != learner.ports.get("rendezvous"):
-        yield f"{pods.name}: learner.meeting_address is on {port}, rank 0 has {learner.ports.get('rendezvous')}"
+        yield f"{pods.name}: learner.meeting_address is on {port}, but rank 0 has {learner.ports.get('rendezvous')}"
     if pods.role == "learner-worker" and pods.ports.get("health") != own.metrics_port:
-        yield f"{pods.name}: its health is on {own.metrics_port}, the container's port is {pods.ports.get('health')}"
+        yield f"{pods.name}: its health is on {own.metrics_port}, but the container's port is {pods.ports.get('health')}"
 
 
 def _names(cluster: Cluster, pods: Pods) -> list[str]:
-    """DNS names of the first pod, inside its namespace: its headless Service, and the pod below it."""
+    """DNS names of the first pod inside its namespace: its headless Service, and the pod under that name."""
     owner = pods.owner["metadata"]["name"]
     service = pods.owner["spec"].get("serviceName", owner)
     return [service, f"{owner}-0.{service}"] if cluster.find("Service", service) else []
 
 
 def directories(cluster: Cluster) -> Iterator[str]:
-    """What must last is on a claim, the model is there, and weights are fetched into memory."""
+    """Lasting data is on a claim, the model is mounted, and weights are fetched into memory."""
     for pods in cluster.pods:
         if pods.role not in (*SERVICES, "learner-worker"):
             continue
@@ -192,7 +191,7 @@ def directories(cluster: Cluster) -> Iterator[str]:
             yield f"{pods.name}: nothing is mounted where model.path is, {own.model.path}"
         weights = pods.mount(str(own.rollout.weights_directory)).get("emptyDir", {})
         if pods.role == "rollout" and weights.get("medium") != "Memory":
-            yield f"{pods.name}: rollout.weights_directory {own.rollout.weights_directory} is no memory file system"
+            yield f"{pods.name}: rollout.weights_directory {own.rollout.weights_directory} is not a memory file system"
     job = cluster.find("Job", "model-download")
     if job is not None:
         (pods,) = (pods for pods in cluster.pods if pods.owner is job)
@@ -204,11 +203,11 @@ def directories(cluster: Cluster) -> Iterator[str]:
         ]
         for path in used:
             if not any(path == root or path.startswith(f"{root}/") for root in there):
-                yield f"{path} is not what the Job downloads: {sorted(there)}"
+                yield f"the Job does not download {path}, only {sorted(there)}"
 
 
 def keys(cluster: Cluster) -> Iterator[str]:
-    """With keys each process has its own secret key and those public ones that it needs, and nobody else's secret."""
+    """With keys, each process has its own secret key, the public keys that it needs, and no other secret key."""
     for role in SERVICES:
         pods = cluster.role(role)
         directory = cluster.settings(pods).security.keys
@@ -221,7 +220,7 @@ def keys(cluster: Cluster) -> Iterator[str]:
             yield f"{pods.name}: {directory} has no {name}"
         for name in sorted(files):
             if Path(name).stem.split("-")[0] not in KEY_ROLES:
-                yield f"{pods.name}: {name} is no key that `gspo keys` makes"
+                yield f"{pods.name}: {name} is not a key that `gspo keys` makes"
             if name.endswith(".secret") and name != f"{role}.secret":
                 yield f"{pods.name}: holds {name}, which is not its own"
         mode = pods.mount(directory).get("projected", {}).get("defaultMode", 0o644)
@@ -230,22 +229,22 @@ def keys(cluster: Cluster) -> Iterator[str]:
 
 
 def ranks(cluster: Cluster) -> Iterator[str]:
-    """As many ranks as GPUs on each node, as many nodes as pods, and each pod another node."""
+    """Each node has as many ranks as GPUs, and each pod is one node."""
     learner = cluster.settings().learner
     learners = [pods for pods in cluster.pods if pods.role in LEARNERS]
     for pods in learners:
         gpus = pods.main["resources"]["limits"].get("nvidia.com/gpu")
         if gpus is not None and int(gpus) != learner.num_ranks:
-            yield f"{pods.name}: {gpus} GPUs, learner.num_ranks is {learner.num_ranks}"
+            yield f"{pods.name}: {gpus} GPUs, but learner.num_ranks is {learner.num_ranks}"
     num_pods = sum(len(pods.indices) for pods in learners)
     if num_pods != learner.num_nodes:
-        yield f"learner.num_nodes is {learner.num_nodes}, and there are {num_pods} pods"
+        yield f"learner.num_nodes is {learner.num_nodes}, but there are {num_pods} pods"
         return
     nodes = {pods.name: [cluster.settings(pods, index).learner.node_rank for index in pods.indices] for pods in learners}
     if sorted(node for numbers in nodes.values() for node in numbers) != list(range(learner.num_nodes)):
         yield f"learner.node_rank is {nodes}: not each node once"
     if 0 not in nodes[cluster.role("learner").name]:
-        yield f"learner.node_rank is {nodes}: rollouts look for the weights at {cluster.role('learner').name}"
+        yield f"learner.node_rank is {nodes}: rollouts fetch the weights from {cluster.role('learner').name}"
 
 
 @cache
@@ -263,7 +262,7 @@ def metric_names() -> frozenset[str]:
 
 
 def metrics(cluster: Cluster) -> Iterator[str]:
-    """Metrics that are asked for are exported by a process, or recorded by a rule of the set."""
+    """Every metric in a query is exported by a process or recorded by a rule of the set."""
     asking = cluster.of_kind("PrometheusRule", "ScaledObject", "HorizontalPodAutoscaler")
     recorded = {value for item in asking for path, value in walk(item) if path.endswith("/record")}
     for item in asking:
@@ -271,7 +270,7 @@ def metrics(cluster: Cluster) -> Iterator[str]:
             if not path.endswith(("/expr", "/query", "/metric/name")) or not isinstance(value, str):
                 continue
             for name in sorted(set(METRIC.findall(value)) - metric_names() - recorded):
-                yield f"{title(item)}: nobody exports {name}"
+                yield f"{title(item)}: no process exports {name}"
 
 
 CHECKS = (commands, settings, endpoints, directories, keys, ranks, metrics)

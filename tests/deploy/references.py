@@ -1,4 +1,4 @@
-"""What neither a schema nor the API server checks: that the objects of a set fit together."""
+"""Checks that the objects of a set fit together, which neither a schema nor the API server does."""
 
 import re
 from collections import Counter
@@ -12,7 +12,7 @@ BUILT_IN_PRIORITIES = ("system-cluster-critical", "system-node-critical")
 
 
 def namespaces(cluster: Cluster) -> Iterator[str]:
-    """Everything is in the one namespace that is part of the set, and nothing is there twice."""
+    """Every object is in the set's one namespace, and none is there twice."""
     (namespace,) = (item["metadata"]["name"] for item in cluster.of_kind("Namespace"))
     for item in cluster.objects:
         found = item["metadata"].get("namespace")
@@ -29,7 +29,7 @@ def selectors(cluster: Cluster) -> Iterator[str]:
         chosen = [pods.name for pods in cluster.selected(item["spec"]["selector"])]
         own = [pods.name for pods in cluster.pods if pods.owner is item]
         if chosen != own:
-            yield f"{title(item)} selects {chosen}, and makes {own}"
+            yield f"{title(item)} selects {chosen} but makes {own}"
     for item in cluster.objects:
         for selector in _pod_selectors(item):
             if not cluster.selected(selector):
@@ -37,7 +37,7 @@ def selectors(cluster: Cluster) -> Iterator[str]:
     for pods in cluster.pods:
         for spread in pods.spec.get("topologySpreadConstraints", []):
             if not matches(spread["labelSelector"], pods.labels):
-                yield f"{pods.name} spreads over other pods than its own"
+                yield f"{pods.name}: its topology spread counts other pods, not its own"
 
 
 def _pod_selectors(item: Object) -> Iterator[Object]:
@@ -53,13 +53,13 @@ def _pod_selectors(item: Object) -> Iterator[Object]:
 
 
 def ports(cluster: Cluster) -> Iterator[str]:
-    """A port that is named somewhere is a port of the pods that are meant."""
+    """Every named port is a port of the pods that it refers to."""
     for pods in cluster.pods:
         yield from _container_ports(pods)
     for item in cluster.of_kind("Service"):
         for chosen in cluster.selected(item["spec"]["selector"]):
             for port in item["spec"].get("ports", []):
-                # Headless: clients connect to the container's number, whatever the Service says.
+                # Headless: clients connect to the container's port number, whatever the Service has.
                 if chosen.ports.get(port["targetPort"]) != port["port"]:
                     yield f"{title(item)}: port {port['port']} is not {port['targetPort']!r} of {chosen.name}"
     for item in cluster.of_kind("NetworkPolicy"):
@@ -79,7 +79,7 @@ def _container_ports(pods: Pods) -> Iterator[str]:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             port = container.get(probe, {}).get("httpGet", {}).get("port")
             if port is not None and port not in own:
-                yield f"{pods.name}: {probe} asks port {port!r}, of {sorted(map(str, own))}"
+                yield f"{pods.name}: {probe} asks port {port!r}, but there are {sorted(map(str, own))}"
 
 
 def _policy_ports(cluster: Cluster, item: Object) -> Iterator[str]:
@@ -97,11 +97,11 @@ def _missing(item: Object, rule: Object, targets: list[Pods]) -> Iterator[str]:
     for port in rule.get("ports", []):
         name = port["port"]
         if isinstance(name, str) and not any(name in pods.ports for pods in targets):
-            yield f"{title(item)}: port {name!r} is none of {[pods.name for pods in targets]}"
+            yield f"{title(item)}: none of {[pods.name for pods in targets]} has a port {name!r}"
 
 
 def volumes(cluster: Cluster) -> Iterator[str]:
-    """Mounts have volumes, volumes are mounted, and what they are made of is in the set."""
+    """Mounts have volumes, volumes are mounted, and their sources are in the set."""
     for pods in cluster.pods:
         mounted = {mount["name"] for container in pods.containers for mount in container.get("volumeMounts", [])}
         for name in mounted:
@@ -132,7 +132,7 @@ def _missing_source(cluster: Cluster, pods: Pods, volume: Object) -> Iterator[st
 
 
 def shared_volumes(cluster: Cluster) -> Iterator[str]:
-    """A claim that several learner nodes write is ReadWriteMany."""
+    """A claim that several learner nodes write to is ReadWriteMany."""
     users: dict[str, list[Pods]] = {}
     for pods in cluster.pods:
         for volume in pods.spec.get("volumes", []):
@@ -142,7 +142,7 @@ def shared_volumes(cluster: Cluster) -> Iterator[str]:
     for claim, writers in users.items():
         modes = (cluster.find("PersistentVolumeClaim", claim) or {"spec": {"accessModes": []}})["spec"]["accessModes"]
         if len(writers) > 1 and "ReadWriteMany" not in modes:
-            yield f"PersistentVolumeClaim/{claim} is {modes}, and written by {[pods.name for pods in writers]}"
+            yield f"PersistentVolumeClaim/{claim} is {modes}, but {[pods.name for pods in writers]} write to it"
 
 
 def services_of_stateful_sets(cluster: Cluster) -> Iterator[str]:
@@ -159,7 +159,7 @@ def services_of_stateful_sets(cluster: Cluster) -> Iterator[str]:
 
 
 def scaling(cluster: Cluster) -> Iterator[str]:
-    """Autoscalers scale something of the set, that does not set its number itself, between sensible bounds, slowly."""
+    """Autoscalers scale an object of the set that does not set its own replicas, between sensible bounds, slowly."""
     for item in cluster.of_kind("HorizontalPodAutoscaler", "ScaledObject"):
         spec = item["spec"]
         reference = spec["scaleTargetRef"]
@@ -173,12 +173,12 @@ def scaling(cluster: Cluster) -> Iterator[str]:
             (spec["minReplicaCount"], spec["maxReplicaCount"]) if keda else (spec["minReplicas"], spec["maxReplicas"])
         )
         if not 1 <= low < high:
-            yield f"{title(item)}: between {low} and {high}"
+            yield f"{title(item)}: bounds {low} and {high} are not sensible"
         behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] if keda else spec["behavior"]
         startup = cluster.role("rollout").main["startupProbe"]
         most_s = startup["initialDelaySeconds"] + 60
         if behavior["scaleDown"]["stabilizationWindowSeconds"] < max(most_s, 600):
-            yield f"{title(item)}: goes in before new rollouts can have started"
+            yield f"{title(item)}: scales down before new rollouts can have started"
 
 
 def resources(cluster: Cluster) -> Iterator[str]:

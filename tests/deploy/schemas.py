@@ -1,4 +1,4 @@
-"""Objects against the schemas of Kubernetes (strict: no unknown field) and of the custom resources in crds/."""
+"""Checks objects against the schemas of Kubernetes (strict: no unknown field) and of the custom resources in crds/."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ KEPT = (
 
 @cache
 def _schema_directory() -> Path:
-    # Where the package lies, without importing it: its own validator reads 1.5 MB for each object.
+    # Finds the package without importing it: its own validator reads 1.5 MB for each object.
     found = importlib.util.find_spec("kubernetes_validate")
     assert found is not None, "kubernetes-validate is not installed: make test-deploy"
     assert found.submodule_search_locations
@@ -64,7 +64,7 @@ def _custom_resources() -> dict[tuple[str, str], Object]:
 
 
 def strict(node: Object) -> Object:
-    """A structural schema of a custom resource as a JSON schema that knows no other fields."""
+    """A custom resource's structural schema as a JSON schema that allows no other fields."""
     if node.get("x-kubernetes-int-or-string"):
         return {"anyOf": [{"type": "integer"}, {"type": "string"}]}
     result: Object = {key: value for key, value in node.items() if key in KEPT}
@@ -83,7 +83,7 @@ def strict(node: Object) -> Object:
 
 
 def schema(cluster: Cluster) -> Iterator[str]:
-    """Every object is one that the API server would take. A kind without a schema is an error."""
+    """The API server would accept every object. A kind without a schema is an error."""
     for item in cluster.objects:
         yield from _errors(title(item), item)
         if item["kind"] == "LeaderWorkerSet":

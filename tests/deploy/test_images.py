@@ -1,4 +1,4 @@
-"""The Dockerfiles against the repository and the code; nothing is built here."""
+"""The Dockerfiles fit the repository and the code; nothing is built here."""
 
 import re
 import subprocess
@@ -42,7 +42,7 @@ def test_there_is_a_test_for_every_image() -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_what_is_copied_is_there_and_not_ignored(image: str) -> None:
+def test_copied_files_exist_and_are_not_ignored(image: str) -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignored[1] == "*"
     sources = [
@@ -76,7 +76,7 @@ def test_bases_and_packages_are_pinned(image: str) -> None:
 
 
 def part_of_torch(command: str) -> bool:
-    """PyTorch's wheels pin their own needs exactly."""
+    """Whether a command installs only PyTorch, which pins its own requirements exactly."""
     return command.strip() == "${TORCH}"
 
 
@@ -90,7 +90,7 @@ def test_an_image_runs_as_the_user_of_the_pods(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_the_entry_point_is_our_command(image: str) -> None:
+def test_the_entry_point_is_gspo(image: str) -> None:
     last = dict(final_stage(image))
     assert last["ENTRYPOINT"] == '["gspo"]'
     assert 'gspo = "services.cli.main:main"' in (ROOT / "pyproject.toml").read_text()
@@ -98,7 +98,7 @@ def test_the_entry_point_is_our_command(image: str) -> None:
     assert command[0] in {*PROCESSES, "--help"}
 
 
-def test_exposed_ports_are_the_defaults() -> None:
+def test_exposed_ports_are_the_default_ports() -> None:
     settings = Settings()
     port = {
         key: int(endpoint.rpartition(":")[2])
@@ -116,7 +116,7 @@ def test_exposed_ports_are_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("name", ["broker.txt", "learner.txt", "rollout-gpu.txt"])
-def test_an_image_has_the_versions_that_were_tested(name: str) -> None:
+def test_an_image_has_the_tested_versions(name: str) -> None:
     tested = pins("cpu.txt")
     assert {key: tested.get(key) for key in pins(name)} == pins(name)
 
@@ -130,7 +130,7 @@ def test_torch_and_deepspeed_are_those_of_the_tested_environment() -> None:
             assert re.search(rf"{re.escape(pin)}$", makefile, re.MULTILINE), pin
 
 
-def test_sglang_is_the_one_that_was_tested() -> None:
+def test_sglang_has_the_tested_version() -> None:
     found = re.search(r"lmsysorg/sglang:v([\d.]+)", (DOCKER / "rollout.Dockerfile").read_text())
     assert found is not None
     assert f"=={found[1]}" == pins("cpu.txt")["sglang"]

@@ -1,4 +1,4 @@
-"""What can be said of deploy/k8s without rendering it."""
+"""deploy/k8s, as far as it can be checked without rendering it."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ DIRECTORIES = sorted(path.parent for path in K8S.rglob(FILE))
 CONFIGS = sorted(K8S.rglob("run.toml"))
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_there_are_overlays_and_configurations_to_check() -> None:
     assert {"base", "cpu", "single-gpu-node", "qwen3-30b-a3b", "learner-lws"} <= {path.name for path in DIRECTORIES}
     assert len(CONFIGS) == 3
 
@@ -31,7 +31,7 @@ def test_gspo_check_accepts_every_configuration(path: Path) -> None:
 
 
 @pytest.mark.parametrize("directory", DIRECTORIES, ids=lambda path: path.name)
-def test_every_file_is_named_and_every_name_is_a_file(directory: Path) -> None:
+def test_every_file_is_named_by_its_kustomization_and_every_name_is_a_file(directory: Path) -> None:
     named = files_of(directory)
     made_later = {KEYS / "files" / name for role in KEY_ROLES for name in (f"{role}.secret", f"{role}.public")}
     assert [path for path in sorted(named - made_later) if not path.exists()] == []
@@ -59,17 +59,17 @@ def test_every_dashboard_is_deployed() -> None:
     there = set((monitoring / "grafana").glob("*.json"))
     assert there
     assert there <= files_of(monitoring)
-    # A ConfigMap may have a MiB, and `kubectl apply` keeps a copy of it in an annotation of 256 KiB.
+    # A ConfigMap may have 1 MiB, but kubectl apply keeps a copy of it in an annotation of at most 256 KiB.
     assert sum(path.stat().st_size for path in there) < 250_000
 
 
-def test_overlays_set_the_namespace_of_what_their_components_add() -> None:
+def test_overlays_set_the_namespace_of_their_components_objects() -> None:
     for overlay in (K8S / "overlays").iterdir():
         assert read(overlay)["namespace"] == read(K8S / "base")["namespace"] == "gspo"
         assert K8S / "base" in list(parts(overlay))
 
 
-def test_both_autoscalers_ask_the_same_question() -> None:
+def test_both_autoscalers_use_the_same_query() -> None:
     scaled = yaml.safe_load((K8S / "components" / "autoscaling-keda" / "scaledobject.yaml").read_text())
     (trigger,) = scaled["spec"]["triggers"]
     hpa = yaml.safe_load((K8S / "components" / "autoscaling-hpa" / "hpa.yaml").read_text())

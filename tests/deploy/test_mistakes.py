@@ -1,4 +1,4 @@
-"""Mistakes that people make, planted one at a time: each is found by the check that it belongs to."""
+"""Mistakes that people make, planted one at a time: its own check finds each."""
 
 import re
 from collections.abc import Callable
@@ -34,13 +34,13 @@ MISTAKES = OBJECT_MISTAKES | {
     "a command that does not exist": Mistake(
         "cpu", "commands", "no command 'serve'", lambda c: replace_argument(c, "broker", "broker", "serve")
     ),
-    "an argument that the process does not take": Mistake(
+    "an argument that the process does not accept": Mistake(
         "cpu", "commands", "--batch-size", lambda c: container(c, "learner")["args"].append("--batch-size=4")
     ),
     "an argument of another launcher": Mistake(
         "qwen3-30b-a3b", "commands", "--nnodes", lambda c: container(c, "learner-worker")["args"].append("--nnodes=2")
     ),
-    "an option that `gspo model` does not take": Mistake(
+    "an option that `gspo model` does not accept": Mistake(
         "cpu",
         "commands",
         "--if-absent",
@@ -55,7 +55,7 @@ MISTAKES = OBJECT_MISTAKES | {
     "rollouts of one name": Mistake(
         "cpu", "commands", "one name", lambda c: replace_argument(c, "rollout", "$(POD_NAME)", "rollout-0")
     ),
-    "a variable that nobody sets": Mistake(
+    "a variable that is not set": Mistake(
         "qwen3-30b-a3b",
         "commands",
         "$(RANK_OF_NODE)",
@@ -83,19 +83,19 @@ MISTAKES = OBJECT_MISTAKES | {
     "a setting with one underscore": Mistake(
         "cpu", "settings", "GSPO_BROKER_LEASE_S", lambda c: set_environment(c, "broker", "GSPO_BROKER_LEASE_S", "30")
     ),
-    "an endpoint open to others without keys": Mistake(
+    "an endpoint that is open to other hosts without keys": Mistake(
         "cpu", "settings", "without keys", lambda c: edit_config(c, "allow_plaintext = true", "allow_plaintext = false")
     ),
     "an address of the wrong Service": Mistake(
         "cpu",
         "endpoints",
-        "no name of StatefulSet/broker",
+        "not a name of StatefulSet/broker",
         lambda c: edit_config(c, "tcp://broker:7001", "tcp://gspo-broker:7001"),
     ),
     "an address of the wrong port": Mistake(
         "cpu", "endpoints", "broker.batch_endpoint", lambda c: edit_config(c, "tcp://broker:7002", "tcp://broker:7001")
     ),
-    "a process that binds loopback alone": Mistake(
+    "a process that binds only loopback": Mistake(
         "cpu", "endpoints", "127.0.0.1", lambda c: container(c, "broker")["env"][0].update(value="tcp://127.0.0.1:7001")
     ),
     "metrics that only the pod itself can read": Mistake(
@@ -110,19 +110,19 @@ MISTAKES = OBJECT_MISTAKES | {
     "a meeting at another pod": Mistake(
         "qwen3-30b-a3b",
         "endpoints",
-        "trainer-0.learner is no name",
+        "trainer-0.learner is not a name",
         lambda c: edit_config(c, "learner-0.learner:29500", "trainer-0.learner:29500"),
     ),
     "a meeting at another port": Mistake(
         "qwen3-30b-a3b-lws",
         "endpoints",
-        "learner.meeting_address is on 29501, rank 0 has 29500",
+        "learner.meeting_address is on 29501, but rank 0 has 29500",
         lambda c: edit_config(c, "learner-0.learner:29500", "learner-0.learner:29501"),
     ),
     "a node's health on another port": Mistake(
         "qwen3-30b-a3b",
         "endpoints",
-        "its health is on 9102, the container's port is 9103",
+        "its health is on 9102, but the container's port is 9103",
         lambda c: container(c, "learner-worker")["ports"][0].update(containerPort=9103),
     ),
     "a ledger that is lost with its pod": Mistake(
@@ -131,13 +131,13 @@ MISTAKES = OBJECT_MISTAKES | {
     "a model that is not mounted": Mistake(
         "cpu", "directories", "/model/tiny", lambda c: edit_config(c, "/models/tiny", "/model/tiny")
     ),
-    "a model that nobody downloads": Mistake(
+    "a model that is not downloaded": Mistake(
         "single-gpu-node", "directories", "Qwen3-8b", lambda c: edit_config(c, 'Qwen3-8B"', 'Qwen3-8b"')
     ),
     "weights that are fetched to a disk": Mistake(
         "cpu",
         "directories",
-        "no memory file system",
+        "not a memory file system",
         lambda c: edit_config(c, "[rollout]\n", '[rollout]\nweights_directory = "/tmp"\n'),
     ),
     "a missing Secret": Mistake(
@@ -167,19 +167,19 @@ MISTAKES = OBJECT_MISTAKES | {
     "fewer GPUs than ranks": Mistake(
         "single-gpu-node",
         "ranks",
-        "4 GPUs, learner.num_ranks is 8",
+        "4 GPUs, but learner.num_ranks is 8",
         lambda c: edit_config(c, "num_ranks = 4", "num_ranks = 8"),
     ),
     "more nodes than pods": Mistake(
         "qwen3-30b-a3b",
         "ranks",
-        "num_nodes is 4, and there are 2 pods",
+        "num_nodes is 4, but there are 2 pods",
         lambda c: edit_config(c, "num_nodes = 2", "num_nodes = 4"),
     ),
     "a group of more pods than nodes": Mistake(
         "qwen3-30b-a3b-lws",
         "ranks",
-        "num_nodes is 2, and there are 3 pods",
+        "num_nodes is 2, but there are 3 pods",
         lambda c: c.one("LeaderWorkerSet", "learner")["spec"]["leaderWorkerTemplate"].update(size=3),
     ),
     "two nodes of one number": Mistake(
@@ -191,7 +191,7 @@ MISTAKES = OBJECT_MISTAKES | {
     "a worker with rank 0": Mistake(
         "qwen3-30b-a3b",
         "ranks",
-        "rollouts look for the weights at StatefulSet/learner",
+        "rollouts fetch the weights from StatefulSet/learner",
         lambda c: [
             replace_argument(c, "learner-worker", "learner.node_rank=$(NODE_RANK)", "learner.node_rank=0"),
             container(c, "learner")["args"].extend(["--set", "learner.node_rank=1"]),
@@ -200,10 +200,10 @@ MISTAKES = OBJECT_MISTAKES | {
     "two learners": Mistake(
         "cpu",
         "ranks",
-        "num_nodes is 1, and there are 2 pods",
+        "num_nodes is 1, but there are 2 pods",
         lambda c: c.one("StatefulSet", "learner")["spec"].update(replicas=2),
     ),
-    "a metric that nobody exports": Mistake(
+    "a metric that no process exports": Mistake(
         "single-gpu-node-scaled",
         "metrics",
         "gspo_broker_lag_average_versions",
@@ -215,7 +215,7 @@ MISTAKES = OBJECT_MISTAKES | {
         "gspo_learner_wait_seconds",
         lambda c: edit_rule(c, "gspo_learner_wait_seconds_total", "gspo_learner_wait_seconds"),
     ),
-    "a query of what no rule records": Mistake(
+    "a query of a series that no rule records": Mistake(
         "single-gpu-node-scaled",
         "metrics",
         "gspo_rollouts_needed",
@@ -246,7 +246,7 @@ def test_every_check_has_found_a_mistake() -> None:
 
 
 def test_a_patch_without_a_target_is_found(tmp_path: Path) -> None:
-    """kustomize itself says nothing."""
+    """kustomize itself does not report it."""
     k8s = copy_manifests(tmp_path)
     overlay = k8s / "overlays" / "cpu" / FILE
     content = yaml.safe_load(overlay.read_text())

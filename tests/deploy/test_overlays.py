@@ -1,4 +1,4 @@
-"""Every overlay, alone and with the components that it offers, passes every check."""
+"""Every overlay passes every check, alone and with the components that it offers."""
 
 import os
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def test_no_patch_is_lost(variant: str, rendered: Rendered) -> None:
 
 
 def test_a_changed_configuration_restarts_its_readers(rendered: Rendered, manifests: Path) -> None:
-    """The ConfigMap's name follows its content, and every reader follows the name, a LeaderWorkerSet's too."""
+    """The ConfigMap's name follows its content, and every reader follows the name, also in a LeaderWorkerSet."""
     for variant in ("cpu", "qwen3-30b-a3b-lws"):
         _, objects = rendered(variant)
         (name,) = (

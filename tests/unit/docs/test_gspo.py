@@ -1,4 +1,4 @@
-"""docs/gspo.md says what the code does: its references exist, its examples run, and it leaves nothing public out."""
+"""docs/gspo.md matches the code: its references exist, its examples run, and it names everything public."""
 
 import ast
 import doctest
@@ -16,7 +16,7 @@ EXAMPLE = re.compile(r"```pycon\n(.*?)```", re.DOTALL)
 
 
 def symbols(source: str) -> set[str]:
-    """Names of a module's functions, classes and constants, and "Class.member" of methods and annotated fields."""
+    """Names of a module's functions, classes and constants, and "Class.member" for methods and annotated fields."""
     found: set[str] = set()
     for node in ast.parse(source).body:
         names = _names(node)
@@ -58,7 +58,7 @@ def test_the_page_names_everything_that_the_package_exports() -> None:
 
 
 def test_the_page_explains_every_diagnostic() -> None:
-    """Also those of groups, entropy and mismatch, which a summary has only where they were measured."""
+    """This includes groups, entropy and mismatch, which a summary has only when they were measured."""
     columns = len(gspo.SequenceStats.__dataclass_fields__)
     summary = gspo.summarise(gspo.SequenceStats.from_matrix(torch.ones(2, columns)))
     names = {key.split("/")[0] for key in summary}

@@ -37,22 +37,22 @@ MIB = 1024 * 1024
         *AUTHENTICATOR_REASONS,
     ],
 )
-def test_a_limit_is_told_as_it_is(row: str) -> None:
+def test_the_page_has_the_limit_of_the_code(row: str) -> None:
     assert row in TEXT
 
 
-def test_every_channel_and_who_may_connect_to_it_is_named() -> None:
+def test_the_page_names_every_channel_and_the_roles_that_may_connect_to_it() -> None:
     text = " ".join(TEXT.split())
     assert BATCH.connects == ("learner", "operator")
     assert WORK.connects == WEIGHTS.connects == PEER_WEIGHTS.connects == ("rollout",)
     assert "work takes rollouts, batch takes learners and operators, weights and peer-weights take rollouts" in text
 
 
-def test_the_number_of_planted_bugs_is_told() -> None:
+def test_the_page_has_the_number_of_planted_bugs() -> None:
     assert len(BUGS) == 15
     assert "plant fifteen bugs" in TEXT
 
 
-def test_the_number_of_variables_that_reward_code_sees_is_told() -> None:
+def test_the_page_has_the_number_of_variables_that_reward_code_sees() -> None:
     assert len(KEPT_VARIABLES) == 10
     assert "environment of ten harmless variables" in " ".join(TEXT.split())

@@ -1,4 +1,4 @@
-"""The documentation stays on its shelves: links lead somewhere, the index names every page, and folders stay small."""
+"""The documentation stays in order: links resolve, the index names every page, and folders stay small."""
 
 import re
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def name_of(page: Path) -> str:
 
 
 def links(page: Path) -> Iterator[str]:
-    """Targets of links and images that lie in the repository."""
+    """Targets of links and images that point into the repository."""
     text = _CODE.sub("", _FENCED.sub("", page.read_text(encoding="utf-8")))
     return (target for target in _LINK.findall(text) if not re.match(r"\w+:", target))
 
@@ -40,7 +40,7 @@ def test_every_link_and_image_of_a_page_resolves(page: Path) -> None:
         file = (page.parent / path).resolve() if path else page
         if not file.exists() or (anchor and anchor not in anchors(file)):
             broken.append(target)
-    assert broken == [], f"{name_of(page)} links to what is not there"
+    assert broken == [], f"{name_of(page)} has broken links"
 
 
 def test_there_are_links_with_and_without_anchors_and_images_to_check() -> None:
