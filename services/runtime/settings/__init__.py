@@ -9,13 +9,13 @@ from services.runtime.settings.arguments import (
 from services.runtime.settings.configuration import load_settings, override_settings, require_model
 from services.runtime.settings.exposure import EXPOSED, is_private
 from services.runtime.settings.fingerprint import run_fingerprint
-from services.runtime.settings.objective import objective_of
 from services.runtime.settings.run_settings import read_run_settings, write_run_settings
-from services.runtime.settings.sections import Learner, Rollout, Sampling, SecuritySection, Settings
+from services.runtime.settings.sections import Learner, ObjectiveSettings, Rollout, Sampling, SecuritySection, Settings
 
 __all__ = [
     "EXPOSED",
     "Learner",
+    "ObjectiveSettings",
     "ProcessArguments",
     "Rollout",
     "Sampling",
@@ -25,7 +25,6 @@ __all__ = [
     "forwarded_arguments",
     "is_private",
     "load_settings",
-    "objective_of",
     "override_settings",
     "parse_process_arguments",
     "read_run_settings",

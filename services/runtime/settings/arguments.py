@@ -11,7 +11,7 @@ from services.runtime.settings.sections import Settings
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessArguments:
-    """What a process was started with. ``forwarded`` starts another one with the same configuration."""
+    """The arguments of a process. ``forwarded`` starts another process with the same configuration."""
 
     settings: Settings
     name: str
@@ -19,7 +19,7 @@ class ProcessArguments:
 
 
 def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
-    """CONFIG and --set."""
+    """Add CONFIG and --set to a command line."""
     parser.add_argument("config", type=Path, help="the run's TOML file; examples are in examples/")
     parser.add_argument(
         "--set",
@@ -27,7 +27,7 @@ def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SECTION.KEY=VALUE",
-        help="override one setting, such as --set batch.max_lag=0; can be given often",
+        help="override one setting, such as --set batch.max_lag=0; can be repeated",
     )
 
 
@@ -59,5 +59,5 @@ def parse_process_arguments(
 
 
 def forwarded_arguments(config: Path, overrides: Sequence[str]) -> tuple[str, ...]:
-    """The words that start a process with the same configuration."""
+    """The words that start another process with the same configuration."""
     return (str(config), *(word for override in overrides for word in ("--set", override)))

@@ -1,17 +1,18 @@
 """Load a run's settings: TOML file < environment < ``--set section.key=value``. Errors name the key and the way out."""
 
-import difflib
 import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from services.runtime.errors import ConfigurationError
+from services.runtime.settings.keys import RENAMED, close_match, key_names, section_names
 from services.runtime.settings.sections import Settings
 
 ENVIRONMENT_PREFIX: Final = "GSPO_"
@@ -19,27 +20,70 @@ MAX_DEPTH: Final = 32
 RESERVED: Final = frozenset({"GSPO_DATA_DIR", "GSPO_LOG_LEVEL"})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """Settings, and where each that is no default came from."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+    """By section.key: the file's path, "environment NAME" or "--set KEY=VALUE"; several, where each set a part."""
+
+
+@dataclass
+class _Given:
+    """What the sources have said so far."""
+
+    plain: dict[str, Any]
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def put(self, keys: Sequence[str], value: Any, origin: str) -> None:
+        """Set one value, which replaces what came before. Raises: ConfigurationError."""
+        if len(keys) < 2 or not all(keys):
+            raise ConfigurationError(f"{origin}: expected section.key, such as batch.max_lag")
+        table = self.plain
+        for key in keys[:-1]:
+            inner = table.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise ConfigurationError(f"{origin}: {key} is a value, not a section")
+            table = inner
+        table[keys[-1]] = value
+        name = ".".join(keys[:2])
+        before = self.sources.get(name)
+        self.sources[name] = f"{before}, {origin}" if before and len(keys) > 2 else origin
+
+
 def load_settings(path: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> Settings:
     """Settings from ``path`` (None: the defaults), the environment and ``overrides`` ("section.key=value").
 
     Raises: ConfigurationError naming the file, the key, the value and the way out.
     """
-    plain = _read_toml(path) if path is not None else {}
+    return load_configuration(path, overrides, environment).settings
+
+
+def load_configuration(
+    path: Path | None, overrides: Sequence[str] = (), environment: Mapping[str, str] = os.environ
+) -> Configuration:
+    """``load_settings``, with the source of each value. Raises: ConfigurationError as ``load_settings`` does."""
+    given = _Given(_read_toml(path) if path is not None else {})
     origin = str(path) if path is not None else "defaults"
+    for section, table in given.plain.items():
+        if isinstance(table, dict):
+            given.sources |= {f"{section}.{key}": origin for key in table}
     for name, value in environment.items():
         if name.startswith(ENVIRONMENT_PREFIX) and "__" in name and name not in RESERVED:
-            _put(plain, name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"), _value(value), f"environment {name}")
+            keys = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+            given.put(keys, _value(value), f"environment {name}")
     for override in overrides:
-        _put_override(plain, override)
-    return _validated(plain, origin)
+        _put_override(given, override)
+    return Configuration(settings=validated(given.plain, origin, given.sources), sources=given.sources)
 
 
 def override_settings(settings: Settings, overrides: Sequence[str]) -> Settings:
-    """``settings`` with some keys changed. Raises: ConfigurationError as `load_settings` does."""
-    plain = settings.model_dump(mode="json")
+    """``settings`` with some keys changed. Raises: ConfigurationError as ``load_settings`` does."""
+    given = _Given(settings.model_dump(mode="json"))
     for override in overrides:
-        _put_override(plain, override)
-    return _validated(plain, "--set")
+        _put_override(given, override)
+    return validated(given.plain, "--set", given.sources)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -54,20 +98,33 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path}: not valid TOML: {error}") from error
 
 
-def _put_override(plain: dict[str, Any], override: str) -> None:
+def _put_override(given: _Given, override: str) -> None:
     key, separator, value = override.partition("=")
     if not separator:
         raise ConfigurationError(f"--set {override!r}: expected section.key=value, such as batch.max_lag=2")
-    _put(plain, key.strip().split("."), _value(value.strip()), f"--set {override}")
+    given.put(key.strip().split("."), _value(value.strip()), f"--set {override}")
 
 
-def _validated(plain: dict[str, Any], origin: str) -> Settings:
+def validated(plain: Any, origin: str, sources: Mapping[str, str] = {}) -> Settings:
+    """Settings from tables of plain values. ``sources`` of single keys are named where they differ from ``origin``.
+
+    Raises: ConfigurationError naming the origin, and each wrong key with its value and the way out.
+    """
     require_plain(plain, origin)
+    _require_new_names(plain, origin, sources)
     try:
         return Settings.model_validate(plain)
     except ValidationError as error:
-        lines = [_explain(details) for details in error.errors()]
+        lines = [_explain(details, origin, sources) for details in error.errors()]
         raise ConfigurationError(f"{origin}: " + "\n".join(lines)) from error
+
+
+def _require_new_names(plain: Any, origin: str, sources: Mapping[str, str]) -> None:
+    for old, new in RENAMED.items():
+        section, _, key = old.partition(".")
+        table = plain.get(section) if isinstance(plain, dict) else None
+        if isinstance(table, dict) and key in table:
+            raise ConfigurationError(f"{sources.get(old, origin)[:200]}: {old} is now {new}")
 
 
 def require_plain(plain: Any, origin: str, key: str = "", depth: int = 0) -> None:
@@ -99,47 +156,27 @@ def require_plain(plain: Any, origin: str, key: str = "", depth: int = 0) -> Non
 
 
 def _value(text: str) -> Any:
-    """A value as TOML reads it; bare words are strings, so that `--set environment.name=calculator` needs no quotes."""
+    """A value as TOML reads it; bare words are strings, so that ``--set environment.name=calculator`` needs no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
 
 
-def _put(plain: dict[str, Any], keys: Sequence[str], value: Any, origin: str) -> None:
-    if len(keys) < 2 or not all(keys):
-        raise ConfigurationError(f"{origin}: expected section.key, such as batch.max_lag")
-    table = plain
-    for key in keys[:-1]:
-        inner = table.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise ConfigurationError(f"{origin}: {key} is a value, not a section")
-        table = inner
-    table[keys[-1]] = value
-
-
-def _explain(details: ErrorDetails) -> str:
+def _explain(details: ErrorDetails, origin: str, sources: Mapping[str, str]) -> str:
     location = [str(part) for part in details["loc"]]
     name = ".".join(location)
-    if details["type"] == "extra_forbidden":
-        known = _known_keys(location[:-1])
-        close = difflib.get_close_matches(location[-1][:64], known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "known keys: " + ", ".join(known)
-        return f"  {name}: unknown key; {hint}"
+    source = sources.get(".".join(location[:2]), origin)
+    said_by = "" if source == origin else f" ({source[:200]})"
+    if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = key_names(location[0]) if len(location) > 1 else section_names()
+        return f"  {name}: unknown key{said_by}; {close_match(location[-1], known)}"
     message = details["msg"].removeprefix("Value error, ")
     if details["type"] == "value_error":
-        return f"  {message}"  # from a section's own check, which names its keys
-    return f"  {name} is {repr(details['input'])[:200]}: {message}"
-
-
-def _known_keys(location: Sequence[str]) -> list[str]:
-    model: type[BaseModel] = Settings
-    for part in location:
-        annotation = model.model_fields[part].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return sorted(model.model_fields)
+        return f"  {message}{said_by}"  # from a section's own check, which names its keys
+    if details["type"] == "dataclass_type":
+        message = "Input should be a table of keys"
+    return f"  {name} is {repr(details['input'])[:200]}{said_by}: {message}"
 
 
 def require_model(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which endpoints other hosts can reach, and what to do about those that nothing protects."""
+"""Which endpoints other hosts can reach, and what to do about unprotected ones."""
 
 import re
 from typing import Final
@@ -10,7 +10,7 @@ EXPOSED: Final = (
     "other hosts can reach that, and without keys anybody there can join the run; set security.keys to a directory of keys "
     "(`gspo keys DIRECTORY` makes one), or security.allow_plaintext = true where only the run's own machines reach it"
 )
-"""What is wrong with an endpoint that nothing protects, and both ways out."""
+"""What is wrong with an unprotected endpoint, and both ways out."""
 
 
 def is_private(endpoint: str) -> bool:

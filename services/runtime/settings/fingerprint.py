@@ -1,4 +1,4 @@
-"""A digest of what all processes of one run must agree on."""
+"""A digest of the settings that all processes of one run must share."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from services.runtime.settings.sections import Settings
 def run_fingerprint(settings: Settings) -> str:
     """Digest over tasks, sampling, batches, seed and the model's directory name; 32 hexadecimal characters.
 
-    Left out is what processes may see differently (paths, ports) or what may change when a run is continued (how many
+    It leaves out what processes may see differently (paths, ports), and what may change when a run is resumed (number of
     batches, evaluation, objective, learning rate).
     """
     agreed = {

@@ -1,14 +1,12 @@
-"""settings.json in the run's directory: the settings with which the run was started last. The broker is its only writer."""
+"""settings.json in the run's directory: the settings with which the run was last started. Only the broker writes it."""
 
 import json
 import os
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
-
 from services.runtime.errors import ConfigurationError
-from services.runtime.settings.configuration import require_plain
+from services.runtime.settings.configuration import validated
 from services.runtime.settings.sections import Settings
 
 SETTINGS_FILE: Final = "settings.json"
@@ -23,13 +21,15 @@ def write_run_settings(settings: Settings) -> None:
 
 
 def read_run_settings(directory: Path) -> Settings:
-    """Raises: ConfigurationError when there are none, or those of another release."""
+    """The settings with which a run was last started.
+
+    Raises: ConfigurationError when they are missing, or are not settings of this release.
+    """
     path = directory / SETTINGS_FILE
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-        require_plain(plain, "")
-        return Settings.model_validate(plain)
     except FileNotFoundError as error:
         raise ConfigurationError(f"{path}: not there; the broker writes it when it starts") from error
-    except (OSError, ValueError, ValidationError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    return validated(plain, str(path))

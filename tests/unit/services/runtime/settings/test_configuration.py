@@ -1,7 +1,7 @@
 """Configuration: what is wrong is named with its key, its value and the way out."""
 
-import ast
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -9,9 +9,11 @@ from pydantic import ValidationError
 
 from gspo.settings import Objective
 from services.runtime.errors import ConfigurationError
-from services.runtime.settings.configuration import load_settings
-from services.runtime.settings.objective import objective_of
-from services.runtime.settings.sections import Section, Settings
+from services.runtime.settings.configuration import load_configuration, load_settings, override_settings
+from services.runtime.settings.fingerprint import run_fingerprint
+from services.runtime.settings.keys import RENAMED, all_keys
+from services.runtime.settings.run_settings import read_run_settings, write_run_settings
+from services.runtime.settings.sections import Settings
 
 ROOT = Path(__file__).parents[5]
 
@@ -79,7 +81,7 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
         ("[objective]\neps_high = 0.2\n", ["eps_high is 0.2 with", "3e-4 / 4e-4"]),
         ("[learner]\nlearning_rate = nan\n", ["learner.learning_rate is nan", "finite number"]),
         ("[objective]\nnoise_z = inf\n", ["objective.noise_z is inf", "finite number"]),
-        ("[objective]\nadaptive_clip_target = 1.0\n", ["objective.adaptive_clip_target is 1.0", "less than 1"]),
+        ("[objective]\nadaptive_clip_target = 1.0\n", ["objective.adaptive_clip_target is 1.0", "(0.0, 1.0)"]),
         ("[learner]\nnode_rank = 1\n", ["learner.node_rank is 1 of 1 machines", "counts from 0"]),
         (
             "[learner]\nnum_nodes = 2\n",
@@ -94,6 +96,18 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
             ["learner.meeting_address is 'learner-0:65536'"],
         ),
         ("[learner]\nnum_nodes = 2\nmeeting_address = ':29500'\n", ["learner.meeting_address is ':29500'"]),
+        (
+            "[learner]\ndtype = 'bfloat16'\nzero_stage = 0\n",
+            ["learner.dtype is 'bfloat16' and learner.zero_stage is 0", "use zero_stage 1 or higher"],
+        ),
+        (
+            "[learner]\noffload = 'optimizer'\nzero_stage = 0\n",
+            ["learner.offload is 'optimizer' and learner.zero_stage is 0", "use zero_stage 1 or higher"],
+        ),
+        (
+            "[learner]\noffload = 'optimizer_and_parameters'\nzero_stage = 2\n",
+            ["learner.offload is 'optimizer_and_parameters'", "zero_stage is 2", "use zero_stage 3, or offload = optimizer"],
+        ),
         ("[learner]\noffload = 'gpu'\n", ["learner.offload is 'gpu'", "'optimizer_and_parameters'"]),
         ("[learner]\nbetas = [0.9, 1.0]\n", ["learner.betas.1 is 1.0", "less than 1"]),
         ("[run]\nseed = {a = 1}\n", ["run.seed is {'a': 1}", "valid integer"]),
@@ -137,7 +151,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     assert "did you mean 'seed'?" in message
 
 
-def test_the_papers_grpo_band_is_allowed_for_token_ratios(tmp_path: Path) -> None:
+def test_the_papers_grpo_clip_is_allowed_for_token_ratios(tmp_path: Path) -> None:
     text = '[objective]\nratio_unit = "token"\neps_low = 0.2\neps_high = 0.27\n'
     assert load_settings(written(tmp_path, text), (), {}).objective.eps_high == 0.27
 
@@ -200,50 +214,116 @@ def test_every_example_loads(path: Path) -> None:
     assert load_settings(path, (), {}).run.directory.name == path.stem
 
 
-def sections() -> Iterator[tuple[str, type[Section]]]:
-    for name, field in Settings.model_fields.items():
-        assert isinstance(field.annotation, type)
-        assert issubclass(field.annotation, Section)
-        yield name, field.annotation
-
-
-def attribute_reads() -> set[tuple[str, str]]:
-    """(what it is read from, attribute) of every attribute that the services read, outside the settings themselves."""
-    reads = set()
-    for path in (ROOT / "services").rglob("*.py"):
-        if path.name == "settings.py":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
-                base = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
-                reads.add((base.removeprefix("_"), node.attr))
-    return reads
-
-
-def test_every_setting_has_a_reader() -> None:
-    reads = attribute_reads()
-    unread = [
-        f"{name}.{field}"
-        for name, section in sections()
-        for field in section.model_fields
-        if not {(name, field), ("settings", field), ("section", field)} & reads
-    ]
-    assert unread == []
-
-
-def test_every_setting_says_what_it_does() -> None:
-    undocumented = [
-        f"{name}.{field}"
-        for name, section in sections()
-        for field, info in section.model_fields.items()
-        if not info.description
-    ]
-    assert undocumented == []
-
-
-def test_the_librarys_objective_has_the_files_values(tmp_path: Path) -> None:
+def test_the_section_is_the_librarys_objective_with_the_files_values(tmp_path: Path) -> None:
     text = '[objective]\nclip_range_growth = -0.5\nadaptive_clip_target = 0.15\nanchor = "proximal"\nmismatch_cap = 1.3\n'
-    objective = objective_of(load_settings(written(tmp_path, text), (), {}).objective)
-    assert objective == Objective(
-        clip_range_growth=-0.5, adaptive_clip_target=0.15, anchor="proximal", mismatch_mode="truncate", mismatch_cap=1.3
-    )
+    objective = load_settings(written(tmp_path, text), (), {}).objective
+    assert isinstance(objective, Objective)
+    expected = Objective(clip_range_growth=-0.5, adaptive_clip_target=0.15, mismatch_mode="truncate", mismatch_cap=1.3)
+    assert {each.name: getattr(objective, each.name) for each in fields(Objective)} == asdict(expected)
+
+
+@pytest.mark.parametrize("mode", ["truncate", "reject", "off"])
+def test_a_file_may_name_any_mismatch_mode_with_the_behaviour_anchor(mode: str, tmp_path: Path) -> None:
+    text = f'[objective]\nanchor = "behaviour"\nmismatch_mode = "{mode}"\n'
+    assert load_settings(written(tmp_path, text), (), {}).objective.mismatch_mode == mode
+
+
+def test_the_ranges_of_several_objective_keys_are_judged_at_once(tmp_path: Path) -> None:
+    message = refusal("[objective]\neps_low = 0\nnoise_z = -1\nratio_unit = 'word'\nadvantage = 3\n", tmp_path)
+    for part in (
+        "objective.eps_low is 0.0",
+        "objective.noise_z is -1.0",
+        "objective.ratio_unit is",
+        "objective.advantage is 3",
+    ):
+        assert part in message
+
+
+OLD, NEW = "objective.band_growth", "objective.clip_range_growth"
+
+
+def test_an_old_key_in_each_of_the_four_places_is_answered_with_the_new_one(tmp_path: Path) -> None:
+    path = written(tmp_path, "[objective]\nband_growth = 0.5\n")
+    (tmp_path / "settings.json").write_text('{"objective": {"band_growth": 0.5}}')
+    environment = "GSPO_OBJECTIVE__BAND_GROWTH"
+    places: dict[str, Callable[[], object]] = {
+        str(path): lambda: load_settings(path, (), {}),
+        f"environment {environment}": lambda: load_settings(None, (), {environment: "0.5"}),
+        f"--set {OLD}=0.5": lambda: load_settings(None, [f"{OLD}=0.5"], {}),
+        str(tmp_path / "settings.json"): lambda: read_run_settings(tmp_path),
+    }
+    for origin, load in places.items():
+        with pytest.raises(ConfigurationError) as caught:
+            load()
+        assert str(caught.value) == f"{origin}: {OLD} is now {NEW}"
+
+
+def test_an_old_key_is_refused_when_a_recorded_run_is_overridden() -> None:
+    with pytest.raises(ConfigurationError, match=f"^--set {OLD}=1: {OLD} is now {NEW}$"):
+        override_settings(Settings(), [f"{OLD}=1"])
+
+
+def test_renamed_keys_lead_to_keys_that_exist_and_from_keys_that_do_not() -> None:
+    assert set(RENAMED.values()) <= all_keys().keys()
+    assert not RENAMED.keys() & all_keys().keys()
+
+
+def test_every_value_knows_where_it_came_from(tmp_path: Path) -> None:
+    path = written(tmp_path, "[batch]\nmax_lag = 1\ngroup_size = 4\n[environment.options]\na = 1\nb = 2\n")
+    overrides = ["batch.max_lag=3", "environment.options.a=5"]
+    found = load_configuration(path, overrides, {"GSPO_BATCH__GROUP_SIZE": "5", "GSPO_RUN__SEED": "7"})
+    assert found.sources == {
+        "batch.max_lag": "--set batch.max_lag=3",
+        "batch.group_size": "environment GSPO_BATCH__GROUP_SIZE",
+        "run.seed": "environment GSPO_RUN__SEED",
+        "environment.options": f"{path}, --set environment.options.a=5",
+    }
+    assert found.settings.environment.options == {"a": 5, "b": 2}
+
+
+def test_a_refusal_names_the_override_or_the_variable_that_set_the_value(tmp_path: Path) -> None:
+    message = refusal("[run]\nseed = -1\n", tmp_path, "batch.max_lag=-2", GSPO_BATCH__GROUP_SIZE="1", GSPO_RUN__SED="1")
+    assert "run.seed is -1: " in message
+    assert "batch.max_lag is -2 (--set batch.max_lag=-2): " in message
+    assert "batch.group_size is 1 (environment GSPO_BATCH__GROUP_SIZE): " in message
+    assert "run.sed: unknown key (environment GSPO_RUN__SED); did you mean 'seed'?" in message
+
+
+DEEP = 60
+
+
+@pytest.mark.parametrize(
+    ("plain", "part"),
+    [
+        ("[]", "is []: Input should be"),
+        ("null", "is None: Input should be"),
+        ('{"objective": 3}', "objective is 3: Input should be a table of keys"),
+        ('{"objective": {"eps_low": "x"}}', "objective.eps_low is 'x': Input should be a valid number"),
+        ('{"objective": {"eps_low": [1]}}', "objective.eps_low is [1]"),
+        ('{"objective": {"eps_lo": 1}}', "objective.eps_lo: unknown key; did you mean 'eps_low'?"),
+        ('{"objective": {"eps_low": NaN}}', "objective.eps_low is nan: expected a finite number"),
+        ('{"learner": {"betas": [0.9, Infinity]}}', "learner.betas is inf: expected a finite number"),
+        ('{"learner": {"betas": [0.9]}}', "learner.betas.1 is [0.9]"),
+        ('{"batsh": {}}', "batsh: unknown key; did you mean 'batch'?"),
+        ('{"environment": {"options": ' + "[" * DEEP + "]" * DEEP + "}}", "more than 32 levels"),
+        ("[" * 100_000 + "]" * 100_000, "cannot be read"),
+        ('{"run": {"seed": ' + "9" * 5000 + "}}", "cannot be read"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_damaged_settings_file_is_refused_by_its_key(plain: str, part: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text(plain)
+    with pytest.raises(ConfigurationError) as caught:
+        read_run_settings(tmp_path)
+    assert str(caught.value).startswith(str(tmp_path / "settings.json"))
+    assert part in str(caught.value)
+
+
+def test_the_settings_that_a_broker_writes_are_those_that_others_read(tmp_path: Path) -> None:
+    text = f"[run]\ndirectory = '{tmp_path}'\n[objective]\nanchor = 'behaviour'\nadvantage = 'turn'\nlog_ratio_clamp = 5\n"
+    settings = load_settings(written(tmp_path, text), (), {})
+    write_run_settings(settings)
+    again = read_run_settings(tmp_path)
+    assert again == settings
+    assert (again.objective.advantage, again.objective.log_ratio_clamp) == ("turn", 5.0)
+    assert run_fingerprint(again) == run_fingerprint(settings)

@@ -1,0 +1,145 @@
+"""Every key of a configuration file: type, range, default and meaning, read from the sections themselves."""
+
+import ast
+import difflib
+import inspect
+import json
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from gspo.settings import Range
+from services.runtime.settings.sections import Settings
+
+RENAMED: Final = {"objective.band_growth": "objective.clip_range_growth"}
+"""Keys of former configuration files, by what they are called now. An old key is an error that names the new one."""
+
+_NAMES: Final[dict[Any, str]] = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One setting."""
+
+    name: str
+    """section.key"""
+    type: str
+    default: Any
+    """As settings.json holds it; None: not set."""
+    meaning: str
+
+
+def section_names() -> tuple[str, ...]:
+    """The sections in the order of the file."""
+    return tuple(Settings.model_fields)
+
+
+def section_of(name: str) -> type:
+    """The class that defines a section."""
+    section = Settings.model_fields[name].annotation
+    assert isinstance(section, type)
+    return section
+
+
+def key_names(section: str) -> tuple[str, ...]:
+    """The keys of one section, in the order of the file; none for a section that does not exist."""
+    return tuple(_fields(section_of(section))) if section in section_names() else ()
+
+
+@cache
+def all_keys() -> dict[str, Key]:
+    """All settings by section.key, in the order of the file."""
+    defaults = Settings().model_dump(mode="json")
+    return {
+        f"{section}.{name}": Key(
+            name=f"{section}.{name}",
+            type=_type_text(field.annotation, field.metadata),
+            default=defaults[section][name],
+            meaning=_meanings(section_of(section)).get(name, ""),
+        )
+        for section in section_names()
+        for name, field in _fields(section_of(section)).items()
+    }
+
+
+def purpose(section: str) -> str:
+    """What a section is for: the first paragraph of its class."""
+    return inspect.cleandoc(section_of(section).__doc__ or "")
+
+
+def close_match(word: str, known: Sequence[str]) -> str:
+    """A hint for a misspelt word: the one that was meant, or all that are known."""
+    close = difflib.get_close_matches(word[:64], known, n=1)
+    return f"did you mean {close[0]!r}?" if close else "known keys: " + ", ".join(sorted(known))
+
+
+def value_text(value: Any) -> str:
+    """A value as TOML writes it; a value that is not set has none."""
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _fields(section: type) -> dict[str, FieldInfo]:
+    # Models and pydantic's dataclasses both have it.
+    fields: dict[str, FieldInfo] = vars(section)["__pydantic_fields__"]
+    return fields
+
+
+def _meanings(section: type) -> dict[str, str]:
+    """The text below each field, in the class and in those that it inherits from."""
+    found: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        if "__annotations__" not in vars(base) or base.__module__.partition(".")[0] in ("pydantic", "builtins"):
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, text in zip(definition.body, definition.body[1:], strict=False):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
+                    found[name] = " ".join(meaning.split())
+    return found
+
+
+def _type_text(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_text(arguments[0], arguments[1:])
+    if origin is Literal:
+        return "one of " + ", ".join(value_text(choice) for choice in arguments)
+    if origin in (Union, UnionType):
+        (inner,) = (each for each in arguments if each is not NoneType)
+        return f"{_type_text(inner, metadata)}, or not set"
+    if origin is list:
+        return f"list of {_type_text(arguments[0])}"
+    if origin is tuple:
+        (inner,) = set(arguments)
+        return f"list of {len(arguments)}: {_type_text(inner)}"
+    if origin is dict:
+        return "table"
+    bounds = ", ".join(bound for constraint in metadata for bound in _bounds(constraint))
+    return f"{_NAMES[annotation]}{f', {bounds}' if bounds else ''}"
+
+
+def _bounds(constraint: Any) -> list[str]:
+    match constraint:
+        case FieldInfo(metadata=metadata):
+            return [bound for each in metadata for bound in _bounds(each)]
+        case Range(low=low, high=high, low_open=low_open):
+            lower = [f"{'above' if low_open else 'at least'} {low:g}"] if math.isfinite(low) else []
+            return [*lower, *([f"below {high:g}"] if math.isfinite(high) else [])]
+        # pydantic keeps each bound in an object of its own kind.
+        case object(gt=low):
+            return [f"above {low}"]
+        case object(ge=low):
+            return [f"at least {low}"]
+        case object(lt=high):
+            return [f"below {high}"]
+        case object(le=high):
+            return [f"at most {high}"]
+    return []

@@ -1,0 +1,109 @@
+"""The section of the learner."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from services.runtime.settings.sections.section import Port, Section
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Learner(Section):
+    """DeepSpeed."""
+
+    num_ranks: int = Field(1, ge=1)
+    """Processes that ``gspo learner`` starts on this machine (gloo on CPU, nccl on GPU)."""
+    num_nodes: int = Field(1, ge=1)
+    """Machines that train together. ``gspo learner`` runs on each, and each has num_ranks processes."""
+    node_rank: int = Field(0, ge=0)
+    """This machine's number, as in ``--set learner.node_rank=1``. Number 0 talks to the broker and serves the weights."""
+    meeting_address: str = ""
+    """HOST:PORT of machine 0, where the ranks of several machines find each other; rank 0 opens it."""
+    zero_stage: int = Field(1, ge=0, le=3)
+    """DeepSpeed's ZeRO stage. 0 replicates everything; 1 partitions optimizer states, 2 gradients too, 3 parameters too."""
+    expert_parallel: int = Field(1, ge=1)
+    """Ranks that share a layer's experts (DeepSpeed's AutoEP). It must divide the number of ranks and the number of experts.
+    1: every rank has all experts, and only ZeRO partitions them. See docs/guide/learner.md."""
+    offload: Literal["none", "optimizer", "optimizer_and_parameters"] = "none"
+    """What is kept in the host's memory and not in the GPU's; slower. optimizer: master weights and Adam's moments, and Adam
+    steps there; needs zero_stage 1 or higher. optimizer_and_parameters: the weights too, fetched layer by layer; needs
+    zero_stage 3."""
+    collective_timeout_s: float = Field(1800.0, ge=1)
+    """How long the ranks wait in a collective for a missing one before they end with an error. On CPU, a rank that dies is
+    noticed at once."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the forward and backward pass; master weights are float32."""
+    learning_rate: float = Field(1e-6, gt=0)
+    """AdamW's learning rate. It is constant after warmup_steps."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps over which the learning rate rises linearly from learning_rate / warmup_steps."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's weight decay."""
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    """AdamW's decay rates of the first and the second moment."""
+    max_grad_norm: float = Field(1.0, ge=0)
+    """Gradients are scaled down to this norm, over all parameters and ranks. 0 leaves them."""
+    token_budget: int = Field(4096, ge=16)
+    """The most tokens of one packed micro-batch on one rank. A longer sequence is alone in its micro-batch."""
+    logprob_chunk_tokens: int = Field(512, ge=1)
+    """Logits are held for at most this many tokens at a time, and for fewer with a very large vocabulary (256 MiB)."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: about a third more time for a fraction of the memory."""
+    profile: bool = False
+    """Log where the time of each batch goes, and write it to profile.jsonl and profile.md in the run's directory (see
+    docs/evidence/performance.md). ``gspo learner --profile`` sets it. On a GPU the learner then waits for the device once
+    per batch."""
+    peak_tflops: float | None = Field(None, gt=0)
+    """Peak of one rank's device in this dtype, in TFLOP/s. A profile reports the share of it that was used (MFU). Not set:
+    known for some GPUs in bfloat16; otherwise a profile has no MFU."""
+    checkpoint_every_batches: int = Field(10, ge=1)
+    """Save a checkpoint after this many batches. A crash repeats at most as many."""
+    checkpoint_in_background: bool = True
+    """true: training waits only for a copy of what a checkpoint holds, and continues while it is written. Until then each
+    rank holds its share in CPU memory (12 bytes per parameter, over all ranks), and rank 0 holds all weights as well. false:
+    no copy, and training waits until everything is on disk."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """How many checkpoints are kept; older ones are removed."""
+    weights_endpoint: str = "tcp://127.0.0.1:7003"
+    """Rollouts fetch weights here; the learner binds it."""
+    weights_group_backend: Literal["", "gloo", "nccl"] = ""
+    """Also send weights into process groups, each of the learner and one engine, for rollouts with rollout.weights_path =
+    "group". nccl: where the engines' GPUs reach the learner's. gloo: between CPUs. Process groups are neither encrypted nor
+    authenticated, and torch chooses their ports. Empty: chunks only. See docs/guide/weights.md."""
+    advertised_weights_endpoint: str = ""
+    """What rollouts connect to where it differs from weights_endpoint, such as a service name. Empty: the same."""
+    metrics_port: Port = 9102
+    """/metrics, /healthz and /readyz, on each machine; 0: any free port (logged). Machines other than number 0 serve no
+    metrics there, but say whether they live and train."""
+
+    @model_validator(mode="after")
+    def _stage_fits(self) -> "Learner":
+        if self.dtype == "bfloat16" and self.zero_stage == 0:
+            raise ValueError(
+                "learner.dtype is 'bfloat16' and learner.zero_stage is 0, which gets Adam's first step wrong; use "
+                "zero_stage 1 or higher"
+            )
+        if self.offload == "optimizer" and self.zero_stage == 0:
+            raise ValueError(
+                "learner.offload is 'optimizer' and learner.zero_stage is 0, which has nothing to keep elsewhere; use "
+                "zero_stage 1 or higher"
+            )
+        if self.offload == "optimizer_and_parameters" and self.zero_stage < 3:
+            raise ValueError(
+                f"learner.offload is 'optimizer_and_parameters' and learner.zero_stage is {self.zero_stage}, which keeps "
+                "parameters whole; use zero_stage 3, or offload = optimizer"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_meet(self) -> "Learner":
+        if self.node_rank >= self.num_nodes:
+            raise ValueError(f"learner.node_rank is {self.node_rank} of {self.num_nodes} machines: it counts from 0")
+        host, _, port = self.meeting_address.rpartition(":")
+        if self.num_nodes > 1 and not (host and port.isdecimal() and 0 < int(port) < 65536):
+            raise ValueError(
+                f"learner.meeting_address is {self.meeting_address!r} and learner.num_nodes is {self.num_nodes}: it must be "
+                "HOST:PORT of machine 0, such as learner-0:29500"
+            )
+        return self

@@ -1,0 +1,56 @@
+"""The section of the rollouts."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from services.runtime.settings.sections.section import Port, PositiveSeconds, Section
+
+
+class Rollout(Section):
+    """SGLang servers and the agent loops in front of them."""
+
+    num_servers: int = Field(2, ge=0)
+    """How many rollouts ``gspo run`` starts on this machine. Others may join at any time."""
+    server_url: str = ""
+    """URL of an SGLang server that already runs; the rollout then starts none. It must see weights_directory."""
+    server_port: Port = 0
+    """Port of the SGLang server; 0: any free one."""
+    server_args: list[str] = Field([])
+    """More arguments for sglang.launch_server."""
+    max_total_tokens: int = Field(65536, ge=256)
+    """Size of SGLang's KV cache, in tokens (CPU)."""
+    max_running: int = Field(64, ge=1)
+    """Episodes in flight per server."""
+    chunk_tokens: int = Field(64, ge=1, le=1024)
+    """Stream a chunk to the broker after this many new tokens, and at the end of each turn. A crash costs at most one
+    chunk."""
+    pause_mode: Literal["retract", "in_place"] = "retract"
+    """How unfinished generations wait for a weight update. retract: their KV cache is computed again under the new weights,
+    so that each token's log-prob is that of one policy. in_place: faster, but later tokens see the old cache."""
+    weights_directory: Path = Path("/dev/shm")
+    """Fetched weights are written below this directory (a memory file system) for SGLang to load."""
+    weights_path: Literal["chunks", "group"] = "chunks"
+    """How weights reach the engine. chunks: the rollout fetches and checks them, and SGLang loads them from
+    weights_directory. group: the learner sends every version whole into a process group with the engine
+    (learner.weights_group_backend must be set), and chunks are used where that fails. See docs/guide/weights.md."""
+    peer_weights_endpoint: str = ""
+    """Fetch weights from other rollouts too, and serve them here. The learner then sends each version to only a few
+    rollouts, however many there are. An address of this host that the others reach, such as "tcp://10.0.3.7:7004"; port *
+    is any free one. Empty: the learner serves every rollout. With security.keys each rollout needs the others' public keys."""
+    start_timeout_s: PositiveSeconds = 600.0
+    """SGLang must be healthy within this time."""
+    engine_timeout_s: PositiveSeconds = 300.0
+    """A generation is given up when SGLang adds nothing to it for this long, including waits for weight updates. So is a
+    weight update that takes longer. Their trajectories continue elsewhere. The rollout of a server that hangs ends after
+    three such times, or when three weight updates in a row have failed."""
+    drain_s: PositiveSeconds = 10.0
+    """On SIGTERM: time to hand unfinished trajectories back."""
+    linger: bool = False
+    """When the run is complete: false ends the process with status 0. true ends only SGLang; the process then waits for
+    SIGTERM, alive and not ready, as a Deployment needs that restarts whatever ends. ``gspo run`` sets false."""
+    reward_workers: int = Field(1, ge=1)
+    """Killable worker processes for slow rewards (math-verify)."""
+    metrics_port: Port = 9110
+    """The first rollout's port; ``gspo run`` gives the next ones port + 1, + 2, ... 0: any free port."""

@@ -1,0 +1,101 @@
+"""What the run is: the sections that several processes read."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from services.runtime.settings.sections.section import Section
+
+
+class Run(Section):
+    """The run as a whole."""
+
+    directory: Path = Path("runs/default")
+    """Everything that the run writes: ledger, checkpoints, metrics, logs, plots. The same directory resumes the run."""
+    num_batches: int = Field(100, ge=1)
+    """The run ends after this many batches."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Seeds task order, sampling and the learner."""
+    max_restarts: int = Field(5, ge=0)
+    """``gspo run`` restarts a process that ended. It gives up when one ends more often than this within 5 minutes."""
+
+
+class Model(Section):
+    """The policy."""
+
+    path: Path = Path("models/tiny")
+    """Hugging Face model directory (config.json, *.safetensors, tokenizer.json): the starting weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which the weights are published and served."""
+
+
+class EnvironmentSection(Section):
+    """Where tasks and rewards come from."""
+
+    name: str = "arithmetic"
+    """A built-in environment (arithmetic, calculator, dataset) or "package.module:ClassName"."""
+    options: dict[str, Any] = Field({})
+    """Passed to the environment; see ``gspo environments``."""
+
+
+class Sampling(Section):
+    """How the policy is sampled. Recorded with every batch, because the learner applies the same temperature."""
+
+    temperature: float = Field(1.0, ge=0, le=10)
+    """Divides the logits, in the engine and in the learner. 0 is refused: greedy tokens have no behaviour log-prob."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Only 1.0 can be trained on: with a truncated distribution the ratio of an unchanged policy differs from 1."""
+    top_k: int = Field(-1, ge=-1)
+    """Only -1 (off) can be trained on, for the same reason."""
+    max_turn_tokens: int = Field(16, ge=1)
+    """The most tokens of one action turn."""
+    max_tokens: int = Field(256, ge=2)
+    """The most tokens of a whole trajectory, including prompt and observations."""
+
+    @model_validator(mode="after")
+    def _trainable(self) -> "Sampling":
+        if self.temperature == 0:
+            raise ValueError("sampling.temperature is 0: greedy tokens cannot be trained on; use a value such as 1.0")
+        if self.top_p != 1.0 or self.top_k != -1:
+            raise ValueError(
+                f"sampling.top_p is {self.top_p} and sampling.top_k is {self.top_k}: log-probs of a truncated distribution "
+                "give a ratio other than 1 for an unchanged policy; use top_p = 1.0 and top_k = -1"
+            )
+        if self.max_turn_tokens >= self.max_tokens:
+            raise ValueError(
+                f"sampling.max_turn_tokens is {self.max_turn_tokens} and sampling.max_tokens is {self.max_tokens}: "
+                "a turn must be shorter than the whole trajectory"
+            )
+        return self
+
+
+class BatchSection(Section):
+    """What makes a batch, and how stale it may be."""
+
+    group_size: int = Field(8, ge=2)
+    """Trajectories per prompt. 1 is refused: a group of one has no baseline."""
+    groups_per_batch: int = Field(32, ge=1)
+    """Whole groups per batch. A batch starts from one policy version, and ends when the next one is published."""
+    mini_batches: int = Field(4, ge=1)
+    """Optimizer steps per batch, each on groups_per_batch / mini_batches whole groups. The paper uses 4."""
+    max_lag: int = Field(2, ge=0)
+    """The oldest token that is trained on, in policy versions behind the learner. 0: generation and training take turns."""
+
+    @model_validator(mode="after")
+    def _divisible(self) -> "BatchSection":
+        if self.groups_per_batch % self.mini_batches:
+            raise ValueError(
+                f"batch.groups_per_batch is {self.groups_per_batch}, batch.mini_batches is {self.mini_batches}: every "
+                "mini-batch holds whole groups, so the first must be a multiple of the second"
+            )
+        return self
+
+
+class Evaluation(Section):
+    """Held-out problems, sampled as in training, never trained on."""
+
+    every_batches: int = Field(5, ge=0)
+    """Evaluate the newest version after each such number of batches, and at the start and end. 0: never."""
+    num_tasks: int = Field(64, ge=1)
+    """Held-out tasks per evaluation, the same each time."""
