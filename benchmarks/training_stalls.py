@@ -1,11 +1,11 @@
-"""What training waits for when a version is published and when a checkpoint is saved, at once and in the background.
+"""How long training waits for a published version and a saved checkpoint, in the foreground and in the background.
 
     python -m benchmarks.training_stalls --json stalls.json
 
-One rank, float32 masters, bfloat16 served. Of each model, in one process: batches are trained, and between them a version
-is copied, hashed and encoded against the one before, and the state is saved, once while training waits and once beside it.
-"At once" is what training waited for without a background: copy, digests and delta; all files on the disk. The seconds of
-a batch are measured alone and while a checkpoint is written.
+One rank, float32 masters, bfloat16 served. Each model has one process, which trains batches. Between them a version is
+copied, hashed and encoded against the version before, and the state is saved: once while training waits and once in the
+background. "At once" is the wait without a background: copy, digests and delta; all files on the disk. The seconds of a
+batch are measured alone and while a checkpoint is written.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from typing import Any
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
 from services.learner.checkpoints import CheckpointSaver, CheckpointState, Threads
 from services.learner.engine import LearnerEngine
-from services.learner.start import LearnerEngineSettings
+from services.learner.start import EngineSettings
 from services.learner.trainer import train_batch
 from services.learner.weights import build_snapshot, copy_weights, encode_delta
-from services.runtime.settings import objective_of
-from services.runtime.settings.sections import ObjectiveSection
+from services.runtime.settings import Learner
 from tests.support.loss.sequences import random_groups
 
 MODELS: dict[str, dict[str, int]] = {
@@ -55,18 +55,21 @@ class Measured:
         )  # fmt: skip
         policy = Qwen3MoeForCausalLM(shape)
         self.num_parameters = sum(parameter.numel() for parameter in policy.parameters())
-        self._engine = LearnerEngine.from_model(policy, LearnerEngineSettings(learning_rate=1e-6, zero_stage=1))
+        learner = Learner(learning_rate=1e-6, zero_stage=1, betas=(0.9, 0.999), token_budget=8192, logprob_chunk_tokens=1024)
+        self._engine = LearnerEngine.from_model(
+            policy, EngineSettings(learner=learner, device="cpu", max_sequence_tokens=None, routing_replay=False, seed=0)
+        )
         self._groups = random_groups(4, 4, 0, vocab_size=264)
         self._root = directory / model
         self._version = 1
-        self.train()  # Adam makes its state in the first step.
+        self.train()  # Adam creates its state in the first step.
         self._newest = build_snapshot(1, self._copy())
 
     def train(self) -> None:
         train_batch(
             self._engine,
             self._groups,
-            objective=objective_of(ObjectiveSection()),
+            objective=Objective(),
             policy_version=1,
             num_mini_batches=1,
             mismatch=MismatchTracker(),
@@ -76,7 +79,7 @@ class Measured:
         return copy_weights(self._engine.serving_weights(torch.bfloat16))
 
     def publish(self) -> tuple[float, float]:
-        """Seconds that training waits for a version in all, and for its copy alone."""
+        """Return the seconds that training waits for a version, in all and for its copy alone."""
         self._version += 1
         begin = time.perf_counter()
         copied = self._copy()
@@ -98,7 +101,7 @@ class Measured:
         return timed(lambda: (saver.begin(self._state()), saver.advance(newest_version=self._version)))
 
     def save_beside(self) -> tuple[float, float, list[float]]:
-        """Seconds that training waits, until it could be resumed from, and of the batches that fit in between."""
+        """Return the seconds that training waits, those until a resume is possible, and those of the batches in between."""
         saver = self._saver(beside=True)
         begin = time.perf_counter()
         saver.begin(self._state())
@@ -122,7 +125,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def measure(model: str, directory: Path, rounds: int) -> dict[str, Any]:
-    """Medians over the rounds."""
+    """Return medians over the rounds."""
     measured = Measured(model, directory)
     found: dict[str, list[float]] = {name: [] for name in SECONDS}
     for _ in range(rounds):
@@ -134,7 +137,7 @@ def measure(model: str, directory: Path, rounds: int) -> dict[str, Any]:
         stall, in_all, batches = measured.save_beside()
         found["checkpoint_stall"].append(stall)
         found["checkpoint_in_all"].append(in_all)
-        found["batch_beside_writing"] += batches[:-1] or batches  # the last one is alone for a while
+        found["batch_beside_writing"] += batches[:-1] or batches  # the last batch runs partly alone
     measured.close()
     shutil.rmtree(directory / model)
     medians = {f"{name}_s": statistics.median(values) for name, values in found.items() if values}
@@ -142,7 +145,7 @@ def measure(model: str, directory: Path, rounds: int) -> dict[str, Any]:
 
 
 def in_a_process(model: str, directory: Path, rounds: int) -> dict[str, Any]:
-    """``measure`` in a process of its own: DeepSpeed's groups are made once in each."""
+    """Run ``measure`` in a new process: DeepSpeed makes its groups once in each."""
     command = [sys.executable, "-m", "benchmarks.training_stalls", "--one", "--models", model, "--rounds", str(rounds)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(
@@ -171,8 +174,8 @@ def row(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=3, help="medians of so many are shown")
-    parser.add_argument("--directory", type=Path, help="where checkpoints are written (default: a temporary one)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; the table shows medians")
+    parser.add_argument("--directory", type=Path, help="where checkpoints are written (default: a temporary directory)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

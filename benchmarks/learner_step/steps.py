@@ -14,10 +14,12 @@ from gspo.model.packing import PackedBatch, TrainGroup, pack, plan_micro_batches
 from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
 from services.learner.engine import LearnerEngine
-from services.learner.start import LearnerEngineSettings
+from services.learner.start import EngineSettings
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch
+from services.runtime.settings import Learner as LearnerSettings
 
 LEARNING_RATE = 1e-6
+BETAS = (0.9, 0.999)
 CHUNK_TOKENS = 512
 Step = Callable[[], None]
 
@@ -26,16 +28,18 @@ class Learner:
     """The learner's own step: advantages, packing, loss, diagnostics, DeepSpeed's backward and AdamW (ZeRO 1, one rank)."""
 
     def __init__(self, shape: Shape, dtype: str, token_budget: int) -> None:
-        settings = LearnerEngineSettings(
+        learner = LearnerSettings(
             dtype=dtype,  # type: ignore[arg-type]
             learning_rate=LEARNING_RATE,
+            betas=BETAS,
             token_budget=token_budget,
             logprob_chunk_tokens=CHUNK_TOKENS,
         )
+        settings = EngineSettings(learner=learner, device="cpu", max_sequence_tokens=None, routing_replay=False, seed=0)
         self.engine = LearnerEngine.from_model(build(shape, dtype), settings)
 
     def step(self, groups: Sequence[TrainGroup], *, anchor: str = "behaviour") -> Step:
-        """One optimizer step on `groups`; with anchor "proximal" after a forward pass for the batch's start."""
+        """One optimizer step on ``groups``; with anchor "proximal" after a forward pass for the batch's start."""
         objective = Objective(anchor=anchor, mismatch_mode="off")  # type: ignore[arg-type]
 
         def make() -> None:
@@ -53,12 +57,12 @@ class Learner:
 
 class Bare:
     """The same model and segment attention on the same packed micro-batches, and nothing else: log_softmax and gather of
-    the whole logits, their mean, backward. `with_adam`: and a plain AdamW step of PyTorch."""
+    the whole logits, their mean, backward. ``with_adam``: and a plain AdamW step of PyTorch."""
 
     def __init__(self, shape: Shape, dtype: str, token_budget: int) -> None:
         self.model: Any = build(shape, dtype, attention=register_segment_attention())
         self._token_budget = token_budget
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.999), weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, betas=BETAS, weight_decay=0.0)
 
     def step(self, groups: Sequence[TrainGroup], *, with_adam: bool, first_pass: bool = False) -> Step:
         packed = packed_micro_batches(groups, self._token_budget)
@@ -88,6 +92,6 @@ class Bare:
 
 def packed_micro_batches(groups: Sequence[TrainGroup], token_budget: int) -> list[PackedBatch]:
     """The learner's own micro-batches of one rank."""
-    sequences, _, _ = sequences_with_advantages(groups, AdvantageSettings())
+    sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
     (plan,) = plan_micro_batches([sequence.num_tokens for sequence in sequences], token_budget, 1)
     return [pack([sequences[index] for index in indices], policy_version=0, sequence_indices=indices) for indices in plan]

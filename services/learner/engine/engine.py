@@ -25,27 +25,20 @@ from gspo.model.serving import serving_weights
 from gspo.moe.experts import ExpertPicks, ExpertRecorder
 from gspo.moe.routing_replay import RoutingReplay
 from protocol.digests import tensor_digest
-from services.learner.checkpoints import (
-    OPTIMIZER,
-    EngineCopy,
-    OptimizerState,
-    canary_batch,
-    require_canary,
-    state_digest,
-    write_canary,
-)
+from services.learner.checkpoints import EngineCopy, canary_batch, require_canary, state_digest, write_canary
+from services.learner.engine.expert_parallel import expert_shares, gathered
 from services.learner.engine.gradients import (
     GradientWatch,
     MissingGradientError,
     NonFiniteGradientError,
     NonFiniteLossError,
 )
+from services.learner.engine.optimizer_state import OPTIMIZER, OptimizerState
+from services.learner.engine.process_group import init_distributed, limit_waiting
 from services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
 from services.learner.profiling import NO_PROFILE, ModelCost, Phases, model_cost
-from services.learner.ranks import expert_shares, gathered, init_distributed, limit_waiting
 from services.learner.start import (
-    DType,
-    LearnerEngineSettings,
+    EngineSettings,
     autoep_config,
     offload_config,
     parallelism_of,
@@ -54,62 +47,62 @@ from services.learner.start import (
 )
 from services.learner.weights import copy_weights
 
-_DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NEVER = 10**9
 
 
 class LearnerEngine:
     """A policy in training. Make it with `create` or `from_model`, leave it with `close`."""
 
-    def __init__(self, engine: Any, settings: LearnerEngineSettings) -> None:
+    def __init__(self, engine: Any, settings: EngineSettings) -> None:
         self._engine = engine
         self.settings = settings
         self.model: Any = engine.module
         self.device = torch.device(engine.device)
         self.rank = torch.distributed.get_rank()
         self.world_size = torch.distributed.get_world_size()
-        self.token_budget = settings.token_budget
+        self.token_budget = settings.learner.token_budget
         self.max_sequence_tokens = settings.max_sequence_tokens
         self._shares = expert_shares(self.model)
         self._watch = GradientWatch(self.model.named_parameters())
         self._experts = ExpertRecorder(self.model)
         self._replay = RoutingReplay(self.model) if settings.routing_replay else None
-        self._state = OptimizerState(engine, settings.zero_stage, self._shares)
+        self._state = OptimizerState(engine, settings.learner.zero_stage, self._shares)
         self._coverage_known = False
         self.profile: Phases = NO_PROFILE
 
     @classmethod
-    def create(cls, model_dir: Path, settings: LearnerEngineSettings) -> LearnerEngine:
+    def create(cls, model_dir: Path, settings: EngineSettings) -> LearnerEngine:
         """Load the model of `model_dir` on all ranks; with ZeRO-3 no rank ever holds the whole of it. Collective.
 
         Raises ValueError for a model that cannot be trained so (see `parallelism`), before it is loaded.
         """
-        init_distributed(settings.device, settings.collective_timeout_s)
+        init_distributed(settings.device, settings.learner.collective_timeout_s)
         model_config = read_model_config(model_dir)
         _require_supported(model_config, settings)
         partition_while_loading = None
-        if settings.zero_stage == 3:
+        if settings.learner.zero_stage == 3:
             from transformers.integrations import HfDeepSpeedConfig
 
             # from_pretrained looks for a living object of this class.
             partition_while_loading = HfDeepSpeedConfig(_deepspeed_config(settings, model_config))
-        model = load_policy(model_dir, _DTYPES[settings.dtype])
+        model = load_policy(model_dir, _DTYPES[settings.learner.dtype])
         del partition_while_loading
         return cls.from_model(model, settings)
 
     @classmethod
-    def from_model(cls, model: Any, settings: LearnerEngineSettings) -> LearnerEngine:
+    def from_model(cls, model: Any, settings: EngineSettings) -> LearnerEngine:
         """Train a model that is in memory, the same on all ranks. Collective. The model is changed in place."""
-        init_distributed(settings.device, settings.collective_timeout_s)
+        init_distributed(settings.device, settings.learner.collective_timeout_s)
         model_config = model.config.to_dict()
         _require_supported(model_config, settings)
         torch.manual_seed(settings.seed)
         prepare_policy(
             model,
-            logprob_chunk_tokens=settings.logprob_chunk_tokens,
-            activation_checkpointing=settings.activation_checkpointing,
+            logprob_chunk_tokens=settings.learner.logprob_chunk_tokens,
+            activation_checkpointing=settings.learner.activation_checkpointing,
         )
-        warmup = max(1, settings.warmup_steps)
+        warmup = max(1, settings.learner.warmup_steps)
         engine, *_ = deepspeed.initialize(
             model=model,
             # A list, as a generator here can pair checkpoints with the wrong parameters.
@@ -119,7 +112,7 @@ class LearnerEngine:
             lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup)),
             dist_init_required=False,
         )
-        limit_waiting(settings.collective_timeout_s)
+        limit_waiting(settings.learner.collective_timeout_s)
         return cls(engine, settings)
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
@@ -207,7 +200,7 @@ class LearnerEngine:
 
     def _step(self) -> float:
         # In float32 without ZeRO DeepSpeed does not say, and with expert parallelism it clips by a mean of the ranks' norms.
-        before = self._clip_replicated() if self.settings.zero_stage == 0 else None
+        before = self._clip_replicated() if self.settings.learner.zero_stage == 0 else None
         self._engine.step()
         grad_norm = float(self._engine.get_global_grad_norm()) if before is None else before
         if not math.isfinite(grad_norm):
@@ -224,8 +217,8 @@ class LearnerEngine:
             torch.distributed.all_reduce(of_experts, group=next(iter(self._shares.values())).group)
             square = square + of_experts
         norm = square.sqrt()
-        if self.settings.max_grad_norm > 0:
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.settings.max_grad_norm, norm)
+        if self.settings.learner.max_grad_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.settings.learner.max_grad_norm, norm)
         return float(norm)
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
@@ -275,7 +268,7 @@ class LearnerEngine:
         return {
             "model": type(self.model).__name__,
             "parameters": shapes.hexdigest(),
-            "dtype": self.settings.dtype,
+            "dtype": self.settings.learner.dtype,
             "optimizer": OPTIMIZER,
         }
 
@@ -308,7 +301,7 @@ class LearnerEngine:
         """
         self._state.load(directory)
         self._resume_schedule(self._state.num_steps)
-        require_canary(directory, self._canary(), self.settings.dtype)
+        require_canary(directory, self._canary(), self.settings.learner.dtype)
 
     def _canary(self) -> list[float]:
         packed = canary_batch(int(self.model.config.vocab_size))
@@ -330,52 +323,49 @@ class LearnerEngine:
             torch.distributed.destroy_process_group()
 
 
-def _require_supported(model_config: Mapping[str, Any], settings: LearnerEngineSettings) -> None:
+def _require_supported(model_config: Mapping[str, Any], settings: EngineSettings) -> None:
     require_supported(
         parallelism_of(
             model_config,
             num_ranks=torch.distributed.get_world_size(),
-            expert_parallel=settings.expert_parallel,
-            zero_stage=settings.zero_stage,
-            dtype=settings.dtype,
+            expert_parallel=settings.learner.expert_parallel,
             routing_replay=settings.routing_replay,
-            offload=settings.offload,
         )
     )
 
 
-def _deepspeed_config(settings: LearnerEngineSettings, model_config: Mapping[str, Any]) -> dict[str, Any]:
+def _deepspeed_config(settings: EngineSettings, model_config: Mapping[str, Any]) -> dict[str, Any]:
     world_size = torch.distributed.get_world_size()
-    size = settings.expert_parallel
+    size = settings.learner.expert_parallel
     return {
         # Nominal: micro-batches are packed by tokens and the boundary of a step is set by hand.
         "train_batch_size": world_size,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         # Without ZeRO the engine clips itself.
-        "gradient_clipping": settings.max_grad_norm if settings.zero_stage > 0 else 0.0,
+        "gradient_clipping": settings.learner.max_grad_norm if settings.learner.zero_stage > 0 else 0.0,
         "steps_per_print": _NEVER,
-        "bf16": {"enabled": settings.dtype == "bfloat16"},
+        "bf16": {"enabled": settings.learner.dtype == "bfloat16"},
         # Added up in bfloat16, the gradient of 120 micro-batches is off by 1.6 % of its norm.
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {
-            "stage": settings.zero_stage,
+            "stage": settings.learner.zero_stage,
             "reduce_bucket_size": 50_000_000,
             "stage3_param_persistence_threshold": settings.zero3_persistence_elements,
-            **offload_config(settings.offload, pin_memory=settings.device == "cuda"),
+            **offload_config(settings.learner.offload, pin_memory=settings.device == "cuda"),
         },
         **({} if size == 1 else {"expert_parallel": autoep_config(size, model_config)}),
         "optimizer": {
             "type": "AdamW",
             "params": {
-                "lr": settings.learning_rate,
-                "betas": list(settings.betas),
+                "lr": settings.learner.learning_rate,
+                "betas": list(settings.learner.betas),
                 "eps": settings.adam_eps,
-                "weight_decay": settings.weight_decay,
+                "weight_decay": settings.learner.weight_decay,
                 # PyTorch's own: DeepSpeed's would be compiled at the first start.
                 "torch_adam": True,
                 # One vectorised pass over the host's memory on OMP_NUM_THREADS threads, as DeepSpeed's own, but built in.
-                **({} if settings.offload == "none" else {"fused": True}),
+                **({} if settings.learner.offload == "none" else {"fused": True}),
             },
         },
     }

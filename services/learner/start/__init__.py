@@ -1,6 +1,6 @@
 """What is decided and started before torch is loaded."""
 
-from services.learner.start.engine_settings import Device, DType, LearnerEngineSettings, engine_settings_of
+from services.learner.start.engine_settings import Device, EngineSettings, engine_settings_of
 from services.learner.start.parallelism import (
     autoep_config,
     offload_config,
@@ -11,9 +11,8 @@ from services.learner.start.parallelism import (
 from services.learner.start.ranks import Node, ended_by_signals, is_rank, run_ranks
 
 __all__ = [
-    "DType",
     "Device",
-    "LearnerEngineSettings",
+    "EngineSettings",
     "Node",
     "autoep_config",
     "ended_by_signals",

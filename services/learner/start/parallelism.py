@@ -22,14 +22,11 @@ class Parallelism:
     num_ranks: int
     expert_parallel: int
     """Ranks that share a layer's experts; 1: every rank has all of them."""
-    zero_stage: int
-    dtype: str
     routing_replay: bool
     model_type: str
     num_experts: int
     """Of a layer; 0 for a dense model."""
     hidden_act: str = "silu"
-    offload: str = "none"
 
 
 def parallelism_of(
@@ -37,22 +34,16 @@ def parallelism_of(
     *,
     num_ranks: int,
     expert_parallel: int,
-    zero_stage: int,
-    dtype: str,
     routing_replay: bool,
-    offload: str = "none",
 ) -> Parallelism:
     """From the model's config.json, or `config.to_dict()`."""
     return Parallelism(
         num_ranks=num_ranks,
         expert_parallel=expert_parallel,
-        zero_stage=zero_stage,
-        dtype=dtype,
         routing_replay=routing_replay,
         model_type=str(model_config.get("model_type", "")),
         num_experts=int(model_config.get("num_experts") or model_config.get("num_local_experts") or 0),
         hidden_act=str(model_config.get("hidden_act", "silu")),
-        offload=offload,
     )
 
 
@@ -70,17 +61,6 @@ def read_model_config(model_dir: Path) -> dict[str, Any]:
 
 def require_supported(plan: Parallelism) -> None:
     """Raises ValueError, naming the value and the way out, for what would fail later, or train wrongly."""
-    if plan.dtype == "bfloat16" and plan.zero_stage == 0:
-        raise ValueError("zero_stage 0 with bfloat16 gets Adam's first step wrong; use zero_stage 1 or higher")
-    if plan.offload == "optimizer_and_parameters" and plan.zero_stage < 3:
-        raise ValueError(
-            f"offload is optimizer_and_parameters and zero_stage is {plan.zero_stage}, which keeps parameters whole; use "
-            "zero_stage 3, or offload = optimizer"
-        )
-    if plan.offload == "optimizer" and plan.zero_stage == 0:
-        raise ValueError(
-            "offload is optimizer and zero_stage is 0, which has nothing to keep elsewhere; use zero_stage 1 or higher"
-        )
     if plan.routing_replay and plan.num_experts == 0:
         raise ValueError(
             f"routing_replay is on and a {plan.model_type} model has no routers: routing replay needs a mixture of experts; "

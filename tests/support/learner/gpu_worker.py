@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, pack
 from services.learner.engine.engine import LearnerEngine
-from services.learner.start.engine_settings import LearnerEngineSettings, Offload
+from services.learner.start.engine_settings import EngineSettings
+from services.runtime.settings.sections import Learner
 from tests.support.loss.sequences import random_sequence
 
 NUM_TOKENS, NUM_SEQUENCES, NUM_STEPS = 16_384, 8, 4
@@ -27,12 +29,19 @@ def policy_gradient(packed: PackedBatch, result: TokenLogProbs) -> Tensor:
     return -(result.logprobs_T * packed.mask_T).sum() / NUM_TOKENS
 
 
-def main(config: Qwen3Config, offload: Offload) -> None:
+def main(config: Qwen3Config, offload: Literal["none", "optimizer", "optimizer_and_parameters"]) -> None:
     with torch.device("cuda"):
         model = Qwen3ForCausalLM(config).to(torch.bfloat16)
-    settings = LearnerEngineSettings(
-        device="cuda", dtype="bfloat16", zero_stage=2, offload=offload, activation_checkpointing=True
+    learner = Learner(
+        dtype="bfloat16",
+        zero_stage=2,
+        offload=offload,
+        activation_checkpointing=True,
+        betas=(0.9, 0.999),
+        token_budget=8192,
+        logprob_chunk_tokens=1024,
     )
+    settings = EngineSettings(learner=learner, device="cuda", max_sequence_tokens=None, routing_replay=False, seed=0)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     engine = LearnerEngine.from_model(model, settings)
     length = NUM_TOKENS // NUM_SEQUENCES

@@ -11,10 +11,9 @@ from torch.distributed import distributed_c10d
 
 from gspo.staleness import MismatchTracker
 from services.learner.engine.engine import LearnerEngine
-from services.learner.ranks.lost_rank import LostRankError, lost_ranks_named
-from services.learner.start.engine_settings import LearnerEngineSettings
+from services.learner.lost_rank import LostRankError, lost_ranks_named
 from services.learner.trainer import train_batch
-from tests.support.learner.learner_worker import OBJECTIVE, SETTINGS
+from tests.support.learner.learner_worker import OBJECTIVE, settings
 from tests.support.loss.sequences import load_groups
 
 STATUS = 17
@@ -24,8 +23,8 @@ def main(work: Path, timeout_s: float) -> int:
     torch.set_num_threads(1)
     try:
         with lost_ranks_named():
-            settings = LearnerEngineSettings(**SETTINGS, zero_stage=3, expert_parallel=2, collective_timeout_s=timeout_s)
-            engine = LearnerEngine.create(work / "model", settings)
+            waiting = settings(zero_stage=3, expert_parallel=2, collective_timeout_s=timeout_s)
+            engine = LearnerEngine.create(work / "model", waiting)
             cpu = torch.device("cpu")
             timeouts = {group._get_backend(cpu).options._timeout for group in distributed_c10d._world.pg_map}
             assert timeouts == {timedelta(seconds=timeout_s)}, timeouts
