@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from gspo.settings import Anchor, MismatchMode, RatioUnit, require_number
 
 TaskName = Literal["arithmetic", "countdown"]
-Clip = Literal["band", "none", "adaptive"]
+Clip = Literal["range", "none", "adaptive"]
 Noise = Literal["none", "bf16", "weights", "logprobs"]
 Aggregation = Literal["sequence", "length"]
 Lag = Literal["fixed", "uniform"]
@@ -25,7 +25,7 @@ GENERATION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One training run. Raises ValueError for values that do not fit together."""
+    """One training run. Raises: ValueError for values that do not fit together."""
 
     task: TaskName
     seed: int
@@ -40,7 +40,7 @@ class RunConfig:
     ratio_unit: RatioUnit = "sequence"
     eps_low: float = 3e-4
     eps_high: float = 4e-4
-    clip: Clip = "band"
+    clip: Clip = "range"
     clip_target: float = 0.15
     """For clip "adaptive": the clip fraction aimed at."""
     clip_range_growth: float = 0.0
@@ -54,7 +54,7 @@ class RunConfig:
     lag: int = 0
     """Batches by which the sampler's weights are behind; before that many exist, the initial weights."""
     lag_kind: Lag = "fixed"
-    """"uniform": each group's lag is drawn from 0 .. `lag`."""
+    """"uniform": each group's lag is drawn from 0 .. ``lag``."""
     noise: Noise = "none"
     """What separates the sampler from the learner beside lag."""
     noise_sigma: float = 0.0

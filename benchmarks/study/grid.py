@@ -2,8 +2,8 @@
 
 What decides question d, fixed before the first run: a variant is judged over all its lags by (1) collapses (fewest), then
 (2) the mean over runs of the held-out reward averaged over the run's evaluations ("area"), where differences within the
-95 % confidence interval of the paired difference to the fixed band count as equal, then (3) the clip fraction nearest to
-that of the fixed band at lag 0, then (4) simplicity: a default that changes nothing wins a tie.
+95 % confidence interval of the paired difference to the fixed clip range count as equal, then (3) the clip fraction
+nearest to that of the fixed clip range at lag 0, then (4) simplicity: a default that changes nothing wins a tie.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "sequence, no clip": NO_CLIP,
 }
 
-BANDS: dict[str, dict[str, Any]] = {
+CLIP_RANGES: dict[str, dict[str, Any]] = {
     "fixed (c=0)": {},
     "widened c=0.5": {"clip_range_growth": 0.5},
     "widened c=1": {"clip_range_growth": 1.0},
@@ -46,7 +46,7 @@ BANDS: dict[str, dict[str, Any]] = {
     "adaptive 15 %": {"clip": "adaptive"},
     "no clip": NO_CLIP,
 }
-MAIN_BANDS = (
+MAIN_CLIP_RANGES = (
     "fixed (c=0)",
     "widened c=1",
     "tightened c=-1",
@@ -102,7 +102,7 @@ def questions() -> list[str]:
 def runs(chosen: Iterable[str] | None = None) -> list[RunConfig]:
     """The runs of these questions (all when None), each once, in order of importance.
 
-    Raises ValueError for a question that does not exist.
+    Raises: ValueError for a question that does not exist.
     """
     known = questions()
     wanted = known if chosen is None else list(chosen)
@@ -123,10 +123,10 @@ def _staleness_short() -> list[Cell]:
         "16": ({"lag": 16}, 40),
     }
     return [
-        Cell("d-short", band, lag, _with_band(replace(SHORT, seed=seed, num_batches=count, **setting), band))
+        Cell("d-short", row, lag, _with_clip_range(replace(SHORT, seed=seed, num_batches=count, **setting), row))
         for seed in SEEDS
         for lag, (setting, count) in settings.items()
-        for band in BANDS
+        for row in CLIP_RANGES
     ]
 
 
@@ -134,73 +134,73 @@ def _staleness_long() -> list[Cell]:
     """d: the same on long answers, with the variants that matter most."""
     settings: dict[str, dict[str, Any]] = {"0": {}, "0..2": {"lag": 2, "lag_kind": "uniform"}, "4": {"lag": 4}}
     return [
-        Cell("d-long", band, lag, _with_band(replace(LONG, seed=seed, **setting), band))
+        Cell("d-long", row, lag, _with_clip_range(replace(LONG, seed=seed, **setting), row))
         for seed in SEEDS
         for lag, setting in settings.items()
-        for band in MAIN_BANDS
+        for row in MAIN_CLIP_RANGES
     ]
 
 
 def _wider() -> list[Cell]:
-    """d: bands that grow enough for their growth to matter, which those of the first table turned out not to do."""
-    bands = {"widened c=10": 10.0, "widened c=30": 30.0, "widened c=100": 100.0}
+    """d: growth that is large enough to matter; in the first table it turned out to be too small."""
+    rows = {"widened c=10": 10.0, "widened c=30": 30.0, "widened c=100": 100.0}
     settings: dict[str, dict[str, Any]] = {"0..2": {"lag": 2, "lag_kind": "uniform"}, "4": {"lag": 4}}
     wide = [
-        Cell("d-wider", band, lag, replace(SHORT, seed=seed, clip_range_growth=growth, **setting))
+        Cell("d-wider", row, lag, replace(SHORT, seed=seed, clip_range_growth=growth, **setting))
         for seed in SEEDS
         for lag, setting in settings.items()
-        for band, growth in bands.items()
+        for row, growth in rows.items()
     ]
     known = [
-        Cell("d-wider", band, lag, _with_band(replace(SHORT, seed=seed, **setting), band))
+        Cell("d-wider", row, lag, _with_clip_range(replace(SHORT, seed=seed, **setting), row))
         for seed in SEEDS
         for lag, setting in settings.items()
-        for band in ("fixed (c=0)", "proximal, truncated")
+        for row in ("fixed (c=0)", "proximal, truncated")
     ]
     return known + wide
 
 
 def _scaled() -> list[Cell]:
     """d: ten times the paper's clip, which at this learning rate clips about as much at lag 0 as the paper reports."""
-    bands: dict[str, dict[str, Any]] = {
+    rows: dict[str, dict[str, Any]] = {
         "fixed (c=0)": {},
         "widened c=1": {"clip_range_growth": 1.0},
         "widened c=10": {"clip_range_growth": 10.0},
-        "proximal, truncated": BANDS["proximal, truncated"],
+        "proximal, truncated": CLIP_RANGES["proximal, truncated"],
     }
     lags: dict[str, dict[str, Any]] = {"0": {}, "4": {"lag": 4}}
     return [
-        Cell("d-scaled", band, lag, replace(LONG, seed=seed, **GSPO_10, **setting, **({} if lag == "0" else values)))
+        Cell("d-scaled", row, lag, replace(LONG, seed=seed, **GSPO_10, **setting, **({} if lag == "0" else values)))
         for seed in SEEDS
         for lag, setting in lags.items()
-        for band, values in bands.items()
-        if lag != "0" or band == "fixed (c=0)"
+        for row, values in rows.items()
+        if lag != "0" or row == "fixed (c=0)"
     ]
 
 
 def _more() -> list[Cell]:
     """d: twice the seeds (two for each start model) where long answers left it open which anchor is better."""
     return [
-        Cell("d-more", band, f"4, eps {name}", replace(LONG, seed=seed, lag=4, **values, **BANDS[band]))
+        Cell("d-more", row, f"4, eps {name}", replace(LONG, seed=seed, lag=4, **values, **CLIP_RANGES[row]))
         for seed in MORE_SEEDS
         for name, values in (("3e-4/4e-4", GSPO), ("3e-3/4e-3", GSPO_10))
-        for band in ("fixed (c=0)", "widened c=1", "proximal, truncated")
+        for row in ("fixed (c=0)", "widened c=1", "proximal, truncated")
     ]
 
 
 def _oldest() -> list[Cell]:
     """d: lag 64, long enough that half of the run is trained on weights that have learned."""
     config = replace(SHORT, num_batches=128, num_sequences=128, eval_every=8, lag=64)
-    bands = ("fixed (c=0)", "widened c=1", "tightened c=-1", "proximal", "proximal, truncated", "no clip")
+    rows = ("fixed (c=0)", "widened c=1", "tightened c=-1", "proximal", "proximal, truncated", "no clip")
     return [
-        Cell("d-oldest", band, "64", _with_band(replace(config, seed=seed), band)) for seed in SEEDS[:2] for band in bands
+        Cell("d-oldest", row, "64", _with_clip_range(replace(config, seed=seed), row)) for seed in SEEDS[:2] for row in rows
     ]
 
 
-def _with_band(config: RunConfig, band: str) -> RunConfig:
-    values = dict(BANDS[band])
+def _with_clip_range(config: RunConfig, name: str) -> RunConfig:
+    values = dict(CLIP_RANGES[name])
     if config.lag == 0:
-        # Without lag the bands of every growth are the same band: one run.
+        # Without lag every growth gives the same clip range: one run.
         values.pop("clip_range_growth", None)
     return replace(config, **values)
 

@@ -1,4 +1,4 @@
-"""One batch into optimizer steps, in this process: advantages, packing, log-probs, band and loss are the library's.
+"""One batch into optimizer steps, in this process: advantages, packing, log-probs, clip range and loss are the library's.
 
 Each mini-batch is two micro-batches of equal size, so that the agreement of their gradients is measured for nothing.
 """
@@ -62,10 +62,10 @@ class MicroBatch:
 
 
 class Learner:
-    """A model with its optimizer, and the running state of the clip band."""
+    """A model with its optimizer, and the running state of the clip range."""
 
     def __init__(self, model: Any, config: RunConfig) -> None:
-        """`model`: a Hugging Face mixture of experts; from here on it returns log-probs of packed sequences."""
+        """``model``: a Hugging Face mixture of experts; from here on it returns log-probs of packed sequences."""
         prepare_policy(model, logprob_chunk_tokens=LOGPROB_CHUNK_TOKENS)
         self._model = model
         self._config = config
@@ -107,7 +107,7 @@ class Learner:
             version: of the weights before the batch.
             diagnose: run the reference pass also where the objective does without it, to see which experts change.
 
-        Raises DivergedError for a gradient that is not finite.
+        Raises: DivergedError for a gradient that is not finite.
         """
         mini_batches = self._mini_batches(sequences, rewards, version)
         record: dict[str, float] = {}
@@ -148,14 +148,14 @@ class Learner:
         record["grad_norm"] = sum(norms) / len(norms)
         record["grad_norm_max"] = max(norms)
         record["mismatch_sigma"] = self._mismatch.sigma
-        record["band_scale"] = self._adaptive.scale
+        record["clip_scale"] = self._adaptive.scale
         record["mismatch_kl"] = float(merged.mismatch_kl_S.mean())
         if self._config.clip == "adaptive":
             self._adaptive.update(min(1.0, record["clip"]))
         return record
 
     def logprobs(self, packed: PackedBatch, picks: ExpertPicks | None = None) -> TokenLogProbs:
-        """Log-probs with entropy and the experts chosen; with those of `picks` replayed, where given."""
+        """Log-probs with entropy and the experts chosen; with those of ``picks`` replayed, where given."""
         with self._replay.replaying(picks) if picks is not None else nullcontext(), self._recorder.recording():
             result: TokenLogProbs = self._model(
                 input_ids=packed.input_ids,
@@ -225,7 +225,7 @@ class Learner:
             packed.mask_T,
             packed.sequence_ids_T,
             num_sequences=HALVES * packed.num_sequences,
-            band=study_band(config, micro.lag_S, sigma=self._mismatch.sigma, scale=self._adaptive.scale),
+            clip_range=study_clip_range(config, micro.lag_S, sigma=self._mismatch.sigma, scale=self._adaptive.scale),
             ratio_unit=config.ratio_unit,
             mismatch_weights_S=weights_S,
         )
@@ -260,8 +260,8 @@ def length_weights(lengths: Sequence[int]) -> NDArray[np.float32]:
     return np.array([length / mean for length in lengths], dtype=np.float32)
 
 
-def study_band(config: RunConfig, lag_S: Tensor, *, sigma: float, scale: float) -> ClipRange:
-    """The clip band of the run; without clipping, one with infinite bounds."""
+def study_clip_range(config: RunConfig, lag_S: Tensor, *, sigma: float, scale: float) -> ClipRange:
+    """The clip range of the run; without clipping, one with infinite bounds."""
     if config.clip == "none":
         infinite_S = torch.full_like(lag_S, torch.inf)
         return ClipRange(lag_S, -infinite_S, infinite_S, 0.0)

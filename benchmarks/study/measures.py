@@ -27,7 +27,7 @@ class GradientNoise:
     cosine: list[float] = field(default_factory=list)
 
     def add(self, first: Tensor, second: Tensor, *, num_sequences: int) -> None:
-        """`first`, `second`: gradients of the means over `num_sequences` sequences each."""
+        """``first``, ``second``: gradients of the means over ``num_sequences`` sequences each."""
         product = float(first @ second)
         lengths = float(first.norm()) * float(second.norm())
         self.signal.append(product)

@@ -66,7 +66,7 @@ class Results:
     def paired(
         self, question: str, row: str, baseline: str, columns: Iterable[str], measure: Callable[[RunSummary], float]
     ) -> Interval:
-        """Over seeds: `measure` at `row` less that at `baseline`, averaged over the columns that both have finished.
+        """Over seeds: ``measure`` at ``row`` less that at ``baseline``, averaged over the columns that both have finished.
 
         A seed is one value, however many columns: its runs share a start model and are not independent.
         """

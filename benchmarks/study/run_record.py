@@ -25,7 +25,7 @@ def record_path(directory: Path, config: RunConfig) -> Path:
 
 
 def read_record(path: Path) -> RunRecord:
-    """Raises ValueError for a file that is no record."""
+    """Raises: ValueError for a file that is no record."""
     head, *lines = (json.loads(line) for line in path.read_text().splitlines())
     if "config" not in head:
         raise ValueError(f"{path} does not start with a configuration: remove it and run again")

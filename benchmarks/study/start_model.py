@@ -40,7 +40,7 @@ def study_environment(task: TaskName) -> DemonstratingEnvironment:
 
 
 def load_start_model(directory: Path, task: TaskName, seed: int, *, num_steps: int = NUM_STEPS) -> Qwen3MoeForCausalLM:
-    """The start model of `task` and `seed`, in float32; made and kept under `directory` when it is not there."""
+    """The start model of ``task`` and ``seed``, in float32; made and kept under ``directory`` when it is not there."""
     tokenizer = build_tokenizer()
     torch.manual_seed(seed)
     model = build_model(tokenizer)
@@ -64,7 +64,7 @@ def _imitate(
     batch_tokens: int,
     num_steps: int,
 ) -> None:
-    """Supervised training on demonstrations, `batch_tokens` of them (padding counted) in a step."""
+    """Supervised training on demonstrations, ``batch_tokens`` of them (padding counted) in a step."""
     shown = encode(tokenizer, [environment.demonstration(rng, careful=True) for _ in range(32)])
     batch_size = max(1, batch_tokens // max(len(lesson.ids) for lesson in shown))
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)

@@ -32,7 +32,7 @@ from services.models.tiny import build_tokenizer
 LEARNING_RATES = (1e-6, 1e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3)
 WARM_BATCHES = 4
 UPDATES = (1, 4)
-GRPO_BAND = (0.2, 0.27)
+GRPO_CLIP_RANGE = (0.2, 0.27)
 PROBE_FILE = "volatility-{seed}.jsonl"
 
 
@@ -140,5 +140,7 @@ def _compare(learner: Learner, packed: PackedBatch, reference: tuple[Tensor, Exp
         record[f"token_abs_{name}"] = float(tokens.abs().mean())
         record[f"sequence_std_{name}"] = float(delta_S.double().std())
         record[f"sequence_abs_{name}"] = float(delta_S.double().abs().mean())
-        record[f"outside_grpo_{name}"] = float(((ratio < 1 - GRPO_BAND[0]) | (ratio > 1 + GRPO_BAND[1])).double().mean())
+        record[f"outside_grpo_{name}"] = float(
+            ((ratio < 1 - GRPO_CLIP_RANGE[0]) | (ratio > 1 + GRPO_CLIP_RANGE[1])).double().mean()
+        )
     return record

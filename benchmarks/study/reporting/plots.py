@@ -175,7 +175,7 @@ def _precision(results: Results) -> Any:
 
 
 def _staleness(results: Results) -> Any:
-    """Above short answers, below long ones: reward, its difference to the fixed band, and clipping."""
+    """Above short answers, below long ones: reward, its difference to the fixed clip range, and clipping."""
     figure, panels = plt.subplots(2, 3, figsize=(15.0, 8.4), constrained_layout=True)
     order = results.rows("d-short")
     for line, (names, title) in enumerate(((("d-short", "d-oldest"), "short answers"), (("d-long",), "long answers"))):
@@ -193,7 +193,7 @@ def _staleness(results: Results) -> Any:
             _points(panels[line, 2], index, row, places, clips)
         for axes, label in zip(
             panels[line],
-            ("held-out reward, mean over the run", "its difference to the fixed band", "clipped share of tokens"),
+            ("held-out reward, mean over the run", "its difference to the fixed clip range", "clipped share of tokens"),
             strict=True,
         ):
             axes.set(ylabel=label, xlabel="lag (batches)", title=title)

@@ -28,7 +28,7 @@ _NORMAL975 = 1.960
 
 
 class Interval(NamedTuple):
-    """A mean over `num` runs and the half width of its 95 % confidence interval; NaN for a single run."""
+    """A mean over ``num`` runs and the half width of its 95 % confidence interval; NaN for a single run."""
 
     mean: float
     half_width: float
@@ -126,7 +126,7 @@ class RunSummary:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunSummary:
-        """Inverse of `as_dict`. Raises TypeError for other fields."""
+        """Inverse of ``as_dict``. Raises: TypeError for other fields."""
         return cls(**{**values, "evals": [(int(batch), float(reward)) for batch, reward in values["evals"]]})
 
 

@@ -50,9 +50,15 @@ def objectives(results: Results, question: str, column: str, baseline: str) -> s
 
 
 def staleness(results: Results, question: str) -> str:
-    """ClipRanges by lag: the held-out reward averaged over the run, and paired differences to the fixed band."""
+    """Clip ranges by lag: the held-out reward averaged over the run, and paired differences to the fixed clip range."""
     columns = results.columns(question)
-    head = ["band", *(f"lag {column}" for column in columns), f"difference to {FIXED}, lag 0 left out", "n", "collapsed"]
+    head = [
+        "clip range",
+        *(f"lag {column}" for column in columns),
+        f"difference to {FIXED}, lag 0 left out",
+        "n",
+        "collapsed",
+    ]
     stale = [column for column in columns if column != "0"]
     rows = []
     for row in results.rows(question):
@@ -65,7 +71,7 @@ def staleness(results: Results, question: str) -> str:
 
 
 def staleness_more(results: Results, question: str, measure: str) -> str:
-    """ClipRanges by lag: "final" reward, "batches" to the target, or the "clip" fraction."""
+    """Clip ranges by lag: "final" reward, "batches" to the target, or the "clip" fraction."""
     measures: dict[str, Callable[[list[RunSummary]], str]] = {
         "final": lambda found: f"{interval([run.final for run in found]).mean:.2f}",
         "batches": lambda found: _reached(found, lambda run, index: run.evals[index][0], 0),
@@ -76,7 +82,7 @@ def staleness_more(results: Results, question: str, measure: str) -> str:
         [row, *(measures[measure](list(results.at(question, row, column).values())) for column in columns)]
         for row in results.rows(question)
     ]
-    return markdown(["band", *(f"lag {column}" for column in columns)], rows)
+    return markdown(["clip range", *(f"lag {column}" for column in columns)], rows)
 
 
 def precision(results: Results) -> str:
@@ -135,12 +141,12 @@ def groups(results: Results) -> str:
                 f"{_mean(found, 'length'):.1f}",
             ]
         )
-    measured = ["reward, mean over run", "difference", "at the end", "batches to half", "without signal", "clipped"]
+    measured = ["reward, mean over run", "difference", "at the end", "batches to half", "zero-variance groups", "clipped"]
     return markdown(["", "n", *measured, "tokens an answer"], rows)
 
 
 def proximal_pair(results: Results, questions: Mapping[str, str]) -> str:
-    """What truncated weights add to the proximal anchor; `questions`: by name, with the answers' description."""
+    """What truncated weights add to the proximal anchor; ``questions``: by name, with the answers' description."""
     rows = []
     for question, answers in questions.items():
         columns = [column for column in results.columns(question) if column != "0"]
@@ -227,8 +233,8 @@ def wider_eps(results: Results) -> str:
         for question, rate in (("a", "2e-4"), ("a-collapse", "5e-4"), ("a-collapse", "1e-3"))
         if (difference := results.paired(question, wide, paper, [rate], lambda run: run.area)).num
     ]
-    for band in results.rows("d-more"):
-        ours, theirs = (results.at("d-more", band, f"4, eps {eps}") for eps in ("3e-3/4e-3", "3e-4/4e-4"))
+    for row in results.rows("d-more"):
+        ours, theirs = (results.at("d-more", row, f"4, eps {eps}") for eps in ("3e-3/4e-3", "3e-4/4e-4"))
         gained = interval([ours[seed].area - theirs[seed].area for seed in ours if seed in theirs])
-        rows.append([f"lag 4, learning rate 2e-4, {band}", signed(gained), str(gained.num)])
+        rows.append([f"lag 4, learning rate 2e-4, {row}", signed(gained), str(gained.num)])
     return markdown(["", "3e-3/4e-3 less 3e-4/4e-4", "n"], rows)

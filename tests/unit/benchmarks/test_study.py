@@ -13,8 +13,8 @@ import torch
 from benchmarks.study.__main__ import main
 from benchmarks.study.config import RunConfig
 from benchmarks.study.countdown import Countdown, CountdownOptions, right_chain
-from benchmarks.study.grid import BANDS, Cell, cells, questions, runs
-from benchmarks.study.learner import DivergedError, Learner, length_weights, study_band
+from benchmarks.study.grid import CLIP_RANGES, Cell, cells, questions, runs
+from benchmarks.study.learner import DivergedError, Learner, length_weights, study_clip_range
 from benchmarks.study.measures import GradientNoise
 from benchmarks.study.reporting.report import fill
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval, summarise_run
@@ -63,9 +63,9 @@ def test_noise_without_a_deviation_is_refused() -> None:
         RunConfig(task="countdown", seed=0, num_batches=1, noise="weights")
 
 
-def test_without_lag_every_band_growth_is_one_run() -> None:
+def test_without_lag_every_growth_of_the_clip_range_is_one_run() -> None:
     at_0 = [cell for cell in cells() if cell.question == "d-short" and cell.column == "0" and cell.config.seed == 0]
-    assert len(at_0) == len(BANDS)
+    assert len(at_0) == len(CLIP_RANGES)
     growing = {
         cell.config.run_id for cell in at_0 if "widened" in cell.row or "tightened" in cell.row or "fixed" in cell.row
     }
@@ -181,22 +181,24 @@ def test_a_probe_before_any_update_sees_precision_alone(studio: Path) -> None:
     assert rounded["sequence_std_free"] < rounded["token_std_free"]
 
 
-def test_without_clipping_nothing_is_outside_the_band() -> None:
+def test_without_clipping_nothing_is_outside_the_clip_range() -> None:
     config = replace(MICRO, clip="none")
-    low_T, high_T = study_band(config, torch.tensor([0.0, 3.0]), sigma=0.5, scale=1.0).bounds(
+    low_T, high_T = study_clip_range(config, torch.tensor([0.0, 3.0]), sigma=0.5, scale=1.0).bounds(
         torch.tensor([0, 1]), torch.tensor([1.0, 7.0])
     )
     assert low_T.tolist() == [-math.inf, -math.inf]
     assert high_T.tolist() == [math.inf, math.inf]
 
 
-def test_a_proximal_anchor_has_the_plain_band_whatever_the_lag_and_the_noise() -> None:
+def test_a_proximal_anchor_has_the_plain_clip_range_whatever_the_lag_and_the_noise() -> None:
     lag_S, ids, tokens = torch.tensor([3.0]), torch.tensor([0]), torch.tensor([4.0])
     config = replace(MICRO, clip_range_growth=1.0, noise_z=1.0)
     plain = math.log1p(config.eps_high)
-    assert study_band(config, lag_S, sigma=0.5, scale=1.0).bounds(ids, tokens)[1].item() == pytest.approx(4 * plain + 0.25)
+    assert study_clip_range(config, lag_S, sigma=0.5, scale=1.0).bounds(ids, tokens)[1].item() == pytest.approx(
+        4 * plain + 0.25
+    )
     proximal = replace(config, anchor="proximal")
-    assert study_band(proximal, lag_S, sigma=0.5, scale=1.0).bounds(ids, tokens)[1].item() == pytest.approx(plain)
+    assert study_clip_range(proximal, lag_S, sigma=0.5, scale=1.0).bounds(ids, tokens)[1].item() == pytest.approx(plain)
 
 
 def test_gradient_noise_of_two_halves_is_that_of_the_formula() -> None:
