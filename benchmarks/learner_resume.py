@@ -2,10 +2,10 @@
 
     python -m benchmarks.learner_resume --directory /tmp/resume --sizes 2560 1000000
 
-The learner's own parts in a process of their own against a real broker process, with ledgers of several lengths. A
-checkpoint of one model of a quarter of a million parameters and one of some twenty million, each after one trained batch,
-so that the optimizer has a state. Its files are dropped from the page cache before each measurement. In the same run its
-bytes are read once, as plainly as a disk can be read.
+The learner's own parts run in their own process against a real broker process, with ledgers of several lengths. There are
+checkpoints of two models, with a quarter of a million and some twenty million parameters, each after one trained batch, so
+that the optimizer has a state. Their files are dropped from the page cache before each measurement. The same run reads
+their bytes once, as plainly as a disk can be read.
 """
 
 import argparse
@@ -35,7 +35,7 @@ READ_BYTES = 1 << 20
 
 
 def make_checkpoint(model: str, config: Path, batch_position: int) -> int:
-    """A random model beside ``config``, trained on one batch, and its checkpoint in the run's directory; its parameters."""
+    """Make a random model next to ``config``, train it on one batch, save a checkpoint in the run; return its parameters."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -73,25 +73,24 @@ def make_checkpoint(model: str, config: Path, batch_position: int) -> int:
 
 
 class FirstBatch(Exception):
-    """The first batch is there: the measurement is over."""
+    """Raised at the first batch, which ends the measurement."""
 
 
 def now() -> tuple[float, float]:
-    """Wall clock and processor seconds of this process."""
+    """Return wall clock and CPU seconds of this process."""
     return time.monotonic(), time.process_time()
 
 
 def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
-    """Wall and processor seconds of each step of a learner whose process was asked for at ``begun`` (monotonic)."""
+    """Return wall and CPU seconds of each step of a learner whose start was requested at ``begun`` (monotonic)."""
     import torch
     from prometheus_client import CollectorRegistry
 
     from gspo.model.policy import load_policy
     from protocol.messages import Welcome
     from services.learner.broker import BrokerThread, ToBroker
-    from services.learner.engine import LearnerEngine
+    from services.learner.engine import LearnerEngine, init_distributed
     from services.learner.metrics import LearnerMetrics
-    from services.learner.ranks import init_distributed
     from services.learner.service import LearnerService
     from services.learner.start import engine_settings_of
     from services.runtime.clock import MonotonicClock
@@ -102,11 +101,11 @@ def resume(config: Path, begun: float) -> dict[str, tuple[float, float]]:
     marks = [(begun, 0.0), now()]
 
     class MarkedBroker(BrokerThread):
-        """Notes the time of each call of the service."""
+        """Notes the time of each call from the service."""
 
         def wait_welcome(self, timeout_s: float) -> Welcome | None:
             welcome = super().wait_welcome(timeout_s)
-            assert welcome is not None, "the broker is there and must answer at once"
+            assert welcome is not None, "the broker runs and must answer at once"
             marks.append(now())
             return welcome
 
@@ -156,7 +155,7 @@ def forget(files: list[Path]) -> None:
 
 
 def read_all(files: list[Path]) -> float:
-    """Seconds to read the files once."""
+    """Return the seconds that it takes to read the files once."""
     begin = time.perf_counter()
     for path in files:
         with path.open("rb", buffering=0) as file:
@@ -166,7 +165,7 @@ def read_all(files: list[Path]) -> float:
 
 
 def child(*arguments: str) -> Any:
-    """This module in a process of its own; its last line of output is its answer."""
+    """Run this module in a new process; its last line of output is the answer."""
     command = [sys.executable, "-m", "benchmarks.learner_resume", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
@@ -184,7 +183,7 @@ class Prepared:
 
 
 def prepare(directory: Path, model: str, num_trajectories: int) -> Prepared:
-    """A ledger of that length (kept from the last time), and a checkpoint of that model."""
+    """Make a ledger of that length (or keep an earlier one), and a checkpoint of that model."""
     directory.mkdir(parents=True, exist_ok=True)
     process = BrokerProcess(
         directory,
@@ -207,7 +206,7 @@ def prepare(directory: Path, model: str, num_trajectories: int) -> Prepared:
 
 
 async def measure(prepared: Prepared, rounds: int) -> tuple[float, list[dict[str, tuple[float, float]]]]:
-    """Seconds until the broker serves, and those of each step of learners that resume one after the other."""
+    """Return the seconds until the broker serves, and of each step of learners that resume one after the other."""
     process = prepared.process
     begin = time.monotonic()
     await process.start()
@@ -224,7 +223,7 @@ async def measure(prepared: Prepared, rounds: int) -> tuple[float, list[dict[str
 
 
 def measured(directory: Path, model: str, num_trajectories: int, rounds: int) -> dict[str, Any]:
-    """One row; of several resumes the middle one."""
+    """Return one row; with several resumes, that of the middle one."""
     prepared = prepare(directory, model, num_trajectories)
     broker_s, steps = asyncio.run(measure(prepared, rounds))
     return {
@@ -252,7 +251,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="where ledgers, models and checkpoints are made, and kept")
     parser.add_argument("--sizes", type=int, nargs="+", default=[2560, 1_000_000], help="trajectories in the ledger")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=3, help="resumes of each kind; the middle one is shown")
+    parser.add_argument("--rounds", type=int, default=3, help="resumes of each kind; the table shows the middle one")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--config", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--make", choices=list(MODELS), help=argparse.SUPPRESS)

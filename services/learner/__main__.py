@@ -92,10 +92,10 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     import torch
 
     from services.learner.broker import BrokerThread
-    from services.learner.engine import LearnerEngine
+    from services.learner.engine import LearnerEngine, init_distributed
+    from services.learner.lost_rank import lost_ranks_named
     from services.learner.metrics import LearnerMetrics
     from services.learner.profiling import profiled
-    from services.learner.ranks import init_distributed, lost_ranks_named
     from services.learner.service import LearnerService
     from services.learner.trainer import train_batch
 

@@ -35,14 +35,14 @@ def export_model(
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = 2 << 30,
 ) -> Path:
-    """Write a directory that `from_pretrained` loads. Collective; whole or not at all; replaces an older export.
+    """Write a directory that ``from_pretrained`` loads. Collective; whole or not at all; replaces an older export.
 
     Args:
         tokenizer_from: model directory from which everything but weights and configuration is copied.
         dtype: of the weights; None keeps the learner's.
         max_shard_bytes: rank 0 holds at most one shard of this size, or one larger tensor, in memory.
 
-    Raises ValueError when tokenizer_from is no directory: then nothing has been written; ExportError, on all ranks, when it
+    Raises: ValueError when tokenizer_from is no directory: then nothing has been written; ExportError, on all ranks, when it
     cannot be written: then nothing of it stays, and an older export does.
     """
     if not tokenizer_from.is_dir():
@@ -81,7 +81,7 @@ def _write(
     dtype: torch.dtype | None,
     max_shard_bytes: int,
 ) -> None:
-    """Raises OSError, SafetensorError."""
+    """Raises: OSError, SafetensorError."""
     partial = make_partial_directory(destination)
     writer = _ShardWriter(partial, max_shard_bytes)
     for name, tensor in weights:

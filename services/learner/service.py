@@ -29,7 +29,7 @@ from services.learner.metrics import LearnerMetrics
 from services.learner.profiling import NO_PROFILE, Phases
 from services.learner.share import share, stop_anywhere
 from services.learner.trainer import AdvantageSettings, BatchReport, train_batch
-from services.learner.weights import copy_weights
+from services.learner.weights import DTYPES, copy_weights
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
 from services.runtime.settings import Settings
@@ -43,7 +43,6 @@ FLUSH_S: Final = 10.0
 NOT_YET: Final = -1
 STOPPED: Final = -2
 GIVEN_UP: Final = 1
-DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TrainBatch(Protocol):

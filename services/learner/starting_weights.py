@@ -47,8 +47,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     from services.learner.broker import BrokerThread
     from services.learner.checkpoints import reserve_version, reserved_version
     from services.learner.metrics import LearnerMetrics
-    from services.learner.service import DTYPES
-    from services.learner.weights import copy_weights
+    from services.learner.weights import DTYPES, copy_weights
 
     clock, registry = MonotonicClock(), CollectorRegistry()
     metrics, health = LearnerMetrics(registry), Health(clock, MAX_QUIET_S)

@@ -8,24 +8,26 @@ from services.learner.checkpoints.format import (
     reserve_version,
     reserved_version,
 )
-from services.learner.checkpoints.optimizer_state import OPTIMIZER, OptimizerState
 from services.learner.checkpoints.saving import Background, CheckpointSaver, Threads
 from services.learner.checkpoints.state_copy import EngineCopy, state_digest
+from services.learner.checkpoints.state_files import TensorDirectory, TensorFile, read_steps, write_steps
 
 __all__ = [
-    "OPTIMIZER",
     "Background",
     "CheckpointSaver",
     "CheckpointState",
     "EngineCopy",
-    "OptimizerState",
+    "TensorDirectory",
+    "TensorFile",
     "Threads",
     "canary_batch",
     "find_latest",
     "load_checkpoint",
+    "read_steps",
     "require_canary",
     "reserve_version",
     "reserved_version",
     "state_digest",
     "write_canary",
+    "write_steps",
 ]

@@ -44,14 +44,14 @@ def canary_batch(vocab_size: int) -> PackedBatch:
 
 
 def write_canary(directory: Path, logprobs: Sequence[float]) -> Path:
-    """Raises OSError."""
+    """Raises: OSError."""
     path = directory / _FILE
     path.write_bytes(msgspec.json.encode(_Canary([round(logprob, 6) for logprob in logprobs])))
     return path
 
 
 def require_canary(directory: Path, logprobs: Sequence[float], dtype: str) -> None:
-    """Raises CheckpointError where the log-probs are not those that were written."""
+    """Raises: CheckpointError where the log-probs are not those that were written."""
     path = directory / _FILE
     try:
         saved = msgspec.json.decode(path.read_bytes(), type=_Canary).logprobs
@@ -60,7 +60,7 @@ def require_canary(directory: Path, logprobs: Sequence[float], dtype: str) -> No
     if len(saved) != len(logprobs):
         raise CheckpointError(f"{path} has {len(saved)} log-probs, not {len(logprobs)}; resume from another checkpoint")
     differences = [abs(before - now) for before, now in zip(saved, logprobs, strict=True)]
-    # Not `> tolerance`, which NaN passes.
+    # Not ``> tolerance``, which NaN passes.
     if not sum(differences) / len(differences) <= TOLERANCE[dtype]:
         worst = int(np.argmax(differences))
         raise CheckpointError(

@@ -1,13 +1,13 @@
 """Checkpoints of the learner: model, optimizer, random state, policy version, position in the order of batches.
 
     root/version-0000000012-batch-0000000003/   one checkpoint, published by a rename
-        engine/                                 weights and optimizer, by parameter (`optimizer_state`)
+        engine/                                 weights and optimizer, by parameter (``optimizer_state``)
         random-00000.json ...                   random states, one file per rank
         checkpoint.json                         everything else, and the size of every other file
     root/latest                                 name of the newest
     root/last-version                           largest policy version that was ever about to be published
 
-A writer that is killed leaves `.partial-*`, which nothing reads and the next writer removes. Ranks on several hosts
+A writer that is killed leaves ``.partial-*``, which nothing reads and the next writer removes. Ranks on several hosts
 need one shared file system.
 
 A checkpoint is resumed by any number of ranks, in any ZeRO stage and expert-parallel size. Tensors are safetensors files and
@@ -55,9 +55,9 @@ class CheckpointState:
     batch_position: int
     """Batches trained so far: the next one to ask for."""
     mismatch: dict[str, float]
-    """`MismatchTracker.state_dict()`"""
+    """``MismatchTracker.state_dict()``"""
     adaptive_clip: dict[str, float] = field(default_factory=dict)
-    """`AdaptiveClip.state_dict()`; empty where the run has none, as in checkpoints from before there was one."""
+    """``AdaptiveClip.state_dict()``; empty where the run has none, as in checkpoints from before there was one."""
 
 
 class _Format(msgspec.Struct):
@@ -94,10 +94,10 @@ class StateCopy(Protocol):
     """What one rank writes of a checkpoint, of one moment and in memory of its own: training goes on."""
 
     def write(self, directory: Path) -> None:
-        """Into `directory`, which is made, and onto the disk. Any thread. Raises OSError, RuntimeError."""
+        """Into ``directory``, which is made, and onto the disk. Any thread. Raises: OSError, RuntimeError."""
 
     def weights_digest(self) -> str:
-        """What the engine's `weights_digest` was then; empty on all ranks but the first. Any thread."""
+        """What the engine's ``weights_digest`` was then; empty on all ranks but the first. Any thread."""
 
 
 class CheckpointEngine(Protocol):
@@ -125,7 +125,7 @@ def taken_error(root: Path, policy_version: int) -> CheckpointError:
 
 
 def unwritten_error(path: Path, error: Exception) -> CheckpointError:
-    """Why `path` is not there, and what to do."""
+    """Why ``path`` is not there, and what to do."""
     free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
     return CheckpointError(
         f"{path} cannot be written: {error}; {free / 2**20:.0f} MiB are free there: make room and make it writable, then "
@@ -136,7 +136,7 @@ def unwritten_error(path: Path, error: Exception) -> CheckpointError:
 def find_latest(root: Path) -> Path | None:
     """The newest complete checkpoint, or None where there is none yet.
 
-    Raises CheckpointError when `latest` names one that is gone.
+    Raises: CheckpointError when ``latest`` names one that is gone.
     """
     pointer = root / LATEST
     if not pointer.is_file():
@@ -154,10 +154,10 @@ def find_latest(root: Path) -> Path | None:
 
 
 def reserve_version(root: Path, policy_version: int) -> None:
-    """Note durably that `policy_version` is taken. Call it before anybody can fetch that version: an engine may have
+    """Note durably that ``policy_version`` is taken. Call it before anybody can fetch that version: an engine may have
     loaded it when the learner is killed, although neither a checkpoint nor the broker has heard of it.
 
-    Raises CheckpointError when it cannot be written, and when it is taken: a learner that was cut off trains on beside the
+    Raises: CheckpointError when it cannot be written, and when it is taken: a learner that was cut off trains on beside the
     one that has taken over, and one version must not be two learners' weights.
     """
     taken = reserved_version(root)
@@ -171,7 +171,7 @@ def reserve_version(root: Path, policy_version: int) -> None:
 
 
 def reserved_version(root: Path) -> int:
-    """The version that was reserved last; 0 where there is none. Raises CheckpointError for a damaged file."""
+    """The version that was reserved last; 0 where there is none. Raises: CheckpointError for a damaged file."""
     path = root / _LAST_VERSION
     if not path.is_file():
         return 0
@@ -182,9 +182,9 @@ def reserved_version(root: Path) -> int:
 
 
 def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
-    """Load `path` into an engine that has not trained yet; random states included. Collective.
+    """Load ``path`` into an engine that has not trained yet; random states included. Collective.
 
-    Raises CheckpointError, on all ranks alike and before anything is loaded, for a checkpoint that is truncated or of
+    Raises: CheckpointError, on all ranks alike and before anything is loaded, for a checkpoint that is truncated or of
     another model, type or optimizer; and afterwards if the loaded weights are not those that were saved.
     """
     metadata = read_metadata(path)
@@ -206,7 +206,7 @@ def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
 def read_metadata(path: Path) -> dict[str, Any]:
     """The metadata of a complete checkpoint.
 
-    Raises CheckpointError for a directory that is none, is of another format, or misses bytes of any file.
+    Raises: CheckpointError for a directory that is none, is of another format, or misses bytes of any file.
     """
     file = path / METADATA
     if not file.is_file():
@@ -230,7 +230,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def write_metadata(partial: Path, state: CheckpointState, layout: dict[str, Any], digest: str) -> None:
-    """The last file of a checkpoint, without which it is none. Raises OSError."""
+    """The last file of a checkpoint, without which it is none. Raises: OSError."""
     files = {str(file.relative_to(partial)): file.stat().st_size for file in sorted(partial.rglob("*")) if file.is_file()}
     metadata = {
         "format": _FORMAT,

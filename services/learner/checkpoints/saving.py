@@ -1,4 +1,4 @@
-"""Saves checkpoints (`services.learner.checkpoints.format`) beside training.
+"""Saves checkpoints (``services.learner.checkpoints.format``) beside training.
 
 All ranks begin together: each copies what it is to write. A thread of its own on every rank writes the copy, onto the disk.
 When all have, all ranks publish it together, in a collective between two batches. In between training goes on.
@@ -35,7 +35,7 @@ from services.learner.checkpoints.format import (
     unwritten_error,
     write_metadata,
 )
-from services.learner.ranks import means_lost_rank
+from services.learner.lost_rank import means_lost_rank
 from services.runtime.durable import (
     discard_directory,
     flush_file,
@@ -110,7 +110,7 @@ class CheckpointSaver:
     """One rank's part of saving, one checkpoint at a time. Methods marked collective are called by all ranks alike."""
 
     def __init__(self, engine: CheckpointEngine, root: Path, *, keep: int, background: Background | None) -> None:
-        """All but the newest `keep` checkpoints are removed. Raises ValueError for `keep` below 1."""
+        """All but the newest ``keep`` checkpoints are removed. Raises: ValueError for ``keep`` below 1."""
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least the new checkpoint must stay")
         self._engine = engine
@@ -133,7 +133,7 @@ class CheckpointSaver:
     def begin(self, state: CheckpointState) -> None:
         """Save the present state. Collective; nothing else may be pending.
 
-        Raises CheckpointError, on all ranks, when it cannot be written, or another learner has published since.
+        Raises: CheckpointError, on all ranks, when it cannot be written, or another learner has published since.
         """
         assert self._pending is None, "one checkpoint at a time"
         destination = self._destination(state)
@@ -163,7 +163,7 @@ class CheckpointSaver:
             may_publish: whether this rank lets it be published.
             wait_s: how long to wait for this rank's thread.
 
-        Raises CheckpointError, on all ranks, where one cannot write: then nothing of it stays.
+        Raises: CheckpointError, on all ranks, where one cannot write: then nothing of it stays.
         """
         pending = self._pending
         if pending is None:
@@ -263,10 +263,10 @@ class CheckpointSaver:
 
 
 def save_checkpoint(engine: CheckpointEngine, root: Path, state: CheckpointState, *, keep: int = 3) -> Path:
-    """Write a checkpoint below `root`, make it the latest and remove all but the newest `keep`. Collective.
+    """Write a checkpoint below ``root``, make it the latest and remove all but the newest ``keep``. Collective.
 
     Returns when it is durable; at once where this version and position are saved already.
-    Raises ValueError for `keep` below 1, CheckpointError when it cannot be written: those before it stay as they are.
+    Raises: ValueError for ``keep`` below 1, CheckpointError when it cannot be written: those before it stay as they are.
     """
     saver = CheckpointSaver(engine, root, keep=keep, background=None)
     saved = saver.find(state)

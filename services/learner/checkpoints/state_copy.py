@@ -1,4 +1,4 @@
-"""What an engine's `save_state` would write, kept in memory while training goes on, and written by another thread."""
+"""What an engine's ``save_state`` would write, kept in memory while training goes on, and written by another thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EngineCopy:
     weights: WeightCopy
 
     def write(self, directory: Path) -> None:
-        """Write into `directory`, which is made, and onto the disk. Raises OSError."""
+        """Write into ``directory``, which is made, and onto the disk. Raises: OSError."""
         directory.mkdir(exist_ok=True)
         written = [file.write(directory) for file in self.files]
         if self.rank == 0:
@@ -33,7 +33,7 @@ class EngineCopy:
             flush_file(path)
 
     def weights_digest(self) -> str:
-        """The engine's `weights_digest` of that moment; empty on all ranks but the first."""
+        """The engine's ``weights_digest`` of that moment; empty on all ranks but the first."""
         if self.rank != 0:
             return ""
         pairs = zip(self.weights.tensors, self.weights.digests(), strict=True)

@@ -45,14 +45,13 @@ from services.learner.start import (
     read_model_config,
     require_supported,
 )
-from services.learner.weights import copy_weights
+from services.learner.weights import DTYPES, copy_weights
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NEVER = 10**9
 
 
 class LearnerEngine:
-    """A policy in training. Make it with `create` or `from_model`, leave it with `close`."""
+    """A policy in training. Make it with ``create`` or ``from_model``, leave it with ``close``."""
 
     def __init__(self, engine: Any, settings: EngineSettings) -> None:
         self._engine = engine
@@ -73,9 +72,9 @@ class LearnerEngine:
 
     @classmethod
     def create(cls, model_dir: Path, settings: EngineSettings) -> LearnerEngine:
-        """Load the model of `model_dir` on all ranks; with ZeRO-3 no rank ever holds the whole of it. Collective.
+        """Load the model of ``model_dir`` on all ranks; with ZeRO-3 no rank ever holds the whole of it. Collective.
 
-        Raises ValueError for a model that cannot be trained so (see `parallelism`), before it is loaded.
+        Raises: ValueError for a model that cannot be trained so (see ``parallelism``), before it is loaded.
         """
         init_distributed(settings.device, settings.learner.collective_timeout_s)
         model_config = read_model_config(model_dir)
@@ -86,7 +85,7 @@ class LearnerEngine:
 
             # from_pretrained looks for a living object of this class.
             partition_while_loading = HfDeepSpeedConfig(_deepspeed_config(settings, model_config))
-        model = load_policy(model_dir, _DTYPES[settings.learner.dtype])
+        model = load_policy(model_dir, DTYPES[settings.learner.dtype])
         del partition_while_loading
         return cls.from_model(model, settings)
 
@@ -122,7 +121,7 @@ class LearnerEngine:
 
     @property
     def replays_routing(self) -> bool:
-        """Whether `train_mini_batch` takes experts to replay, and a batch is to be trained so."""
+        """Whether ``train_mini_batch`` takes experts to replay, and a batch is to be trained so."""
         return self._replay is not None
 
     def train_mini_batch(
@@ -133,9 +132,9 @@ class LearnerEngine:
         Args:
             micro_batches: this rank's; as many on every rank, empty ones where there is nothing.
             loss_fn: not called for an empty micro-batch.
-            replay: the experts of each micro-batch; only with `replays_routing`.
+            replay: the experts of each micro-batch; only with ``replays_routing``.
 
-        Raises NonFiniteLossError, NonFiniteGradientError or, in the first step, MissingGradientError: on all ranks
+        Raises: NonFiniteLossError, NonFiniteGradientError or, in the first step, MissingGradientError: on all ranks
         together and before the step.
         """
         if not micro_batches:
@@ -228,7 +227,7 @@ class LearnerEngine:
         return summed
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> Tensor:
-        """The tensor of rank `source`; the others give one of the same shape and type. Collective."""
+        """The tensor of rank ``source``; the others give one of the same shape and type. Collective."""
         received = tensor.detach().to(self.device, copy=True)
         torch.distributed.broadcast(received, src=source)
         return received
@@ -240,7 +239,7 @@ class LearnerEngine:
     def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """All weights as inference engines load them, on rank 0; other ranks get nothing and must exhaust it. Collective.
 
-        See `gspo.model.serving.serving_weights`: a tensor is valid only until the next one is asked for.
+        See ``gspo.model.serving.serving_weights``: a tensor is valid only until the next one is asked for.
         """
         return serving_weights(
             self.model, gathered=lambda value: gathered(value, self._shares), emit=self.rank == 0, dtype=dtype
@@ -273,9 +272,9 @@ class LearnerEngine:
         }
 
     def save_state(self, directory: Path) -> None:
-        """Write weights, Adam's moments and the number of steps into `directory`, which is made. Collective.
+        """Write weights, Adam's moments and the number of steps into ``directory``, which is made. Collective.
 
-        Every rank writes its part of the parameters. Raises OSError on ranks that could not, after the last collective.
+        Every rank writes its part of the parameters. Raises: OSError on ranks that could not, after the last collective.
         """
         canary = self._canary()
         self._state.save(directory)
@@ -283,7 +282,7 @@ class LearnerEngine:
             write_canary(directory, canary)
 
     def copy_state(self) -> EngineCopy:
-        """What `save_state` would write, and the weights for their digest, copied: to be written while training goes on.
+        """What ``save_state`` would write, and the weights for their digest, copied: to be written while training goes on.
         Collective."""
         return EngineCopy(
             rank=self.rank,
@@ -294,10 +293,10 @@ class LearnerEngine:
         )
 
     def load_state(self, directory: Path) -> None:
-        """Read what `save_state` wrote, on whatever ranks. Collective.
+        """Read what ``save_state`` wrote, on whatever ranks. Collective.
 
         Learning rate, betas and the like are the settings', not the checkpoint's; warm-up goes on at its step.
-        Raises CheckpointError for files that do not hold the state of this model, and where it computes other log-probs now.
+        Raises: CheckpointError for files that do not hold the state of this model, and where it computes other log-probs now.
         """
         self._state.load(directory)
         self._resume_schedule(self._state.num_steps)

@@ -1,6 +1,6 @@
 """Where the time of each batch goes: phases that add up to it, speed, packing, balance of the ranks, FLOPs.
 
-`gspo learner --profile` makes a `StepProfile`; without it everything is given `NO_PROFILE`, which does nothing. On a GPU
+``gspo learner --profile`` makes a ``StepProfile``; without it everything is given ``NO_PROFILE``, which does nothing. On a GPU
 the marks between phases are CUDA events on the stream: the host runs ahead as it does without, and waits once, when the
 batch is over. A phase's time is the device's then, and what the host did meanwhile costs nothing that is not seen.
 """
@@ -106,7 +106,7 @@ class HostTimeline:
 
 
 class DeviceTimeline:
-    """CUDA events on the current stream; only `seconds` waits for the device."""
+    """CUDA events on the current stream; only ``seconds`` waits for the device."""
 
     def __init__(self, make_event: Callable[[], torch.cuda.Event] = lambda: torch.cuda.Event(enable_timing=True)) -> None:
         self._make_event = make_event
@@ -180,7 +180,7 @@ class BatchProfile:
 class StepProfile:
     """One rank's stopwatch. Phases nest; a moment belongs to the innermost.
 
-    `report` is called with every batch's profile, on every rank.
+    ``report`` is called with every batch's profile, on every rank.
     """
 
     def __init__(

@@ -45,16 +45,16 @@ class ProfiledEngine(Protocol):
 
 
 class ProfileFiles:
-    """Rank 0's: `profile.jsonl` in the run's directory, which grows, and `profile.md`, of the batches of this process."""
+    """Rank 0's: ``profile.jsonl`` in the run's directory, which grows, and ``profile.md``, of the batches of this process."""
 
     def __init__(self, directory: Path) -> None:
-        """Makes `directory` if it is not there. Raises OSError."""
+        """Makes ``directory`` if it is not there. Raises: OSError."""
         directory.mkdir(parents=True, exist_ok=True)
         self._lines, self._table = directory / LINES_FILE, directory / TABLE_FILE
         self._batches: list[BatchProfile] = []
 
     def add(self, batch: BatchProfile) -> None:
-        """Append a line, write the table again, and log the largest phases. Raises OSError."""
+        """Append a line, write the table again, and log the largest phases. Raises: OSError."""
         self._batches.append(batch)
         with self._lines.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(as_json(batch)) + "\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 AUTOEP_PRESETS: Final = {"qwen3_moe": "qwen3_moe"}
-"""DeepSpeed's preset by `model_type`: those whose export is tested against the engine's names."""
+"""DeepSpeed's preset by ``model_type``: those whose export is tested against the engine's names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ def parallelism_of(
     expert_parallel: int,
     routing_replay: bool,
 ) -> Parallelism:
-    """From the model's config.json, or `config.to_dict()`."""
+    """From the model's config.json, or ``config.to_dict()``."""
     return Parallelism(
         num_ranks=num_ranks,
         expert_parallel=expert_parallel,
@@ -48,7 +48,7 @@ def parallelism_of(
 
 
 def read_model_config(model_dir: Path) -> dict[str, Any]:
-    """config.json of a model directory. Raises ValueError where there is none, or it is not an object."""
+    """config.json of a model directory. Raises: ValueError where there is none, or it is not an object."""
     path = model_dir / "config.json"
     try:
         config = json.loads(path.read_bytes())
@@ -60,7 +60,7 @@ def read_model_config(model_dir: Path) -> dict[str, Any]:
 
 
 def require_supported(plan: Parallelism) -> None:
-    """Raises ValueError, naming the value and the way out, for what would fail later, or train wrongly."""
+    """Raises: ValueError, naming the value and the way out, for what would fail later, or train wrongly."""
     if plan.routing_replay and plan.num_experts == 0:
         raise ValueError(
             f"routing_replay is on and a {plan.model_type} model has no routers: routing replay needs a mixture of experts; "
@@ -90,7 +90,7 @@ def require_supported(plan: Parallelism) -> None:
 
 
 def autoep_config(size: int, model_config: Mapping[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's "expert_parallel" section, for a model that `require_supported` has let pass."""
+    """DeepSpeed's "expert_parallel" section, for a model that ``require_supported`` has let pass."""
     return {
         "enabled": True,
         "autoep_size": size,
@@ -101,7 +101,7 @@ def autoep_config(size: int, model_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def offload_config(offload: str, *, pin_memory: bool) -> dict[str, Any]:
-    """DeepSpeed's entries of "zero_optimization" for `Parallelism.offload`; none for "none"."""
+    """DeepSpeed's entries of "zero_optimization" for ``Parallelism.offload``; none for "none"."""
     sections = {
         "none": (),
         "optimizer": ("offload_optimizer",),

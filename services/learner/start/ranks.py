@@ -23,7 +23,7 @@ from services.runtime.lifecycle import die_with_parent, module_command
 log = structlog.get_logger()
 
 RANKS_STOP_S: Final = 590.0
-"""For the ranks to end their batch and save after SIGTERM: a little less than `gspo run` gives the learner."""
+"""For the ranks to end their batch and save after SIGTERM: a little less than ``gspo run`` gives the learner."""
 OTHERS_STOP_S: Final = 30.0
 """For the others when one rank has failed: they wait in a collective that will not come about."""
 LOOK_S: Final = 0.1
@@ -49,7 +49,7 @@ class Node:
 def run_ranks(
     module: str, arguments: Sequence[str], num_ranks: int, *, node: Node | None = None, stop_s: float = RANKS_STOP_S
 ) -> int:
-    """Run `python -m module *arguments` as ``num_ranks`` ranks, as many as on each other machine, if there are others.
+    """Run ``python -m module *arguments`` as ``num_ranks`` ranks, as many as on each other machine, if there are others.
 
     ``node``: None for a machine alone. Returns 0, or the status of the first rank that failed.
     """
@@ -110,7 +110,7 @@ def ended_by_signals() -> Iterator[None]:
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: Callable[[], float | None]) -> int:
     """Until all have ended, or one has failed and the others had their time."""
     failed, failed_at = 0, 0.0
-    # All are asked, also behind one that lives: `returncode` is known only of those that were.
+    # All are asked, also behind one that lives: ``returncode`` is known only of those that were.
     while None in [process.poll() for process in ranks]:
         now = time.monotonic()
         end = deadline()

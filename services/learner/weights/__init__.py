@@ -3,9 +3,10 @@
 from services.learner.weights.delta import encode_delta
 from services.learner.weights.process_groups import SendingGroups, group_options
 from services.learner.weights.server import WeightServer
-from services.learner.weights.snapshot import SnapshotStore, WeightCopy, build_snapshot, copy_weights
+from services.learner.weights.snapshot import DTYPES, SnapshotStore, WeightCopy, build_snapshot, copy_weights
 
 __all__ = [
+    "DTYPES",
     "SendingGroups",
     "SnapshotStore",
     "WeightCopy",

@@ -95,7 +95,7 @@ class SendingGroup:
         try:
             self._queue.put_nowait(None)
         except queue.Full:
-            # The thread looks at `ended` after each broadcast.
+            # The thread looks at ``ended`` after each broadcast.
             return
 
     def _run(self) -> None:

@@ -17,7 +17,9 @@ from protocol.messages import Manifest, TensorInfo
 from services.weights import Parts
 
 CHUNK_BYTES: Final = MAX_WEIGHT_CHUNK_BYTES
-DTYPE_NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""By their names on the wire and in the settings."""
+DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Snapshot(Parts):

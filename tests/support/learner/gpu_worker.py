@@ -1,6 +1,6 @@
 """Trains a dense model of random weights on one GPU and prints how fast, as JSON.
 
-python -m tests.support.learner.gpu_worker '{"hidden_size": 1024, ...}' OFFLOAD; the first argument is of `Qwen3Config`.
+python -m tests.support.learner.gpu_worker '{"hidden_size": 1024, ...}' OFFLOAD; the first argument is of ``Qwen3Config``.
 """
 
 from __future__ import annotations

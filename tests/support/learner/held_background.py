@@ -26,7 +26,7 @@ class HeldJob:
             if self._background.failure is not None:
                 raise self._background.failure
             self._result = self._work()
-        except Exception as error:  # noqa: BLE001 - raised by `result`
+        except Exception as error:  # noqa: BLE001 - raised by ``result``
             self._error = error
 
     def result(self) -> str:

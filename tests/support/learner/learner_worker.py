@@ -123,7 +123,7 @@ def stages(work: Path) -> dict[str, Any]:
                 resumed, work / f"export-{stage}-{world_size}", tokenizer_from=work / "model", max_shard_bytes=100_000
             )
             save_weights(resumed, work / f"exported-{stage}-{world_size}.safetensors")
-    # `resumed` is in stage 3, and has trained.
+    # ``resumed`` is in stage 3, and has trained.
     load_checkpoint(resumed, work / f"checkpoints-1-{world_size}" / path.name)
     results["other_stage"] = resumed.weights_digest()
     return results

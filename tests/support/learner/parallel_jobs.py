@@ -1,4 +1,4 @@
-"""Jobs of `tests.support.learner.parallel_worker` in processes, and what their checkpoints and exports are compared by.
+"""Jobs of ``tests.support.learner.parallel_worker`` in processes, and what their checkpoints and exports are compared by.
 
 An optimizer's first moment after one step from nothing is (1 - beta) of the gradient: a checkpoint then holds the gradient
 of every parameter, under names that are the same in all layouts.
@@ -26,7 +26,7 @@ Results = list[dict[str, dict[str, Any]]]
 
 
 def run_jobs(work: Path, num_ranks: int, jobs: Sequence[dict[str, Any]], *, accelerator: str = "cpu") -> Results:
-    """Run the jobs on `num_ranks` processes; by rank, the results by the jobs' names."""
+    """Run the jobs on ``num_ranks`` processes; by rank, the results by the jobs' names."""
     plan = work / f"plan-{num_ranks}-{jobs[0]['name']}.json"
     plan.write_text(json.dumps(jobs), encoding="utf-8")
     with Ranks(
@@ -63,7 +63,7 @@ def state(work: Path, name: str) -> dict[str, Tensor]:
 
 
 def require_gradients(work: Path, name: str, reference: str, scale: float = 1.0, *, tolerance: float = 1e-5) -> None:
-    """Every parameter's gradient, none of which is 0, is that of `reference` times `scale`."""
+    """Every parameter's gradient, none of which is 0, is that of ``reference`` times ``scale``."""
     found, expected = state(work, name), state(work, reference)
     assert set(found) == set(expected)
     gradients = [key for key in expected if key.endswith("/exp_avg")]

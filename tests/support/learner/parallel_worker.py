@@ -1,6 +1,6 @@
 """Runs under torchrun: the learner's engine in one parallel layout after the other, and its checkpoints in others.
 
-python -m tests.support.learner.parallel_worker PLAN.json RESULTS_DIR; the plan is a list of jobs, see `Job`.
+python -m tests.support.learner.parallel_worker PLAN.json RESULTS_DIR; the plan is a list of jobs, see ``Job``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Job:
     save_after: int = 0
     """Save a checkpoint below NAME after so many steps; 0: never."""
     replay: bool = False
-    """One step on a plain loss with the experts of `given_picks` in place of the routers' own, in place of `steps`."""
+    """One step on a plain loss with the experts of ``given_picks`` in place of the routers' own, in place of ``steps``."""
     unwritable_on: int = -1
     """This rank can write no file of more than 4 KiB."""
     in_background: bool = False

@@ -1,6 +1,6 @@
 """A rank that says its place.
 
-`python -m tests.support.learner.rank_place DIRECTORY` writes what it was told to DIRECTORY/RANK.
+``python -m tests.support.learner.rank_place DIRECTORY`` writes what it was told to DIRECTORY/RANK.
 """
 
 import os

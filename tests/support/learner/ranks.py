@@ -16,7 +16,7 @@ TAIL_BYTES = 4000
 
 
 class Ranks:
-    """`python -m MODULE *ARGUMENTS` as so many ranks that find each other; alone it is no rank. None outlives the block."""
+    """``python -m MODULE *ARGUMENTS`` as so many ranks that find each other; alone it is no rank. None outlives the block."""
 
     def __init__(
         self, module: str, arguments: Sequence[str], num_ranks: int, logs: Path, *, accelerator: str = "cpu"

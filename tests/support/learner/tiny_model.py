@@ -15,7 +15,7 @@ TINY_EOS_TOKEN_ID = 2
 
 
 def tiny_qwen3_moe(seed: int = 0) -> Any:
-    """A float32 `Qwen3MoeForCausalLM` of 2 layers and 4 experts whose distribution is far from flat.
+    """A float32 ``Qwen3MoeForCausalLM`` of 2 layers and 4 experts whose distribution is far from flat.
 
     Weights are drawn wider than transformers' own initialisation: with 0.02 all tokens are almost equally likely and
     a wrong weight would hardly move a log-prob.
@@ -57,7 +57,7 @@ def tiny_qwen3_moe(seed: int = 0) -> Any:
 
 
 def save_tiny_model(directory: Path, seed: int = 0) -> Any:
-    """Write checkpoint and byte-level tokenizer to `directory`; return the model itself, for reference log-probs."""
+    """Write checkpoint and byte-level tokenizer to ``directory``; return the model itself, for reference log-probs."""
     model = tiny_qwen3_moe(seed)
     model.save_pretrained(directory)
     _byte_level_tokenizer().save_pretrained(directory)
@@ -77,7 +77,7 @@ def _byte_level_tokenizer() -> Any:
 
 
 def checkpoint_tensors(directory: Path) -> list[tuple[TensorInfo, bytes]]:
-    """Every tensor of `directory`/model.safetensors, as a rollout receives it."""
+    """Every tensor of ``directory``/model.safetensors, as a rollout receives it."""
     dtypes: dict[str, Literal["float32", "bfloat16"]] = {"F32": "float32", "BF16": "bfloat16"}
     tensors = []
     offset = 0
@@ -97,7 +97,7 @@ def checkpoint_tensors(directory: Path) -> list[tuple[TensorInfo, bytes]]:
 
 
 def reference_logprobs(model: Any, token_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray[Any, Any]:
-    """Log-probs of token_ids[1:] given what precedes each, at `temperature`, float32 [T - 1], by transformers."""
+    """Log-probs of token_ids[1:] given what precedes each, at ``temperature``, float32 [T - 1], by transformers."""
     import torch
 
     ids_1T = torch.tensor([list(token_ids)])

@@ -15,7 +15,7 @@ from tests.support.loss.sequences import random_groups, save_groups
 
 
 def write_model_and_groups(directory: Path) -> None:
-    """Write `model/` and `groups.npz`."""
+    """Write ``model/`` and ``groups.npz``."""
     torch.set_num_threads(1)
     model = save_tiny_model(directory / "model")
     groups = random_groups(5, 3, seed=1, vocab_size=TINY_VOCAB_SIZE, versions=(0, 1))

@@ -1,4 +1,4 @@
-"""Two ranks of `tests.support.learner.lost_rank_worker` as processes that a test can kill."""
+"""Two ranks of ``tests.support.learner.lost_rank_worker`` as processes that a test can kill."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_experts_changed_is_counted_after_the_first_mini_batch_against_the_start
 
 
 def shifted_share(groups: list[TrainGroup], num_mini_batches: int) -> float:
-    """The share of changed picks when `next_expert` follows every mini-batch, from the untouched model's logits."""
+    """The share of changed picks when ``next_expert`` follows every mini-batch, from the untouched model's logits."""
     model = tiny_qwen3_moe()
     changed, total = 0, 0
     for index, chosen in enumerate(split_groups(len(groups), num_mini_batches)):

@@ -53,7 +53,7 @@ def a_profile(
 
 
 def live_through(profile: StepProfile, clock: VirtualClock, *, forward_s: float, chosen: Sequence[int]) -> None:
-    """One batch: 2 s of waiting, preparation, `forward_s` of forward in 5 s, half a second of which is a first pass's."""
+    """One batch: 2 s of waiting, preparation, ``forward_s`` of forward in 5 s, half a second of which is a first pass's."""
     members = sequences()
     with profile.phase("wait"):
         clock.advance(2.0)

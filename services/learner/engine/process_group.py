@@ -19,8 +19,8 @@ from services.learner.start import Device
 def init_distributed(device: Device, timeout_s: float = 1800.0) -> None:
     """Join the process group of torchrun's environment, or make one of this process alone, without a port.
 
-    A collective that some rank has not come to after `timeout_s` raises on the others.
-    Raises RuntimeError when DeepSpeed has taken to another device.
+    A collective that some rank has not come to after ``timeout_s`` raises on the others.
+    Raises: RuntimeError when DeepSpeed has taken to another device.
     """
     deepspeed.utils.logger.setLevel(logging.WARNING)
     found = get_accelerator().device_name()

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from gspo.model.serving import is_partitioned
 from gspo.moe.expert_layout import pieces
-from services.learner.checkpoints.state_files import TensorDirectory, TensorFile, read_steps, write_steps
-from services.learner.ranks import WHOLE, ExpertShare
+from services.learner.checkpoints import TensorDirectory, TensorFile, read_steps, write_steps
+from services.learner.engine.expert_parallel import WHOLE, ExpertShare
 
 OPTIMIZER: Final = "AdamW"
 _WEIGHT: Final = "weight"
@@ -65,9 +65,9 @@ class OptimizerState:
         }
 
     def save(self, directory: Path) -> None:
-        """Write everything into `directory`, which is made. Collective, and finishes on all ranks.
+        """Write everything into ``directory``, which is made. Collective, and finishes on all ranks.
 
-        Raises OSError on ranks that could not write.
+        Raises: OSError on ranks that could not write.
         """
         failure: OSError | None = None
         try:
@@ -84,7 +84,7 @@ class OptimizerState:
             raise failure
 
     def copy(self) -> list[TensorFile]:
-        """The files of tensors that this rank writes in `save`, in CPU memory of their own: 12 bytes for each of the
+        """The files of tensors that this rank writes in ``save``, in CPU memory of their own: 12 bytes for each of the
         parameters that fall to it, which all ranks share. Collective."""
         views = self._zero_stage == 0
         return [
@@ -93,9 +93,9 @@ class OptimizerState:
         ]
 
     def load(self, directory: Path) -> None:
-        """Read what any layout's `save` wrote, of a model with the same `shapes`. Collective.
+        """Read what any layout's ``save`` wrote, of a model with the same ``shapes``. Collective.
 
-        Raises CheckpointError for files that do not hold it.
+        Raises: CheckpointError for files that do not hold it.
         """
         steps = read_steps(directory)
         files = TensorDirectory(directory)
@@ -174,7 +174,7 @@ class OptimizerState:
         return _Fragment(start, {kind: tensor.view(-1).narrow(0, offset, length) for kind, tensor in tensors.items()})
 
     def _collect(self, parameter: Any, kind: str, share: ExpertShare, writer: int) -> Tensor | None:
-        """The whole of one kind of this rank's share, float32, on `writer`. Collective among the share's replicas."""
+        """The whole of one kind of this rank's share, float32, on ``writer``. Collective among the share's replicas."""
         fragment = self._fragment(parameter)
         shape = _local_shape(parameter)
         if self._zero_stage == 0:

@@ -7,7 +7,7 @@ import torch.distributed
 
 from services.learner.checkpoints.format import CheckpointState
 from services.learner.checkpoints.saving import save_checkpoint
-from services.learner.ranks.lost_rank import LostRankError, lost_ranks_named
+from services.learner.lost_rank import LostRankError, lost_ranks_named
 from services.runtime.errors import ServiceError
 from tests.support.engines.bigram_engine import BigramEngine
 
