@@ -34,6 +34,26 @@ class Outcome:
     pod_hours_per_batch: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One case over all seeds."""
+
+    name: str
+    fluid_size: float
+    outcomes: tuple[Outcome, ...]
+
+    def quartiles(self, field: str) -> tuple[float, float, float]:
+        """Return the quartiles over seeds, with both ends counted."""
+        values = sorted(getattr(outcome, field) for outcome in self.outcomes)
+        return _at(values, 0.25), _at(values, 0.5), _at(values, 0.75)
+
+
+def _at(values: Sequence[float], share: float) -> float:
+    place = share * (len(values) - 1)
+    low, high = values[math.floor(place)], values[math.ceil(place)]
+    return high if math.isinf(high) and place % 1 else low + (high - low) * (place % 1) if high != low else low
+
+
 def outcome(run: Run, last_s: float) -> Outcome:
     """Measure a run over its last ``last_s`` seconds."""
     begin = run.duration_s - last_s

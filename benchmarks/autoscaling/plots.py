@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 
@@ -13,10 +13,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.autoscaling.control import Run
+from benchmarks.autoscaling.measures import Row
 from benchmarks.autoscaling.signals import SCRAPE_S
-
-if TYPE_CHECKING:
-    from benchmarks.autoscaling.report import Row
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 DPI = 80

@@ -6,14 +6,14 @@ import platform
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.autoscaling import plots, scenarios
 from benchmarks.autoscaling.control import Run
-from benchmarks.autoscaling.measures import Outcome
+from benchmarks.autoscaling.measures import Outcome, Row
 from benchmarks.autoscaling.scenarios import Case
 
 COLUMNS = {
@@ -35,26 +35,6 @@ TABLES: dict[str, Callable[[], list[Case]]] = {
     "One change at a time, base job": scenarios.sensitivity,
 }
 DRAWN = ("base", "spot: half at once", "spot: 5 % lost per hour", "2 % of episodes 10x as long")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One case over all seeds."""
-
-    name: str
-    fluid_size: float
-    outcomes: tuple[Outcome, ...]
-
-    def quartiles(self, field: str) -> tuple[float, float, float]:
-        """Of three seeds or more the quartiles, with both ends counted."""
-        values = sorted(getattr(outcome, field) for outcome in self.outcomes)
-        return _at(values, 0.25), _at(values, 0.5), _at(values, 0.75)
-
-
-def _at(values: Sequence[float], share: float) -> float:
-    place = share * (len(values) - 1)
-    low, high = values[math.floor(place)], values[math.ceil(place)]
-    return high if math.isinf(high) and place % 1 else low + (high - low) * (place % 1) if high != low else low
 
 
 def rows_of(pool: Executor, cases: Sequence[Case], seeds: Sequence[int]) -> list[Row]:
