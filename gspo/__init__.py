@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from gspo.moved import MOVED, report_moves
 from gspo.settings import Anchor, MismatchMode, Objective, RatioUnit
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ __all__ = [
 ]
 
 _LAZY_MODULES = ("adaptive", "advantages", "diagnostics", "staleness", "loss")
+
+report_moves(__name__, MOVED)
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,36 @@
+"""The import of a module that has moved fails with its new name."""
+
+import sys
+from collections.abc import Mapping
+from importlib.abc import MetaPathFinder
+from typing import Final
+
+MOVED: Final = {
+    "attention": "gspo.model.attention",
+    "expert_layout": "gspo.moe.expert_layout",
+    "experts": "gspo.moe.experts",
+    "logprobs": "gspo.model.logprobs",
+    "packing": "gspo.model.packing",
+    "policy": "gspo.model.policy",
+    "routing_replay": "gspo.moe.routing_replay",
+    "serving": "gspo.model.serving",
+}
+"""New name by the name inside ``gspo``."""
+
+
+class MovedModules(MetaPathFinder):
+    """Asked last, when no module of that name exists. Raises: ModuleNotFoundError for a module of ``package`` that moved."""
+
+    def __init__(self, package: str, moved: Mapping[str, str]) -> None:
+        self._moved = {f"{package}.{old}": new for old, new in moved.items()}
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        """Always None: nothing is loaded under an old name."""
+        if fullname in self._moved:
+            # Without ``name``: Python ignores an error about the submodule that ``from package import module`` names.
+            raise ModuleNotFoundError(f"{fullname} has moved: import {self._moved[fullname]}")
+
+
+def report_moves(package: str, moved: Mapping[str, str]) -> None:
+    """From now on the import of a ``moved`` module of ``package`` says its new name."""
+    sys.meta_path.append(MovedModules(package, moved))
