@@ -48,10 +48,10 @@ models/tiny/config.json: | setup
 demo: models/tiny/config.json ## run the main job: arithmetic, 2 SGLang servers, about 4 minutes
 	$(BIN)/gspo run $(CONFIG) $(RUN_ARGS)
 
-demo-calculator: ## the same with multi-turn tool use
+demo-calculator: ## the demo with multi-turn tool use
 	$(MAKE) demo CONFIG=examples/calculator.toml
 
-demo-gsm8k: ## 3 batches on GSM8K rows (GSPO_DATA_DIR/gsm8k/train.jsonl)
+demo-gsm8k: ## the demo on GSM8K rows, 3 batches (GSPO_DATA_DIR/gsm8k/train.jsonl)
 	$(MAKE) demo CONFIG=examples/gsm8k.toml RUN_ARGS="$(RUN_ARGS) \
 	    --set environment.options.train_path=$(GSPO_DATA_DIR)/gsm8k/train.jsonl \
 	    --set environment.options.eval_path=$(GSPO_DATA_DIR)/gsm8k/test.jsonl"
@@ -59,50 +59,50 @@ demo-gsm8k: ## 3 batches on GSM8K rows (GSPO_DATA_DIR/gsm8k/train.jsonl)
 demo-seeds: setup ## the demo on three seeds, with the table of docs/evidence/results.md
 	$(BIN)/python benchmarks/demo_seeds.py --config $(CONFIG) --seeds 0 1 2
 
-demo-clip: setup ## how much the demo clips, synchronous and asynchronous, by anchor and band
+demo-clip: setup ## how much the demo clips, synchronous and asynchronous, by anchor and clip range
 	$(BIN)/python benchmarks/demo_clip.py --seeds 0
 
-study: setup ## GSPO and its neighbours on one task, several seeds, with its tables and plots
+study: setup ## GSPO and related objectives on one task, several seeds, with tables and plots
 	$(BIN)/python -m benchmarks.study --jobs 2
 
-bench-loss: setup ## what the loss and its backward cost beside plain policy gradient, in time and memory
+bench-loss: setup ## time and memory of the loss and its backward, compared with plain policy gradient
 	$(BIN)/python benchmarks/loss_cost.py
 
-bench-broker: setup ## what one broker takes in, beside raw SQLite and raw sockets, with and without CURVE
+bench-broker: setup ## intake of one broker, compared with raw SQLite and raw sockets, with and without CURVE
 	$(BIN)/python -m benchmarks.broker_intake
 
-bench-slow-learner: setup ## ten minutes of a learner that is far too slow: who waits, and what waiting costs
+bench-slow-learner: setup ## ten minutes with a learner that is far too slow: what waits, and what waiting costs
 	$(BIN)/python -m benchmarks.slow_learner --batches 10 --train-s 60
 
-bench-resume: setup ## how long broker and learner take to come back, by the size of their state
+bench-resume: setup ## how long broker and learner take to resume, by the size of their state
 	$(BIN)/python -m benchmarks.learner_resume --directory runs/resume
 
 bench-autoscaling: setup ## a simulated fleet under Kubernetes' autoscaler; about 5 minutes
 	$(BIN)/python -m benchmarks.autoscaling --jobs 2
 
-bench-step: $(PARITY)/.installed models/tiny/config.json ## the learner's step beside the bare model's and beside TRL's; needs the package index
+bench-step: $(PARITY)/.installed models/tiny/config.json ## the learner's step, compared with the bare model's and TRL's; needs the package index
 	$(PARITY)/bin/python -m benchmarks.learner_step --json runs/learner_step.json
 
-bench-logprobs: setup ## what log-probs take of memory, by tokens and vocabulary
+bench-logprobs: setup ## memory of log-probs, by tokens and vocabulary
 	$(BIN)/python -m benchmarks.logprob_memory --plot docs/evidence/images/logprob_memory.png --json runs/logprob_memory.json
 
-bench-update: setup ## what a weight update costs SGLang in the midst of its answers; about 5 minutes
+bench-update: setup ## what a weight update costs SGLang in the middle of its answers; about 5 minutes
 	$(BIN)/python -m benchmarks.pipeline.update_cost --json runs/update_cost.json
 
-bench-pipeline: setup models/tiny/config.json ## the whole run beside SGLang alone and the learner alone, asynchronous beside synchronous
+bench-pipeline: setup models/tiny/config.json ## the whole run, compared with SGLang alone and the learner alone, asynchronous and synchronous
 	$(BIN)/python -m benchmarks.pipeline --plot docs/evidence/images/pipeline.png --json runs/pipeline.json
 
-bench-trl: $(PARITY)/.installed models/tiny/config.json ## seconds to a held-out reward of 0.85, beside TRL's GRPOTrainer; needs the package index
+bench-trl: $(PARITY)/.installed models/tiny/config.json ## seconds to a held-out reward of 0.85, compared with TRL's GRPOTrainer; needs the package index
 	$(PARITY)/bin/python -m benchmarks.against_trl --seeds 0 1 2
 	$(PARITY)/bin/python -m benchmarks.against_trl --task counting --seeds 0
 
-bench-stalls: setup ## what training waits for when it publishes and saves; 2 minutes
+bench-stalls: setup ## how long training waits when it publishes and saves; 2 minutes
 	$(BIN)/python -m benchmarks.training_stalls --json runs/stalls.json
 
 bench-weights: setup ## weight updates: bytes of deltas, rates, egress to 32 rollouts, the pause of generation
 	$(BIN)/python -m benchmarks.weight_updates
 
-test: lint types contracts unit ## set up; lint, types, import contracts, and all fast tests
+test: lint types contracts unit ## set up and run lint, types, import contracts and all fast tests
 
 lint: setup
 	$(BIN)/ruff check .
@@ -114,7 +114,7 @@ types: setup
 contracts: setup
 	$(BIN)/lint-imports --no-cache
 
-# Two sessions side by side, as most tests of processes wait. Each prints when it has ended.
+# Two sessions side by side, because tests of processes mostly wait. Each prints its output when it has ended.
 UNMARKED := not demo and not packaging and not parity and not deploy and not monitoring and not pods and not faults and not ranks and not gpu
 unit: setup
 	+@$(MAKE) --no-print-directory --output-sync=target --jobs=2 unit-alone unit-processes
@@ -125,16 +125,16 @@ unit-alone:
 unit-processes:
 	$(BIN)/python -m pytest -m "$(UNMARKED)" tests/integration
 
-test-demo: setup models/tiny/config.json ## whole demo runs: three seeds, kills of each process
+test-demo: setup models/tiny/config.json ## whole demo runs: three seeds, and kills of each process
 	$(BIN)/python -m pytest -m demo
 
-test-wheel: setup ## the built wheel: the loss with torch alone, a whole run inside a project of a user; needs the package index
+test-wheel: setup ## the built wheel: the loss with only torch, a whole run inside a user's project; needs the package index
 	TORCH="$(TORCH)" $(BIN)/python -m pytest -m packaging tests/packaging
 
-test-parity: $(PARITY)/.installed ## the loss against that of TRL's GRPOTrainer, value and gradient; needs the package index
+test-parity: $(PARITY)/.installed ## the loss against TRL's GRPOTrainer, value and gradient; needs the package index
 	$(PARITY)/bin/python -m pytest -m parity tests/parity
 
-# An environment that sees all of the main one, and TRL besides, which the main one never has.
+# An environment that sees the main one's packages and has TRL, which the main one never has.
 $(PARITY)/.installed: requirements/parity.txt | setup
 	test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
 	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(PARITY)/lib/python3.11/site-packages/main.pth
@@ -155,7 +155,7 @@ test-ranks: setup ## the learner on four ranks: gradients, clipping, resume on o
 test-gpu: setup ## the learner on one GPU: NCCL, bfloat16, variable-length attention, memory, tokens/s and MFU; needs a CUDA build of torch
 	$(BIN)/python -m pytest -m gpu -s tests/gpu
 
-test-pods: setup models/tiny/config.json ## the demo and its scaling as Kubernetes would run them, pods being network namespaces; needs root, kubectl, nft
+test-pods: setup models/tiny/config.json ## the demo and its scaling as on Kubernetes, with network namespaces as pods; needs root, kubectl, nft
 	@command -v nft >/dev/null || { echo "nft not found: install nftables (Debian: apt-get install nftables)"; exit 1; }
 	$(BIN)/python -m pytest -m pods tests/pods
 
@@ -169,7 +169,7 @@ test-soak: setup ## 5,000 simulated runs in all weathers, on all cores
 kills: setup ## the demo with 50 processes killed at random moments: reward, audit, leaks, memory; about 20 minutes
 	$(BIN)/python -m benchmarks.random_kills --kills 50
 
-fuzz: $(FUZZ)/.installed ## ten million inputs for every decoder and loader, guided by coverage; hours; needs the package index
+fuzz: $(FUZZ)/.installed ## ten million inputs for all decoders and loaders, guided by coverage; hours; needs the package index
 	$(FUZZ)/bin/python -m tests.fuzz --jobs $(shell nproc) $(FUZZ_ARGS)
 
 $(FUZZ)/.installed: requirements/fuzz.txt | setup
@@ -178,7 +178,7 @@ $(FUZZ)/.installed: requirements/fuzz.txt | setup
 	$(FUZZ)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/fuzz.txt
 	@touch $@
 
-monitor: setup ## a Prometheus with rules and a page of panels, beside `make demo` in another terminal; needs prometheus
+monitor: setup ## a Prometheus with rules and a page of panels, while `make demo` runs in another terminal; needs prometheus
 	$(BIN)/python -m deploy.monitoring.monitor $(CONFIG)
 
 images: ## build the container images IMAGES (without GPUs: IMAGES="broker cpu"), with DOCKER (docker, podman)
