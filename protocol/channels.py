@@ -1,4 +1,4 @@
-"""The channels of the system as data: who binds, the pattern, the direction, the bounds."""
+"""The channels of the system as data: which end binds, the pattern, the direction, the bounds."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from protocol import limits
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One ROUTER/DEALER channel. High-water marks are messages per peer; ``window`` the credit of sequenced messages.
 
-    ``max_frame_bytes_in``: largest frame that the binding end takes; who sends a larger one is disconnected.
+    ``max_frame_bytes_in``: largest frame that the binding end takes; a peer that sends a larger one is disconnected.
     """
 
     name: str

@@ -39,7 +39,7 @@ class _ClaimedType(msgspec.Struct, frozen=True):
 
 
 class _Claim(msgspec.Struct, frozen=True):
-    """What a header says it is; everything else in it is passed over without being built."""
+    """What a header says it is; everything else in it is skipped without being built."""
 
     m: _ClaimedType
     s: int | None = None
@@ -55,7 +55,7 @@ _LARGE: Final = frozenset(str(kind.__struct_config__.tag) for kind in get_args(A
 def encode(message: Message, arrays: Mapping[str, Array] | None = None, seq: int | None = None) -> list[Frame]:
     """Frames of ``message``. Arrays must be those of ``message.ARRAYS``; they are not copied when contiguous.
 
-    Raises: ProtocolError when arrays are missing or of another dtype, or a limit is passed.
+    Raises: ProtocolError when arrays are missing or of another dtype, or a limit is exceeded.
     """
     arrays = {} if arrays is None else arrays
     kind = message_type(message)
@@ -139,8 +139,9 @@ def _check_header_size(message: Message, num_bytes: int) -> None:
 
 
 def _check_claim(frame: Frame) -> None:
-    """Refuse a header that is too large for what it says it is before it is unpacked: each of its bytes could become an
-    object of 64."""
+    """Before it is unpacked, refuse a header that is too large for what it says it is: each of its bytes could become an
+    object of 64 bytes.
+    """
     if memoryview(frame).nbytes <= limits.MAX_HEADER_BYTES:
         return
     try:

@@ -18,7 +18,7 @@ class Outbox(Generic[T]):
 
     produces:     (seq, item) pairs to put on the wire
     waits for:    acknowledgements
-    unblocked by: ``acknowledge``; ``reconnected`` and ``due`` give everything again
+    unblocked by: ``acknowledge``; ``reconnected`` and ``due`` return everything again
     """
 
     def __init__(self, window: int, resend_s: float) -> None:
@@ -60,13 +60,13 @@ class Outbox(Generic[T]):
         return seq
 
     def acknowledge(self, next_seq: int, now: float) -> list[T]:
-        """Everything below ``next_seq`` is durable at the receiver; returns the items that this settles."""
-        settled = []
+        """Everything below ``next_seq`` is durable at the receiver; returns the items that this covers."""
+        covered = []
         while self._unacked and self._unacked[0][0] < next_seq:
-            settled.append(self._unacked.popleft()[1])
-        if settled:
+            covered.append(self._unacked.popleft()[1])
+        if covered:
             self._last_progress = now
-        return settled
+        return covered
 
     def reconnected(self, now: float) -> Sequence[tuple[int, T]]:
         """After a new handshake: everything unacknowledged, oldest first, to be sent again."""

@@ -1,18 +1,19 @@
 """Lossless weight deltas: which elements of a version differ from its base, and what they are now. Pure, numpy only.
 
-The bytes of both versions are cut into buckets of at most MAX_DELTA_BUCKET_ELEMENTS elements of one size, over the borders
+The bytes of both versions are cut into buckets of at most MAX_DELTA_BUCKET_ELEMENTS elements of one size, across the borders
 of tensors, so that small tensors share one. A bucket is written as byte streams:
 
     gaps       of the changed elements' positions, ascending: how many unchanged ones precede each, as bytes that are added
                up; 255 says that another one follows
-    residues   one byte for each change: the new value, read as an unsigned integer, modulo 8. It means the integer of that
-               residue within -4 .. +3 of the old one: a change of one step of the floating-point type is +-1. 8: none is
+    residues   one byte for each change: the new value, read as an unsigned integer, modulo 8. It stands for the integer with
+               that residue within -4 .. +3 of the old one: a change of one step of the floating-point type is +-1. 8: the
+               new value is further away
     absolute   the values that are further away, rotated left by one bit, which puts the exponent of a bfloat16 or float32
                into a stream of its own: 2 or 4 byte planes, low byte first; none where there is no such value
 
-Applying a delta twice is harmless: an element that has its new value already is itself the nearest of its residue. At small
-learning rates nearly all changes are residues, which compress to fewer bits than values do. Streams differ in entropy, so
-each is compressed by itself (services.weights.compression), in this order.
+Applying a delta twice is harmless: an element that already has its new value is itself the nearest with its residue. At
+small learning rates nearly all changes are residues, which compress to fewer bits than values do. Streams differ in entropy,
+so each is compressed by itself (services.weights.compression), in this order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,12 +28,12 @@ from protocol.messages.weights import DeltaBucket, TensorInfo
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 DIGEST_BYTES: Final = 16
-"""Of each changed tensor's digest: enough to name a wrong one. Manifest.digest covers all of every digest."""
+"""Kept of each changed tensor's digest: enough to name a wrong one. Manifest.digest covers all of every digest."""
 _UNSIGNED: Final = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _MORE: Final = 255
 _RESIDUES: Final = 8
 _BEHIND: Final = 4
-"""Residues name values from so many steps behind the old one."""
+"""Residues name values from this many steps behind the old one."""
 _ABSOLUTE: Final = _RESIDUES
 
 
@@ -60,7 +61,7 @@ class Changes:
 
 
 def regions(tensors: Sequence[TensorInfo], changed: Sequence[int]) -> Iterator[Region]:
-    """Cut the tensors with these indices (ascending) into regions: neighbours of one element size share one."""
+    """Cut the tensors with these indices (ascending) into regions: adjacent tensors of one element size share one."""
     runs: list[tuple[int, int, int]] = []
     for index in changed:
         tensor = tensors[index]
@@ -104,8 +105,8 @@ def stream_lengths(bucket: DeltaBucket) -> list[int]:
 
 
 def check_bucket(bucket: DeltaBucket, num_bytes: int) -> None:
-    """Before a stream is decompressed: no stream is longer than changes of this part of a version of ``num_bytes`` bytes can
-    make it, so that a few bytes of delta cannot take more memory than a small multiple of the version that they change.
+    """Check a bucket before its streams are decompressed: none is longer than changes of this part of a version of
+    ``num_bytes`` bytes can make it. So a few bytes of delta take at most a small multiple of the version's own memory.
 
     Raises: ValueError when the bucket is outside of the version, or names more changes than it has elements.
     """
@@ -116,7 +117,7 @@ def check_bucket(bucket: DeltaBucket, num_bytes: int) -> None:
         )
     if not bucket.num_absolute <= bucket.num_changed <= bucket.num_elements:
         raise ValueError(
-            f"{where}: of {bucket.num_elements} elements {bucket.num_changed} are said to change, "
+            f"{where}: {bucket.num_changed} of {bucket.num_elements} elements are said to change, "
             f"{bucket.num_absolute} of them to absolute values"
         )
     longest = bucket.num_changed + bucket.num_elements // _MORE
@@ -130,8 +131,8 @@ def check_bucket(bucket: DeltaBucket, num_bytes: int) -> None:
 def apply_streams(target: Bytes, bucket: DeltaBucket, streams: Sequence[bytes]) -> None:
     """Write a bucket's values into ``target``, uint8 [num_bytes of the version], writable.
 
-    Raises: ValueError for what ``check_bucket`` says, when its streams are not as long or as many as it says, or a position
-    is outside of it; then nothing was written.
+    Raises: ValueError when ``check_bucket`` does, when the streams are not as many or as long as the bucket says, or when a
+    position is outside of it. Nothing is written then.
     """
     check_bucket(bucket, target.nbytes)
     where = f"bucket at {bucket.offset}"
@@ -165,7 +166,7 @@ def encode_digests(tensors: Sequence[TensorInfo], changed: Sequence[int]) -> byt
 
 
 def decode_digests(head: memoryview, num_tensors: int) -> tuple[dict[int, bytes], int]:
-    """From the beginning of a delta: the digest's first bytes by index of the changed tensor, and the head's length.
+    """Read the head of a delta: the digest's first bytes by index of the changed tensor, and the head's length.
 
     Raises: ValueError when the delta is shorter than its head.
     """
@@ -203,7 +204,7 @@ def _encode_gaps(positions: np.ndarray[Any, Any]) -> Bytes:
 
 
 def _decode_gaps(where: str, stream: bytes, num_changed: int) -> np.ndarray[Any, Any]:
-    """Positions, int64 [num_changed]. Raises: ValueError when there are not so many."""
+    """Positions, int64 [num_changed]. Raises: ValueError when there are not that many."""
     gaps = np.frombuffer(stream, dtype=np.uint8)
     ends = np.flatnonzero(gaps != _MORE)
     if len(ends) != num_changed:
@@ -218,7 +219,7 @@ def _planes(values: np.ndarray[Any, Any]) -> list[Bytes]:
 
 
 def _joined(planes: Sequence[bytes]) -> np.ndarray[Any, Any]:
-    """The values whose bytes are in ``planes``: unsigned [length of a plane]."""
+    """The values with their bytes in ``planes``: unsigned [length of a plane]."""
     table = np.empty((len(planes[0]), len(planes)), dtype=np.uint8)
     for place, plane in enumerate(planes):
         table[:, place] = np.frombuffer(plane, dtype=np.uint8)

@@ -8,6 +8,6 @@ class ProtocolError(ValueError):
     """
 
     message_type: str = ""
-    """What the message said it is, where that much could be read."""
+    """What type the message said it has, where that much could be read."""
     seq: int | None = None
     """The sequence number that it carried, where that much could be read: its sender keeps it until it is answered."""

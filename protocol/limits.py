@@ -5,9 +5,9 @@ from typing import Final
 PROTOCOL_VERSION: Final = 5
 
 MAX_HEADER_BYTES: Final = 1024 * 1024
-"""Of most messages: also bounds tasks and environment states."""
+"""The header of most messages; also bounds tasks and environment states."""
 MAX_LARGE_HEADER_BYTES: Final = 16 * 1024 * 1024
-"""Of messages that describe very many things: a batch's trajectories, a version's tensors, a run's status."""
+"""The header of messages that describe very many things: a batch's trajectories, a version's tensors, a run's status."""
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024
 MAX_FRAMES: Final = 64
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
@@ -16,21 +16,21 @@ MAX_ARRAY_DIMENSIONS: Final = 4
 MAX_NAME_CHARS: Final = 128
 MAX_REASON_CHARS: Final = 4096
 MAX_STATE_BYTES: Final = 256 * 1024
-"""Of an environment's state, which travels with every chunk."""
+"""An environment's state, which travels with every chunk."""
 MAX_PLAIN_DEPTH: Final = 64
-"""Lists and maps in one another, in tasks, environment states and a run's status."""
+"""Levels of lists and maps in tasks, environment states and a run's status."""
 MAX_CHUNK_TOKENS: Final = 1_000_000
 MAX_CHUNK_FRAME_BYTES: Final = 4 * MAX_CHUNK_TOKENS
-"""Of a chunk's token ids or log-probs."""
+"""A chunk's token ids or log-probs."""
 MAX_TURNS: Final = 4096
 MAX_LEASES_PER_MESSAGE: Final = 4096
 MAX_TRAJECTORIES_PER_BATCH: Final = 65_536
 MAX_TENSORS: Final = 2_000_000
 MAX_WEIGHT_CHUNK_BYTES: Final = 1024 * 1024
 MAX_DELTA_BUCKET_ELEMENTS: Final = 4 * 1024 * 1024
-"""Of a version, encoded together: bounds the memory that a bucket takes while it is applied."""
+"""Elements of a version encoded together: bounds the memory that a bucket takes while it is applied."""
 MAX_DELTA_BUCKETS: Final = 262_144
-"""Of one delta: as many as a manifest has room for; 2 TiB of weights."""
+"""Buckets of one delta: as many as a manifest has room for; 2 TiB of weights."""
 MAX_SOURCES: Final = 16
 """Rollouts that a manifest names as sources of the same bytes."""
 MAX_METRICS: Final = 4096

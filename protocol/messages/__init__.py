@@ -1,7 +1,7 @@
 """Every message of the work, batch and weight channels.
 
-A message is a frozen struct: the docstring says who sends it, to whom and when. Arrays are not fields: they travel as raw
-frames behind the header (see ``protocol.codec``) and are named by the message's ``ARRAYS``.
+A message is a frozen struct: its docstring says which end sends it, to which other and when. Arrays are not fields: they
+travel as raw frames behind the header (see ``protocol.codec``) and are named by the message's ``ARRAYS``.
 """
 
 from typing import get_args
@@ -59,7 +59,7 @@ SEQUENCED = (Chunk, Finish, Release, Published, Trained, Checkpointed)
 """Messages that must arrive: sent with a sequence number, kept by the sender until acknowledged."""
 
 FOR_ONE_LIFE = (Welcome, Ack, Refused)
-"""Messages that name the session that they are for; see ``protocol.messages.connection.Session``."""
+"""Messages that name the session they are for; see ``protocol.messages.connection.Session``."""
 
 MESSAGE_TYPES = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyMessage))
 """The tags of all messages."""

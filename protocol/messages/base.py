@@ -32,7 +32,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
     """The header may have MAX_LARGE_HEADER_BYTES instead of MAX_HEADER_BYTES."""
 
     def check_plain(self) -> None:
-        """Check the fields that hold plain data of anybody's making. Raises: ValueError with the field and what it holds."""
+        """Check the fields that hold plain data from users' code. Raises: ValueError with the field and what it holds."""
 
     def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Check the arrays against the fields; names and dtypes are checked already.
@@ -42,7 +42,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
 
 
 class VersionRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """``num_tokens`` consecutive tokens made by one policy version (-1: observation tokens, made by nobody)."""
+    """``num_tokens`` consecutive tokens made by one policy version (-1: observation tokens, made by none)."""
 
     version: Annotated[int, Meta(ge=-1, le=2**53)]
     num_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CHUNK_TOKENS)]
@@ -64,9 +64,9 @@ def require_finite(field: str, values: list[float]) -> None:
 
 
 def require_plain(field: str, value: Any) -> None:
-    """Check that ``value`` is plain data all through: what comes out of a codec or a store again as it went in.
+    """Check that ``value`` is plain data throughout: a codec or a store returns it as it went in.
 
-    Raises: ValueError naming the field for other types (bytes, dates), keys that are no text, and data nested too deeply.
+    Raises: ValueError naming the field for other types (bytes, dates), keys that are not text, and data nested too deeply.
     """
     level = [value]
     for _ in range(limits.MAX_PLAIN_DEPTH + 1):

@@ -89,7 +89,7 @@ class Published(Message, frozen=True, tag="published"):
 
 
 class Trained(Message, frozen=True, tag="trained"):
-    """Learner -> broker: batch ``index`` has been trained; its metrics for the run's record."""
+    """Learner -> broker: batch ``index`` has been trained; its metrics, for metrics.jsonl."""
 
     index: Count
     policy_version: Version

@@ -20,7 +20,7 @@ class Hello(Message, frozen=True, tag="hello"):
 
     A ``session`` is one life of a process: a new one ends the leases of the peer's former life.
     ``first_seq`` is the oldest sequence number that the sender has not seen acknowledged.
-    ``fingerprint``: what the run's settings have for the sender; empty: it asks for none.
+    ``fingerprint``: that of the sender's settings, which the run must share; empty: it is not checked.
     """
 
     protocol_version: Count
@@ -32,7 +32,7 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Goodbye(Message, frozen=True, tag="goodbye"):
-    """Any peer -> broker or weight server, once: this session ends in order, so that nobody waits for it. A process that is
+    """Any peer -> broker or weight server, once: this session ends in order, so that nothing waits for it. A process that is
     killed says nothing, and its place and its leases lapse.
     """
 
@@ -40,8 +40,8 @@ class Goodbye(Message, frozen=True, tag="goodbye"):
 
 
 Session = Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)]
-"""The life of the peer that a message is for: another life of that name, which has taken over its connection, passes it
-over. Empty: for whoever has the connection."""
+"""The life of the peer that a message is for: another life with that name, which has taken over the connection, ignores it.
+Empty: for the peer that has the connection."""
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -61,7 +61,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Refused(Message, frozen=True, tag="refused"):
-    """Anybody -> peer: a message was not accepted. The connection goes on unless ``fatal``."""
+    """Broker or weight server -> peer: a message was not accepted. The connection continues unless ``fatal``."""
 
     reason: Reason
     message_type: str = ""

@@ -1,4 +1,4 @@
-"""Messages of whoever watches a run <-> broker."""
+"""Messages of the batch channel, operator <-> broker: to watch a run and to stop it."""
 
 from typing import ClassVar
 
@@ -11,11 +11,11 @@ from protocol.messages.base import (
 
 
 class StatusRequest(Message, frozen=True, tag="status_request"):
-    """Operator (`gspo run`) -> broker."""
+    """Operator (``gspo run``) -> broker: how does the run stand?"""
 
 
 class Status(Message, frozen=True, tag="status"):
-    """Broker -> operator: a snapshot of the run, plain data for display."""
+    """Broker -> operator: the state of the run, plain data for display."""
 
     LARGE_HEADER: ClassVar[bool] = True
 

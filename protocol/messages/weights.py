@@ -43,7 +43,7 @@ class DeltaBucket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A rollout that serves what it holds of a version. ``key``: its public key (Z85); empty without keys."""
+    """A rollout that serves its replica of a version. ``key``: its public key (Z85); empty without keys."""
 
     endpoint: Annotated[str, Meta(min_length=1, max_length=1024)]
     key: Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)] = ""
@@ -53,20 +53,20 @@ class ManifestRequest(Message, frozen=True, tag="manifest_request"):
     """Rollout -> weight server: what is the newest version? ``have_version`` allows a delta against it."""
 
     have_version: Version
-    """What the rollout's own copy holds, bit for bit. 0: nothing."""
+    """The version that the rollout's replica holds, bit for bit. 0: none."""
     endpoint: Annotated[str, Meta(max_length=1024)] = ""
-    """Where this rollout serves what it holds to others; empty: it does not."""
+    """Where this rollout serves its replica to others; empty: it does not."""
     direct: bool = False
-    """It wants to be sent to nobody else: what it got there was damaged."""
+    """It must not be sent on to another source: what it got from one was damaged."""
 
 
 class Manifest(Message, frozen=True, tag="manifest"):
     """Weight server -> rollout: a version that can be fetched.
 
-    A snapshot holds every tensor's bytes, needs no base, and has no buckets. A delta is against ``base_version``, whose
-    tensors' names, types, shapes and places it shares: ``tensors`` is empty, and its bytes are the head of
+    A snapshot holds every tensor's bytes, needs no base, and has no buckets. A delta is against ``base_version`` and
+    shares its tensors' names, types, shapes and places: ``tensors`` is empty, and its bytes are the head of
     ``protocol.deltas.encode_digests`` and the planes of ``buckets``.
-    ``digest`` is that of the whole version in both cases. ``sources``: where the same bytes can be had; empty: here.
+    ``digest`` is that of the whole version in both cases. ``sources``: where to fetch the same bytes; empty: here.
     """
 
     LARGE_HEADER: ClassVar[bool] = True
@@ -81,14 +81,14 @@ class Manifest(Message, frozen=True, tag="manifest"):
     tensors: Annotated[list[TensorInfo], Meta(max_length=limits.MAX_TENSORS)]
     buckets: Annotated[list[DeltaBucket], Meta(max_length=limits.MAX_DELTA_BUCKETS)] = []
     newest_version: Version = 0
-    """Where a chain of deltas leads that begins with this one; 0: this is the newest version."""
+    """The version at the end of the chain of deltas that begins with this one; 0: this is the newest version."""
     sources: Annotated[list[Source], Meta(max_length=limits.MAX_SOURCES)] = []
 
 
 class WeightRequest(Message, frozen=True, tag="weight_request"):
     """Rollout -> weight server: chunks ``first_chunk`` .. ``first_chunk + num_chunks - 1`` of a version: its credit.
 
-    ``base_version``: of the delta against it; 0: of the snapshot.
+    ``base_version``: chunks of the delta against it; 0: of the snapshot.
     """
 
     policy_version: Version
@@ -108,37 +108,37 @@ class WeightChunk(Message, frozen=True, tag="weight_chunk"):
 
 
 class WeightGone(Message, frozen=True, tag="weight_gone"):
-    """Weight server -> rollout: that version is not held (any more); ask for the manifest again."""
+    """Weight server -> rollout: that version is not held, or no longer; ask for the manifest again."""
 
     policy_version: Version
     newest_version: Version
 
 
 class ProcessGroupRequest(Message, frozen=True, tag="process_group_request"):
-    """Rollout -> learner: be ready to send a version into a process group of you and my engine."""
+    """Rollout -> learner: be ready to send a version into a process group of the learner and this rollout's engine."""
 
     policy_version: Version
     device: Literal["cpu", "cuda", "xxh3"]
     """What the engine's checksums are made with: SGLang's hash on that device, or XXH3."""
     group: Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)] = ""
-    """The one that both are in already; empty: a new one is wanted, and an older one of this rollout's is over."""
+    """The group that both are in already; empty: a new one is wanted, and an older one of this rollout is over."""
 
 
 class ProcessGroup(Message, frozen=True, tag="process_group"):
-    """Learner -> rollout: it waits for the engine in ``group``, and holds the version until it was sent."""
+    """Learner -> rollout: it waits for the engine in ``group``, and keeps the version until it was sent."""
 
     LARGE_HEADER: ClassVar[bool] = True
 
     policy_version: Version
     group: Name
     port: Annotated[int, Meta(ge=1, le=65535)]
-    """Of the group's store, on the learner's host."""
+    """Port of the group's store, on the learner's host."""
     backend: Literal["gloo", "nccl"]
     checksums: Annotated[
         dict[Annotated[str, Meta(min_length=1, max_length=1024)], Annotated[str, Meta(min_length=16, max_length=64)]],
         Meta(max_length=limits.MAX_TENSORS),
     ]
-    """What the engine must say of each of its parameters when it holds the version."""
+    """Checksum that the engine must report for each of its parameters when it holds the version."""
 
 
 class BroadcastRequest(Message, frozen=True, tag="broadcast_request"):

@@ -25,7 +25,7 @@ from protocol.messages.base import (
 
 
 class LeaseKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """One right to extend one trajectory. A larger epoch fences all smaller ones."""
+    """The right to extend one trajectory. ``epoch`` is a fencing number: a larger one shuts out all smaller ones."""
 
     trajectory_id: Count
     epoch: Count
@@ -40,7 +40,7 @@ class LeaseRequest(Message, frozen=True, tag="lease_request"):
 
 
 class Lease(Message, frozen=True, tag="lease"):
-    """Broker -> rollout: extend this trajectory. With acknowledged tokens (``num_tokens`` > 0) it goes on from there.
+    """Broker -> rollout: extend this trajectory. With acknowledged tokens (``num_tokens`` > 0) it resumes there.
 
     Arrays: all acknowledged tokens of the trajectory so far.
     """
@@ -124,9 +124,9 @@ class Finish(Message, frozen=True, tag="finish"):
 
 
 class Release(Message, frozen=True, tag="release"):
-    """Rollout -> broker: hands a lease back; the trajectory goes on elsewhere from its last acknowledged token.
+    """Rollout -> broker: hands a lease back; the trajectory resumes elsewhere from its last acknowledged token.
 
-    ``failed``: the episode could not go on here for a reason of its own (counted as an attempt); otherwise a drain.
+    ``failed``: the episode itself failed here (counted as an attempt); otherwise the rollout drains.
     """
 
     trajectory_id: Count
@@ -136,7 +136,7 @@ class Release(Message, frozen=True, tag="release"):
 
 
 class LeaseEnded(Message, frozen=True, tag="lease_ended"):
-    """Broker -> rollout: this lease is not valid (any more): stop that episode, its tokens will not be accepted."""
+    """Broker -> rollout: this lease is not valid, or no longer: stop that episode, its tokens will not be accepted."""
 
     trajectory_id: Count
     epoch: Count
@@ -144,15 +144,15 @@ class LeaseEnded(Message, frozen=True, tag="lease_ended"):
 
 
 RolloutStatus = Literal["starting", "verifying", "serving", "draining", "quarantined"]
-"""What a rollout says of itself: no weights yet; loading its first ones; a verified version is served; hands everything back
-and ends; its engine does not hold what was sent. services/broker/ledger/fleet.py has the broker's table
-of which state may follow which."""
+"""What a rollout reports of itself: it has no weights yet; loads its first ones; serves a verified version; hands everything
+back and ends; its engine does not hold what was sent. services/broker/ledger/fleet.py has the broker's table of which state
+may follow which."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """Rollout -> broker, about every second: renews exactly the leases it names, and says what the engine serves.
 
-    Learner -> broker: that it lives, also while it trains, so that the run stays its own. It names no leases.
+    Learner -> broker: it lives, also while it trains, so that it keeps the run. It names no leases.
     """
 
     policy_version: Version

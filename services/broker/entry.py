@@ -106,7 +106,7 @@ async def _serve(broker: BrokerService, authenticator: Authenticator, stop: asyn
 
 
 def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str, fingerprint: str) -> LedgerConfig:
-    """The ledger's rules out of the settings."""
+    """The ledger's rules, from the settings."""
     num_eval_tasks = tasks["eval"].num_tasks
     wanted = settings.evaluation.num_tasks
     return LedgerConfig(
@@ -146,7 +146,7 @@ def _open_store(settings: Settings, fingerprint: str) -> Store:
 
 
 def _write_settings(settings: Settings) -> None:
-    """After the ledger has accepted them: a directory that is refused stays as it is."""
+    """Write the settings once the ledger has accepted them, so that a refused directory stays as it is."""
     try:
         write_run_settings(settings)
     except OSError as error:

@@ -14,13 +14,13 @@ from services.runtime.process_metrics import register_process
 REFUSAL_REASONS: Final = ("undecodable", "unknown_session", "fatal", "refused")
 LENGTH_BUCKETS: Final = (16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 SILENT: Final = "silent"
-"""Status of a rollout that was not heard for broker.lease_s: what it held has been taken back."""
+"""Status of a rollout that was not heard from for broker.lease_s: its leases have been taken back."""
 ROLLOUT_STATUSES: Final = (*STATES, SILENT)
 COMMIT_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 
 
 class BrokerMetrics:
-    """Everything is registered in ``registry`` once; ``observe`` copies the ledger's gauges."""
+    """The broker's metrics, registered once in ``registry``; ``observe`` copies the gauges from the ledger."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
@@ -48,7 +48,7 @@ class BrokerMetrics:
         )
         self.trajectory_tokens = Histogram(
             "gspo_broker_trajectory_tokens",
-            "Length of trajectories, finished ones and those of dropped groups: shows the length bias of drops.",
+            "Length of finished trajectories and of those in dropped groups: shows the length bias of drops.",
             ("outcome",),
             buckets=LENGTH_BUCKETS,
             registry=registry,
@@ -56,7 +56,7 @@ class BrokerMetrics:
         self.queue = gauge("queue_messages", "Messages received and not yet handled.")
         self.queue_bytes = gauge("queue_bytes", "Bytes received and not yet handled.")
         self.leases = gauge("leases", "Leases held now.")
-        self.free = gauge("free_trajectories", "Admitted trajectories that nobody extends now.")
+        self.free = gauge("free_trajectories", "Admitted trajectories that no rollout extends now.")
         self.groups = gauge("groups", "Training groups, by state.", ("state",))
         self.outstanding = gauge("admission_groups", "Groups admitted and not yet batched or dropped.")
         self.window = gauge("admission_limit_groups", "Most groups that may be admitted at a time.")
@@ -78,14 +78,16 @@ class BrokerMetrics:
             "last_batch_timestamp_seconds",
             "Unix time at which the last batch was reported trained; before the first one, of this broker's start.",
         )
-        self.rollouts = gauge("rollouts", "Rollouts by status; silent: not heard for a lease; gone: has left.", ("status",))
+        self.rollouts = gauge(
+            "rollouts", "Rollouts by status; silent: not heard from for a lease; gone: has left.", ("status",)
+        )
         self.peers = gauge("peers", "Known sessions, by role.", ("role",))
         self.database_bytes = gauge("database_bytes", "Size of the ledger's database.")
         self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes of the file system that holds the ledger.")
         self.disk_bytes = gauge("disk_bytes", "Size of the file system that holds the ledger.")
         self.stopping = gauge("stopping", "1 while the run stops or is finished.")
         for unknown in (self.train_reward, self.eval_reward, self.lag_mean, self.lag_max, self.zero_variance_groups):
-            # Until there is a batch: 0 would be a reward.
+            # NaN until there is a batch: 0 would be a reward.
             unknown.set(math.nan)
         self.trajectory_tokens.labels("finished")
         for reason in ("stale", "failed"):
@@ -100,7 +102,7 @@ class BrokerMetrics:
         register_process(registry, "broker")
 
     def watch_disk(self, directory: Path) -> None:
-        """Measure the file system of ``directory`` at each scrape, also while the ledger waits for it; NaN: it is gone."""
+        """Measure the file system of ``directory`` at each scrape, also while the ledger waits for it. NaN: it is gone."""
         self.disk_free_bytes.set_function(lambda: _disk(directory)[0])
         self.disk_bytes.set_function(lambda: _disk(directory)[1])
 
@@ -113,7 +115,7 @@ class BrokerMetrics:
         )
 
     def observe(self, ledger: Ledger, queue_messages: int, queue_bytes: int, now: float) -> None:
-        """Copy what the ledger says at ``now``, on the clock that it hears of."""
+        """Copy the ledger's state at ``now``, on the ledger's clock."""
         state = ledger.state
         self.queue.set(queue_messages)
         self.queue_bytes.set(queue_bytes)

@@ -3,7 +3,7 @@
 The broker is its only writer; ``gspo plot`` reads it (``services.cli.run.metrics_reader``).
 
 The lines are durable in the store first; the file is brought up to date from there, so that neither a crash nor a full disk
-leaves a line out or in twice.
+loses or repeats a line.
 """
 
 import json
@@ -19,7 +19,7 @@ class MetricsFile:
     """Appends numbered lines; ``last`` is the number of the last one in the file."""
 
     def __init__(self, path: Path) -> None:
-        """Take up an existing file: a half-written last line is cut off. Raises: OSError when it cannot be used."""
+        """Continue an existing file: a half-written last line is cut off. Raises: OSError when it cannot be used."""
         self.path = path
         self.last = 0
         self._end = 0
@@ -34,10 +34,10 @@ class MetricsFile:
             # Only the last one is parsed: a long run has tens of megabytes of them.
             self.last = _number(last) if last else 0
             if not self.last:
-                self._end = 0  # somebody has changed it: it is written again from the store
+                self._end = 0  # edited by somebody: it is written again from the store
 
     def append(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Write lines that carry "record", in order. Raises: OSError; the next call writes over whatever was left."""
+        """Write lines that carry "record", in order. Raises: OSError; the next call overwrites what was left."""
         data = b"".join(json.dumps(line, allow_nan=False).encode() + b"\n" for line in lines)
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
         with os.fdopen(descriptor, "wb") as file:
@@ -50,7 +50,7 @@ class MetricsFile:
 
 
 def _number(line: bytes) -> int:
-    """The number of a line of ours; 0 for any other line."""
+    """The number of a line that the broker wrote; 0 for any other line."""
     try:
         number = json.loads(line)["record"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Leases and batches as messages: metadata of the ledger joined with tokens of the store."""
+"""Leases and batches as messages: the ledger's metadata joined with the store's tokens."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,5 +1,5 @@
-"""What the broker knows durably: one frozen struct per row. The ledger's state is made of these very rows, so that what
-is in memory and what is on disk cannot drift apart, and recovery is reading them back.
+"""What the broker knows durably: one frozen struct for each row. The ledger's state consists of these same rows, so memory
+and disk cannot drift apart, and recovery reads them back.
 """
 
 from typing import Literal
@@ -34,14 +34,14 @@ class GroupRow(Row, frozen=True, kw_only=True):
 
 
 class TrajectoryRow(Row, frozen=True, kw_only=True):
-    """One episode: how far it is acknowledged, who may extend it, and which versions made it."""
+    """One episode: how far it is acknowledged, which session may extend it, and which versions made it."""
 
     trajectory_id: int
     group_id: int
     status: TrajectoryStatus = "free"
     epoch: int = 0
     holder_peer: str = ""
-    """Peer and session that hold the lease; empty when nobody does."""
+    """Peer and session that hold the lease; empty without a lease."""
     holder_session: str = ""
     lease_version: int = 0
     """Lower bound of the version of what the holder will still generate; 0 without a lease."""
@@ -59,7 +59,7 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
     """Highest action turn + 1."""
     finish_reason: Literal["done", "length"] | None = None
     turn_rewards: tuple[float, ...] = ()
-    """Of the finished episode; empty before."""
+    """Rewards of the finished episode's turns; empty before."""
 
     @property
     def reward(self) -> float:
@@ -76,7 +76,7 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     mean_reward: float
     mean_lag: float
     max_lag: int
-    """Of any single action token."""
+    """Largest lag of a single action token."""
     num_zero_variance_groups: int
     """Groups whose rewards are all equal: no advantage, no gradient."""
 
@@ -128,7 +128,7 @@ class CheckpointedRow(Row, frozen=True, kw_only=True):
 
 
 class RunRow(Row, frozen=True, kw_only=True):
-    """What is known of the run as a whole; there is one. A field that an older release does not know it passes over."""
+    """What is known of the run as a whole; there is one. A release ignores fields that it does not know."""
 
     failures_in_a_row: int = 0
     """Training groups dropped as failed since the last one that became complete."""
@@ -142,7 +142,7 @@ class RunRow(Row, frozen=True, kw_only=True):
 
 
 class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything from which a ledger goes on: rows that are still in play, and the ends of the counters."""
+    """Everything that a ledger is restored from: the rows that are still in play, and where the counters stand."""
 
     groups: tuple[GroupRow, ...] = ()
     """Open and complete ones, by id."""
@@ -153,7 +153,7 @@ class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):
     versions: tuple[VersionRow, ...] = ()
     """The newest ones, oldest first."""
     trained: tuple[TrainedRow, ...] = ()
-    """Of batches that no checkpoint covers, and some before."""
+    """Trainings of batches that no checkpoint covers, and some before."""
     evaluations: tuple[EvaluationRow, ...] = ()
     run: RunRow = RunRow()
     next_batch_checkpointed: int = 0

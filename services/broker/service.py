@@ -43,7 +43,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 MAX_QUEUED: Final = 1024
-"""Messages received and not yet handled; beyond it the sockets are not read and the peers' queues fill up."""
+"""Messages received and not yet handled; beyond that the sockets are not read and the peers' queues fill up."""
 MAX_EVENTS_PER_COMMIT: Final = 512
 TICK_S: Final = 0.25
 RETRY_FIRST_S: Final = 0.1
@@ -53,7 +53,7 @@ RETRY_MOST_S: Final = 5.0
 class BrokerService:
     """One run's broker between its two sockets and its store.
 
-    ``wall_s`` gives seconds since 1970 for the record; all else runs on ``clock``.
+    ``wall_s`` gives seconds since 1970 for metrics.jsonl; all else runs on ``clock``.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class BrokerService:
             if changes and not await self._commit(changes, stop):
                 return
             await self._carry_out(effects)
-            # Not before: who was refused for good must hear it.
+            # Only now: a peer that was refused for good must hear it first.
             self._sessions.forget_gone()
             await self._bring_metrics_file_up_to_date()
             self._handled(arrivals)
@@ -215,7 +215,7 @@ class BrokerService:
     async def _commit(self, changes: RowChanges, stop: asyncio.Event) -> bool:
         """Commit, trying again until it succeeds: what arrives meanwhile waits in bounded queues, unacknowledged.
 
-        False: ``stop`` was set first; nothing of ``changes`` was acknowledged.
+        Returns False when ``stop`` was set first: nothing of ``changes`` was acknowledged.
         """
         delay_s = RETRY_FIRST_S
         while True:
@@ -276,12 +276,12 @@ class BrokerService:
             await self._send(who, ack)
 
     async def _send(self, who: Who, message: Message, arrays: dict[str, Array] | None = None) -> bool:
-        """False: the peer is gone or slow. It asks again: every message that must arrive is requested until it did."""
+        """False: the peer is gone or slow. It asks again: every message that must arrive is requested until it does."""
         route = self._sessions.route(who)
         if route is None:
             return False
         if isinstance(message, FOR_ONE_LIFE):
-            # The connection may be that of the next process of this name already.
+            # The connection may already belong to the next process with this name.
             message = replace(message, session=who.session)
         sent = await self._channels[route.spec].send(route.identity, message, arrays)
         if not sent:
@@ -305,7 +305,7 @@ class BrokerService:
             payload = await self._in_thread(lambda: self._store.payload(grant.trajectory_id))
         try:
             task = dict(self._tasks[grant.split].task(grant.task_index))
-        # The environment is the user's own code: whatever it raises is about this task alone.
+        # The environment is the user's own code: whatever it raises concerns this task only.
         except Exception as error:
             log.exception("task_failed", split=grant.split, task_index=grant.task_index)
             self._give_up_lease(grant, error)
@@ -322,7 +322,7 @@ class BrokerService:
             self._undelivered.append((grant, ""))
 
     def _give_up_lease(self, grant: GrantLease, error: Exception) -> None:
-        """The attempt counts as failed with the next round; its log line and the group's say why."""
+        """The next round counts the attempt as failed; its log line and the group's give the reason."""
         reason = f"task {grant.task_index} ({grant.split}) cannot be leased: {type(error).__name__}: {error}"
         self._undelivered.append((grant, reason))
 

@@ -1,4 +1,4 @@
-"""Who says what: what came in through a socket becomes the ledger's events, and each session has a way back to it."""
+"""Turns what comes in through a socket into events of its session for the ledger, and knows how to reach each session."""
 
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ class Answer(Action, frozen=True, kw_only=True):
 
 
 class Sessions:
-    """The sessions of the connections. A connection belongs to whoever was last welcomed over it."""
+    """The sessions of the connections. A connection belongs to the session that was last welcomed over it."""
 
     def __init__(
         self, ledger: Ledger, channels: dict[ChannelSpec, RouterChannel], metrics: BrokerMetrics, clock: Clock
@@ -52,7 +52,7 @@ class Sessions:
         self._channels = channels
         self._metrics = metrics
         self._routes: dict[Who, Route] = {}
-        # By channel, identity and key: an identity is what its sender says, a key is what it proved.
+        # By channel, identity and key: a sender claims its identity and proves its key.
         self._sessions: dict[tuple[str, bytes, bytes], Who] = {}
         self._refusals = OccasionalLog(log, clock)
 
@@ -61,11 +61,11 @@ class Sessions:
         return len(self._routes)
 
     def route(self, who: Who) -> Route | None:
-        """How a session is reached; None: it is not known, or not any more."""
+        """How a session is reached; None: it is unknown, or known no longer."""
         return self._routes.get(who)
 
     def actions(self, arrival: Arrival, now: float) -> list[Action]:
-        """What the ledger, or this sessions in its place, decides about one arrival."""
+        """What the ledger decides about one arrival; what the ledger never sees is refused here."""
         received = arrival.incoming.received
         if received is None:
             return [self._undecodable(arrival)]
@@ -75,21 +75,21 @@ class Sessions:
         return self._message(arrival, received, now)
 
     def forget_gone(self) -> None:
-        """No way leads to a session that the ledger does not know any more."""
+        """Drop the routes to sessions that the ledger knows no longer."""
         for who in [who for who in self._routes if self._ledger.peers.get(who) is None]:
             del self._routes[who]
         for key in [key for key, who in self._sessions.items() if who not in self._routes]:
             del self._sessions[key]
 
     def count_refusal(self, who: Who, refused: Refused) -> None:
-        """A session is told that something is refused."""
+        """Count what a session is told in a Refused."""
         label = "fatal" if refused.fatal else "unknown_session" if refused.reason == UNKNOWN_SESSION else "refused"
         self._count(refused.message_type, label, peer=who.peer, reason=refused.reason)
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 
     def _hello(self, arrival: Arrival, hello: Hello, now: float) -> list[Action]:
-        """Nobody who is not welcomed gets the place of whoever has it: neither his name's connection nor his route."""
+        """A peer that is not welcomed takes nothing from the session that has its name: neither connection nor route."""
         objection = self._channels[arrival.spec].objection(arrival.incoming, hello)
         if objection:
             return [self._refuse(arrival, "hello", "fatal", f"hello: {objection}")]
@@ -108,7 +108,7 @@ class Sessions:
         return actions
 
     def _without_session(self, arrival: Arrival, who: Who, action: Action) -> Action:
-        """To whoever said Hello in vain: his answer goes to where he spoke from."""
+        """The answer to a Hello that was not welcomed goes back over the connection that it came from."""
         if not isinstance(action, Reply) or not isinstance(action.message, Refused):
             return action
         self.count_refusal(who, action.message)
@@ -126,8 +126,11 @@ class Sessions:
         return self._ledger.on_message(sender, received.message, received.seq, now)
 
     def _undecodable(self, arrival: Arrival) -> Answer:
-        """What is no message is answered with what is wrong with it. If it is the next in its sender's sequence it would be
-        sent again for ever, and nothing behind it be taken: the sender must end, loudly."""
+        """Answer bytes that are no message with what is wrong with them.
+
+        If they are next in their sender's sequence, they would be sent again for ever and nothing behind them could be
+        taken: the sender must end, loudly.
+        """
         incoming = arrival.incoming
         who = self._sessions.get(_key(arrival))
         peer = None if who is None else self._ledger.peers.get(who)
@@ -136,7 +139,7 @@ class Sessions:
         return self._refuse(arrival, kind, "fatal" if terminal else "undecodable", incoming.error)
 
     def _refuse(self, arrival: Arrival, kind: str, label: str, reason: str) -> Answer:
-        """Answer somebody who has no session."""
+        """Answer a connection that has no session."""
         name = arrival.incoming.peer.decode(errors="replace")
         self._count(kind, label, peer=name, reason=reason, channel=arrival.spec.name)
         message = Refused(reason=reason[:MAX_REASON_CHARS], message_type=kind, fatal=label == "fatal")

@@ -1,4 +1,4 @@
-"""What the ledger asks its shell to do. Whatever has an effect outside is done after the rows of the round are durable."""
+"""What the ledger asks the shell to do. Effects outside the broker come after the round's rows are durable."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from services.broker.rows import Row
 
 
 class Who(NamedTuple):
-    """One life of a peer."""
+    """One life of a peer: its name, and the session that stands for this life."""
 
     peer: str
     session: str
@@ -39,7 +39,7 @@ class Reply(Action, frozen=True, kw_only=True):
 
 
 class Announce(Action, frozen=True, kw_only=True):
-    """Send a message to every rollout that is known: a hint."""
+    """Send a hint to every known rollout."""
 
     message: Message
 
@@ -65,7 +65,7 @@ class DeliverBatch(Action, frozen=True, kw_only=True):
 
 
 class WriteMetrics(Action, frozen=True, kw_only=True):
-    """One line for the run's record; the shell adds the time."""
+    """Append one line to metrics.jsonl; the shell adds the time."""
 
     line: dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""The order of batches and of versions: what was assembled, published, trained and checkpointed."""
+"""Decides which batch and which version come next, and which publications, trainings and checkpoints fit that order."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -54,11 +54,11 @@ class Batches:
         return self.newest_version + self.num_assembled - self.num_trained
 
     def is_next_to_be_published(self, policy_version: int) -> bool:
-        """Whether the learner has these weights, and only their announcement is missing: it trains on meanwhile.
+        """Whether the learner has these weights and only their announcement is missing, because it already trains on.
 
-        A batch is assembled for them all the same, because admission counts assembled batches and not announcements. One
-        version may be missing, no more. Should the learner die before the announcement, it has reserved the version, and
-        the batch keeps it: no other weights ever have that number.
+        A batch is assembled for them anyway: admission counts assembled batches, not announcements. Only one announcement
+        may be missing. If the learner dies before it, the version stays reserved and the batch keeps it: no other weights
+        ever get that number.
         """
         under_way = self.num_assembled - self.num_trained == 1 and self.newest is not None
         return under_way and policy_version == self.next_version
@@ -85,7 +85,7 @@ class Batches:
         return row
 
     def publish(self, published: Published) -> list[Row]:
-        """A new version; nothing for one that is delivered again.
+        """Take a new version; returns no rows for one that is delivered again.
 
         Raises: ValueError for a version that is not larger than all before, or trained on batches that do not exist.
         """
@@ -111,7 +111,10 @@ class Batches:
         return [row]
 
     def train(self, trained: Trained) -> list[Row]:
-        """A batch was trained; nothing for a message that is delivered again. Raises: ValueError for no such batch."""
+        """Note that a batch was trained; returns no rows for a message that is delivered again.
+
+        Raises: ValueError when there is no such batch.
+        """
         if trained.index >= self.num_assembled:
             raise ValueError(f"index is {trained.index}: only {self.num_assembled} batches exist")
         row = TrainedRow(index=trained.index, policy_version=trained.policy_version)
@@ -121,7 +124,7 @@ class Batches:
         return [row]
 
     def was_trained(self, index: int) -> bool:
-        """Trained before, as far as is remembered."""
+        """Whether the batch was trained before, as far as is remembered."""
         return any(row.index == index for row in self._trained)
 
     def checkpoint(self, checkpointed: Checkpointed) -> list[Row]:
@@ -139,7 +142,10 @@ class Batches:
             del self._batches[index]
 
     def check_resume(self, next_batch: int) -> None:
-        """Raises: ValueError when a learner cannot go on from a checkpoint that covers the batches below ``next_batch``."""
+        """Check that a learner can resume from a checkpoint of the batches below ``next_batch``.
+
+        Raises: ValueError when it cannot.
+        """
         if next_batch > self.num_assembled:
             raise ValueError(
                 f"the checkpoint covers {next_batch} batches, this run has assembled {self.num_assembled}: "

@@ -1,4 +1,4 @@
-"""Passes over the held-out tasks: when one is due, and what came of it."""
+"""Decides when an evaluation on the held-out tasks is due, and what its result is."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from services.broker.rows import EvaluationRow, LedgerContents, TrajectoryRow, V
 
 
 class Evaluations:
-    """At most one is open. Due: weights trained on 0, every_batches, 2 * every_batches, ... batches, and the last weights.
+    """Evaluations of weights trained on 0, every_batches, 2 * every_batches, ... batches, and of the last weights.
 
-    A due one is skipped while another is open, except the last, which the run waits for.
+    At most one is open. A due one is skipped while another is open, except the last, which the run waits for.
     """
 
     def __init__(self, contents: LedgerContents, *, every_batches: int, num_batches: int, num_tasks: int) -> None:
@@ -34,13 +34,13 @@ class Evaluations:
 
     @property
     def final_is_missing(self) -> bool:
-        """The run is not complete before the final one."""
+        """Whether the run still waits for its final evaluation."""
         if not self.enabled:
             return False
         return not any(row.batch >= self._num_batches and row.status == "done" for row in self._rows.values())
 
     def is_due(self, newest: VersionRow | None) -> bool:
-        """The newest weights should be evaluated now."""
+        """Whether the newest weights should be evaluated now."""
         if newest is None or not self.enabled or self.open is not None:
             return False
         batch = newest.trained_batches
@@ -59,7 +59,7 @@ class Evaluations:
         return row
 
     def close(self, evaluation_id: int, trajectories: Sequence[TrajectoryRow]) -> EvaluationRow:
-        """Its trajectories are all finished or failed. A failed one is counted, and is not a reward of 0."""
+        """Close one of which all trajectories are finished or failed. A failed one is counted; it is not a reward of 0."""
         rewards = [row.reward for row in trajectories if row.status == "finished"]
         row = replace(
             self._rows[evaluation_id],

@@ -1,7 +1,7 @@
-"""Who is connected: sessions, their sequence numbers, what they last said of themselves.
+"""Decides which session may use a peer's name, and which learner has the run; keeps what each session last reported.
 
-A newer session of a rollout fences the older ones of that name: they are lives of one process. Learners are not: the run
-belongs to the one that has it for as long as it lives, and lives as long as it is heard.
+A newer session of a rollout fences the older ones with that name: they are lives of one process. Learners are different: the
+run belongs to the learner that has it as long as it lives, and it lives as long as it is heard.
 """
 
 from collections import deque
@@ -15,21 +15,19 @@ from services.broker.ledger.actions import Who
 
 MAX_FENCED: Final = 1024
 SILENT_S: Final = 300.0
-"""A rollout or operator that says nothing for so long is forgotten; it says Hello when it comes back."""
-
-
+"""A rollout or operator that says nothing for this long is forgotten; it says Hello when it comes back."""
 LEARNER_LEASE_S: Final = 5.0
-"""A learner that was heard within so many seconds, on the clock of a broker that listened, has the run to itself."""
+"""A learner that was heard within this time has the run to itself; only time in which the broker listened counts."""
 LISTENING_S: Final = 2.0
-"""Between two events more than this: the broker was not listening (a disk that refuses, a stopped process)."""
+"""More than this between two events: the broker was not listening (a disk that refuses, a stopped process)."""
 
 
 class SessionRefused(ValueError):
-    """This session cannot be taken; the text goes to the peer, who must not try again."""
+    """This session cannot be taken; the text goes to the peer, which must not try again."""
 
 
 class PlaceTaken(ValueError):
-    """Another learner has the run; the text goes to the peer, who may try again."""
+    """Another learner has the run; the text goes to the peer, which may try again."""
 
 
 @dataclass(kw_only=True)
@@ -45,14 +43,14 @@ class Peer:
 
 
 class Peers:
-    """Sessions by (peer, session). One learner at a time; one session per rollout name; operators as many as come."""
+    """Sessions by (peer, session): one learner at a time, one session for each rollout name, any number of operators."""
 
     def __init__(self, now: float, learner: Who | None = None) -> None:
         """``learner`` had the run under the last broker: it has the time of a lease to come back before another gets it."""
         self._peers: dict[Who, Peer] = {}
         self._fenced: deque[Who] = deque(maxlen=MAX_FENCED)
         self.learner = learner
-        """Who has the run; None: nobody."""
+        """The session that has the run; None: there is none."""
         self.turned_away: tuple[Who, float] | None = None
         """The learner that was last told to wait, and when."""
         self._last_event = now
@@ -60,14 +58,14 @@ class Peers:
         self._learner_heard_s = 0.0
 
     def listen(self, now: float) -> None:
-        """Time has passed. A long gap does not count: what a learner said in it is still to be read."""
+        """Time has passed. A long gap does not count: what a learner sent in it is still to be read."""
         passed = now - self._last_event
         self._last_event = now
         if passed <= LISTENING_S:
             self._listened_s += passed
 
     def hello(self, who: Who, role: Role, first_seq: int, now: float) -> list[Who]:
-        """Open a session, or go on with it; returns the sessions that it replaces.
+        """Open a session, or continue it; returns the sessions that it replaces.
 
         Raises: SessionRefused for a session that was replaced already, or when there are too many peers; PlaceTaken for a
         learner while another one has the run.
@@ -100,7 +98,7 @@ class Peers:
         return replaced
 
     def _require_silence(self, holder: Who, who: Who, now: float) -> None:
-        """Raises: PlaceTaken."""
+        """Raises: PlaceTaken when the learner that has the run was heard a short time ago."""
         silent_s = self._listened_s - self._learner_heard_s
         if silent_s < LEARNER_LEASE_S:
             self.turned_away = (who, now)
@@ -117,8 +115,8 @@ class Peers:
             self._learner_heard_s = self._listened_s
 
     def hear_stranger(self, identity: bytes) -> None:
-        """Somebody without a session spoke. After a restart of the broker that may be the learner that has the run: it
-        lives, and will say Hello when it has been told to.
+        """A connection without a session spoke. After a restart of the broker it may be that of the learner that has the
+        run: that learner lives, and will say Hello when it is told to.
         """
         if self.learner is not None and identity == f"{self.learner.peer}/{self.learner.session}".encode():
             self._learner_heard_s = self._listened_s
@@ -132,7 +130,7 @@ class Peers:
         peer.policy_version = heartbeat.policy_version
 
     def leave(self, who: Who) -> None:
-        """The session has ended by itself."""
+        """The session said Goodbye."""
         del self._peers[who]
         if who == self.learner:
             self.learner = None
@@ -141,7 +139,7 @@ class Peers:
         return [peer for peer in self._peers.values() if peer.role == role]
 
     def prune(self, now: float) -> list[Who]:
-        """Forget who is silent; a learner may be, while it trains."""
+        """Forget silent sessions; a learner may be silent while it trains."""
         gone = [peer.who for peer in self._peers.values() if peer.role != "learner" and now - peer.last_seen > SILENT_S]
         for who in gone:
             del self._peers[who]

@@ -1,9 +1,9 @@
-"""What state each rollout is in, as a table of what may follow what.
+"""Decides which state a rollout is in, with a table of which state may follow which.
 
     starting -> verifying -> serving -> draining -> gone          quarantined: from anywhere before draining, and back
 
-A rollout says its state about once a second and may pass through several in between, so a step may leave some out. A new
-life of a rollout begins at the beginning, whatever the last one was in. Only one that serves gets leases.
+A rollout reports its state about once a second and may pass through several in between, so a step may skip some. A new life
+of a rollout begins with "starting", whatever state the last one was in. Only a rollout that serves gets leases.
 """
 
 from typing import Any, Final, Literal, get_args
@@ -26,7 +26,7 @@ NEXT: Final[dict[State, frozenset[State]]] = {
 
 
 class Fleet:
-    """The state of every rollout by its name, also of those that have left; the oldest of these are forgotten."""
+    """The state of every rollout by name, including those that have left; the oldest of these are forgotten."""
 
     def __init__(self) -> None:
         self._states: dict[str, State] = {}
@@ -43,8 +43,10 @@ class Fleet:
         return [_note(peer, former, "starting", "hello")]
 
     def changes(self, peer: str, state: State, reason: str) -> list[Note]:
-        """It says, or shows, that it is in ``state``: nothing when it was before. What the table does not have is believed
-        and logged as a warning: the rollout knows better, and a wrong table must not stop a run.
+        """A rollout reports, or shows, that it is in ``state``; returns no notes when it was in it before.
+
+        A step that the table does not have is believed and logged as a warning: the rollout knows better, and a wrong table
+        must not stop a run.
         """
         former = self._states.get(peer)
         if former is None or former == state:

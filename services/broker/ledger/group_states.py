@@ -1,4 +1,4 @@
-"""The groups in play and their trajectories: one transition per method, each returning the rows it changed."""
+"""Decides how groups and their trajectories change state: one transition per method, which returns the rows it changed."""
 
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -30,13 +30,13 @@ class Groups:
         for group_id in self._groups:
             self._refresh_oldest_version(group_id)
 
-    # --- what there is -----------------------------------------------------------------------------------------
+    # --- look up -----------------------------------------------------------------------------------------
 
     def group(self, group_id: int) -> GroupRow:
         return self._groups[group_id]
 
     def trajectory(self, trajectory_id: int) -> TrajectoryRow | None:
-        """None: never existed, or its group is not in play any more."""
+        """None: it never existed, or its group is no longer in play."""
         return self._trajectories.get(trajectory_id)
 
     def members(self, group_id: int) -> list[TrajectoryRow]:
@@ -47,12 +47,12 @@ class Groups:
 
     @property
     def num_training(self) -> int:
-        """Admitted for training, neither batched nor dropped."""
+        """Groups admitted for training, neither batched nor dropped."""
         return sum(1 for _ in self.of_split("train"))
 
     @property
     def num_complete(self) -> int:
-        """Complete ones for training."""
+        """Complete groups for training."""
         return sum(1 for row in self.of_split("train") if row.status == "complete")
 
     def leased(self) -> list[TrajectoryRow]:
@@ -87,7 +87,7 @@ class Groups:
         ]
 
     def oldest_possible_version(self, group_id: int, newest_version: int) -> int:
-        """The oldest_version; for a group that has none, the newest version: it can have nothing older."""
+        """The group's oldest version; if it has none yet, the newest version, because it can get nothing older."""
         oldest_version = self._oldest_versions[group_id]
         return oldest_version if oldest_version else newest_version
 
@@ -117,7 +117,7 @@ class Groups:
         return group
 
     def grant(self, trajectory_id: int, who: Who, engine_version: int) -> TrajectoryRow:
-        """The next epoch: all former holders are fenced off."""
+        """Lease the trajectory under its next epoch: a fencing number, which shuts out all former holders."""
         row = self._trajectories[trajectory_id]
         assert row.status == "free", row
         return self._put(
@@ -159,7 +159,7 @@ class Groups:
         return [row, *self._complete_if_all_done(row.group_id)]
 
     def release(self, trajectory_id: int, *, failed: bool) -> TrajectoryRow:
-        """The lease ends, the trajectory is free to go on elsewhere."""
+        """The lease ends; the trajectory is free to resume elsewhere."""
         row = self._trajectories[trajectory_id]
         return self._end_lease(row, "free", attempts=row.attempts + int(failed))
 

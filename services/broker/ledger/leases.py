@@ -1,4 +1,4 @@
-"""The work side of the ledger: leases, chunks, finished and failed episodes, heartbeats, expiry."""
+"""Decides which rollout may extend which trajectory, and takes tokens and results only from the holder of its lease."""
 
 from collections.abc import Iterable
 from typing import Final, Literal
@@ -80,7 +80,7 @@ class Leases:
         return actions
 
     def _num_held(self, who: Who, wanted: int) -> int:
-        """Leases that a session holds; not counted (0) where all sessions together could have ``wanted`` more."""
+        """Leases that a session holds; 0, without counting, where all sessions together could have ``wanted`` more."""
         groups = self._state.groups
         if groups.num_leased + wanted <= MAX_LEASES_PER_PEER:
             return 0
@@ -126,7 +126,7 @@ class Leases:
         return _no_lease(who, request, "window_full")
 
     def undelivered(self, trajectory_id: int, epoch: int, reason: str) -> list[Action]:
-        """A Lease could not be sent: nobody holds it. With a ``reason`` of its own it is a failed attempt."""
+        """A Lease could not be sent, so nobody holds it. With a ``reason`` it is a failed attempt."""
         row = self._state.groups.trajectory(trajectory_id)
         if row is None or row.status != "leased" or row.epoch != epoch:
             return []
@@ -135,13 +135,13 @@ class Leases:
         return [Save(row=self._state.groups.release(trajectory_id, failed=False))]
 
     def session_started(self, who: Who) -> list[Action]:
-        """Leases of the peer's former lives end: nobody is left who could extend them."""
+        """End the leases of the peer's former lives: no process is left that could extend them."""
         return self._end_leases(
             row for row in self._state.groups.leased() if row.holder_peer == who.peer and row.holder_session != who.session
         )
 
     def session_ended(self, who: Who) -> list[Action]:
-        """The session said Goodbye: what it did not hand back goes on elsewhere, and need not expire first."""
+        """A Goodbye ends all of the sender's leases: what it did not hand back resumes elsewhere at once."""
         return self._end_leases(row for row in self._state.groups.leased() if who == (row.holder_peer, row.holder_session))
 
     def _end_leases(self, rows: Iterable[TrajectoryRow]) -> list[Action]:
@@ -153,7 +153,7 @@ class Leases:
         return actions
 
     def on_heartbeat(self, who: Who, heartbeat: Heartbeat, now: float) -> list[Action]:
-        """Renew exactly the leases that are named; whatever is named and not held has ended."""
+        """Renew exactly the leases that it names; a lease that it names and does not hold has ended."""
         state = self._state
         actions: list[Action] = []
         for key in heartbeat.leases:
@@ -171,9 +171,9 @@ class Leases:
         return [*actions, Reply(to=who, message=pulse)]
 
     def expire(self, now: float) -> list[Action]:
-        """Leases whose deadline has passed: their trajectories go on elsewhere.
+        """End leases whose deadline has passed: their trajectories resume elsewhere.
 
-        Time in which the broker was not listening does not count: heartbeats of it are still to be read.
+        Time in which the broker was not listening does not count: heartbeats sent in it are still to be read.
         """
         actions: list[Action] = []
         deaf_s = now - self._last_tick
@@ -192,7 +192,7 @@ class Leases:
         return actions
 
     def end_leases_older_than(self, version: int, group_id: int) -> list[Action]:
-        """After versions jumped: take back what engines may still generate with versions that are too old."""
+        """After versions jumped, take back leases under which engines may still generate with versions that are too old."""
         actions: list[Action] = []
         for row in self._state.groups.members(group_id):
             if row.status == "leased" and row.lease_version < version:
@@ -214,7 +214,7 @@ class Leases:
             return []  # delivered again after a broker restart
         if chunk.offset != row.num_tokens:
             return self._refuse(
-                who, row, "chunk", f"gap: offset is {chunk.offset}, acknowledged are {row.num_tokens} tokens"
+                who, row, "chunk", f"gap: offset is {chunk.offset}, {row.num_tokens} tokens are acknowledged"
             )
         if end > state.config.max_tokens:
             return self._refuse(who, row, "chunk", f"{end} tokens, {state.config.max_tokens} allowed (sampling.max_tokens)")
@@ -232,7 +232,7 @@ class Leases:
         if row is None:
             return [_ended(who, finish.trajectory_id, finish.epoch, "not held by this session")]
         if finish.num_tokens != row.num_tokens:
-            reason = f"num_tokens is {finish.num_tokens}, acknowledged are {row.num_tokens} tokens"
+            reason = f"num_tokens is {finish.num_tokens}, {row.num_tokens} tokens are acknowledged"
             return self._refuse(who, row, "finish", reason)
         if row.num_action_tokens == 0:
             return self._refuse(who, row, "finish", "it has no action token: there is nothing to train on")

@@ -1,5 +1,5 @@
-"""The broker's decisions: events in, actions out. No sockets, clocks, disks or logs; it knows ids, offsets, lengths,
-versions and epochs, never tokens.
+"""Decides what follows from each event: events in, actions out. No sockets, clocks, disks or logs; it knows ids, offsets,
+lengths, versions and epochs (fencing numbers), never tokens.
 
 Each event is handled as a whole and returns the actions in order. The shell makes the rows (``Save``, ``AppendChunk``)
 durable first and carries out the rest afterwards, acknowledgements included: the ledger may therefore answer as if
@@ -145,15 +145,15 @@ class Ledger:
         return [*self.leases.expire(now), *gone, *self._advance(now)]
 
     def on_end(self) -> list[Action]:
-        """The broker ends in order, nobody knows for how long. A stop that was carried out, the learner gone with it, is
-        over; one that was not is for the next broker to go on with.
+        """The broker ends in order, perhaps for good. A stop is over if it was carried out and the learner has left;
+        otherwise the next broker continues it.
         """
         if not self.state.finished or self.peers.of_role("learner"):
             return []
         return self.state.stop_is_over()
 
     def status(self, now: float) -> dict[str, Any]:
-        """A snapshot of the run for display."""
+        """The run as plain data, for display."""
         return status_of(self.state, self.peers, self.fleet, self.training, now)
 
     def _handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
@@ -170,7 +170,7 @@ class Ledger:
             case Release():
                 return self.leases.on_release(who, message)
             case Heartbeat() if peer.role == "learner":
-                return []  # It lives, which is all that it says.
+                return []  # It says only that it lives.
             case Heartbeat():
                 self.peers.heartbeat(who, message)
                 changes = self.fleet.changes(who.peer, message.status, "heartbeat")
@@ -200,7 +200,7 @@ class Ledger:
                 raise AssertionError(f"{message_type(message)} is allowed and not handled")
 
     def _on_goodbye(self, peer: Peer, goodbye: Goodbye) -> list[Action]:
-        """What it holds is free at once, and its place too."""
+        """Its leases and its place are free at once."""
         self.peers.leave(peer.who)
         fields = {"peer": peer.who.peer, "session": peer.who.session, "role": peer.role, "reason": goodbye.reason}
         if peer.role == "learner":

@@ -1,4 +1,4 @@
-"""What both sides of the ledger share: the groups, the batches, the evaluations, and what ends the run."""
+"""The state that leases and training share: decides when the run ends, and what a failed attempt leads to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class LedgerConfig:
     failure_budget: int
     evaluate_every_batches: int
     num_eval_tasks: int
-    """Held-out tasks per evaluation: not more than there are."""
+    """Held-out tasks per evaluation: at most as many as there are."""
     num_train_tasks: int | None
     """None: endless."""
 
@@ -70,7 +70,7 @@ class State:
 
     @property
     def num_wanted_groups(self) -> int:
-        """How many more groups may be admitted for the rest of the run: not one that no batch needs."""
+        """How many more groups the rest of the run needs: none is admitted that no batch would take."""
         batches_left = self.config.num_batches - self.batches.num_assembled
         return batches_left * self.config.groups_per_batch - self.groups.num_training
 
@@ -98,14 +98,14 @@ class State:
     # --- changes -----------------------------------------------------------------------------------------------------
 
     def start_group(self) -> tuple[int, list[Action]]:
-        """Admit the next prompt; returns the group's id too."""
+        """Admit the next prompt; returns the group's id and the actions."""
         prompt = self.next_prompt
         self.next_prompt += 1
         group = self.groups.start("train", prompt, self.order.task_index(prompt), self.config.group_size, None)
         return group.group_id, [Save(row=group), *saves(self.groups.members(group.group_id))]
 
     def drop_group(self, group_id: int, reason: DropReason) -> list[Action]:
-        """The group is trained on by nobody: recorded with its lengths, because long episodes are dropped more often."""
+        """Never train on the group. Its lengths are recorded, because long episodes are dropped more often."""
         members = self.groups.members(group_id)
         row = self.groups.drop(group_id, reason)
         self.num_dropped[reason] = self.num_dropped.get(reason, 0) + 1
@@ -123,7 +123,7 @@ class State:
         return [Save(row=row), *ended, WriteMetrics(line=line), note]
 
     def fail_attempt(self, row: TrajectoryRow, reason: str) -> list[Action]:
-        """An attempt at a leased trajectory failed for a reason of its own: once more, or give it up."""
+        """An attempt at a leased trajectory failed by itself, not with its lease: try once more, or give it up."""
         note = Note(
             event="attempt_failed",
             fields={"trajectory_id": row.trajectory_id, "attempts": row.attempts + 1, "reason": reason},
@@ -150,7 +150,7 @@ class State:
         return [*self.change_run(stop_reason=reason), note]
 
     def stop_is_over(self) -> list[Action]:
-        """It was carried out, and whoever starts the run again wants it to go on."""
+        """The stop was carried out: starting the run again means continuing it."""
         return self.change_run(stop_reason="", error="", failures_in_a_row=0)
 
     def change_run(self, **changes: Any) -> list[Action]:
@@ -197,7 +197,7 @@ def saves(rows: Sequence[Row]) -> list[Action]:
 
 
 def lease_ended(row: TrajectoryRow, reason: str) -> Reply:
-    """To the holder of a leased trajectory."""
+    """Tell the holder of a leased trajectory that its lease has ended."""
     message = LeaseEnded(trajectory_id=row.trajectory_id, epoch=row.epoch, reason=reason)
     return Reply(to=Who(row.holder_peer, row.holder_session), message=message)
 

@@ -1,4 +1,4 @@
-"""The run as plain data, for whoever watches it."""
+"""The run as plain data, for its operators."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def status_of(state: State, peers: Peers, fleet: Fleet, training: Training, now:
 
 
 def _learner(peers: Peers, now: float) -> dict[str, Any]:
-    """The one that has the run, if it is connected, and the session of another one that wants it."""
+    """The learner that has the run, if it is connected, and the session of another one that wants the run."""
     holder = next(iter(peers.of_role("learner")), None)
     waiting = peers.turned_away
     waits = waiting is not None and now - waiting[1] < LEARNER_LEASE_S

@@ -1,4 +1,4 @@
-"""Which task a prompt is, and which seed a trajectory has: pure functions of the run's seed."""
+"""Decides which task a prompt is and which seed a trajectory has: pure functions of the run's seed."""
 
 import hashlib
 import random
@@ -9,8 +9,8 @@ SEED_BITS: Final = 31
 
 
 class TaskOrder:
-    """Order of the training tasks. A finite source is gone through epoch by epoch, each in its own shuffle; an endless
-    one from index 0 up.
+    """Order of the training tasks. A finite source is used again and again, each time in its own shuffle; an endless one
+    from index 0 up.
     """
 
     def __init__(self, seed: int, num_tasks: int | None) -> None:
@@ -19,22 +19,22 @@ class TaskOrder:
             raise ValueError("the environment has 0 training tasks: there is nothing to sample trajectories for")
         self._seed = seed
         self._num_tasks = num_tasks
-        self._epoch = -1
+        self._repetition = -1
         self._shuffled: list[int] = []
 
     def task_index(self, prompt: int) -> int:
         """Index in the task source of the ``prompt``-th prompt of the run (0, 1, 2, ...)."""
         if self._num_tasks is None:
             return prompt
-        epoch, position = divmod(prompt, self._num_tasks)
-        if epoch != self._epoch:
+        repetition, position = divmod(prompt, self._num_tasks)
+        if repetition != self._repetition:
             self._shuffled = list(range(self._num_tasks))
-            random.Random(f"{self._seed}:{epoch}").shuffle(self._shuffled)
-            self._epoch = epoch
+            random.Random(f"{self._seed}:{repetition}").shuffle(self._shuffled)
+            self._repetition = repetition
         return self._shuffled[position]
 
 
 def trajectory_seed(run_seed: int, trajectory_id: int) -> int:
-    """Seed of one trajectory, the same on whichever engine and however often it is resumed."""
+    """Seed of one trajectory: the same on every engine, however often it is resumed."""
     digest = hashlib.blake2b(f"{run_seed}:{trajectory_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> (64 - SEED_BITS)

@@ -1,4 +1,4 @@
-"""What a chunk's runs say about its action tokens: counts and versions, without the tokens."""
+"""Decides whether the versions that a chunk names fit its tokens, and counts its action tokens, without the tokens."""
 
 from dataclasses import dataclass
 

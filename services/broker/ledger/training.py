@@ -1,4 +1,4 @@
-"""The learner's side of the ledger: publications, batches in a recorded order, checkpoints, the end of the run."""
+"""Decides when the learner gets the next batch or the end of the run, and takes its publications and checkpoints."""
 
 import math
 from typing import Any, Final
@@ -23,7 +23,7 @@ from services.broker.ledger.state import State, saves
 
 PENDING_INTERVAL_S: Final = 1.0
 NAMED_GROUPS: Final = 4
-"""So many groups are named in the text that says what a batch waits for."""
+"""At most this many groups are named in the text that says what a batch waits for."""
 
 
 class Training:
@@ -40,7 +40,7 @@ class Training:
         """Tokens of the last trained batch over the time since the one before."""
 
     def session_ended(self) -> None:
-        """The learner left, or was replaced: what it asked for is not wanted any more."""
+        """The learner left, or was replaced: its request for a batch is void."""
         self._waiting = None
         self._last_trained_at = None
 
@@ -106,7 +106,7 @@ class Training:
         return [Note(event="learner_resumed", fields={"next_batch": resume.next_batch})]
 
     def on_batch_request(self, who: Who, request: BatchRequest) -> list[Action]:
-        """An assembled batch is delivered at once; the next one is waited for (see ``advance``)."""
+        """An assembled batch is delivered at once; a request for the next one waits (see ``advance``)."""
         batches = self._state.batches
         if request.index > batches.num_assembled or request.index < batches.checkpointed:
             reason = (
@@ -175,7 +175,7 @@ class Training:
         )
 
     def _blocked(self, request: BatchRequest) -> str:
-        """Why a batch cannot be assembled whatever the groups; empty if it can."""
+        """Why no batch can be assembled, whatever the groups; empty if one can."""
         state = self._state
         batches = state.batches
         if request.index >= state.config.num_batches:
@@ -239,10 +239,10 @@ class Training:
 
 
 def _finite(metrics: dict[str, float | None]) -> dict[str, float | None]:
-    """JSON knows no NaN and no infinity: null."""
+    """JSON has no NaN and no infinity: they become null."""
     return {name: value if value is not None and math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def _refuse(who: Who, reason: str, message_type: str) -> Reply:
-    """What a learner says that contradicts the ledger cannot be repaired by going on."""
+    """Refuse for good: a learner that contradicts the ledger cannot repair that by continuing."""
     return Reply(to=who, message=Refused(reason=reason, message_type=message_type, fatal=True))

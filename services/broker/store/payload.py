@@ -15,7 +15,7 @@ from protocol.messages.base import require_plain
 
 
 class ChunkHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What is stored of a chunk beside its tokens."""
+    """What is stored of a chunk besides its tokens."""
 
     segments: list[Segment]
     version_runs: list[VersionRun]
@@ -36,7 +36,7 @@ class StoredChunk:
     token_ids: bytes
     logprobs: bytes
     checksum: int
-    """Of the three above, when they came in: SQLite itself would not notice that a disk has changed a byte of them."""
+    """Checksum of the three above, taken as they came in: SQLite does not notice when a disk changes a byte of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def chunk_checksum(header: bytes, token_ids: bytes, logprobs: bytes) -> int:
 
 
 def chunk_header(header: bytes) -> ChunkHeader:
-    """A stored header. Raises: ValueError when it is none."""
+    """Decode a stored header. Raises: ValueError when it is none."""
     try:
         content = msgspec.convert(msgpack.unpackb(header, raw=False), ChunkHeader)
         require_plain("state", content.state)
@@ -92,7 +92,7 @@ def chunk_header(header: bytes) -> ChunkHeader:
 def join(chunks: Sequence[StoredChunk]) -> Payload:
     """One trajectory from its chunks in order.
 
-    Raises: ValueError when they do not follow each other without a gap, or are not what was stored.
+    Raises: ValueError when there is a gap between them, or they are not what was stored.
     """
     segments: list[Segment] = []
     runs: list[VersionRun] = []
@@ -123,7 +123,7 @@ def join(chunks: Sequence[StoredChunk]) -> Payload:
 
 
 def merge_segments(segments: Iterable[Segment]) -> list[Segment]:
-    """WeightPeers of the same kind and turn become one: how an episode was cut into chunks leaves no trace."""
+    """Merge neighbours of the same kind and turn: how an episode was cut into chunks leaves no trace."""
     merged: list[Segment] = []
     for segment in segments:
         if merged and (merged[-1].kind, merged[-1].turn) == (segment.kind, segment.turn):
@@ -133,7 +133,7 @@ def merge_segments(segments: Iterable[Segment]) -> list[Segment]:
 
 
 def merge_runs(runs: Iterable[VersionRun]) -> list[VersionRun]:
-    """WeightPeers of the same version become one."""
+    """Merge neighbours of the same version."""
     merged: list[VersionRun] = []
     for run in runs:
         if merged and merged[-1].version == run.version:

@@ -1,4 +1,4 @@
-"""Reading a ledger: what a broker goes on from, what a batch consists of. Writing is store.py's."""
+"""Reads a ledger: what a broker is restored from, and what a batch consists of. store.py writes it."""
 
 import json
 import sqlite3
@@ -39,16 +39,16 @@ class StoreMismatch(RuntimeError):
 
 
 class StoreCorrupt(ServiceError):
-    """What is on disk contradicts itself: `gspo audit` says how much of it."""
+    """What is on disk contradicts itself; ``gspo audit`` tells how much of it."""
 
 
 @contextmanager
 def refusing_damage(path: Path) -> Iterator[None]:
-    """What SQLite finds to be damaged in ``path`` inside of the block. Raises: StoreCorrupt with the way out."""
+    """Watch for damage to ``path`` that SQLite finds inside the block. Raises: StoreCorrupt with the way out."""
     try:
         yield
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        # Of its subclasses (busy, full, a constraint) one alone speaks of damage: of text that is none.
+        # Its subclasses (busy, full, a constraint) are no damage, except for text that is not UTF-8.
         if isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError) and _NO_TEXT not in str(error):
             raise
         raise StoreCorrupt(
@@ -63,11 +63,11 @@ class NoLedger(ValueError):
 
 @contextmanager
 def reading(directory: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to ``directory``'s ledger that cannot write, in one transaction: one state of it, however long the reader
-    takes and whatever a living broker writes meanwhile.
+    """A read-only connection to ``directory``'s ledger, in one transaction: the reader sees one state, however long it takes
+    and whatever a running broker writes meanwhile.
 
     A ledger with an unmerged log (of a broker that was killed) in a directory that cannot be written is copied first.
-    Raises: NoLedger; sqlite3.DatabaseError, from what is done with it, for a damaged file.
+    Raises: NoLedger. Queries raise sqlite3.DatabaseError when the file is damaged.
     """
     path = directory / LEDGER_FILE
     if not path.is_file():
@@ -86,13 +86,13 @@ def reading(directory: Path) -> Iterator[sqlite3.Connection]:
             _require_schema(path, connection)
             yield connection
         except UnicodeDecodeError as error:
-            raise sqlite3.DatabaseError(f"{path} is damaged, and SQLite's word for it is no text") from error
+            raise sqlite3.DatabaseError(f"{path} is damaged, and SQLite's message about it is not text") from error
         finally:
             connection.close()
 
 
 def _transaction_on(path: Path) -> sqlite3.Connection | None:
-    """None: SQLite needs to write beside the file and cannot. Raises: NoLedger for what is no database."""
+    """None: SQLite needs to write beside the file and cannot. Raises: NoLedger for a file that is no database."""
     connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=BUSY_S)
     try:
         connection.execute("BEGIN")
@@ -116,7 +116,7 @@ def _require_schema(path: Path, connection: sqlite3.Connection) -> None:
 
 
 class Reader:
-    """Rows and tokens of one ledger, through a connection that its maker opens and closes."""
+    """Rows and tokens of one ledger, through a connection that the caller opens and closes."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         """``path`` is named in errors."""
@@ -124,7 +124,7 @@ class Reader:
         self._connection = connection
 
     def contents(self) -> LedgerContents:
-        """What a ledger goes on from, from the rows alone."""
+        """What a ledger is restored from: the rows alone."""
         groups = self.rows(GroupRow, "WHERE status IN ('open', 'complete') ORDER BY group_id")
         in_play = "(SELECT group_id FROM groups WHERE status IN ('open', 'complete'))"
         trajectories = self.rows(TrajectoryRow, f"WHERE group_id IN {in_play} ORDER BY trajectory_id")
@@ -194,18 +194,18 @@ class Reader:
         return items
 
     def metrics_after(self, number: int) -> list[dict[str, Any]]:
-        """Lines of the run's record after line ``number``, in order, each with its own number as "record"."""
+        """Lines of metrics.jsonl after line ``number``, in order, each with its own number as "record"."""
         rows = self._select("SELECT record, line FROM records WHERE record > ? ORDER BY record", (number,))
         return [{"record": found, **self._line(line)} for found, line in rows]
 
     def elapsed_s(self) -> float:
-        """``time_s`` of the last line of the record; 0 without any."""
+        """``time_s`` of the last line of metrics.jsonl; 0 without any."""
         found = self._select("SELECT line FROM records ORDER BY record DESC LIMIT 1")
         if not found:
             return 0.0
         time_s = self._line(found[0][0]).get("time_s")
         if not isinstance(time_s, int | float):
-            raise StoreCorrupt(f"{self.path}: the last line of the record has time_s {time_s!r:.100}")
+            raise StoreCorrupt(f"{self.path}: the last line for metrics.jsonl has time_s {time_s!r:.100}")
         return float(time_s)
 
     @property
@@ -216,7 +216,7 @@ class Reader:
         return int(pages) * int(page_bytes)
 
     def rows(self, row_type: type[RowType], rest: str, parameters: Sequence[Any] = ()) -> list[RowType]:
-        """Rows of one table, with what follows its name in a SELECT."""
+        """Rows of one table; ``rest`` follows its name in the SELECT."""
         table = TABLES[row_type]
         try:
             rows = [
@@ -231,9 +231,9 @@ class Reader:
         try:
             line = json.loads(text) if isinstance(text, str) else None
         except (ValueError, RecursionError) as error:
-            raise StoreCorrupt(f"{self.path}: a line of the record is not JSON: {error}") from error
+            raise StoreCorrupt(f"{self.path}: a line for metrics.jsonl is not JSON: {error}") from error
         if not isinstance(line, dict):
-            raise StoreCorrupt(f"{self.path}: a line of the record is {line!r:.100}, expected an object")
+            raise StoreCorrupt(f"{self.path}: a line for metrics.jsonl is {line!r:.100}, expected an object")
         return line
 
     def _select(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:

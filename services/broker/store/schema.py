@@ -71,7 +71,7 @@ class Table:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        # Not `msgspec.structs.fields`, which evaluates annotations: 0.2 ms for each row that is written.
+        # Not ``msgspec.structs.fields``, which evaluates annotations: 0.2 ms for each row that is written.
         return self.row_type.__struct_fields__
 
     @property
@@ -116,5 +116,5 @@ TABLES: Final[dict[type[Row], Table]] = {
     )
 }
 RUN_KEY: Final = "run"
-"""Of the RunRow in the table meta, as JSON."""
+"""Key of the RunRow, as JSON, in the table meta."""
 CHECKPOINTED_TABLE: Final = Table("checkpointed", CheckpointedRow, {}, frozenset())

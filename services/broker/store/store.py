@@ -22,7 +22,7 @@ from services.broker.store.schema import CHECKPOINTED_TABLE, CREATE, RUN_KEY, SC
 
 LOCK_SUFFIX: Final = "-lock"
 LOCK_WAIT_S: Final = 2.0
-"""For a broker that is just ending."""
+"""How long to wait for a broker that is just ending."""
 LOCK_PAUSE_S: Final = 0.1
 WAYS_OUT: Final = {
     sqlite3.SQLITE_FULL: "free space on its disk",
@@ -40,12 +40,12 @@ class StoreUnavailable(RuntimeError):
 
 @dataclass(kw_only=True)
 class RowChanges:
-    """What one transaction writes. Of several rows with one key the last counts."""
+    """What one transaction writes. Of several rows with the same key the last one counts."""
 
     rows: list[Row] = field(default_factory=list)
     chunks: list[StoredChunk] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
-    """Lines of the run's record."""
+    """Lines for metrics.jsonl."""
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.chunks or self.lines)

@@ -153,8 +153,8 @@ def test_a_bucket_takes_no_more_than_its_place_in_the_version_can() -> None:
     check_bucket(bucket, 2100)
     for change, words in (
         ({"offset": 102}, "bucket at 102: 1000 elements of 2 bytes do not fit into a version of 2100"),
-        ({"num_changed": 1001}, "of 1000 elements 1001 are said to change, 1000 of them to absolute values"),
-        ({"num_changed": 999}, "of 1000 elements 999 are said to change, 1000 of them"),
+        ({"num_changed": 1001}, "1001 of 1000 elements are said to change, 1000 of them to absolute values"),
+        ({"num_changed": 999}, "999 of 1000 elements are said to change, 1000 of them"),
         ({"num_gap_bytes": 1004}, "1004 bytes of gaps; 1000 changes of 1000 elements take 1003 at most"),
     ):
         with pytest.raises(ValueError, match=words):

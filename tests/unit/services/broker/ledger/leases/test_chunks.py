@@ -76,7 +76,7 @@ def test_the_right_epoch_from_the_wrong_peer_is_refused() -> None:
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        ({"offset": 6}, "gap: offset is 6, acknowledged are 4 tokens"),
+        ({"offset": 6}, "gap: offset is 6, 4 tokens are acknowledged"),
         ({"offset": 2, "num_tokens": 4}, "gap: offset is 2"),
         ({"version": 2}, "version 2 to action tokens: published are 1 to 1"),
         ({"version": -1}, "version -1 to action tokens"),
@@ -126,7 +126,7 @@ def test_observation_tokens_carry_no_version_and_do_not_count_as_actions() -> No
 @pytest.mark.parametrize(
     ("finish", "reason"),
     [
-        ({"num_tokens": 5}, "num_tokens is 5, acknowledged are 4 tokens"),
+        ({"num_tokens": 5}, "num_tokens is 5, 4 tokens are acknowledged"),
         ({"turn_rewards": [1.0, 2.0]}, "2 turn_rewards for 1 action turns"),
     ],
 )
