@@ -1,8 +1,7 @@
-"""From a name and options in a configuration to an environment."""
+"""Makes an environment from its name and options in a configuration."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import msgspec
 
 from gspo.environments import Environment
+from services.environments.importing import import_named
 
 ENVIRONMENTS: Mapping[str, str] = MappingProxyType(
     {
@@ -18,30 +18,33 @@ ENVIRONMENTS: Mapping[str, str] = MappingProxyType(
         "dataset": "services.environments.dataset:Dataset",
     }
 )
-"""The environments that come with the project. Any other is named by its own "package.module:ClassName"."""
+"""The environments that come with the project. A configuration names any other as "package.module:ClassName"."""
 
 
 def create_environment(name: str, options: Mapping[str, Any]) -> Environment:
-    """The environment called `name`, or found at "package.module:ClassName", with `options` checked.
+    """The environment called ``name``, or found at "package.module:ClassName", with checked ``options``.
 
     Options given as text (from an environment variable or a command line) are read as their field's type.
-    Raises ValueError for an unknown name, class, option or value, with what would have been allowed.
+    Raises: ValueError for an unknown name, class, option or value; the text says what is allowed.
     """
     environment_class = find_environment(name)
     return environment_class(read_options(name, environment_class.options_type, options))
 
 
 def find_environment(name: str) -> type[Environment]:
-    """The class behind `name`. Raises ValueError when there is none, or it is no Environment."""
+    """The class behind ``name``; its module may lie in the working directory.
+
+    Raises: ValueError when there is no such module or class, or it is not an Environment.
+    """
     path = ENVIRONMENTS.get(name, name)
     module_name, colon, class_name = path.partition(":")
     if not colon:
         known = ", ".join(sorted(ENVIRONMENTS))
         raise ValueError(f'unknown environment "{name}": use one of {known}, or "package.module:ClassName"')
     try:
-        module = importlib.import_module(module_name)
+        module = import_named(module_name)
     except ModuleNotFoundError as error:
-        raise ValueError(f'environment "{name}": there is no module {error.name} on the import path') from error
+        raise ValueError(f'environment "{name}": {error}') from error
     found = vars(module).get(class_name)
     if not (isinstance(found, type) and issubclass(found, Environment)):
         raise ValueError(f'environment "{name}": {module_name} has no Environment class called {class_name}')
@@ -49,7 +52,7 @@ def find_environment(name: str) -> type[Environment]:
 
 
 def read_options(name: str, options_type: type[msgspec.Struct], options: Mapping[str, Any]) -> msgspec.Struct:
-    """`options` as an `options_type`. Raises ValueError naming the environment, the option and what is allowed."""
+    """``options`` as an ``options_type``. Raises: ValueError that names the environment, the option and what is allowed."""
     allowed = [field.name for field in msgspec.structs.fields(options_type)]
     unknown = sorted(set(options) - set(allowed))
     if unknown:

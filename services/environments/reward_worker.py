@@ -1,16 +1,14 @@
-"""The process that works out rewards: jobs in on stdin, results out on what was stdout, one at a time.
+"""The process that computes rewards: it reads jobs from stdin and writes results to the former stdout, one at a time.
 
-Each message is a 4-byte big-endian length and that many bytes of msgpack. At its start the worker says whether it is cut
-off from the network. For a job it answers twice: that the function is at hand (its import may take seconds, once), and then
-what came of the call. Limits on memory, files and CPU time are the process's own; the wall-clock limit is the parent's, who
-kills.
+Each message is a 4-byte big-endian length and that many bytes of msgpack. First the worker reports whether it is cut off
+from the network. It answers each job twice: when it has found the function (its import may take seconds, once), and with the
+result of the call. The process itself limits memory, files and CPU time; the parent enforces the wall-clock limit by a kill.
 
-Run as: python -m services.environments.reward_worker MEMORY_BYTES CPU_SECONDS
+Run as: ``python -P -m services.environments.reward_worker MEMORY_BYTES CPU_SECONDS``
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import queue
@@ -23,6 +21,7 @@ from typing import Any, BinaryIO
 
 import msgpack
 
+from services.environments.importing import import_named
 from services.environments.isolation import isolate
 
 LENGTH = struct.Struct(">I")
@@ -48,12 +47,12 @@ def read_message(stream: BinaryIO) -> dict[str, Any] | None:
 
 
 def find_function(path: str) -> Callable[..., Any]:
-    """The function at "package.module:function". Raises ValueError when there is none."""
+    """The function at "package.module:function". Raises: ValueError when there is none."""
     module_name, colon, function_name = path.partition(":")
     if not colon:
         raise ValueError(f'"{path}" is not of the form "package.module:function"')
     try:
-        found = vars(importlib.import_module(module_name)).get(function_name)
+        found = vars(import_named(module_name)).get(function_name)
     except ImportError as error:
         raise ValueError(f'cannot import "{module_name}": {error}') from error
     if not callable(found):
@@ -62,12 +61,12 @@ def find_function(path: str) -> Callable[..., Any]:
 
 
 def grade(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Call `function` and say what came of it: {"reward": float} or {"failure": reason, "detail": text}."""
+    """Call ``function``; the result is {"reward": float} or {"failure": reason, "detail": text}."""
     try:
         value = function(**arguments)
     except MemoryError:
         return {"failure": "memory", "detail": "the job needed more memory than a worker may have"}
-    except Exception as error:  # noqa: BLE001 - the code is somebody else's, and how it fails is data
+    except Exception as error:  # noqa: BLE001 - this is the user's code, and its failure is data
         return {"failure": "raised", "detail": f"{type(error).__name__}: {error}"[:MAX_DETAIL_CHARS]}
     if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
         return {"failure": "not_finite", "detail": f"the reward is {value!r}"[:MAX_DETAIL_CHARS]}
@@ -75,19 +74,19 @@ def grade(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, 
 
 
 def limit_cpu_of_next_job(cpu_s: int) -> None:
-    """Let the process use `cpu_s` more seconds; over them the kernel ends it (SIGXCPU)."""
+    """Let the process use ``cpu_s`` more seconds; after that the kernel ends it (SIGXCPU)."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _set_soft_limit(resource.RLIMIT_CPU, math.ceil(usage.ru_utime + usage.ru_stime) + cpu_s)
 
 
 def _set_soft_limit(limit: int, value: int) -> None:
-    """Set a limit of this process, as far as the hard limit that it was started with allows."""
+    """Set a limit of this process, as far as its hard limit allows."""
     _, hard = resource.getrlimit(limit)
     resource.setrlimit(limit, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
 
 def _take_stdout() -> BinaryIO:
-    """The pipe to the parent, out of the reach of whatever reward code prints (that goes nowhere)."""
+    """The pipe to the parent, where reward code cannot print: its output goes to /dev/null."""
     results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
@@ -96,7 +95,7 @@ def _take_stdout() -> BinaryIO:
 
 
 def _read_jobs(jobs: queue.Queue[dict[str, Any]]) -> None:
-    """Pass on jobs; when the parent is gone end the process, also in the middle of a job that hangs."""
+    """Pass on jobs; end the process when the parent is gone, even during a job that hangs."""
     while True:
         job = read_message(sys.stdin.buffer)
         if job is None:

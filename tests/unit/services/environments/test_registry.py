@@ -1,5 +1,9 @@
 """An environment by its name or its import path, with options that are checked."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from gspo.environments import Environment, Split, Start, State, Step, Task, TaskSource
@@ -10,7 +14,7 @@ HERE = "tests.unit.services.environments.test_registry"
 
 
 class Echo(Environment):
-    """The smallest environment there can be."""
+    """The smallest possible environment."""
 
     def tasks(self, split: Split) -> TaskSource:
         raise NotImplementedError
@@ -22,12 +26,12 @@ class Echo(Environment):
         return Step(state=state, messages=[], reward=float(action == "hello"), done=True)
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("name", list(ENVIRONMENTS))
 def test_every_name_leads_to_an_environment(name: str) -> None:
     assert isinstance(create_environment(name, {}), Environment)
 
 
-def test_an_environment_of_ones_own_is_found_by_its_import_path() -> None:
+def test_an_environment_of_the_user_is_found_by_its_import_path() -> None:
     environment = create_environment(f"{HERE}:Echo", {})
     assert environment.step({}, "hello").reward == 1.0
 
@@ -59,3 +63,42 @@ def test_a_mistake_is_named_with_what_is_allowed(name: str, options: dict[str, o
 
 def test_a_name_and_its_class_agree() -> None:
     assert find_environment("arithmetic") is Arithmetic
+
+
+FIND = """
+import sys
+from services.environments.registry import find_environment
+from services.environments.reward_worker import find_function
+
+assert not {"", sys.argv[1]} & set(sys.path), sys.path
+try:
+    print(find_environment("mine:Mine").__name__, find_function("mine:reward")())
+except ValueError as error:
+    print(error)
+import this_is_of_the_project, colorsys
+print(colorsys.__file__.startswith(sys.argv[1]))
+"""
+
+
+def found_in(project: Path, source: str) -> list[str]:
+    """The lines of a process in ``project``, whose directory Python does not put on the import path."""
+    (project / "mine.py").write_text(source)
+    (project / "this_is_of_the_project.py").touch()
+    (project / "colorsys.py").write_text("raise RuntimeError\n")
+    command = [sys.executable, "-P", "-c", FIND, str(project)]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_class_and_a_function_in_the_working_directory_are_found_and_hide_no_module_of_python(tmp_path: Path) -> None:
+    source = (
+        "from gspo.environments import Environment\n\nclass Mine(Environment):\n    pass\n\ndef reward():\n    return 0.5\n"
+    )
+    assert found_in(tmp_path, source) == ["Mine 0.5", "False"]
+
+
+def test_an_environment_that_imports_the_former_module_is_told_the_new_one(tmp_path: Path) -> None:
+    refusal, _ = found_in(tmp_path, "from services.environments.base import Environment\n")
+    assert 'environment "mine:Mine"' in refusal
+    assert "services.environments.base has moved: import gspo.environments" in refusal
