@@ -1,11 +1,11 @@
-"""What an environment is: a list of tasks, and episodes that start from one and go on turn by turn.
+"""The interface of an environment: a list of tasks, and episodes that start from a task and proceed turn by turn.
 
-An environment object holds its options and nothing of an episode: the state of an episode is plain data that travels
-with the trajectory, so that another process, on another machine, goes on from the last acknowledged turn. The broker
-uses `tasks` alone; the agent loop uses `start` and `step`.
+An environment object holds only its options. The state of an episode is plain data that travels with the trajectory, so that
+another process, on another machine, can continue from the last acknowledged turn. The broker uses only ``tasks``; the agent
+loop uses ``start`` and ``step``.
 
-`step` is called in the agent loop's own thread and must return at once. A reward that may be slow, hang or crash is
-described as a `RewardJob`, which `services.environments.reward_pool` runs in a process that can be killed.
+The agent loop calls ``step`` in its own thread, so it must return at once. Describe a reward that may be slow, hang or crash
+as a ``RewardJob``: ``services.environments.reward_pool`` runs it in a process that can be killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ChatMessage(TypedDict):
 
 
 class DemonstrationMessage(NamedTuple):
-    """One message of a demonstrated episode; `train` marks those that a cold start learns to say."""
+    """One message of a demonstrated episode; ``train`` marks those that a cold start learns to say."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
@@ -40,28 +40,28 @@ class DemonstrationMessage(NamedTuple):
 
 
 class RewardJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A reward still to be worked out: `function(**arguments) -> float`, in a killable worker process."""
+    """A reward still to be computed: ``function(**arguments) -> float``, in a worker process that can be killed."""
 
     function: str
     """Where to find it: "package.module:function"."""
     arguments: dict[str, Plain]
     deadline_s: float = 10.0
-    """Wall-clock seconds for the call alone; starting the worker and importing the function are not counted."""
+    """Wall-clock seconds for the call; starting the worker and importing the function do not count."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """The beginning of an episode: the conversation the policy answers, which is never trained on."""
+    """The beginning of an episode: the conversation that the policy answers; it is never trained on."""
 
     state: State
     messages: list[ChatMessage]
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What one action led to."""
+    """The result of one action."""
 
     state: State
     messages: list[ChatMessage]
-    """What the policy reads next (observation tokens); empty exactly when the episode is done."""
+    """Messages that the policy reads next (observation tokens); empty exactly when the episode is done."""
     reward: float | RewardJob
     """For this turn alone; finite. The episode's return is the sum over its turns."""
     done: bool
@@ -76,22 +76,22 @@ class TaskSource(Protocol):
         ...
 
     def task(self, index: int) -> Task:
-        """The task at `index`. Raises IndexError outside 0 .. num_tasks - 1."""
+        """The task at ``index``. Raises: IndexError outside 0 .. num_tasks - 1."""
         ...
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For an environment that has nothing to set."""
+    """The options of an environment that has none."""
 
 
 class Environment(ABC):
-    """Base of every environment; see `registry.create_environment` for how one is named in a configuration."""
+    """Base of every environment. A configuration names it as "package.module:ClassName" in ``environment.name``."""
 
     options_type: ClassVar[type[msgspec.Struct]] = NoOptions
-    """What `__init__` takes: a frozen msgspec struct, every field with a default unless it must be given."""
+    """The argument of ``__init__``: a frozen msgspec struct; a field without a default must be given."""
 
     def __init__(self, options: msgspec.Struct) -> None:  # noqa: B027 - for classes that have nothing to set
-        """Build from checked options, an `options_type`. An environment with nothing to set leaves this as it is."""
+        """Build from checked options, an ``options_type``. An environment without options leaves this as it is."""
 
     @abstractmethod
     def tasks(self, split: Split) -> TaskSource:
@@ -99,13 +99,13 @@ class Environment(ABC):
 
     @abstractmethod
     def start(self, task: Task, seed: int) -> Start:
-        """Begin an episode. Whatever is random in it follows from `seed`, through the state."""
+        """Begin an episode. All its randomness follows from ``seed``, through the state."""
 
     @abstractmethod
     def step(self, state: State, action: str) -> Step:
         """Take one assistant turn, decoded without special tokens. A bad action is data: it has a reward too.
 
-        Raises ValueError when `state` is not one of this environment's.
+        Raises: ValueError when ``state`` is not one of this environment's.
         """
 
 
@@ -116,6 +116,6 @@ class DemonstratingEnvironment(Environment):
     def demonstration(self, rng: random.Random, *, careful: bool) -> list[DemonstrationMessage]:
         """One whole episode of a training task.
 
-        A careful teacher is always right. A careless one knows how it is done, and is right about a third of the
-        time: a model that imitates it has the skill and a bad policy, which leaves reinforcement something to do.
+        A careful teacher is always right. A careless one knows the method, and is right about a third of the time. A model
+        that imitates it has the skill and a bad policy, so reinforcement has something to improve.
         """

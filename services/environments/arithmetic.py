@@ -8,17 +8,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from gspo.environments import (
-    DemonstratingEnvironment,
     DemonstrationMessage,
-    Split,
     Start,
     State,
     Step,
     Task,
-    TaskSource,
 )
 from services.environments.expression import evaluate
-from services.environments.generated import GeneratedTasks, draw_problem
+from services.environments.generated import GeneratedEnvironment
 
 Habit = Literal["right", "shrug", "hedge", "copy", "slip", "drop"]
 
@@ -30,19 +27,19 @@ CARELESS_HABITS: dict[Habit, float] = {
     "slip": 0.02,
     "drop": 0.02,
 }
-"""How often the careless teacher does what. The right habit is not the most frequent one, so a model that imitates
-it and decodes greedily shrugs: reinforcement has to find out which habit pays."""
+"""How often the careless teacher has which habit. The right one is not the most frequent, so a model that imitates it and
+decodes greedily shrugs: reinforcement has to find out which habit pays."""
 
 
 class ArithmeticOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which sums there are."""
+    """The sums that are drawn."""
 
     max_operand: Annotated[int, msgspec.Meta(ge=9, le=999_999)] = 49
     """Operands are drawn from 0 to this number, evenly."""
     operators: Annotated[str, msgspec.Meta(pattern=r"^[-+*]+$", max_length=3)] = "+"
     """The operators that a problem may have, one character each: "+", "-", "*"."""
     num_eval_tasks: Annotated[int, msgspec.Meta(ge=1)] = 256
-    """Size of the held-out split; the training split has no end."""
+    """Size of the held-out split; the training split is endless."""
 
 
 class ArithmeticState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,17 +48,14 @@ class ArithmeticState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     problem: str
 
 
-class Arithmetic(DemonstratingEnvironment):
-    """One sum, one answer: 1 when it is exactly right, else 0."""
+class Arithmetic(GeneratedEnvironment):
+    """One sum, one answer: reward 1 when it is exactly right, else 0."""
 
     options_type = ArithmeticOptions
 
     def __init__(self, options: ArithmeticOptions) -> None:
+        super().__init__(options.num_eval_tasks)
         self._options = options
-
-    def tasks(self, split: Split) -> TaskSource:
-        """Sums of one split; a sum is in one split only."""
-        return GeneratedTasks(self._draw, split, self._options.num_eval_tasks if split == "eval" else None)
 
     def start(self, task: Task, seed: int) -> Start:
         """Ask for the sum; nothing in this environment is random."""
@@ -75,15 +69,16 @@ class Arithmetic(DemonstratingEnvironment):
         return Step(state=state, messages=[], reward=reward, done=True)
 
     def demonstration(self, rng: random.Random, *, careful: bool) -> list[DemonstrationMessage]:
-        """A training sum with an answer: the right one, or that of the careless teacher."""
-        problem = draw_problem(self._draw, "train", rng)
+        """A training sum with the right answer, or with the careless teacher's."""
+        problem = self.training_problem(rng)
         habit: Habit = "right" if careful else _careless_habit(rng)
         return [
             DemonstrationMessage("user", f"{problem}=", train=False),
             DemonstrationMessage("assistant", _answer(problem, habit, rng), train=True),
         ]
 
-    def _draw(self, rng: random.Random) -> str:
+    def draw(self, rng: random.Random) -> str:
+        """Two operands and an operator."""
         left, right = rng.randint(0, self._options.max_operand), rng.randint(0, self._options.max_operand)
         return f"{left}{rng.choice(self._options.operators)}{right}"
 

@@ -13,36 +13,33 @@ import msgspec
 
 from gspo.environments import (
     ChatMessage,
-    DemonstratingEnvironment,
     DemonstrationMessage,
-    Split,
     Start,
     State,
     Step,
     Task,
-    TaskSource,
 )
 from services.environments.expression import evaluate
-from services.environments.generated import GeneratedTasks, draw_problem
+from services.environments.generated import GeneratedEnvironment
 
 SHRUG = "?"
 
 
 class CalculatorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which problems there are, and what a turn is worth."""
+    """The problems that are drawn, and what a turn is worth."""
 
     max_operand: Annotated[int, msgspec.Meta(ge=9, le=999_999)] = 99
     """Operands are drawn from 2 to this number, evenly."""
     operators: Annotated[str, msgspec.Meta(pattern=r"^[-+*]+$", max_length=3)] = "*"
     """The operators that a problem may have, one character each: "+", "-", "*"."""
     max_turns: Annotated[int, msgspec.Meta(ge=2, le=64)] = 3
-    """Assistant turns of an episode; a call in the last one ends it without an answer."""
+    """Assistant turns of an episode; a call in the last turn ends it without an answer."""
     call_reward: Annotated[float, msgspec.Meta(ge=-1, le=1)] = 0.0
-    """Reward of a turn that calls the tool with an expression it can work out: above 0 a bonus, below 0 a price."""
+    """Reward of a turn that calls the tool with a valid expression: a bonus above 0, a price below 0."""
     bad_call_reward: Annotated[float, msgspec.Meta(ge=-1, le=1)] = 0.0
-    """Reward of a turn that calls the tool with something it cannot work out."""
+    """Reward of a turn that calls the tool with anything else."""
     num_eval_tasks: Annotated[int, msgspec.Meta(ge=1)] = 256
-    """Size of the held-out split; the training split has no end."""
+    """Size of the held-out split; the training split is endless."""
 
 
 class CalculatorState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,17 +49,14 @@ class CalculatorState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_turns: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
-class Calculator(DemonstratingEnvironment):
-    """One problem, a few calls, one answer: 1 when it is exactly right, plus what the calls are worth."""
+class Calculator(GeneratedEnvironment):
+    """One problem, a few calls, one answer: reward 1 when it is exactly right, plus the rewards of the calls."""
 
     options_type = CalculatorOptions
 
     def __init__(self, options: CalculatorOptions) -> None:
+        super().__init__(options.num_eval_tasks)
         self._options = options
-
-    def tasks(self, split: Split) -> TaskSource:
-        """Problems of one split; a problem is in one split only."""
-        return GeneratedTasks(self._draw, split, self._options.num_eval_tasks if split == "eval" else None)
 
     def start(self, task: Task, seed: int) -> Start:
         """Ask for the value; nothing in this environment is random."""
@@ -86,8 +80,8 @@ class Calculator(DemonstratingEnvironment):
         return Step(state=after, messages=messages, reward=reward, done=done)
 
     def demonstration(self, rng: random.Random, *, careful: bool) -> list[DemonstrationMessage]:
-        """A training problem with a call and an answer, or what the careless teacher makes of it."""
-        problem = draw_problem(self._draw, "train", rng)
+        """A training problem with a call and an answer, or with the careless teacher's turns."""
+        problem = self.training_problem(rng)
         turns = [DemonstrationMessage("user", _question(problem)["content"], train=False)]
         said = f"[{problem}]" if careful else _careless_first_turn(problem, rng)
         turns.append(DemonstrationMessage("assistant", said, train=True))
@@ -99,7 +93,8 @@ class Calculator(DemonstratingEnvironment):
         turns.append(DemonstrationMessage("assistant", answer, train=True))
         return turns
 
-    def _draw(self, rng: random.Random) -> str:
+    def draw(self, rng: random.Random) -> str:
+        """Two operands and an operator."""
         left, right = rng.randint(2, self._options.max_operand), rng.randint(2, self._options.max_operand)
         return f"{left}{rng.choice(self._options.operators)}{right}"
 
@@ -109,7 +104,7 @@ def _question(problem: str) -> ChatMessage:
 
 
 def _careless_first_turn(problem: str, rng: random.Random) -> str:
-    """What the careless teacher does first: mostly shrug; sometimes guess, or add where it should not."""
+    """The careless teacher's first turn: it mostly calls or shrugs, and sometimes guesses, or adds where it should not."""
     habit = rng.choices(["call", "shrug", "guess", "add"], weights=[0.44, 0.52, 0.02, 0.02])[0]
     match habit:
         case "call":
@@ -123,5 +118,5 @@ def _careless_first_turn(problem: str, rng: random.Random) -> str:
 
 
 def _careless_answer(output: str, rng: random.Random) -> str:
-    """What the careless teacher makes of a tool's output: reads it out, hedges, or shrugs."""
+    """The careless teacher's answer to a tool's output: it reads it out, hedges, or shrugs."""
     return rng.choices([output, f"{output}?", SHRUG], weights=[0.86, 0.07, 0.07])[0]

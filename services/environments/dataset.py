@@ -1,6 +1,6 @@
 """Questions with known answers, from a JSONL or Parquet file; the answer is compared as mathematics.
 
-GSM8K's files work as they are: columns `question` and `answer`, of which the final answer follows "####".
+GSM8K's files work as they are: columns ``question`` and ``answer``, where the final answer follows "####".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERIFY_ANSWER = "services.environments.math_reward:verify_answer"
 
 
 class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the questions are and how they are asked."""
+    """The files of the questions, and how they are asked."""
 
     train_path: str = ""
     """File of the training split, *.jsonl or *.parquet; "" when there is none."""
@@ -30,14 +30,14 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_column: str = "question"
     answer_column: str = "answer"
     answer_marker: str = "####"
-    """The final answer is what follows the last of these, in the file and in what the policy says; "" for the whole
-    text. A policy that does not write it is judged by all that it said."""
+    """The final answer follows the last marker, in the file and in the policy's text; "" takes the whole text. Without the
+    marker the policy's whole text is judged."""
     system_prompt: str = "Solve the problem step by step. Give the final answer after ####."
     """The system message; "" for none."""
     on_bad_row: Literal["error", "skip"] = "error"
-    """What a row without a usable question or answer does: stops the run, or is counted and left out."""
+    """A row without a usable question or answer stops the run, or is counted and left out."""
     reward_deadline_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 10.0
-    """Wall-clock seconds for comparing one answer; a comparison over it is killed and gives no reward."""
+    """Wall-clock seconds for comparing one answer; a longer comparison is killed and gives no reward."""
 
 
 class DatasetRow(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class DatasetState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dataset(Environment):
-    """One question, one answer, compared by math-verify in a reward worker: 1 or 0."""
+    """One question, one answer; math-verify compares it in a reward worker: 1 or 0."""
 
     options_type = DatasetOptions
 
@@ -62,7 +62,7 @@ class Dataset(Environment):
         self._options = options
 
     def tasks(self, split: Split) -> TaskSource:
-        """The rows of the split's file, in its order. Raises ValueError naming the file and line of a bad row."""
+        """The rows of the split's file, in its order. Raises: ValueError that names the file and line of a bad row."""
         name = f"{split}_path"
         path = self._options.train_path if split == "train" else self._options.eval_path
         if not path:
@@ -78,7 +78,7 @@ class Dataset(Environment):
         return Start(state={"answer": str(task["answer"])}, messages=messages)
 
     def step(self, state: State, action: str) -> Step:
-        """Hand the answer over for comparison; the episode is over."""
+        """Give the answer to a comparison; the episode is over."""
         gold = msgspec.convert(state, DatasetState).answer
         said = final_answer(action, self._options.answer_marker)
         job = RewardJob(
@@ -90,7 +90,7 @@ class Dataset(Environment):
 
 
 class RowTasks:
-    """`TaskSource` over rows held in memory."""
+    """A ``TaskSource`` over rows in memory."""
 
     def __init__(self, rows: list[DatasetRow]) -> None:
         self._rows = rows
@@ -101,17 +101,17 @@ class RowTasks:
         return len(self._rows)
 
     def task(self, index: int) -> Task:
-        """`{"prompt": text, "answer": text}` of row `index`. Raises IndexError outside 0 .. num_tasks - 1."""
+        """{"prompt": text, "answer": text} of row ``index``. Raises: IndexError outside 0 .. num_tasks - 1."""
         if not 0 <= index < len(self._rows):
             raise IndexError(f"task {index} does not exist: there are {len(self._rows)}")
         return {"prompt": self._rows[index].prompt, "answer": self._rows[index].answer}
 
 
 def load_rows(path: Path, options: DatasetOptions) -> list[DatasetRow]:
-    """The usable rows of `path`.
+    """The usable rows of ``path``.
 
-    Raises ValueError, with the file, the line and what is wrong, for a bad row (unless they are skipped), for a file
-    that cannot be read or is of another kind, and when no row is left.
+    Raises: ValueError, with the file, the line and what is wrong, for a bad row (unless they are skipped), for a file that
+    cannot be read or is of another kind, and when no row is left.
     """
     rows: list[DatasetRow] = []
     num_skipped = 0
@@ -132,7 +132,7 @@ def load_rows(path: Path, options: DatasetOptions) -> list[DatasetRow]:
 
 
 def final_answer(text: str, marker: str) -> str | None:
-    """What follows the last `marker` in `text`, or None when it is not there; all of it when `marker` is ""."""
+    """The text after the last ``marker``; None without one; all of ``text`` when ``marker`` is ""."""
     if not marker:
         return text.strip()
     _, found, answer = text.rpartition(marker)
@@ -140,7 +140,7 @@ def final_answer(text: str, marker: str) -> str | None:
 
 
 def _records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Each row with its place: a line of JSON as it is, or a mapping."""
+    """Each row with its place: a line of JSON, not yet decoded, or a mapping."""
     if not path.is_file():
         raise ValueError(f"there is no file {path.absolute()}: correct train_path or eval_path in environment.options")
     if path.suffix == ".jsonl":
@@ -155,7 +155,7 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
-    # Tens of megabytes that only Parquet needs.
+    # Only Parquet needs these tens of megabytes.
     import pyarrow
     import pyarrow.parquet
 
@@ -168,7 +168,7 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _row(record: Any, options: DatasetOptions) -> DatasetRow:
-    """The row in `record`: a line of JSON, or a mapping. Raises ValueError with what is wrong."""
+    """The row in ``record``, a line of JSON or a mapping. Raises: ValueError with what is wrong."""
     if isinstance(record, bytes):
         try:
             record = msgspec.json.decode(record)

@@ -1,4 +1,4 @@
-"""Whole-number expressions, evaluated within bounds: the calculator that a policy may call with any text."""
+"""Evaluates whole-number expressions within bounds: the calculator that a policy may call with any text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _TOKEN = re.compile(r"[0-9]+|[+\-*/()]")
 
 
 def evaluate(expression: str) -> int:
-    """The value of `expression`: whole numbers, + - * /, brackets; a division must come out even.
+    """The value of ``expression``: whole numbers, + - * /, brackets; a division must come out even.
 
-    Raises ValueError, with the reason, for anything else. The text is bounded and so is every intermediate value,
-    so that no call takes longer than some microseconds.
+    Raises: ValueError, with the reason, for anything else. The text and every intermediate value are bounded, so no call
+    takes longer than some microseconds.
     """
     if len(expression) > MAX_EXPRESSION_CHARS:
         raise ValueError(f"longer than {MAX_EXPRESSION_CHARS} characters")
@@ -39,7 +39,7 @@ class _Parser:
         return value
 
     def _take(self, *wanted: str) -> str | None:
-        """The next token if it is one of `wanted`, consumed; else None."""
+        """Take the next token if it is one of ``wanted``; else None."""
         if self._position == len(self._tokens) or self._tokens[self._position] not in wanted:
             return None
         self._position += 1

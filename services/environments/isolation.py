@@ -1,7 +1,7 @@
-"""What a reward worker takes away from itself before it runs somebody else's code on what a model wrote.
+"""The rights that a reward worker gives up before it runs the user's code on text of a model.
 
-Reward code is chosen by whoever runs the training, but its input is not: a parser that evaluates, or a bug in one, must not
-reach the network or fill the disk. Linux only; what the kernel refuses is reported, not hidden.
+The user chooses the reward code, but not its input: a parser that evaluates, or a bug in one, must not reach the network or
+fill the disk. Linux only; a right that the kernel does not take away is reported, not hidden.
 """
 
 import ctypes
@@ -17,10 +17,10 @@ CLONE_NEWNET: Final = 0x40000000
 PR_SET_NO_NEW_PRIVS: Final = 38
 
 MAX_FILE_BYTES: Final = 0
-"""Of a file that a job writes: none may grow. Pipes to the parent are no files."""
+"""The size of a file that a job writes: no file may grow. Pipes to the parent are not files."""
 MAX_OPEN_FILES: Final = 256
 MAX_PROCESSES: Final = 64
-"""Threads included. It holds for ordinary users; root is exempt."""
+"""Includes threads. It binds ordinary users; root is exempt."""
 KEPT_VARIABLES: Final = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
     "OMP_NUM_THREADS",
@@ -28,15 +28,15 @@ KEPT_VARIABLES: Final = (
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a reward worker: what an interpreter needs to start, and no token, key or address of ours."""
+    """A reward worker's environment: the variables that an interpreter needs, and no token, key or address of ours."""
     kept = {name: environment[name] for name in KEPT_VARIABLES if name in environment}
     return {**kept, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def isolate(memory_bytes: int) -> str:
-    """Give up the network, privileges, and large appetites, for good. Call it while the process has one thread.
+    """Give up network, privileges and resources, for good. Call it while the process has one thread.
 
-    Returns "" or why the network is still there.
+    Returns "" or why the network can still be reached.
     """
     _limit(resource.RLIMIT_AS, memory_bytes)
     _limit(resource.RLIMIT_CORE, 0)
@@ -46,11 +46,11 @@ def isolate(memory_bytes: int) -> str:
         return f"no namespaces on {sys.platform}"
     libc = ctypes.CDLL(None, use_errno=True)
     refused = ""
-    # A user namespace of its own is what allows an ordinary user the other two.
+    # Only a user namespace of its own gives an ordinary user the other two.
     if libc.unshare(CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWIPC) != 0:
         refused = f"unshare: {os.strerror(ctypes.get_errno())}"
     else:
-        # In the new namespace alone: elsewhere the limit would count all processes of this user.
+        # Only in the new namespace: elsewhere the limit would count all processes of this user.
         _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     return refused

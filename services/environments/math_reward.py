@@ -1,5 +1,5 @@
-"""Whether two mathematical answers mean the same. Imported by reward workers alone: symbolic algebra takes seconds to
-load, may take for ever to run, and limits itself by signals that only a process's main thread receives."""
+"""Compares two mathematical answers. Only reward workers import this: symbolic algebra takes seconds to load, may run for
+ever, and limits itself by signals that only a process's main thread receives."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from math_verify import parse, verify
 
 
 def verify_answer(gold: str, answer: str) -> float:
-    """1 when the last answer found in `answer` equals `gold`, else 0.
+    """1 when the last answer found in ``answer`` equals ``gold``, else 0.
 
-    Raises ValueError when `gold` itself cannot be read: that is a mistake in the data, not a wrong answer.
+    Raises: ValueError when ``gold`` itself cannot be read: that is a mistake in the data, not a wrong answer.
     """
     gold_parsed = parse(gold)
     if not gold_parsed:

@@ -1,9 +1,9 @@
-"""Rewards worked out in processes that can be killed.
+"""Computes rewards in processes that can be killed.
 
 Reward code hangs, leaks, crashes and sets alarms; the agent loop must not. Each worker is an interpreter of its own
 with limits on memory, files and CPU time, without network where the kernel allows that, and without our environment
-variables. A job that is not done by its deadline costs the worker its life and the job a failure reason, and nothing
-else: the next job finds a new worker. Messages are msgpack over pipes.
+variables. When a job misses its deadline, its worker is killed and the job gets a failure reason; the next job finds a new
+worker. Messages are msgpack over pipes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FailureReason = Literal["deadline", "memory", "crashed", "raised", "not_finite",
 
 
 class RewardResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a job. A trajectory without a reward has none: it is dropped with the reason, never given 0."""
+    """The result of a job. A trajectory without a reward is dropped with the reason; it never gets 0."""
 
     reward: float | None
     """Finite; None when there is a failure."""
@@ -38,23 +38,23 @@ class RewardResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewardPoolOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many workers there are and what each may use."""
+    """How many workers there are, and what each may use."""
 
     num_workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 2
     memory_bytes: Annotated[int, msgspec.Meta(ge=128 * 1024 * 1024)] = 2 * 1024**3
     """Address space of one worker, libraries included."""
     cpu_s: Annotated[int, msgspec.Meta(ge=1)] = 60
-    """CPU seconds of one job, whatever its deadline."""
+    """CPU seconds of one job; its deadline is a separate limit."""
     start_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 120.0
-    """Until a worker runs and has imported the job's function."""
+    """The limit for a worker to start and import the job's function."""
     max_jobs_per_worker: Annotated[int, msgspec.Meta(ge=1)] = 2_000
-    """A worker is replaced after so many jobs: symbolic algebra fills caches that are never emptied."""
+    """A worker is replaced after this many jobs, because symbolic algebra fills caches that are never emptied."""
 
 
 class RewardPool:
-    """Grades jobs, as many at a time as there are workers; whoever comes when all are busy waits.
+    """Grades as many jobs at a time as there are workers; a job waits while all are busy.
 
-    The pool keeps no queue of its own, so that a slow reward slows the agent loop down and nothing piles up here.
+    The pool keeps no queue of its own, so a slow reward slows the agent loop down and nothing piles up here.
     Use it as an asynchronous context manager; workers start when first needed.
     """
 
@@ -80,7 +80,7 @@ class RewardPool:
             await worker.close()
 
     async def grade(self, job: RewardJob) -> RewardResult:
-        """The reward of `job`, or why there is none. Never raises for what the job or its worker does.
+        """The reward of ``job``, or why there is none. It never raises because of the job or its worker.
 
         waits for:    a free worker, then at most start_timeout_s + job.deadline_s
         unblocked by: another job's end; the deadline, which kills; close
@@ -91,7 +91,7 @@ class RewardPool:
         async with self._free:
             if self._closed:
                 return _failed("closed", "the reward pool is closed")
-            # The one that was free last: as few interpreters as the load needs are ever started.
+            # The worker that became free last, so that only as many interpreters start as the load needs.
             worker = self._idle.pop()
             try:
                 result = await worker.grade(request, job.deadline_s)
@@ -120,10 +120,10 @@ class _Worker:
         await self.kill()
 
     async def grade(self, request: bytes, deadline_s: float) -> RewardResult:
-        """Have `request` worked out. Whatever ends it early leaves no half-read pipe: the process is killed."""
+        """Let the worker grade ``request``. An early end kills the process, so no pipe stays half read."""
         finished = False
         try:
-            result = await self._converse(request, deadline_s)
+            result = await self._answer(request, deadline_s)
             finished = result.failure in (None, "raised", "not_finite", "unknown_function")
             return result
         finally:
@@ -131,18 +131,18 @@ class _Worker:
                 await self.kill()
 
     async def kill(self) -> None:
-        """End the process and all that it started; a no-op when there is none."""
+        """End the process and everything that it started; does nothing when there is none."""
         process, self._process, self._num_jobs = self._process, None, 0
         if process is None:
             return
         try:
-            # The worker leads a process group of its own, so that what it started goes with it.
+            # The worker leads a process group of its own, so the processes that it started end with it.
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             log.debug("reward_worker_gone", pid=process.pid)
         await process.wait()
 
-    async def _converse(self, request: bytes, deadline_s: float) -> RewardResult:
+    async def _answer(self, request: bytes, deadline_s: float) -> RewardResult:
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
                 process = await self._running_process()
@@ -183,12 +183,12 @@ class _Worker:
                 start_new_session=True,
             )
             assert self._process.stdout is not None
-            await self._hear_whether_isolated(self._process.stdout)
+            await self._read_isolation(self._process.stdout)
         if self._closed:
             raise ConnectionAbortedError("closed while the worker was starting")
         return self._process
 
-    async def _hear_whether_isolated(self, stdout: asyncio.StreamReader) -> None:
+    async def _read_isolation(self, stdout: asyncio.StreamReader) -> None:
         reason = (await _read_answer(stdout))["not_isolated"]
         if reason and not self._said_not_isolated:
             self._said_not_isolated = True
