@@ -84,7 +84,7 @@ def main() -> int:
     if program is None:
         return _fail("prometheus is not on the PATH: apt-get install prometheus, or https://prometheus.io/download")
     if 0 in (settings.broker.metrics_port, settings.learner.metrics_port, settings.rollout.metrics_port):
-        return _fail("a metrics_port is 0, any free one, which nobody can scrape: give each a number")
+        return _fail("a metrics_port is 0 (any free port), which Prometheus cannot find: give each a number")
     config = write_configuration(arguments.data, settings)
     sys.stdout.write(f"http://{arguments.address}/consoles/gspo.html\n")
     sys.stdout.flush()
