@@ -16,7 +16,7 @@ class Audit(DiskAudit, MessageAudit, TrainingAudit):
     """All parts of the audit, and what engines really do."""
 
     def version_of(self, version: int, content: bytes) -> int | None:
-        """The published version whose weights are ``content``; None when no learner published them."""
+        """The published version that ``content`` is; None when no learner published it."""
         return version if self.published.get(version) == content else None
 
     def loaded(self, session: str, version: int | None) -> None:

@@ -32,7 +32,7 @@ class TrainingAudit(Books):
         self.passes("publishing")
 
     def trains(self, history: Sequence[tuple[int, ...]], batch: Batch, arrays: Mapping[str, Array]) -> None:
-        """A learner whose weights have this history trains a batch."""
+        """A learner trains a batch; its weights have this history."""
         self.require(
             batch.index == len(history),
             "G2 exactly once",
