@@ -1,6 +1,6 @@
 """Decides what ``max_lag`` allows: which groups may be started, and which go into the next batch. A windowed FIFO.
 
-This is the only module that reckons with ``max_lag``; everything else in the broker asks ``Admission``.
+This is the only module that computes with ``max_lag``; everything else in the broker asks ``Admission``.
 
 Words. L is max_lag, B groups per batch, v the version at which the next batch will be assembled. A group is *outstanding*
 from its first grant until it is batched or dropped. Its *oldest version* is a lower bound of the versions of its action

@@ -1,4 +1,4 @@
-"""Whom the broker talks to: bad peers, strangers, operators, over bare connections."""
+"""Peers that the broker talks to: bad ones, strangers, operators, over bare connections."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ def hello(role: str = "rollout", version: int = PROTOCOL_VERSION) -> Hello:
     return Hello(protocol_version=version, role=role, peer="stranger", session="s")  # type: ignore[arg-type]
 
 
-async def test_bad_peers_are_answered_and_the_service_lives_on(tmp_path: Path, context: zmq.asyncio.Context) -> None:
+async def test_bad_peers_are_answered_and_the_broker_keeps_serving(tmp_path: Path, context: zmq.asyncio.Context) -> None:
     async with broker_process(tmp_path) as broker:
         raw = context.socket(zmq.DEALER)
         raw.connect(broker.work_endpoint)
@@ -55,7 +55,7 @@ async def test_bad_peers_are_answered_and_the_service_lives_on(tmp_path: Path, c
                     refused = decode(await raw.recv_multipart()).message
                 assert isinstance(refused, Refused)
                 assert not refused.fatal
-            await raw.send(bytes(MAX_FRAME_BYTES + 1))  # libzmq closes the connection of who sends this
+            await raw.send(bytes(MAX_FRAME_BYTES + 1))  # libzmq closes the connection of a peer that sends this
             await raw.send_multipart(encode(hello()))
             async with asyncio.timeout(RUN_TIMEOUT_S):
                 assert isinstance(decode(await raw.recv_multipart()).message, Welcome | Refused)

@@ -106,7 +106,7 @@ async def test_kill_9_in_mid_stream_loses_nothing_that_was_acknowledged(
     assert [line["batch"] for line in broker.record() if line["event"] == "batch"] == list(range(8))
 
 
-async def test_another_rollout_goes_on_where_a_killed_one_was_acknowledged(
+async def test_another_rollout_resumes_where_a_killed_one_was_acknowledged(
     tmp_path: Path, context: zmq.asyncio.Context
 ) -> None:
     async with broker_process(tmp_path, broker={"lease_s": 1.5}) as broker:
@@ -187,7 +187,7 @@ async def test_a_second_learner_waits_for_the_first_also_behind_a_new_broker_and
 async def test_a_second_rollout_of_one_name_gets_the_work_and_the_first_one_ends_with_the_reason(
     tmp_path: Path, context: zmq.asyncio.Context
 ) -> None:
-    """Neither hears what is meant for the other: each waits for its own acknowledgements."""
+    """Neither gets messages for the other: each waits for its own acknowledgements."""
     async with broker_process(tmp_path, broker={"lease_s": 60.0}) as broker, asyncio.timeout(RUN_TIMEOUT_S):
         first = ScriptedRollout(context, broker.work_endpoint, "r", "first", action_tokens=400, chunk_delay_s=0.02)
         learner = ScriptedLearner(context, broker.batch_endpoint, "s")
@@ -209,10 +209,10 @@ async def test_a_second_rollout_of_one_name_gets_the_work_and_the_first_one_ends
     assert broker.count("lease_of_former_session_ended") == len(first.seen_leases) == 4
 
 
-async def ending(conversation: Awaitable[None]) -> BaseException:
-    """What ends a conversation."""
+async def ending(client: Awaitable[None]) -> BaseException:
+    """The error that ends a client."""
     try:
-        await conversation
+        await client
     except ExceptionGroup as group:
         (error,) = flatten(group)
         return error

@@ -1,4 +1,4 @@
-"""`gspo doctor` and `gspo stop` against a real broker, as a person calls them."""
+"""``gspo doctor`` and ``gspo stop`` against a real broker, as a person calls them."""
 
 import asyncio
 import socket
@@ -20,14 +20,14 @@ async def command(*words: str) -> tuple[int, str]:
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
-async def test_the_doctor_tells_who_is_missing_and_then_that_the_broker_is_gone(tmp_path: Path) -> None:
+async def test_the_doctor_names_the_missing_processes_and_then_that_the_broker_is_gone(tmp_path: Path) -> None:
     async with broker_process(tmp_path, **ALONE) as broker:
         status, said = await command("doctor", str(broker.run_directory))
         assert status == 1
         assert "no learner is connected" in said
         assert "no rollout is connected" in said
         assert "batch 0 of 4 waits for the learner to publish its first weights" in said
-        # Asked by its configuration file, which is of another run: not ours to tell about.
+        # Asked for by its configuration file, which belongs to another run: this one must not be described.
         status, said = await command("doctor", str(broker.config), "--set", "run.seed=7")
         assert status == 1
         assert "the broker turns this command away" in said
@@ -37,7 +37,7 @@ async def test_the_doctor_tells_who_is_missing_and_then_that_the_broker_is_gone(
     assert "the broker is not running. 0 of 4 batches are trained" in said
 
 
-async def test_a_run_that_is_told_to_stop_ends_with_the_batch_under_way(tmp_path: Path) -> None:
+async def test_a_run_that_is_told_to_stop_ends_with_the_current_batch(tmp_path: Path) -> None:
     async with broker_process(tmp_path, run={"num_batches": 1000}, **ALONE) as broker, zmq_context() as context:
         rollout = ScriptedRollout(context, broker.work_endpoint, "rollout-0", "a")
         learner = ScriptedLearner(context, broker.batch_endpoint, "a")

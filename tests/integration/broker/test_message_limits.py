@@ -52,13 +52,13 @@ async def greet(peer: zmq.asyncio.Socket, name: str) -> None:
 
 
 def undecodable_chunk(seq: int) -> list[bytes]:
-    """A chunk that carries a sequence number and a log-prob that is none."""
+    """A chunk with a sequence number, and with NaN as a log-prob."""
     arrays = token_arrays(5)
     arrays["logprobs"][2] = float("nan")
     return [bytes(frame) for frame in encode(a_chunk(), arrays, seq)]
 
 
-async def test_what_cannot_be_decoded_and_would_be_sent_for_ever_ends_its_sender_and_nobody_else(
+async def test_an_undecodable_message_that_would_be_sent_for_ever_ends_its_sender_and_nobody_else(
     tmp_path: Path, context: zmq.asyncio.Context
 ) -> None:
     async with broker_process(tmp_path) as broker, raw_peer(context, broker.work_endpoint, b"bad") as bad:
@@ -100,7 +100,7 @@ async def test_a_message_that_no_receiver_would_take_is_its_senders_error_and_ta
         assert (await end.expect_received(Chunk)).seq == 0
 
 
-async def test_who_sends_garbage_without_end_is_ignored_for_a_while_and_others_are_served(
+async def test_a_peer_that_sends_endless_garbage_is_ignored_for_a_while_and_others_are_served(
     tmp_path: Path, context: zmq.asyncio.Context
 ) -> None:
     async with broker_process(tmp_path) as broker:

@@ -1,4 +1,4 @@
-"""Without a learner rollouts generate for the starting weights, and what they recorded can be trained on afterwards."""
+"""Without a learner, rollouts generate with the starting weights, and a learner can train on the recording afterwards."""
 
 import asyncio
 import json

@@ -57,7 +57,7 @@ def config_with(**changes: Any) -> LedgerConfig:
 
 @dataclass
 class LedgerHarness:
-    """Hands events to a ledger and commits what it decides before anything else is looked at, as the broker's shell does."""
+    """Hands events to a ledger and commits what it decides before returning the rest, as the broker's shell does."""
 
     config: LedgerConfig = CONFIG
     now: float = 100.0
@@ -80,7 +80,7 @@ class LedgerHarness:
     # --- events ---------------------------------------------------------------------------------------------------------
 
     def hello(self, who: Who, role: Role = "rollout") -> list[Action]:
-        """A handshake; the sequence goes on where the sender is."""
+        """A handshake; the sequence continues at the sender's next number."""
         hello = Hello(
             protocol_version=PROTOCOL_VERSION,
             role=role,
@@ -93,7 +93,7 @@ class LedgerHarness:
     def send(self, who: Who, message: AnyMessage, seq: int | None = None) -> list[Action]:
         """A message of a session, with the scripted tokens if it is a chunk. A given ``seq`` sends one again.
 
-        Who asks for leases has said that it serves.
+        A rollout that asks for leases first reports that it serves.
         """
         if isinstance(message, LeaseRequest) and self.ledger.fleet.state(who.peer) == "starting":
             self.send(who, Heartbeat(policy_version=message.policy_version, status="serving", leases=[]))

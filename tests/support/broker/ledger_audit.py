@@ -1,4 +1,4 @@
-"""The product's own audit, as `gspo audit` runs it."""
+"""The product's own audit, as ``gspo audit`` runs it."""
 
 from services.runs.audit.audit import audit_run as audit
 

@@ -20,7 +20,7 @@ def harness(**changes: Any) -> LedgerHarness:
 
 
 def generate(world: LedgerHarness, num_trajectories: int, version: int, reward: float = 1.0) -> list[GrantLease]:
-    """So many whole episodes."""
+    """``num_trajectories`` whole episodes."""
     leases = world.lease(R1, num_trajectories, version)
     for lease in leases:
         world.episode(R1, lease, version, reward)
@@ -28,7 +28,7 @@ def generate(world: LedgerHarness, num_trajectories: int, version: int, reward: 
 
 
 def train_one(world: LedgerHarness, index: int, version: int) -> list[Action]:
-    """Request, train, publish: one turn of the learner."""
+    """Request, train, publish: one step of the learner."""
     actions = world.request_batch(index, version)
     assert delivered(actions) == [index]
     world.trained(index, version)

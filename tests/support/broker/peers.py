@@ -40,7 +40,7 @@ REQUEST_TIMEOUT_S = 1.0
 
 
 def tokens_of(trajectory_id: int, num_tokens: int) -> np.ndarray:
-    """What the scripted rollout generates: a function of place alone, so that a resumed episode can be checked."""
+    """What the scripted rollout generates: a function of position alone, so that a resumed episode can be checked."""
     return (np.arange(num_tokens, dtype=np.int32) * 7 + trajectory_id * 1000).astype(np.int32)
 
 
@@ -50,7 +50,7 @@ def logprobs_of(trajectory_id: int, num_tokens: int) -> np.ndarray:
 
 @contextlib.asynccontextmanager
 async def running(peer: PeerClient) -> AsyncIterator[PeerClient]:
-    """Keep a peer's conversation going for the duration of the block."""
+    """Keep a peer connected for the duration of the block."""
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(peer.run())
         try:
@@ -124,7 +124,7 @@ class ScriptedRollout:
                     episode.cancel()
 
     def be_killed(self) -> None:
-        """What ends it now ends it without a Goodbye."""
+        """From now on it ends without a Goodbye."""
         self.peer._welcomed.clear()
 
     async def _next(self) -> Delivered | None:

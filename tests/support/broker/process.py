@@ -34,7 +34,7 @@ class BrokerDidNotStart(RuntimeError):
 
 @dataclass
 class BrokerProcess:
-    """`python -m services.broker` with a directory and ports of its own; ``events`` are its log lines."""
+    """``python -m services.broker`` with a directory and ports of its own; ``events`` are its log lines."""
 
     directory: Path
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class BrokerProcess:
         return next(line for line in reversed(self.events) if line["event"] in events)
 
     async def logged(self, event: str, times: int = 1, timeout_s: float = 60.0) -> None:
-        """Wait until the log has this event so often."""
+        """Wait until the log has this event ``times`` times."""
         await eventually(lambda: self.count(event) >= times, timeout_s)
 
     def record(self) -> list[dict[str, Any]]:

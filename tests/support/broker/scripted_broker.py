@@ -48,7 +48,7 @@ class ScriptedBroker:
         self._news = asyncio.Condition()
 
     def restart(self) -> None:
-        """Forget who is connected, as a new process does."""
+        """Forget all connections, as a new process does."""
         self._inbox = None
 
     async def serve(self) -> None:
@@ -91,11 +91,11 @@ class ScriptedBroker:
                 await self._reply(NoLease(request_id=message.request_id, reason="no_prompts", retry_s=self.retry_s))
 
     async def _reply(self, message: Message, arrays: Mapping[str, Array] | None = None) -> None:
-        """To a rollout that may have left meanwhile."""
+        """Answer a rollout that may have left meanwhile."""
         await self.end.channel.send(self.end.peer, message, arrays)
 
     def grant(self, *leases: Lease) -> None:
-        """To be given out when the rollout asks next."""
+        """Give these out when the rollout asks next."""
         self.leases += [(lease, no_tokens()) for lease in leases]
 
     async def send(self, message: Message, arrays: Mapping[str, Array] | None = None) -> None:

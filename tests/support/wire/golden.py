@@ -1,6 +1,6 @@
 """Writes the golden frames of the protocol, only together with a new PROTOCOL_VERSION.
 
-`python -m tests.support.wire.golden`
+``python -m tests.support.wire.golden``
 """
 
 import json

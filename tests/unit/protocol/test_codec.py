@@ -110,7 +110,7 @@ def test_a_reward_that_is_not_finite_is_refused_with_its_place(reward: float) ->
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 0.5])
-def test_a_logprob_that_is_none_is_refused_with_its_place(value: float) -> None:
+def test_a_value_that_is_no_logprob_is_refused_with_its_place(value: float) -> None:
     arrays = token_arrays(5)
     arrays["logprobs"][3] = value
     with pytest.raises(ProtocolError, match=r"logprobs\[3\]"):
@@ -168,12 +168,12 @@ def test_more_frames_than_allowed_are_refused() -> None:
         decode([b""] * (limits.MAX_FRAMES + 1))
 
 
-def test_encoding_without_the_arrays_is_an_error_of_the_caller() -> None:
+def test_encoding_without_the_arrays_is_the_callers_error() -> None:
     with pytest.raises(ProtocolError, match=r"arrays \[\] given"):
         encode(a_chunk())
 
 
-def test_encoding_an_array_of_another_dtype_is_an_error_of_the_caller() -> None:
+def test_encoding_an_array_of_another_dtype_is_the_callers_error() -> None:
     arrays = token_arrays(5)
     arrays["token_ids"] = arrays["token_ids"].astype(np.int64)
     with pytest.raises(ProtocolError, match="dtype int64, int32 expected"):
@@ -235,5 +235,5 @@ sys.exit("get_class_annotations" in called)
 
 
 def test_the_first_message_of_a_process_finds_all_types_prepared() -> None:
-    """msgspec crashes where two threads make it look at one type for the first time; it does so by this function."""
+    """msgspec crashes when two threads make it inspect one type for the first time, which this function does."""
     assert subprocess.run([sys.executable, "-c", FIRST_MESSAGE], cwd=ROOT, timeout=60, check=False).returncode == 0

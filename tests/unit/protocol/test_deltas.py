@@ -81,7 +81,7 @@ def test_a_region_becomes_the_new_version_bit_for_bit_and_nothing_else_changes(c
 
 @settings(deadline=None)
 @given(versions(), st.randoms(use_true_random=False))
-def test_a_delta_of_which_a_part_was_applied_already_still_leads_to_the_new_version(case: tuple, rng: object) -> None:
+def test_a_delta_that_was_applied_in_part_still_leads_to_the_new_version(case: tuple, rng: object) -> None:
     old, new, region = case
     changes = encode_region(old, new, region)
     if changes is None:
@@ -148,7 +148,7 @@ def test_a_bucket_that_contradicts_its_streams_is_refused_and_writes_nothing(cha
 
 
 def test_a_bucket_takes_no_more_than_its_place_in_the_version_can() -> None:
-    """Before anything is decompressed."""
+    """This is checked before anything is decompressed."""
     bucket = DeltaBucket(100, 1000, 2, 1000, 1000, 1003, [1, 1, 1, 1])
     check_bucket(bucket, 2100)
     for change, words in (
@@ -161,8 +161,8 @@ def test_a_bucket_takes_no_more_than_its_place_in_the_version_can() -> None:
             check_bucket(structs.replace(bucket, **change), 2100)
 
 
-def test_the_longest_gaps_that_there_are_fit() -> None:
-    """One change, as far from the beginning as it can be: bytes of 255 alone before it."""
+def test_the_longest_possible_gaps_fit() -> None:
+    """One change, as far from the beginning as possible, after bytes of 255 only."""
     for size in (255, 256, 510, 511, 766):
         old = np.zeros(size, dtype="<u2")
         new = old.copy()

@@ -1,4 +1,4 @@
-"""Sessions: who replaces whom, who is forgotten, how many there may be."""
+"""Sessions: which replace others, which are forgotten, how many there may be."""
 
 import pytest
 
@@ -21,7 +21,7 @@ A, B = Who("learner", "a"), Who("learner", "b")
 
 
 def pass_time(peers: Peers, begin: float, end: float, *, speaking: Who | None = None) -> None:
-    """The broker listens, and hears of ``speaking`` four times a second."""
+    """The broker listens, and hears ``speaking`` four times a second."""
     now = begin
     while now < end:
         now = min(end, now + 0.25)
@@ -31,7 +31,7 @@ def pass_time(peers: Peers, begin: float, end: float, *, speaking: Who | None = 
             peers.hear(peer, now)
 
 
-def test_a_second_learner_is_told_who_has_the_run_while_that_one_lives() -> None:
+def test_a_second_learner_is_told_which_one_has_the_run_while_that_one_lives() -> None:
     peers = Peers(0.0)
     peers.hello(A, "learner", 0, 0.0)
     pass_time(peers, 0.0, 60.0, speaking=A)
@@ -59,14 +59,14 @@ def test_a_learner_that_is_silent_for_a_lease_is_replaced_for_good(silent_s: flo
         peers.hello(A, "learner", 0, silent_s + 1)
 
 
-def test_a_learner_whatever_it_is_called_is_the_one_learner() -> None:
+def test_there_is_one_learner_whatever_its_name() -> None:
     peers = Peers(0.0)
     peers.hello(Who("learner-0", "1"), "learner", 0, 0.0)
     with pytest.raises(PlaceTaken):
         peers.hello(Who("learner-1", "1"), "learner", 0, 0.0)
 
 
-def test_the_time_in_which_the_broker_did_not_listen_is_not_held_against_the_learner() -> None:
+def test_time_in_which_the_broker_did_not_listen_does_not_count_against_the_learner() -> None:
     peers = Peers(0.0)
     peers.hello(A, "learner", 0, 0.0)
     pass_time(peers, 0.0, 4.0)
@@ -133,7 +133,7 @@ def test_the_number_of_peers_is_bounded() -> None:
         peers.hello(Who("one more", "1"), "rollout", 0, 0.0)
 
 
-def test_a_learner_that_speaks_before_its_hello_to_a_broker_that_was_restarted_lives() -> None:
+def test_a_learner_that_speaks_to_a_restarted_broker_before_its_hello_counts_as_alive() -> None:
     peers = Peers(0.0, A)
     pass_time(peers, 0.0, 4.0)
     peers.hear_stranger(b"learner/a")

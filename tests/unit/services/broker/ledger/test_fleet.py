@@ -1,4 +1,4 @@
-"""What state each rollout is in: the table, whatever is said in whatever order, and who gets leases."""
+"""What state each rollout is in: the table, reports in any order, and which rollouts get leases."""
 
 from typing import get_args
 
@@ -34,7 +34,7 @@ def harness() -> LedgerHarness:
     return world
 
 
-def test_each_change_is_logged_once_with_where_from_and_where_to() -> None:
+def test_each_change_is_logged_once_with_both_states() -> None:
     world = harness()
     seen = transitions(world.hello(R))
     for status in ("starting", "verifying", "serving", "serving", "quarantined", "serving", "draining", "draining"):
@@ -85,7 +85,7 @@ def test_the_table_names_every_state_and_ends_with_gone() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["hello", *STATES])), max_size=40))
-def test_whatever_is_said_every_rollout_is_in_one_state_and_impossible_steps_are_warnings(
+def test_whatever_is_reported_every_rollout_is_in_one_state_and_impossible_steps_are_warnings(
     said: list[tuple[str, str]],
 ) -> None:
     fleet = Fleet()

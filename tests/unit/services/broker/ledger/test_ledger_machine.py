@@ -61,7 +61,7 @@ def durable_state(ledger: Ledger) -> dict[str, object]:
 
 @dataclass
 class Rollout:
-    """What a rollout believes; ``lost`` leases are those that it was not told to have lost yet."""
+    """What a rollout believes; ``lost`` are leases that it has lost and was not yet told about."""
 
     who: Who
     version: int = 0
@@ -127,7 +127,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 2), capacity=st.integers(0, 6), keep=st.integers(0, 2))
     def work(self, index: int, capacity: int, keep: int) -> None:
-        """The ordinary course of things: newest weights, more leases, all but ``keep`` episodes run to their ends."""
+        """The ordinary course: newest weights, more leases, all but ``keep`` episodes run to their ends."""
         rollout = self.rollouts[index]
         rollout.version = self.version
         if capacity:
@@ -176,7 +176,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(rollout.sent for rollout in self.rollouts))
     @rule(pick=st.integers(0, 1000), offset=st.integers(0, 8), num_tokens=st.integers(1, 8))
     def send_an_old_chunk_again(self, pick: int, offset: int, num_tokens: int) -> None:
-        """Of any lease ever held, anywhere inside what was sent: it must change nothing."""
+        """A chunk under any lease ever held, anywhere inside what was sent, must change nothing."""
         senders = [rollout for rollout in self.rollouts if rollout.sent]
         rollout = senders[pick % len(senders)]
         keys = sorted(rollout.sent)
@@ -338,7 +338,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 def test_the_ledger_keeps_its_promises_whatever_happens() -> None:
     WEATHER.clear()
-    # Reproducible, so that what must have happened does.
+    # Reproducible, so that the events that must have happened do.
     run_state_machine_as_test(
         LedgerMachine, settings=settings(max_examples=40, stateful_step_count=60, deadline=None, derandomize=True)
     )

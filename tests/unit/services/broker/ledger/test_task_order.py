@@ -1,4 +1,4 @@
-"""Order of tasks, seeds, and what a chunk's runs say about its tokens."""
+"""Order of tasks, seeds, and the versions that a chunk names for its tokens."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from services.broker.ledger.token_versions import action_tokens
 
 
 @given(seed=st.integers(0, 2**31 - 1), num_tasks=st.integers(1, 40), epochs=st.integers(1, 3))
-def test_every_epoch_is_a_permutation_and_the_same_in_every_process(seed: int, num_tasks: int, epochs: int) -> None:
+def test_every_repetition_is_a_permutation_and_the_same_in_every_process(seed: int, num_tasks: int, epochs: int) -> None:
     order = TaskOrder(seed, num_tasks)
     indices = [order.task_index(prompt) for prompt in range(epochs * num_tasks)]
     for epoch in range(epochs):
@@ -18,7 +18,7 @@ def test_every_epoch_is_a_permutation_and_the_same_in_every_process(seed: int, n
     assert [TaskOrder(seed, num_tasks).task_index(prompt) for prompt in range(len(indices))] == indices
 
 
-def test_seeds_and_epochs_have_different_orders() -> None:
+def test_seeds_and_repetitions_have_different_orders() -> None:
     orders = [tuple(TaskOrder(seed, 30).task_index(prompt) for prompt in range(30)) for seed in (0, 1)]
     order = TaskOrder(0, 30)
     assert len({*orders, tuple(order.task_index(prompt) for prompt in range(30, 60))}) == 3
@@ -28,7 +28,7 @@ def test_an_endless_source_is_taken_in_order() -> None:
     assert [TaskOrder(5, None).task_index(prompt) for prompt in (0, 1, 77)] == [0, 1, 77]
 
 
-def test_no_tasks_is_an_error() -> None:
+def test_an_environment_without_tasks_is_refused() -> None:
     with pytest.raises(ValueError, match="0 training tasks"):
         TaskOrder(0, 0)
 
@@ -74,7 +74,7 @@ def test_action_tokens_agrees_with_counting_token_by_token(parts: list[tuple[str
         ((2, 2), "version 2 to observation tokens: it must be -1"),
     ],
 )
-def test_versions_that_cannot_be_are_named(versions: tuple[int, int], reason: str) -> None:
+def test_impossible_versions_are_named(versions: tuple[int, int], reason: str) -> None:
     chunk = Chunk(
         trajectory_id=0,
         epoch=1,

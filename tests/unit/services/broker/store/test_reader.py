@@ -22,7 +22,7 @@ def group_ids(connection: sqlite3.Connection) -> list[int]:
 
 
 def killed(source: Path, destination: Path) -> Path:
-    """What a broker that is killed now leaves: a database and a log that nobody has merged."""
+    """What a broker that is killed now leaves: a database and an unmerged log."""
     destination.mkdir()
     for name in (LEDGER_FILE, f"{LEDGER_FILE}-wal"):
         copyfile(source / name, destination / name)
@@ -30,7 +30,7 @@ def killed(source: Path, destination: Path) -> Path:
     return destination
 
 
-def test_a_reader_sees_one_state_while_the_broker_goes_on_writing(tmp_path: Path) -> None:
+def test_a_reader_sees_one_state_while_the_broker_continues_to_write(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         store.commit(RowChanges(rows=[group(0)]))
         with reading(tmp_path) as connection:
@@ -55,7 +55,7 @@ def test_where_nothing_can_be_written_a_copy_is_read(tmp_path: Path) -> None:
     with open_store(tmp_path / "run") as store:
         store.commit(RowChanges(rows=[group(7)]))
         left = killed(tmp_path / "run", tmp_path / "left")
-    # SQLite wants this file beside the log, and cannot have it (also where tests run as root): it follows no links.
+    # SQLite needs this file beside the log and cannot make it, even as root: it follows no links.
     (left / f"{LEDGER_FILE}-shm").symlink_to(tmp_path / "nowhere")
     before = {path.name: path.read_bytes() for path in left.iterdir() if path.is_file()}
     with reading(left) as connection:

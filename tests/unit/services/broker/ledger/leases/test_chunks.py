@@ -1,4 +1,4 @@
-"""Chunks and finishes: stored once, fenced by epoch, refused when they cannot be right."""
+"""Chunks and finishes: stored once, fenced by epoch, refused when they contradict the ledger."""
 
 from typing import Any
 

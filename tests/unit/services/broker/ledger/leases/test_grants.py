@@ -1,4 +1,4 @@
-"""Who is granted which work: versions, bounds, and the order of groups and prompts."""
+"""Which rollout is granted which lease: versions, bounds, and the order of groups and prompts."""
 
 from protocol.limits import MAX_LEASES_PER_PEER
 from protocol.messages import LeaseRequest, NoLease, Refused, Release
@@ -26,7 +26,7 @@ def test_an_engine_that_claims_an_unpublished_version_is_refused() -> None:
     assert granted(actions) == []
 
 
-def test_the_answer_to_a_request_that_is_filled_in_part_ends_with_why() -> None:
+def test_the_answer_to_a_request_that_is_filled_in_part_ends_with_the_reason() -> None:
     world = harness(max_lag=0)  # the window: 2 groups of 2
     actions = world.send(R1, LeaseRequest(request_id=7, capacity=6, policy_version=1))
     assert [lease.trajectory_id for lease in granted(actions)] == [0, 1, 2, 3]

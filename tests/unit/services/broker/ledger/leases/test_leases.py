@@ -1,4 +1,4 @@
-"""What becomes of a lease: renewed, lost, given back, taken over."""
+"""What happens to a lease: renewed, lost, handed back, taken over."""
 
 from protocol.messages import Goodbye, Heartbeat, LeaseEnded, LeaseKey, LeaseRequest, Pulse, Refused, Release
 from services.broker.ledger.actions import Who
@@ -26,7 +26,7 @@ def test_a_heartbeat_renews_exactly_the_leases_it_names() -> None:
     assert [end.trajectory_id for end in ended] == [second.trajectory_id]
 
 
-def test_a_broker_that_was_not_listening_takes_no_lease_away_for_it() -> None:
+def test_time_in_which_the_broker_was_not_listening_ends_no_lease() -> None:
     world = harness()
     (lease,) = world.lease(R1)
     world.tick(4.0)
@@ -36,7 +36,7 @@ def test_a_broker_that_was_not_listening_takes_no_lease_away_for_it() -> None:
     assert [end.trajectory_id for end in replies(world.tick(2.0), LeaseEnded)] == [lease.trajectory_id]
 
 
-def test_a_heartbeat_that_names_a_lost_lease_is_told_so() -> None:
+def test_a_heartbeat_that_names_a_lost_lease_is_answered_with_its_end() -> None:
     world = harness()
     (lease,) = world.lease(R1)
     world.tick(11.0)
@@ -69,7 +69,7 @@ def test_the_same_session_keeps_its_leases_over_a_broker_restart_with_a_fresh_de
     assert replies(world.grow(R1, lease, 2, 1), LeaseEnded) != []
 
 
-def test_a_released_trajectory_goes_on_elsewhere_without_a_failed_attempt() -> None:
+def test_a_released_trajectory_resumes_elsewhere_without_a_failed_attempt() -> None:
     world = harness()
     (lease,) = world.lease(R1)
     world.grow(R1, lease, 4, 1)
@@ -97,7 +97,7 @@ def test_a_lease_that_can_never_be_sent_is_a_failed_attempt() -> None:
     assert (row.status, row.attempts) == ("free", 1)
 
 
-def test_what_a_rollout_that_says_goodbye_still_holds_goes_on_elsewhere_at_once() -> None:
+def test_a_goodbye_ends_all_of_the_senders_leases_at_once() -> None:
     world = harness()
     lease, other = world.lease(R1, capacity=2)
     world.grow(R1, lease, 4, 1)

@@ -1,4 +1,4 @@
-"""The broker's memory of what it received and has not handled yet is bounded in bytes, whatever the size of a message."""
+"""Messages received and not yet handled are bounded in bytes, however large each of them is."""
 
 import asyncio
 from collections.abc import Mapping

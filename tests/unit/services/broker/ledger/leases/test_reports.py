@@ -1,11 +1,11 @@
-"""What the ledger tells of a run: the record of a batch, lag, status."""
+"""What the ledger reports about a run: a batch's line for metrics.jsonl, lag, status."""
 
 from protocol.messages import Heartbeat, Status, StatusRequest, Trained
 from tests.support.broker.ledger import LEARNER, replies
 from tests.support.broker.ledger_training import OPERATOR, R1, generate, harness, train_one
 
 
-def test_the_record_of_a_batch_has_the_learners_metrics_and_the_ledgers() -> None:
+def test_a_batchs_line_has_the_learners_metrics_and_the_ledgers() -> None:
     world = harness(max_lag=1, num_batches=6)
     world.episode(R1, *(lease for lease in world.lease(R1, 1, 1)), 1, reward=1.0, num_tokens=4)
     for reward in (0.0, 0.5, 0.5):

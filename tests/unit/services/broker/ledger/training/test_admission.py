@@ -36,7 +36,7 @@ def test_without_lag_nothing_is_admitted_between_a_batch_and_the_publication_aft
     assert not Window(Admission(max_lag=0, groups_per_batch=3), [], version=6).add(5)
 
 
-def test_a_full_window_lets_no_oldest_version_sink() -> None:
+def test_a_full_window_lets_no_group_become_older() -> None:
     window = Window(Admission(max_lag=1, groups_per_batch=1), [4, 5, 5], version=5)
     assert not window.is_feasible
     window = Window(Admission(max_lag=1, groups_per_batch=1), [4, 5], version=5)
@@ -60,14 +60,14 @@ def test_the_oldest_version_that_is_allowed_is_the_oldest_token_that_may_be_trai
         assert trainable[0] == rules.oldest_allowed(version)
 
 
-def test_no_other_module_of_the_broker_reckons_with_max_lag() -> None:
-    reckoning = {
+def test_no_other_module_of_the_broker_computes_with_max_lag() -> None:
+    computing = {
         path.name
         for path in BROKER.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.BinOp | ast.Compare) and "max_lag" in ast.unparse(node)
     }
-    assert reckoning == {"admission.py"}
+    assert computing == {"admission.py"}
 
 
 def test_a_batch_takes_the_oldest_complete_groups_and_may_pass_over_an_incomplete_one() -> None:
@@ -97,7 +97,7 @@ def test_a_window_broken_from_outside_does_not_stop_the_run() -> None:
 
 
 class Fleet:
-    """Rollouts with engines of their own pace, and a learner, without crashes: every order of completions may happen."""
+    """Rollouts whose engines differ in pace, and a learner, without crashes: every order of completions may happen."""
 
     def __init__(self, rng: random.Random, max_lag: int, num_rollouts: int, groups_per_batch: int, group_size: int) -> None:
         self.rng = rng
@@ -173,7 +173,7 @@ def test_without_a_learner_crash_nothing_is_dropped_and_no_run_gets_stuck(
         if fleet.index == state.config.num_batches:
             break
         for who in fleet.rollouts:
-            fleet.harness.hello(who)  # It may have been silent for so long that it was forgotten.
+            fleet.harness.hello(who)  # It may have been silent for long enough to be forgotten.
             fleet.versions[who] = fleet.version
             fleet.leases += [(who, grant) for grant in fleet.harness.lease(who, 50, fleet.version)]
         for holder, lease in fleet.leases:
@@ -188,7 +188,7 @@ def test_without_a_learner_crash_nothing_is_dropped_and_no_run_gets_stuck(
     assert state.next_prompt == state.config.num_batches * groups_per_batch, "a prompt was started that no batch needs"
 
 
-def test_the_window_lets_lag_happen_and_not_more_than_allowed() -> None:
+def test_the_window_lets_lag_grow_up_to_the_bound_and_no_further() -> None:
     lags = set()
     for seed in range(12):
         fleet = Fleet(random.Random(seed), max_lag=2, num_rollouts=3, groups_per_batch=2, group_size=2)

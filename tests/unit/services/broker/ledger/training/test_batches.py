@@ -1,4 +1,4 @@
-"""Batches: when one is assembled, of what and for which version, and what a learner that waits for one is told."""
+"""Batches: when one is assembled, from what and for which version, and what a waiting learner is told."""
 
 import pytest
 
@@ -138,7 +138,7 @@ def test_a_batch_for_a_version_that_was_never_announced_is_delivered_again_as_it
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_what_a_learner_that_is_gone_asked_for_is_given_to_nobody(in_order: bool) -> None:
+def test_a_batch_that_a_departed_learner_requested_goes_to_nobody(in_order: bool) -> None:
     world = harness()
     world.request_batch(0, 1)
     if in_order:

@@ -32,7 +32,7 @@ def test_a_stop_lets_the_batch_under_way_end_and_hands_out_nothing_more() -> Non
     world.end()
     world.restart()
     world.hello(R1)
-    assert len(world.lease(R1, 4, 2)) == 4, "starting again goes on"
+    assert len(world.lease(R1, 4, 2)) == 4, "starting again continues the run"
 
 
 def test_a_waiting_learner_is_told_of_a_stop_at_once() -> None:
@@ -54,7 +54,7 @@ def test_a_stop_is_over_when_it_was_carried_out_and_the_learner_has_left() -> No
     assert world.restored().state.end_reason == ""
 
 
-def test_a_stop_that_was_not_carried_out_is_for_the_next_broker_to_go_on_with() -> None:
+def test_the_next_broker_continues_a_stop_that_was_not_carried_out() -> None:
     world = harness()
     generate(world, 4, 1)
     assert delivered(world.request_batch(0, 1)) == [0]

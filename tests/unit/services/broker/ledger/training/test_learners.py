@@ -1,4 +1,4 @@
-"""Learners that come back, that replace one another, and whose checkpoint belongs to another run."""
+"""Learners that come back, that replace one another, and that have the checkpoint of another run."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Policy versions: published once, and what becomes too old by one."""
+"""Policy versions: each is published once, and makes others too old."""
 
 from protocol.messages import LeaseEnded, Published, Pulse, Refused
 from services.broker.ledger.actions import Announce
