@@ -1,4 +1,4 @@
-"""Export of the policy as an ordinary Hugging Face checkpoint: safetensors, configuration, tokenizer."""
+"""Exports the policy as an ordinary Hugging Face checkpoint: safetensors, configuration, tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from services.runtime.errors import ServiceError
 if TYPE_CHECKING:
     from services.learner.engine import LearnerEngine
 
-# Of a model directory these are weights or what this module writes itself; the rest belongs to tokenizer and prompt.
+# Files of a model directory with weights, or that this module writes itself. The others belong to tokenizer and prompt.
 _NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "config.json")
 
 
@@ -35,18 +35,18 @@ def export_model(
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = 2 << 30,
 ) -> Path:
-    """Write a directory that ``from_pretrained`` loads. Collective; whole or not at all; replaces an older export.
+    """Write a directory that ``from_pretrained`` loads, whole or not at all. Replaces an older export. Collective.
 
     Args:
-        tokenizer_from: model directory from which everything but weights and configuration is copied.
-        dtype: of the weights; None keeps the learner's.
+        tokenizer_from: the model directory from which everything but weights and configuration is copied.
+        dtype: the type of the weights; None keeps the learner's.
         max_shard_bytes: rank 0 holds at most one shard of this size, or one larger tensor, in memory.
 
-    Raises: ValueError when tokenizer_from is no directory: then nothing has been written; ExportError, on all ranks, when it
-    cannot be written: then nothing of it stays, and an older export does.
+    Raises: ValueError, before anything is written, when tokenizer_from is no directory; ExportError, on all ranks, when the
+    export cannot be written: nothing of it stays, but an older export does.
     """
     if not tokenizer_from.is_dir():
-        raise ValueError(f"tokenizer_from is {tokenizer_from}, which is no directory; give that of the model trained from")
+        raise ValueError(f"tokenizer_from is {tokenizer_from}, which is no directory; name that of the starting model")
     weights = engine.serving_weights(dtype)
     failure: Exception | None = None
     try:
@@ -54,7 +54,7 @@ def export_model(
             _write(engine, weights, destination, tokenizer_from, dtype, max_shard_bytes)
     except (OSError, SafetensorError) as error:
         failure = error
-    # The ranks gather each tensor together: what was not written is gathered all the same.
+    # The ranks gather each tensor together, even those that are not written.
     for _ in weights:
         assert engine.rank == 0, "only rank 0 is given weights"
     if bool(engine.sum_over_ranks(torch.tensor([float(failure is not None)])).item()):
@@ -69,7 +69,7 @@ def _unwritten(destination: Path, failure: Exception | None) -> str:
     free = shutil.disk_usage(destination.parent).free if destination.parent.is_dir() else 0
     return (
         f"{destination} cannot be written: {failure}; {free / 2**20:.0f} MiB are free: make room and make it writable, "
-        "then start the learner again: it goes on from its last checkpoint, which is intact, and exports again"
+        "then start the learner again: it resumes from its last checkpoint, which is intact, and exports again"
     )
 
 

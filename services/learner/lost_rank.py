@@ -1,4 +1,4 @@
-"""Collectives fail where a rank has died or does not come: an error that says so, and not a stack of C++ frames."""
+"""Collectives fail when a rank has died or does not come: one clear error instead of a stack of C++ frames."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from services.runtime.errors import ServiceError
 
 
 class LostRankError(ServiceError):
-    """Another rank is gone. This one cannot go on; all start again from the last checkpoint."""
+    """Another rank is gone. This one cannot continue; all start again from the last checkpoint."""
 
 
 def means_lost_rank(error: BaseException) -> bool:
-    """Whether a collective has failed for want of a rank. Of gloo's own errors torch makes plain RuntimeErrors."""
+    """Whether a collective failed because a rank is missing. torch turns gloo's errors into plain RuntimeErrors."""
     return isinstance(error, torch.distributed.DistError) or (type(error) is RuntimeError and "gloo" in str(error))
 
 
 @contextmanager
 def lost_ranks_named() -> Iterator[None]:
-    """Within the block a failed collective raises LostRankError."""
+    """Inside the block a failed collective raises LostRankError."""
     try:
         yield
     except RuntimeError as error:

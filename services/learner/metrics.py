@@ -9,7 +9,7 @@ from services.runtime.process_metrics import register_process
 
 
 class LearnerMetrics:
-    """What rank 0 of the learner exports."""
+    """The metrics that rank 0 of the learner exports."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.batches = Counter("gspo_learner_batches_total", "Batches trained", registry=registry)
@@ -29,7 +29,7 @@ class LearnerMetrics:
         )
         self.announce_seconds = Histogram(
             "gspo_learner_announce_seconds",
-            "Time from the copy of a version to its announcement, beside training: digests, delta",
+            "Time from the copy of a version to its announcement, during training: digests, delta",
             buckets=(0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
             registry=registry,
         )
@@ -38,7 +38,7 @@ class LearnerMetrics:
         )
         self.checkpoint_write_seconds = Histogram(
             "gspo_learner_checkpoint_write_seconds",
-            "Time from a checkpoint's beginning until it could be resumed from",
+            "Time from the start of a checkpoint until a learner could resume from it",
             buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
             registry=registry,
         )
@@ -47,7 +47,7 @@ class LearnerMetrics:
         )
         self.weight_sources_failed = Counter(
             "gspo_learner_weight_sources_failed_total",
-            "Rollouts that were sent to another rollout for weights and came back to the learner",
+            "Rollouts that were referred to another rollout for weights and came back to the learner",
             registry=registry,
         )
         self.weight_loads = Counter(
@@ -57,7 +57,7 @@ class LearnerMetrics:
             "gspo_learner_weight_loads_failed_total", "Versions that an engine did not load", registry=registry
         )
         self.messages_refused = Counter(
-            "gspo_learner_messages_refused_total", "Messages that were not accepted", ["channel"], registry=registry
+            "gspo_learner_messages_refused_total", "Messages that the learner refused", ["channel"], registry=registry
         )
         self.refused_connections = Counter(
             "gspo_learner_refused_connections_total",
@@ -76,7 +76,7 @@ class LearnerMetrics:
             self.refused_connections.labels(reason=reason)
         self.diagnostics = Gauge(
             "gspo_learner_diagnostic",
-            "Diagnostics of the last batch (docs/gspo.md), by bucket: lag, or sign of the advantage; only what it measured",
+            "Diagnostics that the last batch measured (docs/gspo.md), by bucket: lag, or sign of the advantage",
             ["name", "bucket"],
             registry=registry,
         )
@@ -85,14 +85,14 @@ class LearnerMetrics:
 
     @property
     def authenticator_counters(self) -> AuthenticatorCounters:
-        """Where the gate of the weight server counts."""
+        """The counters of the weight server's authenticator."""
         return AuthenticatorCounters(
             refused=lambda reason: self.refused_connections.labels(reason=reason).inc(),
             connections=lambda outcome: self.connections.labels(outcome=outcome).inc(),
         )
 
     def set_diagnostics(self, metrics: Mapping[str, float]) -> None:
-        """Export a batch's metrics instead of the former's: clip_fraction/lag_1 is name="clip_fraction", bucket="lag_1"."""
+        """Replace the last batch's metrics: clip_fraction/lag_1 becomes name="clip_fraction", bucket="lag_1"."""
         measured: set[tuple[str, str]] = set()
         for key, value in metrics.items():
             name, _, bucket = key.partition("/")

@@ -1,4 +1,4 @@
-"""What rank 0 received, on every rank: a broadcast of a few numbers, and one of the encoded batch. No pickle."""
+"""Shares what rank 0 received with every rank: broadcasts a few numbers, then the encoded batch. No pickle."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -18,7 +18,7 @@ MAX_SHARED_FRAMES: Final = 4
 NO_FRAME: Final = -1
 
 Directive = BatchArrived | EndOfRun | None
-"""What to do next; None: stop, or nothing arrived yet (see ``stop`` of ``share``)."""
+"""What to do next; None: stop, or nothing has arrived yet (see ``stop`` of ``share``)."""
 
 
 class Broadcaster(Protocol):
@@ -33,7 +33,7 @@ class Broadcaster(Protocol):
 
 
 def stop_anywhere(engine: Broadcaster, stop: bool) -> bool:
-    """Whether any rank was asked to stop: of several machines one alone may be. Collective."""
+    """Whether any rank was asked to stop: it may be only one of several machines. Collective."""
     if engine.world_size == 1:
         return stop
     return bool(engine.sum_over_ranks(torch.tensor([int(stop)], dtype=torch.int64))[0])
@@ -42,7 +42,7 @@ def stop_anywhere(engine: Broadcaster, stop: bool) -> bool:
 def share(engine: Broadcaster, arrived: Directive, stop: bool) -> tuple[Directive, bool]:
     """Rank 0's ``arrived``, and whether any rank was asked to stop, on every rank. Collective.
 
-    What the other ranks say has arrived is ignored.
+    The other ranks' ``arrived`` is ignored.
     """
     if engine.world_size == 1:
         return arrived, stop

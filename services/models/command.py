@@ -1,4 +1,4 @@
-"""`gspo model tiny DIR`: makes the demo's model."""
+"""``gspo model tiny DIR``: makes the demo's model."""
 
 import argparse
 import sys
@@ -8,16 +8,19 @@ from services.models.tiny import DEFAULT_ENVIRONMENTS, TinyProgress, TinyReport,
 
 
 def main() -> int:
-    """Parse the command line, make the model, say what was made. Returns the exit status."""
+    """Parse the command line, make the model, report on it. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="gspo model tiny",
-        description="Make a small Qwen3-MoE with a byte-level tokenizer, taught by careless teachers: it has the skill and "
+        description="Make a small Qwen3-MoE with a byte-level tokenizer, taught by careless teachers: it has the skill but "
         "a bad policy, so that reinforcement learning has something to improve. About a minute on one core.",
     )
-    parser.add_argument("directory", type=Path, help="where to put it; a former tiny model there is replaced")
-    parser.add_argument("--seed", type=int, default=0, help="everything follows from it (default: %(default)s)")
+    parser.add_argument("directory", type=Path, help="where to put the model; an earlier tiny model there is replaced")
+    parser.add_argument("--seed", type=int, default=0, help="the seed that determines everything (default: %(default)s)")
     parser.add_argument(
-        "--environment", action="append", dest="environments", help="whose demonstrations to learn from; can be given often"
+        "--environment",
+        action="append",
+        dest="environments",
+        help="an environment whose demonstrations to learn from; repeatable",
     )
     parser.add_argument("--if-missing", action="store_true", help="do nothing when the directory holds a model already")
     arguments = parser.parse_args()

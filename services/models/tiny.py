@@ -1,11 +1,11 @@
-"""A tiny mixture-of-experts model that can do its tasks and does not want to: the start of every demonstration.
+"""A tiny mixture-of-experts model that can do its tasks but has a bad policy: the start of every demonstration.
 
-A byte-level tokenizer with single-token chat markers, and a Qwen3-MoE of a quarter of a million parameters, taught by
-imitation from the environments' own demonstrations: first a careful teacher's, then a careless one's, who is right
-about a third of the time. What results has the skill and a bad policy. Its sampled reward on held-out problems starts
-near 0.3, its greedy reward lower still, and everything above that is the work of reinforcement learning.
+A byte-level tokenizer with single-token chat markers, and a Qwen3-MoE of a quarter of a million parameters. It learns by
+imitation from the environments' own demonstrations: first from a careful teacher, then from a careless one that is right
+about a third of the time. The result has the skill and a bad policy. Its sampled reward on held-out problems starts
+near 0.3, its greedy reward even lower, and everything above that is the work of reinforcement learning.
 
-Everything follows from the seed. One minute on one core.
+The seed determines everything. It takes one minute on one core.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ CHAT_TEMPLATE = (
 )
 
 VOCAB_SIZE = 264
-"""256 bytes, 6 markers, and 2 that are never used: SGLang misreports the input log-prob of the last id."""
+"""256 bytes, 6 markers, and 2 unused ids: SGLang misreports the input log-prob of the last id."""
 
 DEFAULT_ENVIRONMENTS = ("arithmetic", "calculator")
 DEFAULT_NUM_STEPS = 600
 CAREFUL_SHARE = 0.8
 """Share of the steps with the careful teacher: the skill takes longer to learn than the bad habits."""
 BATCH_TOKENS = 1_250
-"""Size of a step for each environment, padding counted: an environment with longer episodes shows fewer."""
+"""Size of a step for each environment, with padding: an environment with longer episodes shows fewer."""
 PEAK_LEARNING_RATE = 3e-3
 WARMUP_STEPS = 30
 DECAY_SHARE = 0.45
@@ -59,7 +59,7 @@ IGNORED_LABEL = -100
 
 @dataclass(frozen=True)
 class TinyProgress:
-    """How far the cold start is; reported about once a second."""
+    """Progress of the cold start; reported about once a second."""
 
     step: int
     num_steps: int
@@ -69,7 +69,7 @@ class TinyProgress:
 
 @dataclass(frozen=True)
 class TinyReport:
-    """What was made. Rewards are means over held-out problems, by environment."""
+    """Facts about the new model. Rewards are means over held-out problems, by environment."""
 
     directory: Path
     num_parameters: int
@@ -82,11 +82,11 @@ class TinyReport:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A demonstration in tokens."""
+    """A demonstration as tokens."""
 
     ids: list[int]
     labels: list[int]
-    """The id where the model is to say it, IGNORED_LABEL elsewhere."""
+    """The id where the model must produce it, IGNORED_LABEL elsewhere."""
 
 
 def make_tiny_model(
@@ -98,10 +98,10 @@ def make_tiny_model(
     num_eval_episodes: int = 256,
     progress: Callable[[TinyProgress], None],
 ) -> TinyReport:
-    """Make a tiny model and its tokenizer in `directory`, as an ordinary Hugging Face checkpoint in float32.
+    """Make a tiny model and its tokenizer in ``directory``, as an ordinary Hugging Face checkpoint in float32.
 
-    `directory` appears complete or not at all; an earlier tiny model there is replaced. Raises ValueError when it
-    holds anything else, or when an environment has no demonstrations.
+    ``directory`` appears complete or not at all; an earlier tiny model there is replaced.
+    Raises: ValueError when it holds anything else, or an environment has no demonstrations.
     """
     refuse_foreign_directory(directory)
     schools = {name: _demonstrating(name) for name in environments}
@@ -127,7 +127,7 @@ def make_tiny_model(
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes and markers, one token each; any text goes through and comes back unchanged."""
+    """A token for each byte and each marker; any text survives the round trip unchanged."""
     characters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *MARKERS]
     vocabulary = {character: index for index, character in enumerate(characters)}
     bytes_only = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -145,7 +145,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeForCausalLM:
-    """An untrained model; its weights follow from torch's random state."""
+    """An untrained model; torch's random state determines its weights."""
     config = Qwen3MoeConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
@@ -175,7 +175,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeForCausalLM:
 
 
 def refuse_foreign_directory(directory: Path) -> None:
-    """Raises ValueError when `directory` holds something that is not a tiny model: nothing else is overwritten."""
+    """Raises: ValueError when ``directory`` holds something other than a tiny model, which must not be overwritten."""
     if not directory.exists():
         return
     if not directory.is_dir():
@@ -193,7 +193,7 @@ def _demonstrating(name: str) -> DemonstratingEnvironment:
 
 @contextmanager
 def _one_deterministic_thread(seed: int) -> Iterator[None]:
-    """Torch as the result needs it, and back: one thread adds in one order, whatever the machine."""
+    """Inside the block torch is deterministic: one thread adds in one order on any machine."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -212,7 +212,7 @@ def _imitate(
     num_steps: int,
     progress: Callable[[TinyProgress], None],
 ) -> None:
-    """Supervised training on demonstrations, `BATCH_TOKENS` of each environment in a step."""
+    """Supervised training on demonstrations, ``BATCH_TOKENS`` of each environment in a step."""
     batch_sizes = [_batch_size(tokenizer, environment, rng) for environment in environments]
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _learning_rate_factor(step, num_steps))
@@ -246,9 +246,9 @@ def _learning_rate_factor(step: int, num_steps: int) -> float:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, demonstrations: Sequence[Sequence[DemonstrationMessage]]) -> list[Lesson]:
-    """Demonstrations in tokens; what is trained is each marked content and the end marker after it."""
+    """Demonstrations as tokens; each marked content is trained, with the end marker after it."""
     messages = [message for demonstration in demonstrations for message in demonstration]
-    # One call for all: the tokenizer's cost is in the call, not in the bytes.
+    # One call for all: the call is what costs, not the bytes.
     texts = [f"<|{message.role}|>{message.content}{END}" for message in messages]
     tokens = iter(tokenizer(texts, add_special_tokens=False)["input_ids"])
     return [_lesson(demonstration, tokens) for demonstration in demonstrations]
@@ -260,13 +260,13 @@ def _lesson(demonstration: Sequence[DemonstrationMessage], tokens: Iterator[list
     for message in demonstration:
         said = next(tokens)
         ids += said
-        # The marker that opens the turn is the template's, not the model's to say.
+        # The template writes the marker that opens the turn, not the model.
         labels += [IGNORED_LABEL, *said[1:]] if message.train else [IGNORED_LABEL] * len(said)
     return Lesson(ids=ids, labels=labels)
 
 
 def _learn(model: Qwen3MoeForCausalLM, lessons: Sequence[Lesson], pad_id: int) -> float:
-    """Add the gradient of the mean cross-entropy over the trained tokens of `lessons`; return that mean."""
+    """Add the gradient of the mean cross-entropy over the trained tokens of ``lessons``; return that mean."""
     length = max(len(lesson.ids) for lesson in lessons)
     ids_BT = torch.tensor([lesson.ids + [pad_id] * (length - len(lesson.ids)) for lesson in lessons])
     labels_BT = torch.tensor([x.labels + [IGNORED_LABEL] * (length - len(x.labels)) for x in lessons])
@@ -287,7 +287,7 @@ def measure_reward(
     *,
     greedy: bool,
 ) -> float:
-    """Mean return of `num_episodes` held-out episodes, played turn by turn at temperature 1 or greedily."""
+    """Mean return of ``num_episodes`` held-out episodes, played turn by turn at temperature 1 or greedily."""
     source = environment.tasks("eval")
     available = num_episodes if source.num_tasks is None else source.num_tasks
     starts = [environment.start(source.task(index % available), seed=index) for index in range(num_episodes)]
@@ -303,7 +303,7 @@ def measure_reward(
             if isinstance(step.reward, RewardJob):
                 raise ValueError("a tiny model learns from environments that reward at once, not from reward jobs")
             total += step.reward
-            # An action that never ended is cut off: there is no place for a next message.
+            # An action without an end was cut off: no message can follow it.
             if step.done or action[-1] != tokenizer.eos_token_id:
                 continue
             states[index] = step.state
@@ -341,7 +341,7 @@ def _generate(
 
 
 def _save(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, report: TinyReport, seed: int) -> None:
-    """Write everything beside the directory, then put it in place by renaming."""
+    """Write everything beside the directory, then rename it into place."""
     directory = report.directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     unfinished = directory.parent / f".{directory.name}.{os.getpid()}.unfinished"

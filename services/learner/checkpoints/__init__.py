@@ -1,4 +1,4 @@
-"""Checkpoints: what is in one, how it is written beside training, and how it is verified."""
+"""Checkpoints: their format, how they are written during training, and how they are verified."""
 
 from services.learner.checkpoints.canary import canary_batch, require_canary, write_canary
 from services.learner.checkpoints.format import (

@@ -1,7 +1,7 @@
-"""Log-probs of a fixed sequence: what a checkpoint's weights answered when it was saved, asked again when it is loaded.
+"""Log-probs of a fixed sequence, computed when a checkpoint is saved and again when it is loaded.
 
-A digest of the weights sees every bit of them and nothing of how they are used: partitions that were not gathered again,
-or experts that are called under each other's names, answer wrongly with the right digest.
+A digest of the weights covers every bit of them, but not how they are used: partitions that were not gathered again, or
+experts under each other's names, give wrong answers with the right digest.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from services.learner.checkpoints.format import CheckpointError
 
 NUM_TOKENS: Final = 32
 TOLERANCE: Final = {"float32": 1e-3, "bfloat16": 0.3}
-"""Largest mean difference between layouts: other sums, and in bfloat16 now and then another expert, which moves one token's
-log-prob by 1 or more."""
+"""Largest mean difference between layouts: sums differ, and in bfloat16 now and then a chosen expert, which moves one
+token's log-prob by 1 or more."""
 _FILE: Final = "canary.json"
 
 
@@ -28,7 +28,7 @@ class _Canary(msgspec.Struct):
 
 
 def canary_batch(vocab_size: int) -> PackedBatch:
-    """One sequence of tokens from all over the vocabulary."""
+    """One sequence of tokens from the whole vocabulary."""
     positions = np.arange(NUM_TOKENS)
     actions = positions > 0
     sequence = TrainSequence(
@@ -44,14 +44,14 @@ def canary_batch(vocab_size: int) -> PackedBatch:
 
 
 def write_canary(directory: Path, logprobs: Sequence[float]) -> Path:
-    """Raises: OSError."""
+    """Write the log-probs into ``directory``. Raises: OSError."""
     path = directory / _FILE
     path.write_bytes(msgspec.json.encode(_Canary([round(logprob, 6) for logprob in logprobs])))
     return path
 
 
 def require_canary(directory: Path, logprobs: Sequence[float], dtype: str) -> None:
-    """Raises: CheckpointError where the log-probs are not those that were written."""
+    """Compare with the log-probs that were written. Raises: CheckpointError when they differ."""
     path = directory / _FILE
     try:
         saved = msgspec.json.decode(path.read_bytes(), type=_Canary).logprobs

@@ -5,12 +5,12 @@
         random-00000.json ...                   random states, one file per rank
         checkpoint.json                         everything else, and the size of every other file
     root/latest                                 name of the newest
-    root/last-version                           largest policy version that was ever about to be published
+    root/last-version                           largest policy version that was ever reserved for publication
 
-A writer that is killed leaves ``.partial-*``, which nothing reads and the next writer removes. Ranks on several hosts
-need one shared file system.
+A killed writer leaves ``.partial-*``, which nothing reads and the next writer removes. Ranks on several hosts need a shared
+file system.
 
-A checkpoint is resumed by any number of ranks, in any ZeRO stage and expert-parallel size. Tensors are safetensors files and
+Any number of ranks, in any ZeRO stage and expert-parallel size, can resume a checkpoint. Tensors are safetensors files and
 everything else is JSON: no pickle.
 """
 
@@ -43,21 +43,21 @@ _RANDOM = "random-"
 
 
 class CheckpointError(ServiceError):
-    """A checkpoint that cannot be used, with the reason and the way out."""
+    """A checkpoint cannot be used; the text has the reason and the way out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointState:
-    """Where a run stands, beside its weights."""
+    """Where a run stands, apart from its weights."""
 
     policy_version: int
     """The version of the weights."""
     batch_position: int
-    """Batches trained so far: the next one to ask for."""
+    """Batches trained so far, which is the index of the next one."""
     mismatch: dict[str, float]
     """``MismatchTracker.state_dict()``"""
     adaptive_clip: dict[str, float] = field(default_factory=dict)
-    """``AdaptiveClip.state_dict()``; empty where the run has none, as in checkpoints from before there was one."""
+    """``AdaptiveClip.state_dict()``; empty when the run has none, and in older checkpoints."""
 
 
 class _Format(msgspec.Struct):
@@ -91,17 +91,17 @@ class _RandomState(msgspec.Struct):
 
 
 class StateCopy(Protocol):
-    """What one rank writes of a checkpoint, of one moment and in memory of its own: training goes on."""
+    """One rank's part of a checkpoint, copied at one moment into its own memory: training continues."""
 
     def write(self, directory: Path) -> None:
-        """Into ``directory``, which is made, and onto the disk. Any thread. Raises: OSError, RuntimeError."""
+        """Write into ``directory``, make it, and flush to disk. Any thread may call it. Raises: OSError, RuntimeError."""
 
     def weights_digest(self) -> str:
-        """What the engine's ``weights_digest`` was then; empty on all ranks but the first. Any thread."""
+        """The engine's ``weights_digest`` at that moment; empty on all ranks but the first. Any thread may call it."""
 
 
 class CheckpointEngine(Protocol):
-    """What a checkpoint needs of an engine."""
+    """The methods of an engine that a checkpoint needs."""
 
     @property
     def rank(self) -> int: ...
@@ -117,15 +117,15 @@ class CheckpointEngine(Protocol):
 
 
 def taken_error(root: Path, policy_version: int) -> CheckpointError:
-    """Another learner has published since."""
+    """The error when another learner has published since."""
     return CheckpointError(
         f"{root / _LAST_VERSION}: version {policy_version} is taken, {reserved_version(root)} is the newest: another "
-        "learner uses this run.directory; stop one of the two. Started again, this one goes on behind it when it has the run"
+        "learner uses this run.directory; stop one of the two. After a restart this one continues from the other's version"
     )
 
 
 def unwritten_error(path: Path, error: Exception) -> CheckpointError:
-    """Why ``path`` is not there, and what to do."""
+    """The error when ``path`` cannot be written, with the way out."""
     free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
     return CheckpointError(
         f"{path} cannot be written: {error}; {free / 2**20:.0f} MiB are free there: make room and make it writable, then "
@@ -134,7 +134,7 @@ def unwritten_error(path: Path, error: Exception) -> CheckpointError:
 
 
 def find_latest(root: Path) -> Path | None:
-    """The newest complete checkpoint, or None where there is none yet.
+    """The newest complete checkpoint; None when there is none yet.
 
     Raises: CheckpointError when ``latest`` names one that is gone.
     """
@@ -154,11 +154,11 @@ def find_latest(root: Path) -> Path | None:
 
 
 def reserve_version(root: Path, policy_version: int) -> None:
-    """Note durably that ``policy_version`` is taken. Call it before anybody can fetch that version: an engine may have
-    loaded it when the learner is killed, although neither a checkpoint nor the broker has heard of it.
+    """Note durably that ``policy_version`` is taken. Call it before anybody can fetch that version: if the learner is
+    killed, an engine may have loaded it although no checkpoint holds it and the broker has not heard of it.
 
-    Raises: CheckpointError when it cannot be written, and when it is taken: a learner that was cut off trains on beside the
-    one that has taken over, and one version must not be two learners' weights.
+    Raises: CheckpointError when the note cannot be written, or the version is taken: a learner that was cut off may train on
+    beside its successor, and one version must not name two learners' weights.
     """
     taken = reserved_version(root)
     if taken >= policy_version:
@@ -171,7 +171,7 @@ def reserve_version(root: Path, policy_version: int) -> None:
 
 
 def reserved_version(root: Path) -> int:
-    """The version that was reserved last; 0 where there is none. Raises: CheckpointError for a damaged file."""
+    """The last reserved version; 0 when there is none. Raises: CheckpointError when the file is damaged."""
     path = root / _LAST_VERSION
     if not path.is_file():
         return 0
@@ -182,14 +182,14 @@ def reserved_version(root: Path) -> int:
 
 
 def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
-    """Load ``path`` into an engine that has not trained yet; random states included. Collective.
+    """Load ``path``, with its random states, into an engine that has not trained yet. Collective.
 
-    Raises: CheckpointError, on all ranks alike and before anything is loaded, for a checkpoint that is truncated or of
-    another model, type or optimizer; and afterwards if the loaded weights are not those that were saved.
+    Raises: CheckpointError, on all ranks alike and before anything is loaded, when the checkpoint is truncated or of
+    another model, type or optimizer; after loading, when the weights are not those that were saved.
     """
     metadata = read_metadata(path)
     _require_same_layout(path, metadata["layout"], engine.layout())
-    # More ranks than there were take the states in turn.
+    # If there are more ranks than before, they take the states in turn.
     num_saved = sum(1 for name in metadata["files"] if name.startswith(_RANDOM))
     own_random_state = _read_random_state(path / random_name(engine.rank % max(1, num_saved)))
     engine.load_state(path / ENGINE)
@@ -206,7 +206,7 @@ def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
 def read_metadata(path: Path) -> dict[str, Any]:
     """The metadata of a complete checkpoint.
 
-    Raises: CheckpointError for a directory that is none, is of another format, or misses bytes of any file.
+    Raises: CheckpointError when the directory is no checkpoint, has another format, or lacks bytes of any file.
     """
     file = path / METADATA
     if not file.is_file():
@@ -230,7 +230,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def write_metadata(partial: Path, state: CheckpointState, layout: dict[str, Any], digest: str) -> None:
-    """The last file of a checkpoint, without which it is none. Raises: OSError."""
+    """Write the last file, which makes the directory a checkpoint. Raises: OSError."""
     files = {str(file.relative_to(partial)): file.stat().st_size for file in sorted(partial.rglob("*")) if file.is_file()}
     metadata = {
         "format": _FORMAT,
@@ -254,12 +254,12 @@ def complete_checkpoints(root: Path) -> list[Path]:
 
 
 def random_name(rank: int) -> str:
-    """File of a rank's random states."""
+    """The file name of a rank's random states."""
     return f"{_RANDOM}{rank:05d}.json"
 
 
 def random_state() -> dict[str, Any]:
-    """This process's, as JSON keeps it."""
+    """This process's random states, as plain JSON values."""
     version, internal, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {

@@ -1,9 +1,9 @@
-"""Saves checkpoints (``services.learner.checkpoints.format``) beside training.
+"""Saves checkpoints (``services.learner.checkpoints.format``) during training.
 
-All ranks begin together: each copies what it is to write. A thread of its own on every rank writes the copy, onto the disk.
-When all have, all ranks publish it together, in a collective between two batches. In between training goes on.
+All ranks begin together: each copies what it will write. On every rank a thread of its own writes the copy to disk. When all
+have done so, all ranks publish the checkpoint together, in a collective between two batches. Training continues meanwhile.
 
-Without a background everything is written where it is begun, parameter by parameter, and no copy is held.
+Without a background everything is written at once, parameter by parameter, without a copy.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _MEET_S: Final = 1.0
 
 
 class Job(Protocol):
-    """Work that was begun in the background."""
+    """Work that runs in the background."""
 
     def ended(self, timeout_s: float) -> bool:
-        """Whether it has; waits so long for it."""
+        """Whether the work has ended; waits up to ``timeout_s`` for it."""
 
     def result(self) -> str:
-        """Of work that has ended. Raises what the work raised."""
+        """The result of ended work. Raises: what the work raised."""
 
 
 class Background(Protocol):
@@ -67,7 +67,7 @@ class Background(Protocol):
 
 
 class ThreadJob:
-    """Work in a thread, which outlives training that fails: the process ends when the thread does."""
+    """Work in a thread. If training fails, the process still waits for the thread."""
 
     def __init__(self, work: Callable[[], str]) -> None:
         self._future: Future[str] = Future()
@@ -76,7 +76,7 @@ class ThreadJob:
     def _run(self, work: Callable[[], str]) -> None:
         try:
             self._future.set_result(work())
-        # Whatever it is, it is raised in the training thread.
+        # Any error is raised in the training thread.
         except BaseException as error:  # noqa: BLE001
             self._future.set_exception(error)
 
@@ -92,7 +92,7 @@ class ThreadJob:
 
 
 class Threads:
-    """A thread for each checkpoint."""
+    """Makes a thread for each checkpoint."""
 
     def start(self, work: Callable[[], str]) -> Job:
         return ThreadJob(work)
@@ -103,14 +103,14 @@ class _Pending:
     state: CheckpointState
     destination: Path
     job: Job
-    """Gives the digest of the weights, on rank 0."""
+    """Its result is the digest of the weights, on rank 0."""
 
 
 class CheckpointSaver:
-    """One rank's part of saving, one checkpoint at a time. Methods marked collective are called by all ranks alike."""
+    """One rank's part of saving, one checkpoint at a time. All ranks call the methods marked collective alike."""
 
     def __init__(self, engine: CheckpointEngine, root: Path, *, keep: int, background: Background | None) -> None:
-        """All but the newest ``keep`` checkpoints are removed. Raises: ValueError for ``keep`` below 1."""
+        """Saving removes all but the newest ``keep`` checkpoints. Raises: ValueError when ``keep`` is below 1."""
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least the new checkpoint must stay")
         self._engine = engine
@@ -121,19 +121,19 @@ class CheckpointSaver:
 
     @property
     def pending(self) -> CheckpointState | None:
-        """What is being saved, or None; the same on every rank."""
+        """The state that is being saved, or None; the same on every rank."""
         return None if self._pending is None else self._pending.state
 
     def find(self, state: CheckpointState) -> Path | None:
-        """The checkpoint of this version and position, where there is one. Collective."""
+        """The checkpoint of this version and position, or None. Collective."""
         destination = self._destination(state)
-        # Rank 0 alone looks, so that all ranks go the same way.
+        # Only rank 0 looks, so that all ranks decide alike.
         return destination if self._anywhere(self._engine.rank == 0 and (destination / METADATA).is_file()) else None
 
     def begin(self, state: CheckpointState) -> None:
-        """Save the present state. Collective; nothing else may be pending.
+        """Begin to save the current state; nothing else may be pending. Collective.
 
-        Raises: CheckpointError, on all ranks, when it cannot be written, or another learner has published since.
+        Raises: CheckpointError, on all ranks, when it cannot be written or another learner has published since.
         """
         assert self._pending is None, "one checkpoint at a time"
         destination = self._destination(state)
@@ -156,14 +156,14 @@ class CheckpointSaver:
         self._pending = _Pending(state=state, destination=destination, job=job)
 
     def advance(self, *, newest_version: int, may_publish: bool = True, wait_s: float = 0.0) -> Path | None:
-        """Publish what is pending if all ranks have written it; None when nothing is, or not yet. Collective.
+        """Publish the pending checkpoint if all ranks have written it; None when there is none, or not yet. Collective.
 
         Args:
-            newest_version: the newest that this learner has reserved.
-            may_publish: whether this rank lets it be published.
+            newest_version: the newest version that this learner has reserved.
+            may_publish: whether this rank allows the publication.
             wait_s: how long to wait for this rank's thread.
 
-        Raises: CheckpointError, on all ranks, where one cannot write: then nothing of it stays.
+        Raises: CheckpointError, on all ranks, when one cannot write: then nothing of the checkpoint stays.
         """
         pending = self._pending
         if pending is None:
@@ -182,14 +182,14 @@ class CheckpointSaver:
         return pending.destination
 
     def discard(self) -> None:
-        """Have what is pending never been begun. Collective."""
+        """Drop the pending checkpoint, as if it had never begun. Collective."""
         if self._pending is not None:
             self._wait_for_all(self._pending.job)
             self._remove(self._pending.destination)
             self._pending = None
 
     def abandon(self) -> None:
-        """Wait for this rank's thread; what it has written is removed by the next learner that saves."""
+        """Wait for this rank's thread. The next learner that saves removes what it has written."""
         while self._pending is not None and not self._pending.job.ended(_MEET_S):
             pass
 
@@ -203,10 +203,10 @@ class CheckpointSaver:
         try:
             self._engine.save_state(partial / ENGINE)
             (partial / random_name(self._engine.rank)).write_text(random_states, encoding="utf-8")
-        # torch's writer says RuntimeError where a disk is full.
+        # torch's writer raises RuntimeError when a disk is full.
         except (OSError, RuntimeError) as error:
             if means_lost_rank(error):
-                # Nobody is left to agree with.
+                # No rank is left to agree with.
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
             failure = error
@@ -224,7 +224,7 @@ class CheckpointSaver:
                 write_metadata(partial, pending.state, layout, pending.job.result())
                 publish_directory(partial, destination)
                 replace_file(self._root / LATEST, destination.name + "\n")
-                # The new one stays even where a run that was given up had got further.
+                # The new one stays even if an abandoned run got further.
                 others = [path for path in complete_checkpoints(self._root) if path != destination]
                 for old in others[: max(0, len(others) - (self._keep - 1))]:
                     discard_directory(old)
@@ -233,20 +233,20 @@ class CheckpointSaver:
         self._agree(destination, failure)
 
     def _require_place(self, newest_version: int) -> None:
-        """What another learner has published since is not to be followed by this one's past. Collective."""
-        # Rank 0 alone looks, so that all ranks go the same way.
+        """Refuse to publish after another learner has published newer versions. Collective."""
+        # Only rank 0 looks, so that all ranks decide alike.
         superseded = self._engine.rank == 0 and reserved_version(self._root) > newest_version
         if self._anywhere(superseded):
             raise taken_error(self._root, newest_version)
 
     def _agree(self, destination: Path, failure: Exception | None) -> None:
-        """All ranks give up together: the others would wait for the one that cannot write. Collective."""
+        """Give up on all ranks together: they would wait for the one that cannot write. Collective."""
         if self._anywhere(failure is not None):
             self._give_up(destination, failure)
 
     def _give_up(self, destination: Path, failure: Exception | None) -> None:
         self._pending = None
-        # What there is of it takes the room that the next attempt needs.
+        # The next attempt needs the room.
         self._remove(destination)
         raise unwritten_error(destination, failure or OSError(_ELSEWHERE)) from failure
 
@@ -254,7 +254,7 @@ class CheckpointSaver:
         shutil.rmtree(partial_path(destination), ignore_errors=True)
 
     def _wait_for_all(self, job: Job) -> None:
-        """Until every rank's thread has ended. Collective."""
+        """Wait until every rank's thread has ended. Collective."""
         while self._anywhere(not job.ended(_MEET_S)):
             pass
 
@@ -265,8 +265,8 @@ class CheckpointSaver:
 def save_checkpoint(engine: CheckpointEngine, root: Path, state: CheckpointState, *, keep: int = 3) -> Path:
     """Write a checkpoint below ``root``, make it the latest and remove all but the newest ``keep``. Collective.
 
-    Returns when it is durable; at once where this version and position are saved already.
-    Raises: ValueError for ``keep`` below 1, CheckpointError when it cannot be written: those before it stay as they are.
+    Returns when it is durable; at once when this version and position are saved already.
+    Raises: ValueError when ``keep`` is below 1; CheckpointError when it cannot be written: earlier ones stay as they are.
     """
     saver = CheckpointSaver(engine, root, keep=keep, background=None)
     saved = saver.find(state)
@@ -279,7 +279,7 @@ def save_checkpoint(engine: CheckpointEngine, root: Path, state: CheckpointState
 
 
 class _Done:
-    """A job without a background."""
+    """A job that ended when it began."""
 
     def __init__(self, result: str) -> None:
         self._result = result
@@ -292,7 +292,7 @@ class _Done:
 
 
 def _write_copy(partial: Path, rank: int, copy: StateCopy, random_states: str) -> str:
-    """A rank's part, onto the disk; returns the digest of the weights."""
+    """Write a rank's part to disk. Returns the digest of the weights."""
     copy.write(partial / ENGINE)
     random_file = partial / random_name(rank)
     random_file.write_text(random_states, encoding="utf-8")
@@ -303,7 +303,7 @@ def _write_copy(partial: Path, rank: int, copy: StateCopy, random_states: str) -
 def _failure(job: Job) -> Exception | None:
     try:
         job.result()
-    # torch's writer says RuntimeError where a disk is full.
+    # torch's writer raises RuntimeError when a disk is full.
     except (OSError, RuntimeError) as error:
         return error
     return None

@@ -1,4 +1,4 @@
-"""What an engine's ``save_state`` would write, kept in memory while training goes on, and written by another thread."""
+"""What an engine's ``save_state`` would write, copied so that another thread can write it while training continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.runtime.durable import flush_file
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCopy:
-    """One rank's part: 12 bytes for each parameter that it writes, and on rank 0 the weights, for their digest."""
+    """One rank's part: 12 bytes for each parameter that it writes; on rank 0 also the weights, for their digest."""
 
     rank: int
     files: Sequence[TensorFile]
@@ -24,7 +24,7 @@ class EngineCopy:
     weights: WeightCopy
 
     def write(self, directory: Path) -> None:
-        """Write into ``directory``, which is made, and onto the disk. Raises: OSError."""
+        """Write into ``directory``, make it, and flush to disk. Raises: OSError."""
         directory.mkdir(exist_ok=True)
         written = [file.write(directory) for file in self.files]
         if self.rank == 0:
@@ -33,7 +33,7 @@ class EngineCopy:
             flush_file(path)
 
     def weights_digest(self) -> str:
-        """The engine's ``weights_digest`` of that moment; empty on all ranks but the first."""
+        """The engine's ``weights_digest`` at that moment; empty on all ranks but the first."""
         if self.rank != 0:
             return ""
         pairs = zip(self.weights.tensors, self.weights.digests(), strict=True)
@@ -43,6 +43,6 @@ class EngineCopy:
 
 
 def state_digest(tensors: Iterable[tuple[str, str, tuple[int, ...], str]]) -> bytes:
-    """Digest of (name, type, shape, digest) of all tensors, in whatever order a layout has them."""
+    """Digest of (name, type, shape, digest) of all tensors, in any order."""
     lines = sorted(f"{name}\0{dtype}\0{shape}\0{digest}\n" for name, dtype, shape, digest in tensors)
     return hashlib.blake2b("".join(lines).encode(), digest_size=32).digest()

@@ -1,6 +1,6 @@
-"""A learner's state in files: tensors in safetensors, of which any slice of rows can be read without the rest, and a number.
+"""A learner's state in files: tensors in safetensors, and a number. Any slice of rows can be read without the rest.
 
-A tensor lies in one file, or in several that hold consecutive rows of it (the experts of one rank each).
+A tensor lies in one file, or in several that hold consecutive rows of it (each the experts of one rank).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class _Steps(msgspec.Struct):
 
 
 def write_steps(directory: Path, num_steps: int) -> Path:
-    """Optimizer steps made so far. Raises: OSError."""
+    """Write the number of optimizer steps made so far. Raises: OSError."""
     path = directory / _STEPS
     path.write_bytes(msgspec.json.encode(_Steps(num_steps)))
     return path
 
 
 def read_steps(directory: Path) -> int:
-    """What ``write_steps`` wrote. Raises: CheckpointError."""
+    """Read what ``write_steps`` wrote. Raises: CheckpointError."""
     path = directory / _STEPS
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Steps).optimizer_steps
@@ -46,19 +46,19 @@ def read_steps(directory: Path) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFile:
-    """What ``write_tensors`` is to write, on the CPU."""
+    """The arguments of ``write_tensors``, with tensors on the CPU."""
 
     stem: str
     tensors: Mapping[str, Tensor]
     first_row: int = 0
 
     def write(self, directory: Path) -> Path:
-        """Raises: OSError."""
+        """Write the file into ``directory``. Raises: OSError."""
         return write_tensors(directory, self.stem, self.tensors, first_row=self.first_row)
 
 
 def write_tensors(directory: Path, stem: str, tensors: Mapping[str, Tensor], *, first_row: int = 0) -> Path:
-    """Write ``tensors``, each of which holds the rows of its key from ``first_row`` on. Raises: OSError."""
+    """Write ``tensors``: each holds the rows of its key from ``first_row`` on. Raises: OSError."""
     content = {key: tensor.detach().to("cpu").contiguous() for key, tensor in tensors.items()}
     path = directory / f"{stem}{_SUFFIX}"
     try:
@@ -76,10 +76,10 @@ class _Part:
 
 
 class TensorDirectory:
-    """Reads what ``write_tensors`` has written into a directory, by however many processes."""
+    """Reads what any number of processes wrote into a directory with ``write_tensors``."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises: CheckpointError for a file that cannot be read as safetensors."""
+        """Raises: CheckpointError when a file cannot be read as safetensors."""
         self._directory = directory
         self._parts: dict[str, list[_Part]] = {}
         for path in sorted(directory.glob(f"*{_SUFFIX}")):
@@ -95,7 +95,7 @@ class TensorDirectory:
     def read(self, key: str, first_row: int, num_rows: int, shape: tuple[int, ...]) -> Tensor:
         """Rows ``first_row`` to ``first_row + num_rows`` of ``key``, float32 ``shape``.
 
-        Raises: CheckpointError where they are not there, or are of another shape or type.
+        Raises: CheckpointError when they are missing, or have another shape or type.
         """
         end = first_row + num_rows
         found: list[Tensor] = []
@@ -118,7 +118,7 @@ class TensorDirectory:
 
 
 class _reading:
-    """``safe_open`` whose errors name the file and are ours."""
+    """``safe_open``, with a CheckpointError that names the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -51,7 +51,7 @@ _NEVER = 10**9
 
 
 class LearnerEngine:
-    """A policy in training. Make it with ``create`` or ``from_model``, leave it with ``close``."""
+    """A policy in training. ``create`` or ``from_model`` makes one, ``close`` ends it."""
 
     def __init__(self, engine: Any, settings: EngineSettings) -> None:
         self._engine = engine
@@ -72,9 +72,9 @@ class LearnerEngine:
 
     @classmethod
     def create(cls, model_dir: Path, settings: EngineSettings) -> LearnerEngine:
-        """Load the model of ``model_dir`` on all ranks; with ZeRO-3 no rank ever holds the whole of it. Collective.
+        """Load the model of ``model_dir`` on all ranks; with ZeRO-3 no rank ever holds all of it. Collective.
 
-        Raises: ValueError for a model that cannot be trained so (see ``parallelism``), before it is loaded.
+        Raises: ValueError, before loading, when the model cannot be trained with these settings (see ``require_supported``).
         """
         init_distributed(settings.device, settings.learner.collective_timeout_s)
         model_config = read_model_config(model_dir)
@@ -83,7 +83,7 @@ class LearnerEngine:
         if settings.learner.zero_stage == 3:
             from transformers.integrations import HfDeepSpeedConfig
 
-            # from_pretrained looks for a living object of this class.
+            # from_pretrained looks for a live object of this class.
             partition_while_loading = HfDeepSpeedConfig(_deepspeed_config(settings, model_config))
         model = load_policy(model_dir, DTYPES[settings.learner.dtype])
         del partition_while_loading
@@ -91,7 +91,7 @@ class LearnerEngine:
 
     @classmethod
     def from_model(cls, model: Any, settings: EngineSettings) -> LearnerEngine:
-        """Train a model that is in memory, the same on all ranks. Collective. The model is changed in place."""
+        """Train a model that is in memory, the same on all ranks. Changes the model in place. Collective."""
         init_distributed(settings.device, settings.learner.collective_timeout_s)
         model_config = model.config.to_dict()
         _require_supported(model_config, settings)
@@ -104,7 +104,7 @@ class LearnerEngine:
         warmup = max(1, settings.learner.warmup_steps)
         engine, *_ = deepspeed.initialize(
             model=model,
-            # A list, as a generator here can pair checkpoints with the wrong parameters.
+            # A list: with a generator, checkpoints can be paired with the wrong parameters.
             model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
             config=_deepspeed_config(settings, model_config),
             # DeepSpeed's own warm-up trains its first two steps at a learning rate of 0.
@@ -115,27 +115,27 @@ class LearnerEngine:
         return cls(engine, settings)
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
-        """Log-probs of one micro-batch under the present weights, without gradient. Collective."""
+        """Log-probs of one micro-batch under the current weights, without gradient. Collective."""
         with torch.no_grad():
             return self._forward(packed.to(self.device), with_entropy)
 
     @property
     def replays_routing(self) -> bool:
-        """Whether ``train_mini_batch`` takes experts to replay, and a batch is to be trained so."""
+        """Whether batches are trained with replayed experts, which ``train_mini_batch`` then takes."""
         return self._replay is not None
 
     def train_mini_batch(
         self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
     ) -> StepResult:
-        """One optimizer step on the sum of the micro-batches' losses over all ranks. Collective.
+        """Make one optimizer step on the sum of the micro-batches' losses over all ranks. Collective.
 
         Args:
-            micro_batches: this rank's; as many on every rank, empty ones where there is nothing.
+            micro_batches: this rank's; equally many on every rank, some of them possibly empty.
             loss_fn: not called for an empty micro-batch.
             replay: the experts of each micro-batch; only with ``replays_routing``.
 
-        Raises: NonFiniteLossError, NonFiniteGradientError or, in the first step, MissingGradientError: on all ranks
-        together and before the step.
+        Raises: NonFiniteLossError, NonFiniteGradientError or, in the first step, MissingGradientError, on all ranks together
+        and before the step.
         """
         if not micro_batches:
             raise ValueError("a mini-batch needs at least one micro-batch, if only an empty one")
@@ -143,7 +143,7 @@ class LearnerEngine:
         for index, micro_batch in enumerate(micro_batches):
             packed = micro_batch.to(self.device)
             self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
-            # Backward is inside, as it computes checkpointed activations again.
+            # Backward is inside, because it computes checkpointed activations again.
             with self._replaying(None if replay is None else replay(packed)):
                 with self.profile.phase("forward"):
                     result = self._forward(packed, with_entropy=True)
@@ -193,12 +193,13 @@ class LearnerEngine:
         if missing:
             raise MissingGradientError(
                 f"{len(missing)} of {len(received)} parameters got no gradient: {_some(missing)}; "
-                "they are frozen or cut off from the loss, no step was made"
+                "they are frozen or cut off from the loss; no step was made"
             )
         self._coverage_known = True
 
     def _step(self) -> float:
-        # In float32 without ZeRO DeepSpeed does not say, and with expert parallelism it clips by a mean of the ranks' norms.
+        # In float32 without ZeRO DeepSpeed does not report the norm, and with expert parallelism it clips by a mean of the
+        # ranks' norms.
         before = self._clip_replicated() if self.settings.learner.zero_stage == 0 else None
         self._engine.step()
         grad_norm = float(self._engine.get_global_grad_norm()) if before is None else before
@@ -207,7 +208,7 @@ class LearnerEngine:
         return grad_norm
 
     def _clip_replicated(self) -> float:
-        """Clip gradients that no ZeRO stage has partitioned; their norm before. Collective."""
+        """Clip gradients that no ZeRO stage has partitioned. Returns their norm before. Collective."""
         slabs = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) in self._shares]
         others = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) not in self._shares]
         square = torch.nn.utils.get_total_norm(others) ** 2
@@ -227,26 +228,26 @@ class LearnerEngine:
         return summed
 
     def broadcast(self, tensor: Tensor, *, source: int = 0) -> Tensor:
-        """The tensor of rank ``source``; the others give one of the same shape and type. Collective."""
+        """The tensor of rank ``source``; the other ranks pass one of the same shape and type. Collective."""
         received = tensor.detach().to(self.device, copy=True)
         torch.distributed.broadcast(received, src=source)
         return received
 
     def barrier(self) -> None:
-        """Return when all ranks have come here. Collective."""
+        """Return when all ranks have called it. Collective."""
         torch.distributed.barrier()
 
     def serving_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """All weights as inference engines load them, on rank 0; other ranks get nothing and must exhaust it. Collective.
 
-        See ``gspo.model.serving.serving_weights``: a tensor is valid only until the next one is asked for.
+        A tensor is valid only until the next one is asked for: see ``gspo.model.serving.serving_weights``.
         """
         return serving_weights(
             self.model, gathered=lambda value: gathered(value, self._shares), emit=self.rank == 0, dtype=dtype
         )
 
     def weights_digest(self, dtype: torch.dtype | None = None) -> str:
-        """Hexadecimal digest of all serving weights, names and shapes included, in whatever layout; the same on every rank.
+        """Hexadecimal digest of all serving weights with their names and shapes, in any layout; the same on every rank.
         Collective."""
         found = []
         for name, tensor in self.serving_weights(dtype):
@@ -256,11 +257,11 @@ class LearnerEngine:
         return bytes(self.broadcast(digest).tolist()).hex()
 
     def cost(self) -> ModelCost:
-        """What a token costs, for a profile."""
+        """The cost of a token, for a profile."""
         return model_cost(self._state.shapes(), self.model.config.to_dict())
 
     def layout(self) -> dict[str, Any]:
-        """What a checkpoint and the engine that loads it must have in common; plain values, as JSON keeps them."""
+        """What a checkpoint and the engine that loads it must have in common, as plain JSON values."""
         shapes = hashlib.blake2b(digest_size=16)
         for name, shape in sorted(self._state.shapes().items()):
             shapes.update(f"{name}\0{shape}\n".encode())
@@ -272,9 +273,9 @@ class LearnerEngine:
         }
 
     def save_state(self, directory: Path) -> None:
-        """Write weights, Adam's moments and the number of steps into ``directory``, which is made. Collective.
+        """Write weights, Adam's moments and the number of steps into ``directory``, and make it. Collective.
 
-        Every rank writes its part of the parameters. Raises: OSError on ranks that could not, after the last collective.
+        Every rank writes its part of the parameters. Raises: OSError, after the last collective, on ranks that could not.
         """
         canary = self._canary()
         self._state.save(directory)
@@ -282,7 +283,7 @@ class LearnerEngine:
             write_canary(directory, canary)
 
     def copy_state(self) -> EngineCopy:
-        """What ``save_state`` would write, and the weights for their digest, copied: to be written while training goes on.
+        """Copy what ``save_state`` would write, and the weights for their digest, to be written while training continues.
         Collective."""
         return EngineCopy(
             rank=self.rank,
@@ -293,10 +294,10 @@ class LearnerEngine:
         )
 
     def load_state(self, directory: Path) -> None:
-        """Read what ``save_state`` wrote, on whatever ranks. Collective.
+        """Read what ``save_state`` wrote, on any layout of ranks. Collective.
 
-        Learning rate, betas and the like are the settings', not the checkpoint's; warm-up goes on at its step.
-        Raises: CheckpointError for files that do not hold the state of this model, and where it computes other log-probs now.
+        Learning rate, betas and the like come from the settings, not from the checkpoint; warm-up continues at its step.
+        Raises: CheckpointError when the files do not hold the state of this model, or it computes other log-probs now.
         """
         self._state.load(directory)
         self._resume_schedule(self._state.num_steps)
@@ -345,7 +346,7 @@ def _deepspeed_config(settings: EngineSettings, model_config: Mapping[str, Any])
         "gradient_clipping": settings.learner.max_grad_norm if settings.learner.zero_stage > 0 else 0.0,
         "steps_per_print": _NEVER,
         "bf16": {"enabled": settings.learner.dtype == "bfloat16"},
-        # Added up in bfloat16, the gradient of 120 micro-batches is off by 1.6 % of its norm.
+        # Summed in bfloat16, the gradient of 120 micro-batches is off by 1.6 % of its norm.
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {
             "stage": settings.learner.zero_stage,
@@ -361,9 +362,9 @@ def _deepspeed_config(settings: EngineSettings, model_config: Mapping[str, Any])
                 "betas": list(settings.learner.betas),
                 "eps": settings.adam_eps,
                 "weight_decay": settings.learner.weight_decay,
-                # PyTorch's own: DeepSpeed's would be compiled at the first start.
+                # PyTorch's own: DeepSpeed's is compiled at the first start.
                 "torch_adam": True,
-                # One vectorised pass over the host's memory on OMP_NUM_THREADS threads, as DeepSpeed's own, but built in.
+                # One vectorised pass over the host's memory on OMP_NUM_THREADS threads, like DeepSpeed's own, but built in.
                 **({} if settings.learner.offload == "none" else {"fused": True}),
             },
         },

@@ -19,19 +19,19 @@ from gspo.model.serving import is_partitioned
 
 @dataclass(frozen=True)
 class ExpertShare:
-    """Which of a layer's experts the slabs of this rank hold."""
+    """The part of a layer's experts that this rank's slabs hold."""
 
     group: Any
     """The process group that holds all experts of a layer, one share on each member."""
     index: int
-    """Of this share in the group."""
+    """This share's place in the group."""
     num_shares: int
     replicas: Any = None
     """The process group whose members hold the same share; None: all ranks."""
 
 
 WHOLE = ExpertShare(group=None, index=0, num_shares=1)
-"""Of a parameter that every rank holds all of (ZeRO's partitions aside)."""
+"""The share of a parameter that every rank holds whole (ZeRO's partitions aside)."""
 
 
 def expert_shares(model: nn.Module) -> dict[int, ExpertShare]:
@@ -52,9 +52,9 @@ def expert_shares(model: nn.Module) -> dict[int, ExpertShare]:
 
 @contextmanager
 def gathered(value: Tensor, shares: Mapping[int, ExpertShare]) -> Iterator[Tensor | None]:
-    """The whole of a parameter or buffer: of all ZeRO partitions, and of all experts. Collective.
+    """A whole parameter or buffer, from all ZeRO partitions and all experts. Collective.
 
-    None on ranks that need not emit it: other shares of the experts than rank 0's group, or not the first of it.
+    None on ranks that need not emit it: those outside rank 0's group of experts, and all but the first inside it.
     """
     with deepspeed.zero.GatheredParameters([value], enabled=is_partitioned(value)):
         share = shares.get(id(value), WHOLE)
@@ -62,8 +62,8 @@ def gathered(value: Tensor, shares: Mapping[int, ExpertShare]) -> Iterator[Tenso
 
 
 def _all_experts(local: Tensor, share: ExpertShare) -> Tensor | None:
-    """[E, ...] of [E / n, ...] on rank 0, which is the first of its group."""
-    # Every group holds all experts; only rank 0's is asked.
+    """Gather [E / n, ...] into [E, ...] on rank 0, which is the first of its group."""
+    # Every group holds all experts; only rank 0's gathers them.
     if torch.distributed.get_process_group_ranks(share.group)[0] != 0:
         return None
     parts = [torch.empty_like(local) for _ in range(share.num_shares)] if share.index == 0 else None

@@ -1,7 +1,7 @@
 """Sees every gradient as autograd produces it, before ZeRO reduces and frees it.
 
-Wrongly marked modules once froze 390 of 417 parameters of a model without a word, and a single NaN ruins weights
-that nobody can tell from good ones: both are looked for before the optimizer steps.
+Wrongly marked modules once silently froze 390 of 417 parameters of a model. A single NaN ruins all weights, and nobody can
+tell them from good ones. Both are looked for before the optimizer steps.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from services.runtime.errors import ServiceError
 
 
 class GradientError(ServiceError):
-    """Gradients that must not be stepped on. The weights are those of before the mini-batch; the engine holds half a
-    mini-batch of gradients and cannot go on: resume from a checkpoint."""
+    """Gradients that the optimizer must not step on. The weights are unchanged since before the mini-batch, but the engine
+    holds half a mini-batch of gradients and cannot continue: resume from a checkpoint."""
 
 
 class MissingGradientError(GradientError):
-    """Parameters that take part in the model and get no gradient."""
+    """Parameters of the model that got no gradient."""
 
 
 class NonFiniteGradientError(GradientError):
-    """A gradient with NaN or infinity in it."""
+    """A gradient that contains NaN or infinity."""
 
 
 class NonFiniteLossError(GradientError):
@@ -34,13 +34,13 @@ class NonFiniteLossError(GradientError):
 
 
 class GradientWatch:
-    """Hooks on the parameters of one model; an expert slab counts as one parameter, whichever experts were hit."""
+    """Hooks on the parameters of one model; an expert slab counts as one parameter, whichever experts were chosen."""
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
         self.names: list[str] = []
         self._received: list[bool] = []
         self._largest: list[Tensor | None] = []
-        """Magnitudes."""
+        """Each parameter's largest magnitude."""
         for name, parameter in parameters:
             if parameter.requires_grad:
                 parameter.register_hook(partial(self._observe, len(self.names)))
@@ -52,13 +52,13 @@ class GradientWatch:
         self._received[index] = True
         if gradient.numel() == 0:
             return
-        # The largest magnitude is NaN where one element is; one kernel, no temporary, and the result stays on the device.
+        # The largest magnitude is NaN if any element is: one kernel, no temporary, and the result stays on the device.
         largest = torch.linalg.vector_norm(gradient, ord=math.inf)
         earlier = self._largest[index]
         self._largest[index] = largest if earlier is None else torch.maximum(earlier, largest)
 
     def take(self, device: torch.device) -> Tensor:
-        """Findings since the last call, float32 [2, P]: received a gradient (1 or 0); was not finite (1 or 0)."""
+        """Findings since the last call, float32 [2, P]: got a gradient (1 or 0); was not finite (1 or 0)."""
         clean = torch.zeros((), device=device)
         largest = torch.stack([clean if largest is None else largest.float() for largest in self._largest])
         bad = (~torch.isfinite(largest)).float()

@@ -1,7 +1,7 @@
-"""A learner's float32 weights and Adam moments, parameter by parameter, in files that any layout reads again.
+"""A learner's float32 weights and Adam moments, parameter by parameter, in files that any layout can read.
 
-Each ZeRO stage keeps them elsewhere and in other parts. Here a parameter is put together on one rank, written, and
-forgotten before the next; a learner of another stage, number of ranks or expert-parallel size reads the rows it needs.
+Each ZeRO stage keeps them in other places and other parts. One rank at a time puts a parameter together, writes it, and
+drops it before the next. A learner with another stage, number of ranks or expert-parallel size reads the rows it needs.
 
     engine/
         model.norm.weight.safetensors                         "model.norm.weight/weight", "/exp_avg", "/exp_avg_sq"
@@ -34,10 +34,10 @@ _KINDS: Final = (_WEIGHT, *_MOMENTS)
 
 @dataclass(frozen=True)
 class _Fragment:
-    """What this rank holds of one parameter's state."""
+    """This rank's part of one parameter's state."""
 
     start: int
-    """Of the fragment in the flattened parameter."""
+    """Where the fragment begins in the flattened parameter."""
     values: Mapping[str, Tensor]
     """float32 [n] by kind: views, so that copying into them changes the state."""
 
@@ -57,7 +57,7 @@ class OptimizerState:
         return max((int(state["step"]) for state in states), default=0)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the whole pieces, all experts included: what a checkpoint and a learner must have in common."""
+        """Shapes of the whole pieces, all experts included: a checkpoint and a learner must have them in common."""
         return {
             piece.name: piece.shape(_whole_shape(parameter, self._share(parameter)))
             for name, parameter in self._parameters()
@@ -65,7 +65,7 @@ class OptimizerState:
         }
 
     def save(self, directory: Path) -> None:
-        """Write everything into ``directory``, which is made. Collective, and finishes on all ranks.
+        """Write everything into ``directory``, and make it. Collective, and completes on all ranks.
 
         Raises: OSError on ranks that could not write.
         """
@@ -75,7 +75,7 @@ class OptimizerState:
         except OSError as error:
             failure = error
         for file in self._files():
-            # The others go on: they wait for this rank in the next collective.
+            # Raised later: the other ranks wait for this one in the next collective.
             if failure is None:
                 failure = _failure(lambda file=file: file.write(directory))  # type: ignore[misc]
         if torch.distributed.get_rank() == 0 and failure is None:
@@ -84,8 +84,8 @@ class OptimizerState:
             raise failure
 
     def copy(self) -> list[TensorFile]:
-        """The files of tensors that this rank writes in ``save``, in CPU memory of their own: 12 bytes for each of the
-        parameters that fall to it, which all ranks share. Collective."""
+        """Copy the tensors that this rank writes in ``save`` into CPU memory: 12 bytes for each parameter of its share.
+        Collective."""
         views = self._zero_stage == 0
         return [
             replace(file, tensors={key: tensor.to("cpu", copy=views) for key, tensor in file.tensors.items()})
@@ -93,9 +93,9 @@ class OptimizerState:
         ]
 
     def load(self, directory: Path) -> None:
-        """Read what any layout's ``save`` wrote, of a model with the same ``shapes``. Collective.
+        """Read what ``save`` wrote in any layout, for a model with the same ``shapes``. Collective.
 
-        Raises: CheckpointError for files that do not hold it.
+        Raises: CheckpointError when the files do not hold it.
         """
         steps = read_steps(directory)
         files = TensorDirectory(directory)
@@ -110,7 +110,7 @@ class OptimizerState:
         for name, buffer in self._buffers().items():
             buffer.copy_(files.read(f"{name}/{_WEIGHT}", 0, buffer.shape[0], tuple(buffer.shape)))
         for state in self._adam().state.values():
-            # One of its own for each: shared by all, it would be counted up by each.
+            # One tensor for each: a shared one would be incremented by each.
             state["step"] = torch.tensor(float(steps), dtype=torch.float32)
         self._weights_from_masters()
 
@@ -130,19 +130,19 @@ class OptimizerState:
         return optimizer
 
     def _masters(self) -> list[Tensor]:
-        """The tensors that Adam steps on, on this rank, by DeepSpeed's number of their group."""
+        """The tensors that Adam steps on, on this rank, indexed by DeepSpeed's parameter group."""
         optimizer = self._engine.optimizer
         if self._zero_stage == 0:
             return [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self._zero_stage == 3:
             return list(optimizer.fp32_partitioned_groups_flat)
         if isinstance(optimizer, BF16_Optimizer):
-            # DeepSpeed's choice for ZeRO 1 in bfloat16, with gradients added up in float32.
+            # DeepSpeed's choice for ZeRO 1 in bfloat16 with gradients summed in float32.
             return list(optimizer.fp32_groups_flat_partition)
         return list(optimizer.single_partition_of_fp32_groups)
 
     def _make_state(self) -> None:
-        """Adam makes its moments in the first step; here they may be wanted before."""
+        """Make Adam's moments, which it makes itself only in the first step."""
         states = self._adam().state
         for master in self._masters():
             if not states[master]:
@@ -150,7 +150,7 @@ class OptimizerState:
                 states[master].update(step=torch.zeros((), dtype=torch.float32), **moments)
 
     def _fragment(self, parameter: Any) -> _Fragment | None:
-        """None where all of this parameter's state is on other ranks."""
+        """None when all of this parameter's state is on other ranks."""
         if self._zero_stage == 0:
             return self._views(parameter, 0, 0, parameter.numel())
         optimizer = self._engine.optimizer
@@ -174,13 +174,13 @@ class OptimizerState:
         return _Fragment(start, {kind: tensor.view(-1).narrow(0, offset, length) for kind, tensor in tensors.items()})
 
     def _collect(self, parameter: Any, kind: str, share: ExpertShare, writer: int) -> Tensor | None:
-        """The whole of one kind of this rank's share, float32, on ``writer``. Collective among the share's replicas."""
+        """One kind of this rank's share, whole, float32, on ``writer``. Collective among the share's replicas."""
         fragment = self._fragment(parameter)
         shape = _local_shape(parameter)
         if self._zero_stage == 0:
             assert fragment is not None
             return fragment.values[kind].view(shape) if torch.distributed.get_rank() == writer else None
-        # Added up as integers: 0 + x is x, bit for bit, where in floating point -0.0 would lose its sign.
+        # Summed as integers: 0 + x is x, bit for bit, whereas in floating point -0.0 would lose its sign.
         bits = torch.zeros(torch.Size(shape).numel(), dtype=torch.int32, device=self._engine.device)
         if fragment is not None:
             values = fragment.values[kind]
@@ -189,8 +189,8 @@ class OptimizerState:
         return bits.view(torch.float32).view(shape) if torch.distributed.get_rank() == writer else None
 
     def _files(self) -> Iterator[TensorFile]:
-        """What this rank writes, one parameter after the other; views of the state without ZeRO, otherwise new tensors.
-        Collective, to be exhausted."""
+        """The files that this rank writes, parameter by parameter; views of the state without ZeRO, otherwise new tensors.
+        Collective; must be exhausted."""
         self._make_state()
         for index, (name, parameter) in enumerate(self._parameters()):
             share = self._share(parameter)
@@ -205,7 +205,7 @@ class OptimizerState:
                 yield TensorFile(stem="buffers", tensors=buffers)
 
     def _weights_from_masters(self) -> None:
-        """What forward passes use: rounded to the model's type, whole on every rank or partitioned. Collective."""
+        """Set the weights of forward passes: rounded to the model's type, whole on every rank or partitioned. Collective."""
         optimizer = self._engine.optimizer
         if self._zero_stage == 3:
             optimizer.checkpoint_event_prologue()
@@ -245,7 +245,7 @@ def _failure(write: Callable[[], Path]) -> OSError | None:
 
 
 def _read(files: TensorDirectory, name: str, parameter: nn.Parameter, share: ExpertShare, kind: str) -> Tensor:
-    """This rank's share of a parameter's state, whatever shares wrote it."""
+    """This rank's share of a parameter's state, whichever shares wrote it."""
     shape = _local_shape(parameter)
     parts = [
         files.read(f"{piece.name}/{kind}", share.index * shape[0], shape[0], piece.shape(shape))

@@ -1,4 +1,4 @@
-"""What an optimizer step is given and what it answers."""
+"""The input and the result of an optimizer step."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from gspo.model.packing import PackedBatch
 from gspo.moe.experts import ExpertPicks
 
 LossFn = Callable[[PackedBatch, TokenLogProbs], Tensor]
-"""A micro-batch's share of the loss of its mini-batch: a scalar, already divided by the mini-batch's N. Where a log-prob is
-not finite it is given 0, and the micro-batch's loss is NaN whatever the function answers. It should not read values on the
-host: each reading waits for the device."""
+"""A micro-batch's share of its mini-batch's loss: a scalar, already divided by the mini-batch's N. The function receives 0
+for a log-prob that is not finite, and the micro-batch's loss is then NaN whatever it returns. It should not read values on
+the host: each read waits for the device."""
 
 ReplayFn = Callable[[PackedBatch], ExpertPicks | None]
-"""The experts that the routers are to choose for a micro-batch; None where they choose themselves."""
+"""The experts that the routers must choose for a micro-batch; None: they choose themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one optimizer step did; the same on every rank."""
+    """The result of one optimizer step; the same on every rank."""
 
     loss: float
-    """Over all ranks and micro-batches."""
+    """Sum over all ranks and micro-batches."""
     grad_norm: float
     """Before clipping."""
     learning_rate: float
-    """That the step used."""
+    """The rate that the step used."""
     num_tokens: int
-    """Over all ranks."""
+    """Sum over all ranks."""
 
 
 def micro_batch_loss(packed: PackedBatch, result: TokenLogProbs, loss_fn: LossFn) -> Tensor:
-    """The loss of a micro-batch: NaN where a log-prob is not finite, 0 for an empty one. Never waits for the device."""
-    # An empty micro-batch walks through the same collectives and adds gradients of exactly 0.
+    """The loss of a micro-batch: NaN if a log-prob is not finite, 0 for an empty one. Never waits for the device."""
+    # An empty micro-batch takes part in the same collectives and adds gradients of exactly 0.
     if packed.is_empty:
         return result.logprobs_T.sum() * 0.0
-    # loss_fn would raise on this rank alone and leave the others waiting; a NaN is found by all of them together, after the
-    # last micro-batch. Not by a look at the values: in every micro-batch the host would wait for the device.
+    # loss_fn would raise on this rank alone and leave the others waiting. All ranks find a NaN together, after the last
+    # micro-batch. The values are not read here: the host would wait for the device in every micro-batch.
     sound_T = torch.isfinite(result.logprobs_T)
     loss = loss_fn(packed, result._replace(logprobs_T=torch.where(sound_T, result.logprobs_T, 0.0)))
     return torch.where((sound_T | ~packed.mask_T).all(), loss, math.nan)

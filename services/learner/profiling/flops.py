@@ -1,10 +1,10 @@
-"""How many floating-point operations a model needs for a token, estimated from its shapes; and devices' peaks. No torch.
+"""The floating-point operations of a model per token, estimated from its shapes; and devices' peaks. No torch.
 
     forward(sequence of L tokens) = 2 N_active L + 2 L^2 heads head_dim layers        training = 3 forward
 
-N_active are the weights that a token is multiplied by: all but the input embedding, and of a mixture's experts only the
-chosen. The second term is causal attention, two products of L^2 / 2 pairs each. Backward is twice the forward.
-What checkpointed activations compute again is not counted: the usual "model FLOPs" of MFU.
+N_active are the weights that multiply a token: all but the input embedding, and only the chosen ones of a mixture's experts.
+The second term is causal attention, two products of L^2 / 2 pairs each. Backward is twice the forward. The recomputation
+of checkpointed activations is not counted: these are the usual "model FLOPs" of MFU.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from math import prod
 from typing import Any, Final
 
 PEAK_TFLOPS: Final[Mapping[str, float]] = {"A100": 312.0, "H100": 989.0, "H200": 989.0, "GH200": 989.0, "B200": 2250.0}
-"""Dense bfloat16, by what the device's name contains; NVIDIA's data sheets, SXM form factor."""
+"""Dense bfloat16, by a part of the device's name; from NVIDIA's data sheets, SXM form factor."""
 
 
 def peak_tflops(device_name: str) -> float | None:
-    """Of a device in bfloat16; None where it is not known."""
-    # The longest name first, as "GH200" contains "H200".
+    """The peak of a device in bfloat16; None: not known."""
+    # The longest name first: "GH200" contains "H200".
     found = [name for name in sorted(PEAK_TFLOPS, key=len, reverse=True) if name in device_name]
     return PEAK_TFLOPS[found[0]] if found else None
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What one token costs in a forward pass."""
+    """The cost of one token in a forward pass."""
 
     active_parameters: int
     attention_width: int
@@ -39,11 +39,11 @@ class ModelCost:
 
 
 def model_cost(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> ModelCost:
-    """Of a Hugging Face causal language model.
+    """The cost of a Hugging Face causal language model.
 
     Args:
-        shapes: of its whole parameters by name, experts stacked or one by one.
-        config: what its config.json holds.
+        shapes: the shapes of its whole parameters by name, experts stacked or one by one.
+        config: the content of its config.json.
     """
     num_experts = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 0
     share = (config.get("num_experts_per_tok") or num_experts) / num_experts if num_experts else 1.0

@@ -1,8 +1,8 @@
 """Where the time of each batch goes: phases that add up to it, speed, packing, balance of the ranks, FLOPs.
 
-``gspo learner --profile`` makes a ``StepProfile``; without it everything is given ``NO_PROFILE``, which does nothing. On a GPU
-the marks between phases are CUDA events on the stream: the host runs ahead as it does without, and waits once, when the
-batch is over. A phase's time is the device's then, and what the host did meanwhile costs nothing that is not seen.
+``gspo learner --profile`` makes a ``StepProfile``; otherwise ``NO_PROFILE`` does nothing in its place. On a GPU the marks
+between phases are CUDA events on the stream: the host runs ahead as it does without a profile, and waits once, at the end of
+the batch. A phase's time is then that of the device; what the host did meanwhile shows only where the device waited for it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ Phase = Literal[
 ]
 """wait: for the batch. prepare: groups, advantages, packing. first_pass: log-probs of the batch's start. forward: model and
 log-probs. loss: objective and its statistics. backward: with the reduction of gradients. optimizer: checks of the gradients,
-clipping, step. diagnostics: gathered from the ranks and summarised. export: weights to the host, digests. publish: delta,
-and until the link has taken the version. checkpoint: with the wait for the broker's acknowledgement. other: the rest."""
+clipping, step. diagnostics: gathered from the ranks and summarised. export: weights to the host. publish: until the former
+version is announced and the broker client has taken this one. checkpoint: copy and publication of the state. other: rest."""
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 COMPUTE: Final[tuple[Phase, ...]] = ("first_pass", "forward", "loss", "backward", "optimizer")
-"""What the speed in tokens and FLOPs is of."""
+"""The phases whose time gives the speed in tokens and FLOPs."""
 
 
 class Phases(Protocol):
-    """What the training loop tells of itself."""
+    """What the training loop reports about its phases."""
 
     def phase(self, name: Phase) -> AbstractContextManager[None]:
         """The time inside is this phase's, except what an inner phase takes."""
@@ -86,7 +86,7 @@ class Timeline(Protocol):
         """Remember now."""
 
     def seconds(self) -> list[float]:
-        """Between each mark and the next; the last mark becomes the first of the following ones."""
+        """The seconds between each mark and the next; the last mark becomes the first of the following ones."""
 
 
 class HostTimeline:
@@ -130,29 +130,29 @@ class BatchProfile:
 
     batch: int
     rank_seconds: list[dict[Phase, float]]
-    """Of each rank, by phase; they add up to the rank's time since the batch before."""
+    """For each rank, by phase; they add up to the rank's time since the batch before."""
     rank_tokens: list[int]
-    """Trained by each rank."""
+    """Tokens that each rank trained."""
     tokens: int
     num_micro_batches: int
     """Rounds of forward and backward on each rank."""
     packing_efficiency: float
-    """Tokens over the room in all micro-batches' token budgets; above 1 where sequences are longer than the budget."""
+    """Tokens over the room in all micro-batches' token budgets; above 1 when sequences are longer than the budget."""
     padding_efficiency: float
-    """Tokens over those of rows padded to the longest: what packing saves."""
+    """Tokens over those of rows padded to the longest: shows what packing saves."""
     flops: float
     """Model FLOPs of the batch: training and the first pass, on all ranks."""
     peak_flops: float | None
-    """Of one rank's device, per second; None: unknown."""
+    """The peak of one rank's device, per second; None: unknown."""
 
     @property
     def seconds(self) -> dict[Phase, float]:
-        """By phase, the mean over ranks."""
+        """The mean over ranks, by phase."""
         return {phase: sum(rank[phase] for rank in self.rank_seconds) / len(self.rank_seconds) for phase in PHASES}
 
     @property
     def slowest(self) -> dict[Phase, float]:
-        """By phase, of the rank that took longest in it."""
+        """The time of the slowest rank, by phase."""
         return {phase: max(rank[phase] for rank in self.rank_seconds) for phase in PHASES}
 
     @property
@@ -161,24 +161,24 @@ class BatchProfile:
 
     @property
     def compute_s(self) -> float:
-        """Of the phases in which tokens are trained."""
+        """The time of the phases in which tokens are trained."""
         return sum(self.seconds[phase] for phase in COMPUTE)
 
     @property
     def imbalance(self) -> float:
-        """Largest rank's tokens over the mean of ranks."""
+        """The largest rank's tokens over the mean of all ranks."""
         return max(self.rank_tokens) * len(self.rank_tokens) / max(1, sum(self.rank_tokens))
 
     @property
     def mfu(self) -> float | None:
-        """Share of the devices' peak that the model's FLOPs are, while tokens are trained."""
+        """The model's FLOPs as a share of the devices' peak, while tokens are trained."""
         if self.peak_flops is None or self.compute_s == 0:
             return None
         return self.flops / (self.compute_s * len(self.rank_seconds) * self.peak_flops)
 
 
 class StepProfile:
-    """One rank's stopwatch. Phases nest; a moment belongs to the innermost.
+    """One rank's stopwatch. Phases nest; each moment belongs to the innermost one.
 
     ``report`` is called with every batch's profile, on every rank.
     """
@@ -212,14 +212,14 @@ class StepProfile:
     @contextmanager
     def phase(self, name: Phase) -> Iterator[None]:
         """The time inside is this phase's, except what an inner phase takes."""
-        self._turn_to(self._inside[-1])
+        self._switch_from(self._inside[-1])
         self._inside.append(name)
         try:
             yield
         finally:
-            self._turn_to(self._inside.pop())
+            self._switch_from(self._inside.pop())
 
-    def _turn_to(self, ended: Phase) -> None:
+    def _switch_from(self, ended: Phase) -> None:
         self._timeline.mark()
         self._begun.append(ended)
 
@@ -233,8 +233,8 @@ class StepProfile:
         self._first_pass = first_pass
 
     def end_batch(self, index: int, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Put the ranks' times together and report them. Collective."""
-        self._turn_to(self._inside[-1])
+        """Gather the ranks' times and report them. Collective."""
+        self._switch_from(self._inside[-1])
         own = dict.fromkeys(PHASES, 0.0)
         for phase, seconds in zip(self._begun, self._timeline.seconds(), strict=True):
             own[phase] += seconds

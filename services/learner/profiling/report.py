@@ -1,4 +1,4 @@
-"""A profile written down: a JSON line per batch while the run goes on, and a table of all of them at its end."""
+"""Writes a profile: a JSON line per batch during the run, and a table of all batches at its end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ProfiledEngine(Protocol):
 
 
 class ProfileFiles:
-    """Rank 0's: ``profile.jsonl`` in the run's directory, which grows, and ``profile.md``, of the batches of this process."""
+    """Rank 0 writes ``profile.jsonl`` in the run's directory, which grows, and ``profile.md`` on this process's batches."""
 
     def __init__(self, directory: Path) -> None:
         """Makes ``directory`` if it is not there. Raises: OSError."""
@@ -69,7 +69,7 @@ class ProfileFiles:
         )
 
     def close(self) -> None:
-        """Log the table, a line each, and where the files are."""
+        """Log the table, line by line, and the files' places."""
         for line in table(self._batches) if self._batches else []:
             log.info("profile", line=line)
         log.info("profile_written", batches=len(self._batches), table=str(self._table), lines=str(self._lines))
@@ -77,7 +77,7 @@ class ProfileFiles:
 
 @contextmanager
 def profiled(settings: Settings, engine: ProfiledEngine, clock: Clock) -> Iterator[Phases]:
-    """What the learner tells of its phases: a profile that is written where the settings ask for one, else nothing."""
+    """Inside the block: a profile that is written, if the settings ask for one; otherwise one that does nothing."""
     if not settings.learner.profile:
         yield NO_PROFILE
         return
@@ -100,7 +100,7 @@ def profiled(settings: Settings, engine: ProfiledEngine, clock: Clock) -> Iterat
 
 
 def _ignore(_: BatchProfile) -> None:
-    """Rank 0 writes for all."""
+    """For all ranks but 0, which writes for all."""
 
 
 def _peak_flops(settings: Settings, device: torch.device) -> float | None:
@@ -111,7 +111,7 @@ def _peak_flops(settings: Settings, device: torch.device) -> float | None:
 
 
 def as_json(batch: BatchProfile) -> dict[str, object]:
-    """All fields and what follows from them; plain values."""
+    """All fields and the values derived from them, as plain JSON values."""
     return asdict(batch) | {
         "seconds": batch.seconds,
         "total_s": batch.total_s,
@@ -123,7 +123,7 @@ def as_json(batch: BatchProfile) -> dict[str, object]:
 
 
 def table(batches: list[BatchProfile]) -> list[str]:
-    """Markdown: of all batches together, seconds a batch by phase, then the figures that are not times."""
+    """Markdown: over all batches, the seconds per batch by phase, then the figures that are not times."""
     count = len(batches)
     total_s = sum(batch.total_s for batch in batches)
     tokens = sum(batch.tokens for batch in batches)

@@ -1,6 +1,6 @@
-"""Which models, numbers of ranks and settings can be trained together: decided before anything is loaded.
+"""Which models, numbers of ranks and settings can be trained together, decided before anything is loaded.
 
-Here and not where DeepSpeed would notice: it notices after minutes, on some ranks, or never.
+DeepSpeed would notice only after minutes, on some ranks, or never.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 AUTOEP_PRESETS: Final = {"qwen3_moe": "qwen3_moe"}
-"""DeepSpeed's preset by ``model_type``: those whose export is tested against the engine's names."""
+"""DeepSpeed's preset by ``model_type``, for models whose export is tested against the engine's names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """What of a model and its settings decides how it can be spread."""
+    """The properties of a model and its settings that decide how it can be split over ranks."""
 
     num_ranks: int
     expert_parallel: int
@@ -25,7 +25,7 @@ class Parallelism:
     routing_replay: bool
     model_type: str
     num_experts: int
-    """Of a layer; 0 for a dense model."""
+    """Experts of a layer; 0 for a dense model."""
     hidden_act: str = "silu"
 
 
@@ -36,7 +36,7 @@ def parallelism_of(
     expert_parallel: int,
     routing_replay: bool,
 ) -> Parallelism:
-    """From the model's config.json, or ``config.to_dict()``."""
+    """Read them from the model's config.json, or ``config.to_dict()``."""
     return Parallelism(
         num_ranks=num_ranks,
         expert_parallel=expert_parallel,
@@ -48,7 +48,7 @@ def parallelism_of(
 
 
 def read_model_config(model_dir: Path) -> dict[str, Any]:
-    """config.json of a model directory. Raises: ValueError where there is none, or it is not an object."""
+    """The config.json of a model directory. Raises: ValueError when there is none, or it is not an object."""
     path = model_dir / "config.json"
     try:
         config = json.loads(path.read_bytes())
@@ -60,7 +60,7 @@ def read_model_config(model_dir: Path) -> dict[str, Any]:
 
 
 def require_supported(plan: Parallelism) -> None:
-    """Raises: ValueError, naming the value and the way out, for what would fail later, or train wrongly."""
+    """Raises: ValueError, which names the value and the way out, when training would fail later or train wrongly."""
     if plan.routing_replay and plan.num_experts == 0:
         raise ValueError(
             f"routing_replay is on and a {plan.model_type} model has no routers: routing replay needs a mixture of experts; "
@@ -76,7 +76,7 @@ def require_supported(plan: Parallelism) -> None:
     if plan.model_type not in AUTOEP_PRESETS:
         raise ValueError(
             f"expert_parallel is {size} and model_type is {plan.model_type!r}; it is supported for "
-            f"{', '.join(AUTOEP_PRESETS)}; use expert_parallel = 1, and zero_stage 3 where the experts do not fit"
+            f"{', '.join(AUTOEP_PRESETS)}; use expert_parallel = 1, and zero_stage 3 if the experts do not fit"
         )
     if plan.hidden_act != "silu":
         # AutoEP computes silu whatever the configuration says.
@@ -90,18 +90,18 @@ def require_supported(plan: Parallelism) -> None:
 
 
 def autoep_config(size: int, model_config: Mapping[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's "expert_parallel" section, for a model that ``require_supported`` has let pass."""
+    """DeepSpeed's "expert_parallel" section, for a model that passed ``require_supported``."""
     return {
         "enabled": True,
         "autoep_size": size,
         "preset_model": AUTOEP_PRESETS[str(model_config["model_type"])],
-        # The preset would normalise always.
+        # The preset would always normalise.
         "route_norm": bool(model_config["norm_topk_prob"]),
     }
 
 
 def offload_config(offload: str, *, pin_memory: bool) -> dict[str, Any]:
-    """DeepSpeed's entries of "zero_optimization" for ``Parallelism.offload``; none for "none"."""
+    """DeepSpeed's entries of "zero_optimization" for ``learner.offload``; none for "none"."""
     sections = {
         "none": (),
         "optimizer": ("offload_optimizer",),

@@ -1,8 +1,8 @@
 """Starts the ranks of one machine as processes, passes signals on to them, and ends with their status.
 
-On several machines it does so on each, and only the ranks meet. torchrun does it too, but where one machine is asked to
-stop, its agents on the others stay for five minutes, with the old meeting place open. Ranks may also be started by it, or by
-whatever sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
+With several machines it runs on each, and only the ranks connect to each other. torchrun does the same, but when one machine
+is stopped, torchrun's agents on the others stay for five minutes, with the old meeting place open. torchrun, or anything
+else that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, may also start the ranks.
 """
 
 import os
@@ -23,14 +23,14 @@ from services.runtime.lifecycle import die_with_parent, module_command
 log = structlog.get_logger()
 
 RANKS_STOP_S: Final = 590.0
-"""For the ranks to end their batch and save after SIGTERM: a little less than ``gspo run`` gives the learner."""
+"""Time for the ranks to end their batch and save after SIGTERM: a little less than ``gspo run`` gives the learner."""
 OTHERS_STOP_S: Final = 30.0
-"""For the others when one rank has failed: they wait in a collective that will not come about."""
+"""Time for the other ranks after one has failed: they wait in a collective that will never complete."""
 LOOK_S: Final = 0.1
 
 
 def is_rank() -> bool:
-    """Whether this process is one of several ranks that somebody else has started."""
+    """Whether another process has started this one as one of several ranks."""
     return "RANK" in os.environ
 
 
@@ -41,17 +41,17 @@ class Node:
     index: int
     num_nodes: int
     host: str
-    """Of node 0."""
+    """The address of node 0."""
     port: int
-    """Where rank 0 awaits the others."""
+    """The port on which rank 0 awaits the others."""
 
 
 def run_ranks(
     module: str, arguments: Sequence[str], num_ranks: int, *, node: Node | None = None, stop_s: float = RANKS_STOP_S
 ) -> int:
-    """Run ``python -m module *arguments`` as ``num_ranks`` ranks, as many as on each other machine, if there are others.
+    """Run ``python -m module *arguments`` as ``num_ranks`` ranks. Every machine runs equally many.
 
-    ``node``: None for a machine alone. Returns 0, or the status of the first rank that failed.
+    ``node``: None for a single machine. Returns 0, or the status of the first rank that failed.
     """
     if node is None:
         node = Node(index=0, num_nodes=1, host="127.0.0.1", port=_free_port())
@@ -79,14 +79,14 @@ def run_ranks(
                 subprocess.Popen(
                     module_command(module, *arguments),
                     env=environment,
-                    # Ctrl-C on a terminal reaches this process alone, which passes it on.
+                    # Ctrl-C on a terminal must reach only this process, which passes it on.
                     start_new_session=True,
-                    # Left alone they would train on, beside their successors and on the same ports.
+                    # Orphans would train on beside their successors, on the same ports.
                     preexec_fn=partial(die_with_parent, signal.SIGKILL, parent_pid=os.getpid()),
                 )
             )
         if stops:
-            _signal(ranks, signal.SIGTERM)  # It came while they were being started.
+            _signal(ranks, signal.SIGTERM)  # The signal came while the ranks were being started.
         return _wait(ranks, lambda: stops[0] if stops else None)
     finally:
         _signal(ranks, signal.SIGKILL)
@@ -98,7 +98,7 @@ def run_ranks(
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Within the block SIGTERM and SIGINT end the process: a rank waits for others outside Python, where no handler runs."""
+    """Inside the block SIGTERM and SIGINT end the process: a rank waits for others outside Python, where no handler runs."""
     former = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
@@ -108,9 +108,9 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: Callable[[], float | None]) -> int:
-    """Until all have ended, or one has failed and the others had their time."""
+    """Wait until all have ended, or one has failed and the others have had their time."""
     failed, failed_at = 0, 0.0
-    # All are asked, also behind one that lives: ``returncode`` is known only of those that were.
+    # Every process is polled, also those after a live one: ``returncode`` is known only after a poll.
     while None in [process.poll() for process in ranks]:
         now = time.monotonic()
         end = deadline()
@@ -128,12 +128,12 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: Callable[[], float
 
 
 def _failed(process: subprocess.Popen[bytes], *, asked: bool) -> bool:
-    """Whether it has ended otherwise than well. Asked to stop while it waits for others, a rank ends by the signal."""
+    """Whether the rank has failed. One that is asked to stop while it waits for others ends by the signal: no failure."""
     return bool(process.returncode) and not (asked and process.returncode == -signal.SIGTERM)
 
 
 def _status(returncode: int) -> int:
-    """As a shell says it: 128 + the signal for a process that a signal ended."""
+    """The status as a shell reports it: 128 + the signal for a process that a signal ended."""
     return 128 - returncode if returncode < 0 else returncode
 
 
@@ -144,7 +144,7 @@ def _signal(ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals) ->
 
 
 def _free_port() -> int:
-    """For the ranks' meeting place, which rank 0 opens on the loopback interface."""
+    """A free port for the ranks' meeting place, which rank 0 opens on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""A version as the changes against the one before it, in bytes that rollouts fetch like a snapshot's."""
+"""A version as its changes against the one before it, in bytes that rollouts fetch like a snapshot's."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +18,13 @@ WORTHWHILE: Final = 0.75
 """A delta with a larger share of the snapshot's bytes is not made: applying it costs more than it saves."""
 SAMPLE_PIECES: Final = 16
 SAMPLE_ELEMENTS: Final = 16 * 1024
-"""So much of two versions is encoded first, to see whether the rest is worth it."""
+"""The size of the sample that is encoded first, to see whether the rest is worth it."""
 
 
 def encode_delta(base: Snapshot, snapshot: Snapshot) -> Delta | None:
-    """The changes from ``base`` to ``snapshot``; None when their tensors differ in more than values, or it would not pay.
+    """The changes from ``base`` to ``snapshot``; None when more than values differ, or a delta would not pay.
 
-    Uses all cores, and beside the two snapshots the memory of the delta and of one bucket's changes for each core.
+    Uses all cores. Apart from the two snapshots it takes the memory of the delta and of one bucket's changes per core.
     """
     before, after = base.manifest.tensors, snapshot.manifest.tensors
     if [_layout(tensor) for tensor in before] != [_layout(tensor) for tensor in after]:
@@ -55,7 +55,7 @@ def _layout(tensor: TensorInfo) -> tuple[str, str, tuple[int, ...], int]:
 def _encode(base: Snapshot, snapshot: Snapshot, places: list[Region]) -> list[tuple[DeltaBucket, bytes]] | None:
     """Buckets with their compressed bytes, in order; None when they would be too large."""
     most = WORTHWHILE * snapshot.manifest.num_bytes
-    # A float32 model changes everywhere; the whole of it is not encoded to find that out.
+    # A float32 model changes everywhere: a sample shows that without encoding all of it.
     if _estimate(base, snapshot, places) > most:
         return None
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
@@ -77,7 +77,7 @@ def _pieces(place: Region, number: int) -> list[Region]:
 
 
 def _estimate(base: Snapshot, snapshot: Snapshot, places: list[Region]) -> float:
-    """Bytes of all places, encoded, by what pieces of some of them take."""
+    """The encoded size of all places in bytes, estimated from pieces of some of them."""
     seen, encoded = 0, 0.0
     for place, pieces in samples(places):
         buckets = [_encode_one(base, snapshot, piece) for piece in pieces]

@@ -1,9 +1,9 @@
-"""Who fetches a version from whom, so that the learner sends each byte a constant number of times. Pure.
+"""Decides which rollout fetches a version from which peer, so that the learner sends each byte a constant number of times.
 
-Whoever asks first is served by the learner. Everybody later is sent to the first of those who asked before him, and serve
-others, that has not yet as many as it can take: a tree in the order in which they asked. A rollout passes a version on when
-it has checked it, so a version reaches n rollouts in log n steps. Each gets a second source, too, for when the first one
-fails; whom both fail comes back to the learner.
+Pure. The learner serves the first rollouts that ask. Each later one is referred to the first earlier rollout that serves
+others and has room for one more: a tree in the order of the requests. A rollout passes a version on once it has checked it,
+so that a version reaches n rollouts in log n steps. Each also gets a second source, in case the first one fails. A rollout
+whose sources both fail comes back to the learner.
 """
 
 from collections import OrderedDict
@@ -27,10 +27,10 @@ Item = tuple[int, int]
 class _Node:
     source: Source | None
     parents: list[bytes]
-    """Where it was sent to: the first choice, and another one. Empty: the learner serves it."""
+    """The peers that it was referred to: the first choice, and another one. Empty: the learner serves it."""
     num_children: int = 0
     num_second: int = 0
-    """How often it is somebody's other choice."""
+    """How often it is a peer's second choice."""
     usable: bool = True
 
 
@@ -41,21 +41,21 @@ class _Tree:
 
 
 class FanOut:
-    """The trees of the versions that are fetched now; peers are known by their identities."""
+    """The trees of the versions that are being fetched; peers are known by their identities."""
 
     def __init__(self, *, direct: int = DIRECT, children: int = CHILDREN) -> None:
         self._direct = direct
         self._children = children
         self._trees: OrderedDict[Item, _Tree] = OrderedDict()
         self.num_failed = 0
-        """How often somebody came back from his source."""
+        """How often a peer came back from its source."""
 
     def join(self, item: Item, peer: bytes, source: Source | None, *, direct: bool = False) -> list[Source]:
-        """``peer`` wants ``item`` and will serve it as ``source`` (None: it will not). Returns where it is, the best place
-        first; empty: here.
+        """``peer`` wants ``item`` and will serve it as ``source`` (None: it will not). Returns its sources, the best one
+        first; empty: the learner.
 
-        ``direct``: it wants nobody else's, because what came from its source was damaged. Whoever asks for an item a second
-        time is served here, too: his source may be the reason.
+        ``direct``: it wants only the learner, because its source sent damaged weights. A peer that asks for an item a second
+        time is also served by the learner: its source may be the reason.
         """
         if direct:
             for other in list(self._trees):
@@ -75,7 +75,7 @@ class FanOut:
         return [found for parent in parents if (found := tree.nodes[parent].source) is not None]
 
     def came_back(self, item: Item, peer: bytes) -> None:
-        """``peer`` asks the learner for bytes of ``item``: nobody else is sent where it was sent to."""
+        """``peer`` asks the learner for bytes of ``item``: its sources failed, and no other peer is referred to them."""
         tree = self._trees.get(item)
         node = None if tree is None else tree.nodes.get(peer)
         if tree is None or node is None or not node.parents:
@@ -87,7 +87,7 @@ class FanOut:
         self.num_failed += 1
 
     def _parents(self, tree: _Tree) -> list[bytes]:
-        """The first that has not as many as it can take, and beside it whoever is the fewest's other choice."""
+        """The first peer that has room for one more, and the one that is least often a second choice."""
         usable = {peer: node for peer, node in tree.nodes.items() if node.source is not None and node.usable}
         first = next((peer for peer, node in usable.items() if node.num_children < self._children), None)
         if first is None:

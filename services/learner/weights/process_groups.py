@@ -1,8 +1,8 @@
-"""Process groups of two, this learner and one engine: what SGLang's update_weights_from_distributed receives from.
+"""Process groups of two, this learner and one engine, from which SGLang's update_weights_from_distributed receives.
 
-Rank 0 is the learner, rank 1 the engine. A group is made beside torch's default one, as SGLang makes its own half, so
-DeepSpeed never hears of it. It is one thread's: whatever goes wrong there ends the group and nothing else. An engine that
-waits for a broadcast notices at once, because its connection is closed.
+Rank 0 is the learner, rank 1 the engine. A group is made beside torch's default one, as SGLang makes its own half, so that
+DeepSpeed never sees it. One thread owns it: an error there ends the group and nothing else. An engine that waits for a
+broadcast notices at once, because its connection is closed.
 """
 
 import queue
@@ -26,16 +26,16 @@ log = structlog.get_logger()
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 MAX_QUEUED: Final = 64
 TIMEOUT_S: Final = 60.0
-"""For the engine to join, and to take one broadcast."""
+"""Time for the engine to join, and to take one broadcast."""
 UNASKED_S: Final = 60.0
-"""For a rollout to ask for what it was promised. It may be gone, and its engine wait for a broadcast, deaf to everybody."""
+"""Time for a rollout to ask for the promised version. It may be gone, and its engine hang in a wait for the broadcast."""
 IDLE_S: Final = 1800.0
-"""A group into which nothing is sent for so long is closed: its engine may be gone, or it fetches chunks by now."""
+"""A group that sends nothing for this long is closed: its engine may be gone, or fetch chunks by now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOptions:
-    """``backend``: what the engine's device speaks. ``device``: of this process, from which it sends."""
+    """``backend``: that of the engine's device. ``device``: the one from which this process sends."""
 
     backend: Literal["gloo", "nccl"]
     device: str = "cpu"
@@ -44,14 +44,14 @@ class GroupOptions:
 
 
 def group_options(backend: Literal["", "gloo", "nccl"]) -> GroupOptions | None:
-    """For the setting learner.weights_group_backend; None: no groups. NCCL sends from this process's GPU."""
+    """The options for the setting learner.weights_group_backend; None: no groups. NCCL sends from this process's GPU."""
     if not backend:
         return None
     return GroupOptions(backend=backend, device=f"cuda:{torch.cuda.current_device()}" if backend == "nccl" else "cpu")
 
 
 class SendingGroup:
-    """One group, from the moment at which its store can be reached.
+    """One group, from the moment when its store can be reached.
 
     produces:     broadcasts
     waits for:    the engine; ``send``
@@ -62,26 +62,26 @@ class SendingGroup:
         """Raises: RuntimeError when no port can be bound."""
         self.name = f"weights-{uuid.uuid4().hex}"
         self.promised: Snapshot | None = None
-        """What will be sent next: held, so that it is not dropped before."""
+        """The version that will be sent next; kept so that it is not dropped before."""
         self._options = options
         self._timeout = timedelta(seconds=options.timeout_s)
-        # It listens on every address, as torch's own rendezvous does.
+        # The store listens on every address, as torch's own rendezvous does.
         self._store = TCPStore("0.0.0.0", 0, 2, is_master=True, timeout=self._timeout, wait_for_workers=False)
         self.port: int = self._store.port
         self._queue: queue.Queue[Bytes | None] = queue.Queue(MAX_QUEUED)
         self._ended = threading.Event()
-        # A daemon: a broadcast that nobody takes must not keep the process.
+        # A daemon: a broadcast that nobody takes must not keep the process alive.
         threading.Thread(target=self._run, name=self.name, daemon=True).start()
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """Whether the group can send nothing more."""
         return self._ended.is_set()
 
     def send(self, data: Bytes) -> None:
-        """Broadcast ``data``, uint8 [n], when the engine is there and what was sent before has arrived. Returns at once.
+        """Broadcast ``data``, uint8 [n], once the engine has joined and earlier broadcasts have arrived. Returns at once.
 
-        What nobody can send any more closes the group, which the engine notices.
+        If ``data`` cannot be sent any more, the group closes, which the engine notices.
         """
         try:
             self._queue.put_nowait(data)
@@ -89,7 +89,7 @@ class SendingGroup:
             self.close()
 
     def close(self) -> None:
-        """Send nothing more, and take leave. A second call does nothing."""
+        """Send nothing more and close the connections. A second call does nothing."""
         self._ended.set()
         self.promised = None
         try:
@@ -110,7 +110,7 @@ class SendingGroup:
             self.promised = None
 
     def _serve(self) -> None:
-        """Raises: RuntimeError, as torch does for everything that goes wrong between two ranks; queue.Empty when idle."""
+        """Send until closed. Raises: RuntimeError, torch's error for any failure between ranks; queue.Empty when idle."""
         store = PrefixStore(self.name, self._store)
         group, _ = _new_process_group_helper(
             2, 0, [], Backend(self._options.backend), store, group_name=GroupName(self.name), timeout=self._timeout
@@ -128,7 +128,7 @@ class SendingGroup:
             del group
 
     def _next(self) -> Bytes | None:
-        """Raises: RuntimeError when what was promised is not asked for; queue.Empty when idle."""
+        """The next broadcast. Raises: RuntimeError when nobody asks for a promised version; queue.Empty when idle."""
         idle_s, unasked = 0.0, 0
         while True:
             try:
@@ -148,14 +148,14 @@ class SendingGroups:
     """At most one group for each rollout."""
 
     def __init__(self, options: GroupOptions, *, kind: type[SendingGroup] = SendingGroup) -> None:
-        """``kind``: of the groups that are made."""
+        """``kind``: the class of the groups."""
         self.backend = options.backend
         self._options = options
         self._kind = kind
         self._groups: dict[bytes, SendingGroup] = {}
 
     def ready(self, peer: bytes, name: str) -> SendingGroup:
-        """The group ``name`` of ``peer``, or, when there is no such group (any more), a new one.
+        """The group ``name`` of ``peer``, or a new one if that does not exist (any more).
 
         Raises: RuntimeError when no port can be bound.
         """
@@ -163,14 +163,14 @@ class SendingGroups:
         if group is not None and group.name == name and not group.ended:
             return group
         self.leave(peer)
-        # Of rollouts that are gone nothing else is heard.
+        # Rollouts that are gone do not say so.
         self._groups = {known: each for known, each in self._groups.items() if not each.ended}
         made = self._groups[peer] = self._kind(self._options)
         log.info("weights_group_opened", peer=peer.decode(errors="replace"), group=made.name, port=made.port)
         return made
 
     def get(self, peer: bytes, name: str) -> SendingGroup | None:
-        """The group ``name`` of ``peer``; None: there is none (any more)."""
+        """The group ``name`` of ``peer``; None: it does not exist (any more)."""
         group = self._groups.get(peer)
         return group if group is not None and group.name == name and not group.ended else None
 
@@ -181,6 +181,6 @@ class SendingGroups:
             group.close()
 
     def close(self) -> None:
-        """Close all."""
+        """Close all groups."""
         for peer in list(self._groups):
             self.leave(peer)

@@ -26,7 +26,7 @@ from services.learner.weights.fan_out import FanOut
 from services.learner.weights.process_groups import SendingGroups
 from services.learner.weights.snapshot import Snapshot, SnapshotStore
 from services.runtime.net import Incoming, RouterChannel
-from services.weights import ChunkServer, Hash, Parts, checksum_of, checksums_of, merge
+from services.weights import ChunkServer, Hash, Parts, checksums_of, hash_function, merge
 
 log = structlog.get_logger()
 
@@ -35,7 +35,7 @@ MAX_WAITING: Final = 256
 
 
 class WeightServer(ChunkServer):
-    """What the store holds; whoever asks late is sent to rollouts that have it (services.learner.weights.fan_out)."""
+    """Serves what the store holds; refers late requests to rollouts that have it (services.learner.weights.fan_out)."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class WeightServer(ChunkServer):
         fan_out: FanOut | None = None,
         groups: SendingGroups | None = None,
     ) -> None:
-        """``fan_out``: None is one with the usual numbers. ``groups``: None: nobody is sent anything but chunks."""
+        """``fan_out``: None: one with the default limits. ``groups``: None: only chunks are sent."""
         super().__init__(
             channel,
             WEIGHTS,
@@ -154,7 +154,7 @@ class WeightServer(ChunkServer):
         )
 
     def _broadcast(self, incoming: Incoming, request: BroadcastRequest, groups: SendingGroups) -> None:
-        """What cannot be sent ends the group: its engine waits already."""
+        """Send the requested tensors. If that is impossible, end the group: its engine waits already."""
         group = groups.get(incoming.peer, request.group)
         snapshot = None if group is None else group.promised
         if group is None or snapshot is None or snapshot.policy_version != request.policy_version:
@@ -172,17 +172,17 @@ class WeightServer(ChunkServer):
 
 
 class ChecksumCache:
-    """What an engine says of the parameters of the newest version, worked out once for each hash."""
+    """The checksums that an engine reports for the newest version's parameters, computed once for each hash."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, Hash], dict[str, str]] = {}
 
     def of(self, snapshot: Snapshot, name: Hash) -> dict[str, str]:
-        """By the engine's names; parameters of which parts are missing are not there. Takes seconds for each gigabyte."""
+        """Checksums by the engine's names, without parameters that lack parts. Takes seconds for each gigabyte."""
         key = (snapshot.manifest.digest, name)
         if key not in self._found:
             data = snapshot.data.data
             tensors = [(each, data[each.offset : each.offset + each.num_bytes]) for each in snapshot.manifest.tensors]
-            found = checksums_of(merge(tensors), checksum_of(name))
+            found = checksums_of(merge(tensors), hash_function(name))
             self._found = {known: each for known, each in self._found.items() if known[0] == key[0]} | {key: found}
         return self._found[key]

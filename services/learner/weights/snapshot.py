@@ -1,4 +1,4 @@
-"""A policy version as it is served: all tensors' bytes, one behind the other, with a digest each."""
+"""A policy version as it is served: the bytes of all tensors, one after the other, each with a digest."""
 
 import os
 from collections import OrderedDict
@@ -41,7 +41,7 @@ class CopiedTensor:
 
 
 class WeightCopy:
-    """The weights of one moment, on the CPU: training may go on, whatever is done with them afterwards."""
+    """The weights of one moment, on the CPU: training may continue, whatever happens to them afterwards."""
 
     def __init__(self, tensors: list[CopiedTensor]) -> None:
         self.tensors = tensors
@@ -51,30 +51,30 @@ class WeightCopy:
         return sum(tensor.data.nbytes for tensor in self.tensors)
 
     def digests(self) -> list[str]:
-        """Of every tensor, in order; on all cores, as hashing is the slowest part of a publication."""
+        """The digest of every tensor, in order. Uses all cores: hashing is the slowest part of a publication."""
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             return list(pool.map(tensor_digest, [tensor.data.data for tensor in self.tensors]))
 
 
 def copy_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> WeightCopy:
-    """Copy ``weights`` (name in the serving layout, tensor on any device). All that training has to wait for.
+    """Copy ``weights`` (name in the serving layout, tensor on any device). Training waits only for this.
 
-    Raises: ValueError for a dtype that the wire does not know.
+    Raises: ValueError when a dtype cannot be sent.
     """
     copied: list[CopiedTensor] = []
     for name, tensor in weights:
         if tensor.dtype not in DTYPE_NAMES:
             raise ValueError(f"tensor {name} has dtype {tensor.dtype}: one of {sorted(DTYPE_NAMES.values())} can be served")
-        # A copy also on the CPU: the tensor may be a buffer that is filled again for the next one.
+        # Copied on the CPU too: the tensor may be a buffer that is filled again for the next one.
         own = tensor.detach().contiguous().to("cpu", copy=True).reshape(-1).view(torch.uint8)
         copied.append(CopiedTensor(name=name, dtype=DTYPE_NAMES[tensor.dtype], shape=list(tensor.shape), data=own.numpy()))
     return WeightCopy(copied)
 
 
 def build_snapshot(policy_version: int, weights: WeightCopy) -> Snapshot:
-    """Make a snapshot of ``weights``, which are used up: their memory goes over into the snapshot's tensor by tensor.
+    """Make a snapshot of ``weights`` and use them up: their memory moves into the snapshot, tensor by tensor.
 
-    Raises: ValueError for no weights.
+    Raises: ValueError when there are no weights.
     """
     if not weights.tensors:
         raise ValueError(f"policy version {policy_version} has no tensors")
@@ -111,10 +111,10 @@ def build_snapshot(policy_version: int, weights: WeightCopy) -> Snapshot:
 
 
 class SnapshotStore:
-    """What the learner serves: the newest snapshots, and the deltas of which a chain leads to the newest version.
+    """What the learner serves: the newest snapshots, and the deltas that form a chain to the newest version.
 
     Holds ``keep`` snapshots, so that a fetch under way survives one publication, and at most ``max_deltas`` deltas that
-    together are no larger than ``delta_share`` of the newest snapshot. While a version is published there is one more.
+    together are no larger than ``delta_share`` of the newest snapshot. During a publication there is one snapshot more.
     """
 
     def __init__(self, keep: int = 2, *, max_deltas: int = 64, delta_share: float = 0.5) -> None:
@@ -122,7 +122,7 @@ class SnapshotStore:
         self._max_deltas = max_deltas
         self._delta_share = delta_share
         self._snapshots: OrderedDict[int, Snapshot] = OrderedDict()
-        # By base, oldest first; each one's base is the former one's version.
+        # By base, oldest first; each delta's base is the version of the one before.
         self._deltas: OrderedDict[int, Delta] = OrderedDict()
 
     @property
@@ -137,14 +137,14 @@ class SnapshotStore:
         return delta if delta is not None and delta.policy_version == policy_version else None
 
     def snapshot(self, policy_version: int) -> Snapshot | None:
-        """None: not held (any more)."""
+        """The snapshot of a version; None: not held (any more)."""
         return self._snapshots.get(policy_version)
 
     def manifest_for(self, have_version: int) -> Manifest | None:
-        """What somebody who holds ``have_version`` should fetch next; None: nothing is held.
+        """What a peer that holds ``have_version`` should fetch next; None: nothing is held.
 
-        A delta, when a chain of deltas leads from there to the newest version in fewer bytes than its snapshot has;
-        otherwise that snapshot.
+        A delta, if a chain of deltas from there to the newest version has fewer bytes than its snapshot; otherwise that
+        snapshot.
         """
         newest = self.newest
         if newest is None:
@@ -159,9 +159,9 @@ class SnapshotStore:
         return first if first.policy_version == version else structs.replace(first, newest_version=version)
 
     def add(self, snapshot: Snapshot, delta: Delta | None = None) -> None:
-        """Hold ``snapshot`` as the newest; ``delta`` is against the newest until now (None: there is no such delta).
+        """Hold ``snapshot`` as the newest; ``delta`` is against the one before (None: there is no such delta).
 
-        Raises: ValueError when its version does not grow, or the delta is of other versions.
+        Raises: ValueError when its version is not newer, or the delta is between other versions.
         """
         newest = self.newest
         if newest is not None and snapshot.policy_version <= newest.policy_version:
@@ -169,7 +169,7 @@ class SnapshotStore:
                 f"policy version {snapshot.policy_version} after {newest.policy_version}: versions grow and are never reused"
             )
         if delta is None:
-            self._deltas.clear()  # They lead nowhere any more.
+            self._deltas.clear()  # They no longer lead to the newest version.
         else:
             base_version = 0 if newest is None else newest.policy_version
             if (delta.manifest.base_version, delta.policy_version) != (base_version, snapshot.policy_version):

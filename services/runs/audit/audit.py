@@ -1,4 +1,4 @@
-"""One audit of one run directory, living or dead: everything is read in one snapshot of the ledger."""
+"""Audits a run directory, of a live or an ended run: everything is read in one snapshot of the ledger."""
 
 import sqlite3
 from pathlib import Path
@@ -17,9 +17,9 @@ from services.runtime.settings import read_run_settings
 def audit_run(directory: Path) -> Audit:
     """Check everything that ``directory`` holds. Memory grows with the number of batches, not of trajectories.
 
-    Raises: NoLedger when it is no run directory.
+    Raises: NoLedger when it is not a run directory.
     """
-    # Before the snapshot: a living learner's next checkpoint is newer than any snapshot taken before it.
+    # Before the snapshot: a live learner's next checkpoint would be newer than a snapshot taken before it.
     checkpoints = read_checkpoints(directory)
     findings = Findings()
     rules, notes = _rules(directory)
@@ -41,7 +41,7 @@ def audit_run(directory: Path) -> Audit:
             notes += audit_checkpoints(findings, order, checkpoints)
             notes += audit_record(connection, findings, directory)
             counts = TokenAudit(findings, rules, order.batch_versions, order.versions).run(connection)
-        # UnicodeDecodeError: SQLite's own message quotes what is broken in the file.
+        # UnicodeDecodeError: SQLite's own message quotes the broken bytes.
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             findings.add("database damaged", f"it cannot be read to its end: {error}")
     return Audit(
@@ -63,7 +63,7 @@ def _rules(directory: Path) -> tuple[Rules, list[str]]:
     try:
         settings = read_run_settings(directory)
     except ConfigurationError as error:
-        return Rules(), [f"sizes of groups and batches and the lag are not checked: {error}"]
+        return Rules(), [f"the sizes of groups and batches and the lag are not checked: {error}"]
     batch = settings.batch
     rules = Rules(group_size=batch.group_size, groups_per_batch=batch.groups_per_batch, max_lag=batch.max_lag)
     return rules, []

@@ -1,4 +1,4 @@
-"""What an audit counts and what it objects to."""
+"""The counts and the violations that an audit finds."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Final
 
 KEPT: Final = 20
-"""So many of each kind are kept in words; all are counted."""
+"""Texts that are kept of each kind of violation; all violations are counted."""
 
 
 @dataclass
 class Findings:
-    """Violations by name: how many, and the first ones in words. Bounded, however broken the ledger is."""
+    """Violations by name: their number, and the first ones in words. Bounded, however broken the ledger is."""
 
     counts: Counter[str] = field(default_factory=Counter)
     texts: dict[str, list[str]] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the run's settings say about its batches; None where there is no settings.json."""
+    """What the run's settings say about its batches; None when there is no settings.json."""
 
     group_size: int | None = None
     groups_per_batch: int | None = None
@@ -34,7 +34,7 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of training or held-out groups of one kind."""
+    """The number of training or held-out groups that ended in one way."""
 
     split: str
     status: str
@@ -47,7 +47,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """The result. ``notes`` are no violations: what could not be checked, and what is still on its way."""
+    """The result. ``notes`` are not violations: they name what could not be checked, or is still under way."""
 
     directory: Path
     run_id: str
@@ -55,7 +55,7 @@ class Audit:
     num_batches: int
     num_trained_batches: int
     num_trained_again: int
-    """Times that a batch was trained once more, after a restart of the learner."""
+    """How often a batch was trained again after a restart of the learner."""
     num_resumed: int
     """Trajectories whose tokens came under more than one lease."""
     num_versions: int
@@ -78,11 +78,11 @@ class Audit:
 
     @property
     def problems(self) -> list[str]:
-        """The violations in words, as far as they are kept."""
+        """The violations whose texts are kept."""
         return [text for texts in self.findings.texts.values() for text in texts]
 
     def as_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """As plain JSON values."""
         return {
             "directory": str(self.directory),
             "run_id": self.run_id,

@@ -22,7 +22,7 @@ REASONS: Final = get_args(DropReason)
 
 
 def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rules) -> None:
-    """Raises: sqlite3.DatabaseError."""
+    """Check all groups, then all prompts. Raises: sqlite3.DatabaseError."""
     _audit_prompts(connection, findings)
     size = rules.group_size
     for row in connection.execute(GROUPS):
@@ -48,7 +48,7 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
 
 
 def _audit_prompts(connection: sqlite3.Connection, findings: Findings) -> None:
-    """Each prompt of the order in one group, in the order of groups."""
+    """Each prompt is in exactly one group, in the order of groups."""
     expected = 0
     query = "SELECT prompt, group_id FROM groups WHERE split = 'train' ORDER BY prompt, group_id"
     for prompt, group_id in connection.execute(query):
@@ -61,7 +61,7 @@ def _audit_prompts(connection: sqlite3.Connection, findings: Findings) -> None:
 
 
 def outcomes(connection: sqlite3.Connection) -> list[Outcome]:
-    """Counts of all groups by what became of them. Raises: sqlite3.DatabaseError."""
+    """Counts of all groups by how they ended. Raises: sqlite3.DatabaseError."""
     return [_outcome(row) for row in connection.execute(OUTCOMES)]
 
 

@@ -1,4 +1,4 @@
-"""The order of batches and versions: no hole, nothing twice, and every training acknowledged."""
+"""The order of batches and versions: no gap, nothing twice, and every training acknowledged."""
 
 import json
 import sqlite3
@@ -17,12 +17,12 @@ CLAIMED: Final = "SELECT batch, count(*) FROM groups WHERE status = 'batched' GR
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Small tables, a row for each batch: they fit in memory."""
+    """The small tables with a row for each batch: they fit in memory."""
 
     batch_versions: dict[int, int]
     """The policy version for which each batch was assembled."""
     trained_batches: dict[int, int]
-    """By published version, ascending: how many batches its weights were trained on."""
+    """By published version, ascending: the number of batches that its weights were trained on."""
     trained: list[tuple[int, int]]
     """(batch, published version) of each training, by version."""
     checkpointed: int
@@ -39,7 +39,7 @@ class Order:
 
 
 def read_order(connection: sqlite3.Connection) -> Order:
-    """Raises: sqlite3.DatabaseError."""
+    """Read the tables. Raises: sqlite3.DatabaseError."""
     checkpointed = connection.execute("SELECT coalesce(max(next_batch), 0) FROM checkpointed").fetchone()[0]
     return Order(
         batch_versions=dict(connection.execute("SELECT batch, policy_version FROM batches ORDER BY batch")),
@@ -52,7 +52,7 @@ def read_order(connection: sqlite3.Connection) -> Order:
 
 
 def audit_batches(connection: sqlite3.Connection, findings: Findings, rules: Rules, order: Order) -> None:
-    """Batch after batch: its number, its version, its groups. Raises: sqlite3.DatabaseError."""
+    """Check each batch: its number, its version, its groups. Raises: sqlite3.DatabaseError."""
     claimed = dict(connection.execute(CLAIMED))
     expected = last_version = 0
     for batch, version, group_ids, stats in connection.execute(
@@ -83,7 +83,7 @@ def audit_batches(connection: sqlite3.Connection, findings: Findings, rules: Rul
 
 
 def _was_under_way(order: Order, batch: int, version: int) -> bool:
-    """A learner asks for the next batch while its weights are being announced, and may die before they are."""
+    """Whether ``version`` may be missing: a learner asks for its batch before it is announced, and may die in between."""
     return version not in order.versions and order.trained_batches.get(version - 1) == batch - 1
 
 
@@ -111,7 +111,7 @@ def _audit_content(connection: sqlite3.Connection, findings: Findings, where: st
 
 
 def audit_versions(findings: Findings, order: Order) -> list[str]:
-    """Published and acknowledged in order; returns notes on what is still on its way."""
+    """Versions are published and acknowledged in order. Returns notes on what is still under way."""
     before = -1
     steps: dict[int, int] = {}
     for version, trained_on in order.trained_batches.items():

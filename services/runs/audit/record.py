@@ -26,7 +26,7 @@ SELECT json_extract(line, '$.group_id') FROM records WHERE json_extract(line, '$
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What a checkpoint says about itself."""
+    """A checkpoint's own metadata."""
 
     name: str
     policy_version: int
@@ -39,13 +39,13 @@ class _State(msgspec.Struct):
 
 
 class _Metadata(msgspec.Struct):
-    """What an audit reads of a checkpoint.json."""
+    """The fields of checkpoint.json that an audit reads."""
 
     state: _State
 
 
 def read_checkpoints(directory: Path) -> list[Checkpoint]:
-    """The complete checkpoints of the run, oldest first. One that is removed meanwhile, or not readable, is left out."""
+    """The run's complete checkpoints, oldest first, without those that are removed meanwhile or cannot be read."""
     found = []
     for path in sorted(directory.glob("checkpoints/version-*/checkpoint.json")):
         try:
@@ -58,7 +58,7 @@ def read_checkpoints(directory: Path) -> list[Checkpoint]:
 
 
 def audit_checkpoints(findings: Findings, order: Order, checkpoints: list[Checkpoint]) -> list[str]:
-    """``checkpoints`` were read before the ledger's snapshot. Returns notes."""
+    """Compare ``checkpoints``, which were read before the ledger's snapshot, with it. Returns notes."""
     assembled = max(order.batch_versions, default=-1) + 1
     newest = max(order.versions, default=0)
     for checkpoint in checkpoints:
@@ -75,16 +75,16 @@ def audit_checkpoints(findings: Findings, order: Order, checkpoints: list[Checkp
     if not order.checkpointed:
         return []
     if not checkpoints:
-        return [f"{order.checkpointed} batches are checkpointed by a checkpoint that is not in this directory"]
+        return [f"{order.checkpointed} batches are covered by a checkpoint that is not in this directory"]
     covered = max(checkpoint.batch_position for checkpoint in checkpoints)
     if covered < order.checkpointed:
-        text = f"{order.checkpointed} batches are checkpointed by a checkpoint, the newest one there covers {covered}"
+        text = f"{order.checkpointed} batches are covered by a checkpoint, but the newest one there covers {covered}"
         findings.add("checkpoint missing", text)
     return []
 
 
 def audit_record(connection: sqlite3.Connection, findings: Findings, directory: Path) -> list[str]:
-    """Each training and each drop is in the record, and metrics.jsonl says what the store says. Returns notes.
+    """Each training and each drop is in the record, and metrics.jsonl equals the store. Returns notes.
 
     Raises: sqlite3.DatabaseError.
     """
@@ -104,7 +104,7 @@ def audit_record(connection: sqlite3.Connection, findings: Findings, directory: 
 
 
 def _audit_file(connection: sqlite3.Connection, findings: Findings, path: Path) -> int:
-    """Compare line by line, as far as the ledger's snapshot goes; returns how many lines were compared."""
+    """Compare line by line, to the end of the ledger's snapshot. Returns the number of lines compared."""
     stored = iter(connection.execute("SELECT record, line FROM records ORDER BY record"))
     compared = 0
     with path.open("rb") as lines:

@@ -1,4 +1,4 @@
-"""Every trajectory against its chunks: one pass over both tables side by side, in the order of their indices."""
+"""Checks every trajectory against its chunks: one pass over both tables side by side, in the order of their indices."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class _Runs(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass
 class _Seen:
-    """What the chunks of one trajectory say together."""
+    """Totals over the chunks of one trajectory."""
 
     num_tokens: int = 0
     num_actions: int = 0
@@ -51,7 +51,7 @@ class TokenCounts:
 
 
 class TokenAudit:
-    """``batch_versions``: the policy version for which each batch was assembled; ``versions``: all published ones."""
+    """``batch_versions``: the policy version for which each batch was assembled. ``versions``: all published versions."""
 
     def __init__(self, findings: Findings, rules: Rules, batch_versions: dict[int, int], versions: set[int]) -> None:
         self._findings = findings
@@ -63,7 +63,7 @@ class TokenAudit:
         self._num_resumed = 0
 
     def run(self, connection: sqlite3.Connection) -> TokenCounts:
-        """Check everything. Raises: sqlite3.DatabaseError when the file cannot be read to its end."""
+        """Check all trajectories. Raises: sqlite3.DatabaseError when the file cannot be read to its end."""
         chunks = iter(connection.execute(CHUNKS))
         chunk = next(chunks, None)
         for trajectory in connection.execute(TRAJECTORIES):
@@ -158,7 +158,7 @@ class TokenAudit:
     def _lag(self, where: str, batch: int | None, seen: _Seen) -> None:
         version = self._batch_versions.get(-1 if batch is None else batch)
         if version is None:
-            return  # said of the group
+            return  # already reported for the group
         if seen.newest > version:
             text = f"{where} has tokens of version {seen.newest}, its batch {batch} was assembled at {version}"
             self._findings.add("token newer than its batch", text)

@@ -1,4 +1,4 @@
-"""`gspo replay RUN_DIR`: train a recorded run's batches again, and compare the weights bit by bit."""
+"""``gspo replay RUN_DIR``: train a recorded run's batches again, and compare the weights bit by bit."""
 
 import argparse
 import json
@@ -24,10 +24,10 @@ DESCRIPTION: Final = """\
 Train the batches of a run again from its ledger, in their recorded order, without engines and without a broker. With the
 same settings, on the same machine and number of ranks, the weights after each batch are bit for bit those that the run
 published: the digests are compared. The ranks of several machines are all started on this one. With other settings (--set
-objective.eps_low=0.001) it is another training on the same data.
+objective.eps_low=0.001) it is a different training on the same data.
 
-A directory made by `gspo record` has groups and no batches: they are taken in their order, each batch one version later.
-The result has a directory of its own: metrics.jsonl (which `gspo plot` draws), checkpoints, and the model in export/.
+A directory made by `gspo record` has groups but no batches: the groups are taken in their order, each batch one version
+later. The result has its own directory: metrics.jsonl (which `gspo plot` draws), checkpoints, and the model in export/.
 
 Status 0: the same weights, or settings were changed; 1: other weights; 2: it cannot be replayed.
 """
@@ -35,7 +35,7 @@ Status 0: the same weights, or settings were changed; 1: other weights; 2: it ca
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is trained and where it is written."""
+    """The batches to train, and the directory for the result."""
 
     source: Path
     out: Path
@@ -46,7 +46,7 @@ class Plan:
 
 
 def main() -> int:
-    # What `gspo run` gives a learner: sums depend on how many threads make them.
+    # As ``gspo run`` sets it for a learner: sums depend on the number of threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     configure_logging("replay")
     return replay_command(sys.argv[1:])
@@ -78,9 +78,9 @@ def replay_command(words: Sequence[str]) -> int:
 
 
 def ranks_of(learner: Learner, num_gpus: int) -> int:
-    """As many as the run had on all its machines, here on this one: sums depend on how many there are.
+    """As many ranks as the run had on all its machines: sums depend on their number.
 
-    Raises: ConfigurationError where each would need a GPU of its own, and there are fewer.
+    Raises: ConfigurationError when each needs a GPU of its own and this machine has fewer.
     """
     ranks = learner.num_ranks * learner.num_nodes
     if 0 < num_gpus < ranks:
@@ -107,9 +107,9 @@ def _parser() -> argparse.ArgumentParser:
         "--from-checkpoint",
         type=int,
         metavar="N",
-        help="begin after N batches, with that checkpoint (default: the model)",
+        help="begin after N batches, with the checkpoint there (default: with the model)",
     )
-    parser.add_argument("--batches", type=int, metavar="K", help="train so many batches (default: all)")
+    parser.add_argument("--batches", type=int, metavar="K", help="train K batches (default: all)")
     parser.add_argument("--out", type=Path, help="a new directory for the result (default: RUN_DIR-replay)")
     parser.add_argument(
         "--set",
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    """Raises: ConfigurationError, NoLedger."""
+    """Raises: ConfigurationError; NoLedger."""
     from services.runs.replay.batches import RecordedRun
 
     source: Path = arguments.directory
@@ -148,7 +148,7 @@ def _prepare(plan: Plan, from_checkpoint: int | None) -> None:
     checkpoint = None if from_checkpoint is None else _checkpoint(plan.source, from_checkpoint)
     plan.out.mkdir(parents=True, exist_ok=True)
     if checkpoint is not None:
-        # Links where they are possible: a checkpoint's files are never written again.
+        # Hard links if possible: a checkpoint's files are never written again.
         shutil.copytree(checkpoint, plan.out / "checkpoints" / checkpoint.name, copy_function=_link_or_copy)
 
 
@@ -169,7 +169,7 @@ def _link_or_copy(source: str, destination: str) -> None:
 
 
 def _train(plan: Plan) -> None:
-    """Train on this rank; rank 0 writes what came of it. Raises: ServiceError."""
+    """Train on this rank; rank 0 writes the result. Raises: ServiceError."""
     import torch
     from prometheus_client import CollectorRegistry
 

@@ -260,7 +260,7 @@ def test_without_settings_the_sizes_are_not_checked_and_that_is_said(run: Path) 
     spoil(run, "UPDATE batches SET policy_version = 3 WHERE batch = 0")
     audit = audit_run(run)
     assert "token too old" not in audit.findings.counts
-    assert audit.notes[0].startswith("sizes of groups and batches and the lag are not checked: ")
+    assert audit.notes[0].startswith("the sizes of groups and batches and the lag are not checked: ")
 
 
 def test_the_result_is_plain_data(run: Path) -> None:
