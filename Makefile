@@ -25,7 +25,7 @@ export TOKENIZERS_PARALLELISM := false
 .PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
 	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-pipeline bench-update bench-trl bench-weights \
 	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-deploy test-pods test-faults test-ranks test-gpu \
-	test-monitoring test-soak kills fuzz monitor images clean
+	test-monitoring test-soak kills fuzz monitor docs-settings images clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -180,6 +180,10 @@ $(FUZZ)/.installed: requirements/fuzz.txt | setup
 
 monitor: setup ## a Prometheus with rules and a page of panels, while `make demo` runs in another terminal; needs prometheus
 	$(BIN)/python -m deploy.monitoring.monitor $(CONFIG)
+
+docs-settings: ## write docs/settings.md, the page of all settings, from the code
+	$(BIN)/python -m services.runtime.settings.reference > docs/.settings.md
+	mv docs/.settings.md docs/settings.md
 
 images: ## build the container images IMAGES (without GPUs: IMAGES="broker cpu"), with DOCKER (docker, podman)
 	for name in $(IMAGES); do \

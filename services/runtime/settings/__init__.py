@@ -6,14 +6,24 @@ from services.runtime.settings.arguments import (
     forwarded_arguments,
     parse_process_arguments,
 )
-from services.runtime.settings.configuration import load_settings, override_settings, require_model
+from services.runtime.settings.configuration import (
+    Configuration,
+    load_configuration,
+    load_settings,
+    override_settings,
+    require_model,
+)
 from services.runtime.settings.exposure import EXPOSED, is_private
 from services.runtime.settings.fingerprint import run_fingerprint
+from services.runtime.settings.keys import RENAMED, Key, all_keys, close_match, key_names, purpose, section_names, value_text
 from services.runtime.settings.run_settings import read_run_settings, write_run_settings
 from services.runtime.settings.sections import Learner, ObjectiveSettings, Rollout, Sampling, SecuritySection, Settings
 
 __all__ = [
     "EXPOSED",
+    "RENAMED",
+    "Configuration",
+    "Key",
     "Learner",
     "ObjectiveSettings",
     "ProcessArguments",
@@ -22,13 +32,20 @@ __all__ = [
     "SecuritySection",
     "Settings",
     "add_configuration_arguments",
+    "all_keys",
+    "close_match",
     "forwarded_arguments",
     "is_private",
+    "key_names",
+    "load_configuration",
     "load_settings",
     "override_settings",
     "parse_process_arguments",
+    "purpose",
     "read_run_settings",
     "require_model",
     "run_fingerprint",
+    "section_names",
+    "value_text",
     "write_run_settings",
 ]

@@ -48,6 +48,15 @@ def section_of(name: str) -> type:
     return section
 
 
+def defining_classes(section: str) -> tuple[type, ...]:
+    """The classes whose bodies hold the keys of a section: its own, and those that it inherits keys from."""
+    return tuple(
+        base
+        for base in section_of(section).__mro__
+        if vars(base).get("__annotations__") and base.__module__.partition(".")[0] not in ("pydantic", "builtins")
+    )
+
+
 def key_names(section: str) -> tuple[str, ...]:
     """The keys of one section, in the order of the file; none for a section that does not exist."""
     return tuple(_fields(section_of(section))) if section in section_names() else ()
@@ -62,7 +71,7 @@ def all_keys() -> dict[str, Key]:
             name=f"{section}.{name}",
             type=_type_text(field.annotation, field.metadata),
             default=defaults[section][name],
-            meaning=_meanings(section_of(section)).get(name, ""),
+            meaning=_meanings(section).get(name, ""),
         )
         for section in section_names()
         for name, field in _fields(section_of(section)).items()
@@ -74,10 +83,10 @@ def purpose(section: str) -> str:
     return inspect.cleandoc(section_of(section).__doc__ or "")
 
 
-def close_match(word: str, known: Sequence[str]) -> str:
-    """A hint for a misspelt word: the one that was meant, or all that are known."""
+def close_match(word: str, known: Sequence[str], otherwise: Sequence[str] | None = None) -> str:
+    """A hint for a misspelt word: the one that was meant, or all that are known (or ``otherwise``)."""
     close = difflib.get_close_matches(word[:64], known, n=1)
-    return f"did you mean {close[0]!r}?" if close else "known keys: " + ", ".join(sorted(known))
+    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(sorted(otherwise or known))
 
 
 def value_text(value: Any) -> str:
@@ -91,12 +100,10 @@ def _fields(section: type) -> dict[str, FieldInfo]:
     return fields
 
 
-def _meanings(section: type) -> dict[str, str]:
+def _meanings(section: str) -> dict[str, str]:
     """The text below each field, in the class and in those that it inherits from."""
     found: dict[str, str] = {}
-    for base in reversed(section.__mro__):
-        if "__annotations__" not in vars(base) or base.__module__.partition(".")[0] in ("pydantic", "builtins"):
-            continue
+    for base in reversed(defining_classes(section)):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(definition, ast.ClassDef)
         for field, text in zip(definition.body, definition.body[1:], strict=False):

@@ -10,7 +10,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Learner(Section):
-    """DeepSpeed."""
+    """Training with DeepSpeed: ranks, optimizer, memory, checkpoints, and how the weights get out."""
 
     num_ranks: int = Field(1, ge=1)
     """Processes that ``gspo learner`` starts on this machine (gloo on CPU, nccl on GPU)."""

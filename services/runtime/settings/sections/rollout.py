@@ -38,7 +38,8 @@ class Rollout(Section):
     peer_weights_endpoint: str = ""
     """Fetch weights from other rollouts too, and serve them here. The learner then sends each version to only a few
     rollouts, however many there are. An address of this host that the others reach, such as "tcp://10.0.3.7:7004"; port *
-    is any free one. Empty: the learner serves every rollout. With security.keys each rollout needs the others' public keys."""
+    is any free one. Empty: the learner serves every rollout. With security.keys each rollout needs the others' public
+    keys."""
     start_timeout_s: PositiveSeconds = 600.0
     """SGLang must be healthy within this time."""
     engine_timeout_s: PositiveSeconds = 300.0

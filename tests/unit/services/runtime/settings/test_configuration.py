@@ -66,7 +66,7 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
     [
         ("[batch]\nmaxlag = 2\n", ["batch.maxlag: unknown key", "did you mean 'max_lag'?"]),
         ("[bacth]\nmax_lag = 2\n", ["bacth: unknown key", "did you mean 'batch'?"]),
-        ("[evaluation]\nxyz = 2\n", ["evaluation.xyz: unknown key", "known keys: every_batches, num_tasks"]),
+        ("[evaluation]\nxyz = 2\n", ["evaluation.xyz: unknown key", "known: every_batches, num_tasks"]),
         ("[sampling]\ntemperature = 0\n", ["sampling.temperature is 0", "use a value such as 1.0"]),
         ("[sampling]\ntemperature = -1\n", ["sampling.temperature is -1", "greater than or equal to 0"]),
         ("[sampling]\ntop_p = 0.9\n", ["sampling.top_p is 0.9", "use top_p = 1.0 and top_k = -1"]),
