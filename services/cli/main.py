@@ -21,6 +21,7 @@ DESCRIPTION: Final = """\
 GSPO for mixture-of-experts language models: SGLang rollouts stream trajectories over ZeroMQ to a DeepSpeed learner.
 
   gspo model tiny models/tiny          make a small model to try things with (about a minute)
+  gspo check my.toml --explain         show every setting: value, where it came from, default and meaning
   gspo run examples/arithmetic.toml    run everything on this machine, with live progress
   gspo plot runs/arithmetic            draw a run's metrics
   gspo keys keys                       make the keys with which a run may leave this machine
@@ -31,6 +32,15 @@ GSPO for mixture-of-experts language models: SGLang rollouts stream trajectories
   gspo audit runs/arithmetic           prove that every trajectory was trained once, or dropped for a stated reason
 
 On a cluster each process is started by itself: gspo broker CONFIG, gspo rollout CONFIG, gspo learner CONFIG.
+"""
+
+CHECK_DESCRIPTION: Final = """\
+Check CONFIG, with the environment and --set as a process would read them, and print every setting as JSON.
+
+  gspo check my.toml                              every value
+  gspo check my.toml --explain                    every key: value, where it came from, default, type and meaning
+  gspo check my.toml --explain batch.max_lag      one key
+  gspo check my.toml --explain objective rollout  the keys of some sections
 """
 
 RECORD_DESCRIPTION: Final = """\
@@ -87,8 +97,19 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("replay", help="train a recorded run again and compare its weights bit by bit", add_help=False)
     model = commands.add_parser("model", help="make a model to start from")
     model.add_argument("kind", choices=["tiny"], help="tiny: byte-level tokenizer, small Qwen3-MoE, supervised cold start")
-    check = commands.add_parser("check", help="check a configuration file and print all settings")
+    check = commands.add_parser(
+        "check",
+        help="check a configuration file and print or explain its settings",
+        description=CHECK_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_configuration_arguments(check)
+    check.add_argument(
+        "--explain",
+        nargs="*",
+        metavar="KEY",
+        help="show value, source, default, type and meaning of these keys or sections; of all without KEY",
+    )
     plot = commands.add_parser("plot", help="draw a run's metrics.jsonl and print its table")
     plot.add_argument("directory", type=Path, help="the run's directory")
     audit = commands.add_parser(
@@ -130,10 +151,9 @@ def _act(arguments: argparse.Namespace) -> int:
 
         return record_command(arguments.config, arguments.overrides, arguments.out, arguments.groups, plain=arguments.plain)
     if arguments.command == "check":
-        from services.runtime.settings import load_settings
+        from services.cli.check import check_command
 
-        print(load_settings(arguments.config, arguments.overrides).model_dump_json(indent=2))
-        return 0
+        return check_command(arguments.config, arguments.overrides, arguments.explain)
     if arguments.command == "doctor":
         from services.cli.doctor import doctor_command
 
