@@ -1,6 +1,6 @@
-"""What both ends of a weight update share: SGLang's parameter layout and checksums, compression, serving chunks."""
+"""What learner and rollouts share for weights: SGLang's parameters and checksums, compression, serving chunks."""
 
-from services.weights.checksums import Hash, checksum_of, hash_of, xxh3_checksum
+from services.weights.checksums import Hash, engine_hash, hash_function, xxh3_checksum
 from services.weights.compression import compress, decompress
 from services.weights.engine_parameters import EMBEDDING, HEAD, Buffer, Parameter, checksums_of, merge
 from services.weights.server import ChunkServer, Parts
@@ -13,11 +13,11 @@ __all__ = [
     "Hash",
     "Parameter",
     "Parts",
-    "checksum_of",
     "checksums_of",
     "compress",
     "decompress",
-    "hash_of",
+    "engine_hash",
+    "hash_function",
     "merge",
     "xxh3_checksum",
 ]

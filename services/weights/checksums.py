@@ -1,4 +1,9 @@
-"""An engine's hash of a parameter: SGLang 0.5.23's (sglang.srt.managers.mm_utils.tensor_hash), or services.sglang_cpu's."""
+"""The hashes behind the checksums of an engine's parameters.
+
+They are those of SGLang 0.5.23 (``sglang.srt.managers.mm_utils.tensor_hash``) and of ``services.sglang_cpu``. The learner
+computes the checksums that an engine must report after an update through a process group; the rollout verifies every update;
+SGLang on a CPU uses XXH3.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -8,10 +13,10 @@ import numpy as np
 import xxhash
 
 Hash = Literal["cpu", "cuda", "xxh3"]
-"""SGLang's hash on a device; or XXH3, which checksums that begin with "xxh3-" are made with."""
+"""SGLang's hash on a device, or XXH3, whose checksums begin with "xxh3-"."""
 Words = np.ndarray[Any, np.dtype[np.uint32]]
 Checksum = Callable[[Sequence[bytes | bytearray | memoryview]], str]
-"""From the bytes of a parameter, in pieces, to what the engine says of it."""
+"""Turns the bytes of a parameter, in pieces, into the checksum that the engine reports for it."""
 _XXH3: Final = "xxh3-"
 
 _TILE_WORDS: Final = 8192
@@ -24,8 +29,8 @@ _POSITION_ROTATIONS: Final = (15, 13)
 _MASK_64: Final = 2**64 - 1
 
 
-def hash_of(device: str, checksums: Iterable[str]) -> Hash:
-    """The hash that the checksums of an engine on `device` are made with. Raises: ValueError for an unknown one."""
+def engine_hash(device: str, checksums: Iterable[str]) -> Hash:
+    """The hash that an engine on ``device`` used for these checksums. Raises: ValueError for an unknown device."""
     if any(checksum.startswith(_XXH3) for checksum in checksums):
         return "xxh3"
     if device in ("cpu", "cuda"):
@@ -33,14 +38,14 @@ def hash_of(device: str, checksums: Iterable[str]) -> Hash:
     raise ValueError(f"no checksum is known for an engine on {device!r}, only on 'cpu' and 'cuda'")
 
 
-def checksum_of(name: Hash) -> Checksum:
-    """The function that a hash is."""
+def hash_function(name: Hash) -> Checksum:
+    """The function of a hash."""
     checksums: dict[Hash, Checksum] = {"cpu": sha256_checksum, "cuda": tiled_checksum, "xxh3": xxh3_checksum}
     return checksums[name]
 
 
 def xxh3_checksum(parts: Sequence[bytes | bytearray | memoryview]) -> str:
-    """XXH3 of 128 bits, which runs as fast as memory is read; the name of the hash before it."""
+    """XXH3 with 128 bits, after the name of the hash; it runs as fast as memory is read."""
     state = xxhash.xxh3_128()
     for part in parts:
         state.update(part)
@@ -48,7 +53,7 @@ def xxh3_checksum(parts: Sequence[bytes | bytearray | memoryview]) -> str:
 
 
 def sha256_checksum(parts: Sequence[bytes | bytearray | memoryview]) -> str:
-    """On CPU: the first 8 bytes of SHA-256."""
+    """SGLang's hash on a CPU: the first 8 bytes of SHA-256."""
     state = hashlib.sha256()
     for part in parts:
         state.update(part)
@@ -56,7 +61,7 @@ def sha256_checksum(parts: Sequence[bytes | bytearray | memoryview]) -> str:
 
 
 def tiled_checksum(parts: Sequence[bytes | bytearray | memoryview]) -> str:
-    """On CUDA: two 32-bit hashes of each tile of 8,192 words, mixed with their positions; tiles are added up.
+    """SGLang's hash on CUDA: two 32-bit hashes of each tile of 8,192 words, mixed with their positions; tiles are summed.
 
     Source: sglang/kernels/ops/memory/gpu_tensor_hash.py.
     """
@@ -72,7 +77,7 @@ def tiled_checksum(parts: Sequence[bytes | bytearray | memoryview]) -> str:
 
 
 def _tiles(words: Words, start: int, num_words: int) -> int:
-    """Sum of the 64-bit hashes of the tiles in `words`, which begin at index `start` of the whole."""
+    """Sum of the 64-bit hashes of the tiles in ``words``, which begin at index ``start`` of the parameter."""
     index = (np.arange(start, start + len(words), dtype=np.int64) & 0xFFFFFFFF).astype(np.uint32)
     bounds = np.arange(0, len(words), _TILE_WORDS)
     halves: list[np.ndarray[Any, np.dtype[np.uint64]]] = []

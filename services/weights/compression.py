@@ -1,22 +1,23 @@
-"""zstd with a bound on what comes out: a frame says how long it is, and is believed only when that is what was expected."""
+"""zstd with a bound on its output: a frame must claim exactly the expected length. The learner compresses deltas, a rollout
+decompresses them."""
 
 from typing import Final
 
 import zstandard
 
 LEVEL: Final = 3
-"""Higher levels take longer and gain nothing: what is left of a delta is entropy, not repetition."""
+"""Higher levels take longer and gain nothing: the rest of a delta is entropy, not repetition."""
 
 
 def compress(data: bytes | bytearray | memoryview) -> bytes:
-    """One zstd frame that names its content's length. May be called from several threads at once."""
+    """One zstd frame that names its content's length. Several threads may call this at once."""
     return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(data)
 
 
 def decompress(frame: bytes | bytearray | memoryview, num_bytes: int) -> bytes:
     """The ``num_bytes`` bytes in ``frame``.
 
-    Raises: ValueError when it is no zstd frame, or holds more or less; no more memory than that is taken.
+    Raises: ValueError when it is not a zstd frame or has another length; it never takes more memory than ``num_bytes``.
     """
     try:
         claimed = zstandard.frame_content_size(frame)

@@ -1,16 +1,17 @@
-"""An engine's parameters put together from a checkpoint's tensors, without torch.
+"""Builds an engine's parameters from a checkpoint's tensors, without torch, to compare checksums.
 
-SGLang's /weights_checker hashes each parameter as it lies in memory, where it has merged what a checkpoint
-keeps apart (one rank, Qwen3 and Qwen3-MoE). All merges are along the first dimension, so they are concatenations of bytes:
+SGLang's /weights_checker hashes each parameter as it lies in memory, where SGLang has merged tensors that a checkpoint keeps
+apart (one rank, Qwen3 and Qwen3-MoE). All merges are along the first dimension, so they are concatenations of bytes:
 
     self_attn.qkv_proj.weight        q_proj, k_proj, v_proj
     mlp.gate_up_proj.weight          gate_proj, up_proj
-    mlp.experts.w13_weight           of each expert in turn gate_proj, up_proj
-    mlp.experts.w2_weight            of each expert in turn down_proj
+    mlp.experts.w13_weight           gate_proj, up_proj of each expert in turn
+    mlp.experts.w2_weight            down_proj of each expert in turn
     embed_tokens, lm_head            padded with zero rows to a multiple of 64
     everything else                  as it is, under its own name
 
-The hash is in services.weights.checksums.
+The hashes are in ``checksums``. The learner computes the checksums that an engine must report after an update through a
+process group; the rollout computes them for the versions that it fetched.
 """
 
 import os
@@ -27,7 +28,7 @@ EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 
 _VOCAB_ROWS: Final = 64
-"""SGLang pads embedding and output layer to a multiple of so many rows."""
+"""SGLang pads the embedding and the output layer to a multiple of this number of rows."""
 _ATTENTION: Final = re.compile(r"(?P<prefix>.*\.self_attn)\.(?P<part>[qkv])_proj\.(?P<kind>weight|bias)")
 _EXPERT: Final = re.compile(r"(?P<prefix>.*\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 _MLP: Final = re.compile(r"(?P<prefix>.*\.mlp)\.(?P<part>gate|up)_proj\.(?P<kind>weight|bias)")
@@ -37,7 +38,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """An engine parameter put together from sent tensors; `parts` holds their bytes in order of their place in it."""
+    """An engine parameter built from sent tensors; ``parts`` has their bytes, in the parameter's order."""
 
     name: str
     tensors: list[str]
@@ -46,7 +47,7 @@ class Parameter:
 
 
 def merge(tensors: Iterable[tuple[TensorInfo, Buffer]]) -> dict[str, Parameter]:
-    """The engine's parameters, by name, that checkpoint tensors make up. Raises: ValueError for a tensor sent twice."""
+    """The engine's parameters, by name, built from checkpoint tensors. Raises: ValueError for a tensor sent twice."""
     places: dict[str, dict[tuple[int, ...], tuple[TensorInfo, Buffer]]] = {}
     for info, data in tensors:
         name, place = _place(info.name)
@@ -104,9 +105,9 @@ def _vocab_padding(info: TensorInfo) -> bytes:
 
 
 def checksums_of(parameters: Mapping[str, Parameter], checksum: Checksum) -> dict[str, str]:
-    """The checksum of each complete parameter; `checksum` is the hash of the engine's device."""
+    """The checksum of each complete parameter; ``checksum`` is the engine's hash."""
     complete = [parameter for parameter in parameters.values() if parameter.complete]
-    # Both hashes release the interpreter lock; numpy's does 80 MiB/s on one core, so a large model needs them all.
+    # The hashes release the interpreter lock; numpy's does 80 MiB/s on one core, so a large model needs all cores.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         digests = list(pool.map(lambda parameter: checksum(parameter.parts), complete))
     return {parameter.name: digest for parameter, digest in zip(complete, digests, strict=True)}

@@ -1,4 +1,4 @@
-"""Serves versions in chunks to whoever asks: the learner's end of the weight channel, and a rollout's for other rollouts."""
+"""Serves versions in chunks: the learner to rollouts on the weight channel, and a rollout to other rollouts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Bytes that are fetched in chunks. ``data``: uint8 [manifest.num_bytes]; nobody writes to it while it is served."""
+    """Bytes that are fetched in chunks. ``data``: uint8 [manifest.num_bytes]; it does not change while it is served."""
 
     manifest: Manifest
     data: np.ndarray[Any, np.dtype[np.uint8]]
@@ -51,27 +51,27 @@ class Parts:
 
 
 class ChunkServer(ABC):
-    """Answers requests for weights; what is there to be had is up to the subclass.
+    """Answers requests for weights; the subclass decides which versions are available.
 
     produces:     Manifest, WeightChunk, WeightGone
-    waits for:    requests: each names the chunks it wants, which is the credit of its sender
-    unblocked by: the next request; a chunk that finds the peer's queue full is asked for again
+    waits for:    requests; each names the chunks that it wants, which is the sender's credit
+    unblocked by: the next request; when the peer's queue is full a chunk is dropped, and the peer asks for it again
     """
 
     def __init__(
         self, channel: RouterChannel, spec: ChannelSpec, *, refused: Callable[[], None], sent: Callable[[int], None]
     ) -> None:
-        """``refused`` counts messages that are not accepted, ``sent`` the bytes of weights."""
+        """``refused`` counts the messages that are not accepted, ``sent`` the bytes of weights."""
         self._channel = channel
         self._spec = spec
         self._refused = refused
         self._sent = sent
-        # By identity and key: an identity is what its sender says, a key is what it proved.
+        # By identity and key: a sender claims its identity, and proves its key.
         self._peers: set[tuple[bytes, bytes]] = set()
 
     @property
     def endpoint(self) -> str:
-        """Where it is bound."""
+        """The address at which the server is bound."""
         return self._channel.endpoint
 
     async def run(self) -> None:
@@ -84,33 +84,33 @@ class ChunkServer(ABC):
             self._channel.close()
 
     def close(self) -> None:
-        """For a server whose ``run`` may never have begun. A second call does nothing."""
+        """Close, even if ``run`` never began. A second call does nothing."""
         self._channel.close()
 
-    # --- what there is -----------------------------------------------------------------------------------------------
+    # --- available versions ------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def newest_version(self) -> int:
-        """The newest version that can be had; 0: none."""
+        """The newest version that can be fetched; 0: none."""
 
     @abstractmethod
     def manifest_for(self, incoming: Incoming, request: ManifestRequest) -> Manifest | None:
-        """What the sender should fetch next; None: nothing is held."""
+        """The snapshot or delta that the sender should fetch next; None: no version is available."""
 
     @abstractmethod
     def parts(self, incoming: Incoming, request: WeightRequest) -> Parts | None:
-        """The version or delta of which chunks are asked for; None: it is not held (any more)."""
+        """The version or delta whose chunks are requested; None: not available (any more)."""
 
     @abstractmethod
     def on_loaded(self, incoming: Incoming, loaded: Loaded) -> None:
-        """The sender's engine serves a version, or does not."""
+        """The sender's engine serves a version, or could not load it."""
 
     def takes(self, incoming: Incoming, message: Message) -> bool:
-        """Whether the subclass deals with a message that is not about chunks; nothing is awaited."""
+        """Handle a message that is not about chunks, without waiting. Returns whether the subclass knows it."""
         return False
 
-    # --- what is said --------------------------------------------------------------------------------------------------
+    # --- messages ------------------------------------------------------------------------------------------------------
 
     async def _handle(self, incoming: Incoming) -> None:
         peer = incoming.peer
@@ -152,7 +152,7 @@ class ChunkServer(ABC):
                 fatal=True,
             )
         if len(self._peers) >= MAX_PEERS:
-            self._peers.clear()  # They say hello again when they next ask: bounded without a clock.
+            self._peers.clear()  # A bound without a clock: peers say hello again at their next request.
         self._peers.add((incoming.peer, incoming.key))
         return Welcome(protocol_version=PROTOCOL_VERSION, run_id="weights", policy_version=self.newest_version)
 

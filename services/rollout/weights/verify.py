@@ -14,7 +14,7 @@ import structlog
 
 from protocol.messages import TensorInfo
 from services.rollout.sglang import Engine
-from services.weights import EMBEDDING, HEAD, Buffer, Hash, Parameter, checksum_of, checksums_of, hash_of, merge
+from services.weights import EMBEDDING, HEAD, Buffer, Hash, Parameter, checksums_of, engine_hash, hash_function, merge
 
 log = structlog.get_logger()
 
@@ -62,7 +62,7 @@ class Verifier:
         """
         info = await self._engine.server_info()
         checksums = await self.checksums() if self._checksums is None else self._checksums
-        return hash_of(info.device, checksums.values())
+        return engine_hash(info.device, checksums.values())
 
     async def checksums(self) -> dict[str, str]:
         """The checksum of each of the engine's parameters, by SGLang's names. Raises: EngineError."""
@@ -74,7 +74,7 @@ class Verifier:
 
         Raises: the same as ``hash``.
         """
-        checksum = checksum_of(await self.hash())
+        checksum = hash_function(await self.hash())
         parameters = merge(tensors)
         # Not in the event loop: hashing can take seconds for each gigabyte.
         return Expected(parameters=parameters, checksums=await asyncio.to_thread(checksums_of, parameters, checksum))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from services.sglang_cpu.checksums import hash_with_xxh3
-from services.weights.checksums import checksum_of, hash_of
+from services.weights.checksums import engine_hash, hash_function
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,6 @@ def test_a_tensor_has_the_checksum_of_its_bytes(tensor: torch.Tensor) -> None:
     weight_checker = ModuleType("weight_checker")
     hash_with_xxh3(weight_checker)
     found = weight_checker._hash_tensor(tensor)
-    name = hash_of("cpu", [found])
+    name = engine_hash("cpu", [found])
     assert name == "xxh3"
-    assert found == checksum_of(name)([tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()])
+    assert found == hash_function(name)([tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()])

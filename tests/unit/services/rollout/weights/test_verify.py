@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protocol.messages import TensorInfo
 from services.rollout.sglang.client import Engine
 from services.rollout.weights.verify import Verification, Verifier, compare, compare_checksums
-from services.weights.checksums import Checksum, checksum_of, hash_of, sha256_checksum, tiled_checksum, xxh3_checksum
+from services.weights.checksums import Checksum, engine_hash, hash_function, sha256_checksum, tiled_checksum, xxh3_checksum
 from services.weights.engine_parameters import checksums_of, merge
 from tests.support.engines.scripted_engine import ScriptedEngine
 
@@ -147,15 +147,15 @@ def test_the_cuda_hash_is_that_of_sglangs_kernel() -> None:
 
 def test_an_engine_on_an_unknown_device_cannot_be_verified() -> None:
     with pytest.raises(ValueError, match="'npu'"):
-        hash_of("npu", ["221a36a16b5f8d4b"])
+        engine_hash("npu", ["221a36a16b5f8d4b"])
 
 
 def test_checksums_show_what_they_are_made_with() -> None:
     plain, named = sha256_checksum([b"weights"]), xxh3_checksum([b"weights"])
-    assert [hash_of(device, [plain]) for device in ("cpu", "cuda")] == ["cpu", "cuda"]
-    assert [hash_of(device, [named]) for device in ("cpu", "cuda", "npu")] == ["xxh3"] * 3
-    assert [checksum_of(name) for name in ("cpu", "cuda", "xxh3")] == [sha256_checksum, tiled_checksum, xxh3_checksum]
-    assert hash_of("cpu", []) == "cpu", "an engine that says nothing holds nothing"
+    assert [engine_hash(device, [plain]) for device in ("cpu", "cuda")] == ["cpu", "cuda"]
+    assert [engine_hash(device, [named]) for device in ("cpu", "cuda", "npu")] == ["xxh3"] * 3
+    assert [hash_function(name) for name in ("cpu", "cuda", "xxh3")] == [sha256_checksum, tiled_checksum, xxh3_checksum]
+    assert engine_hash("cpu", []) == "cpu", "an engine that says nothing holds nothing"
 
 
 class ChangingEngine(ScriptedEngine):
