@@ -1,8 +1,8 @@
 """SGLang without a GPU: a platform plug-in that runs its own PyTorch reference of every fused operation.
 
-SGLang finds `activate` through the entry point `torch_cpu` of group `sglang.srt.platforms`. It stays inert unless it
-is asked for by SGLANG_PLATFORM=torch_cpu, so installing this package changes nothing on a machine with a GPU.
-Importing this module costs nothing; torch and SGLang are imported by SGLang's own processes only.
+SGLang finds ``activate`` through the entry point ``torch_cpu`` of the group ``sglang.srt.platforms``. The plug-in does
+nothing without SGLANG_PLATFORM=torch_cpu, so installing this package changes nothing on a machine with a GPU. Importing this
+module costs nothing: only SGLang's own processes import torch and SGLang.
 """
 
 import os
@@ -12,11 +12,11 @@ PLATFORM_NAME = "torch_cpu"
 """Value of SGLANG_PLATFORM that selects the plug-in, and its name among the entry points."""
 
 SGLANG_VERSION = "0.5.23"
-"""The only release the plug-in was tested with: it replaces private names, which move between releases."""
+"""The only release that the plug-in was tested with: it replaces private names, which change between releases."""
 
 
 def require_tested_sglang() -> None:
-    """Raise RuntimeError unless the SGLang that is installed is the one this plug-in was written for."""
+    """Raises: RuntimeError unless the installed SGLang is the release that this plug-in was written for."""
     found = version("sglang")
     if found != SGLANG_VERSION:
         raise RuntimeError(
@@ -28,8 +28,8 @@ def require_tested_sglang() -> None:
 def activate() -> str | None:
     """Entry point: name the platform class, or None where the plug-in must not be used.
 
-    Asked for on a machine with a CUDA device it answers None, which SGLang reports as an error: serving on CPU
-    beside an idle GPU is a mistake, not a preference.
+    On a machine with a CUDA device it returns None, which SGLang reports as an error: serving on a CPU beside an idle GPU is
+    a mistake, not a preference.
     """
     if os.environ.get("SGLANG_PLATFORM") != PLATFORM_NAME:
         return None

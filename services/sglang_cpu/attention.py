@@ -15,14 +15,14 @@ def decode_all(
     lengths_B: torch.Tensor,
     scaling: float | None,
 ) -> None:
-    """Attention of one new token of each request over all that it has so far, into `output_BHE`.
+    """Attention of each request's new token over all of its tokens so far, into ``output_BHE``.
 
-    S slots of the cache, of K heads each; H query heads, in K groups of neighbours; `slots_BL` says where each token of a
-    request lies, of which the first `lengths_B` (at least 1) count.
+    The cache has S slots of K heads each; the H query heads form K groups of adjacent heads. ``slots_BL`` gives the slot of
+    each token of a request; the first ``lengths_B`` (at least 1) count.
     """
     longest = int(lengths_B.max())
     counts_BL = torch.arange(longest, device=lengths_B.device) < lengths_B[:, None]
-    # Past its end a row repeats its own first slot: never another request's, and never one that holds no number.
+    # Beyond its end a row repeats its own first slot: never another request's, and never one without a number.
     slots_BL = torch.where(counts_BL, slots_BL[:, :longest], slots_BL[:, :1])
     num_rows, num_heads, width = query_BHD.shape
     num_groups = keys_SKD.shape[1]
@@ -33,7 +33,7 @@ def decode_all(
         return rows_RW.view(num_rows, longest, num_groups, -1).transpose(1, 2).to(query_BHD.dtype)
 
     result = scaled_dot_product_attention(
-        # The heads of a group share keys: they are as many queries of one head.
+        # The heads of a group share keys, so they become queries of one head.
         query_BHD.view(num_rows, num_groups, num_heads // num_groups, width),
         cached(keys_SKD),
         cached(values_SKE),

@@ -1,7 +1,7 @@
-"""The hash behind SGLang's checksums of what a server holds: XXH3 in place of SHA-256.
+"""Replaces the hash of SGLang's weight checksums: XXH3 instead of SHA-256.
 
-Nothing is generated while /weights_checker hashes, and with SHA-256 that was a third of the pause of a weight update. On a
-GPU SGLang does without cryptography, too: what it looks for is a load that went wrong, not an attacker in its own memory.
+Generation stops while /weights_checker hashes, and with SHA-256 that was a third of the pause of a weight update. On a GPU
+SGLang uses no cryptographic hash either: the checksums find a load that went wrong, not an attacker in SGLang's own memory.
 """
 
 from types import ModuleType
@@ -12,7 +12,7 @@ from services.weights import xxh3_checksum
 
 
 def hash_with_xxh3(weight_checker: ModuleType) -> None:
-    """Replace the hash of `sglang.srt.utils.weight_checker`. Checksums name it, so that nobody has to know who made them."""
+    """Replace the hash of ``sglang.srt.utils.weight_checker``. Each checksum names its hash, so a reader can tell."""
     weight_checker._hash_tensor = xxh3_of_tensor  # type: ignore[attr-defined]
 
 

@@ -1,9 +1,9 @@
-"""SGLang's `torch_native` attention, but that a decoding step has no loop over requests.
+"""SGLang's ``torch_native`` attention, without a loop over requests in a decoding step.
 
-The inherited backend decodes request by request in Python, for every layer and every token: a dozen small operations
-for one row of one matrix product. Here the cached keys and values of all requests are gathered in one tensor, as long
-as the longest of them, and what a shorter one does not have is masked. The sums are the same to the last bits of
-float32, which can differ with the longest request beside it, as they can with the prefix cache.
+The inherited backend decodes request by request in Python, for every layer and every token: a dozen small operations for one
+row of one matrix product. Here one tensor gathers the cached keys and values of all requests, as long as the longest of
+them, and a mask hides the rest of the shorter ones. The sums agree up to the last bits of float32; these can depend on the
+longest request in the batch, as they can on the prefix cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services.sglang_cpu.attention import decode_all
 
 
 class BatchedDecodeBackend(TorchNativeAttnBackend):
-    """`torch_native` with decoding steps of the ordinary kind in one call."""
+    """``torch_native`` with ordinary decoding steps in one call."""
 
     def _run_sdpa_forward_decode(
         self,
@@ -35,7 +35,7 @@ class BatchedDecodeBackend(TorchNativeAttnBackend):
         is_cross_attn: bool = False,
         sliding_window_size: int | None = None,
     ) -> torch.Tensor:
-        """As the inherited one, into `output`; encoders and sliding windows are left to it."""
+        """The same as the inherited method, into ``output``; encoders and sliding windows are left to that one."""
         if encoder_lens is not None or is_cross_attn or (sliding_window_size is not None and sliding_window_size > -1):
             inherited: Any = super()._run_sdpa_forward_decode
             result: torch.Tensor = inherited(

@@ -1,18 +1,18 @@
-"""Run `sglang.launch_server` without a GPU and without torchvision: `python -m services.sglang_cpu.launch --model-path ...`.
+"""Runs ``sglang.launch_server`` without a GPU or torchvision: ``python -m services.sglang_cpu.launch --model-path ...``.
 
-Three things differ from `python -m sglang.launch_server`.
+It differs from ``python -m sglang.launch_server`` in three ways.
 
 Torchvision: sglang.srt.configs imports torchvision.transforms for its vision-language configurations. The PyPI wheel of
-torchvision is linked to CUDA and breaks beside a CPU build of torch (for transformers as well), so it is left out and
+torchvision is linked to CUDA and breaks next to a CPU build of torch (and breaks transformers). So it is not installed, and
 the server's processes get placeholder modules, which raise when something really uses them.
 
-Fork: SGLang spawns its scheduler and detokenizer, because CUDA does not survive a fork, and each of the three processes
-imports torch and SGLang, some 10 s of CPU. Here they are forked, while the server still has a single thread: 13 s of CPU to
-a healthy server instead of 34. With a second thread around they are spawned after all, which imports this file again as
-__mp_main__, so that the placeholders are there too.
+Fork: SGLang spawns its scheduler and detokenizer, because CUDA does not survive a fork. Each of the three processes then
+imports torch and SGLang, which takes about 10 s of CPU. Here they are forked while the server still has a single thread: a
+healthy server costs 13 s of CPU instead of 34. If there is a second thread they are spawned after all; that imports this
+file again as __mp_main__, so the placeholders exist there too.
 
-torch.compile: off. SGLang compiles two small functions (the seeded sampler and a buffer's copy), for which torch's inductor
-needs g++, which a container does not have, and half a minute of it in each new home directory.
+torch.compile: off. SGLang compiles two small functions (the seeded sampler and a buffer's copy). For these torch's inductor
+needs g++, which a container does not have, and half a minute in each new home directory.
 """
 
 import importlib.machinery
@@ -34,7 +34,7 @@ _PLACEHOLDERS = (
 
 
 class _Missing:
-    """Any attribute of a module that is not installed; calling it says so."""
+    """Any attribute of a module that is not installed; a call raises an error that names it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -49,7 +49,7 @@ class _Missing:
 
 
 class _PlaceholderModule(types.ModuleType):
-    """A package whose every attribute is `_Missing`."""
+    """A package whose attributes are all ``_Missing``."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -63,12 +63,12 @@ class _PlaceholderModule(types.ModuleType):
 
 
 def install_placeholders() -> None:
-    """Put placeholders for torchvision into sys.modules; does nothing where a real one is there."""
+    """Put placeholders for torchvision into sys.modules; does nothing where torchvision is installed."""
     if "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is not None:
         return
     from transformers.utils import import_utils
 
-    # Transformers caches its answer: it must be asked before the placeholder makes it look installed.
+    # Transformers caches its answer: ask before the placeholder makes torchvision look installed.
     if import_utils.is_torchvision_available():
         raise RuntimeError("transformers finds a torchvision that Python does not: reinstall the CPU requirements")
     for name in _PLACEHOLDERS:
@@ -79,7 +79,7 @@ def install_placeholders() -> None:
 
 
 def fork_workers() -> None:
-    """Turn SGLang's choice of "spawn" into "fork"; to be called before torch copies multiprocessing's functions."""
+    """Turn SGLang's choice of "spawn" into "fork". Call it before torch copies multiprocessing's functions."""
     choose = multiprocessing.set_start_method
 
     def choose_fork(method: str | None, force: bool = False) -> None:
@@ -90,7 +90,7 @@ def fork_workers() -> None:
 
 
 if __name__ == "__main__":
-    # Before torch is imported, which reads it once.
+    # Before the import of torch, which reads it once.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     fork_workers()
 install_placeholders()

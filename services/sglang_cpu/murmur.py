@@ -1,7 +1,7 @@
 """The hash behind SGLang's seeded sampling, in plain torch.
 
-SGLang draws the Gumbel noise of (seed, position, token id) from MurmurHash3 (x86, 32 bit, hash seed 0) of those 16
-bytes, as a Triton kernel or a compiled CPU operation; neither exists here. Same integers, hence the same samples.
+SGLang draws the Gumbel noise of (seed, position, token id) from MurmurHash3 (x86, 32 bit, hash seed 0) of those 16 bytes,
+with a Triton kernel or a compiled CPU operation; neither exists here. This gives the same integers, hence the same samples.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Plain PyTorch on CPU as an SGLang out-of-tree platform.
 
-Every fused operation runs its `forward_native` reference, attention is SDPA (`torch_native`), process groups are
-gloo, nothing is captured in graphs. Correct, not fast: scheduler, radix cache, HTTP and weight updates are SGLang's own.
+Every fused operation runs its ``forward_native`` reference, attention is SDPA (``torch_native``), process groups are gloo,
+nothing is captured in graphs. It is correct, not fast: scheduler, radix cache, HTTP and weight updates are SGLang's own.
 """
 
 import gc
@@ -14,14 +14,14 @@ from sglang.srt.platforms.interface import SRTPlatform
 
 
 class TorchCpuPlatform(SRTPlatform):
-    """What SGLang asks its platform for; the answers for a machine that has only a CPU."""
+    """Answers SGLang's questions to its platform for a machine that has only a CPU."""
 
     _enum = PlatformEnum.OOT
     device_name = "cpu"
     device_type = "cpu"
 
     def init_backend(self) -> None:
-        """Replace, in each worker, compiled functions without a PyTorch reference, decoding, and the hash of weights."""
+        """In each worker, replace compiled functions without a PyTorch reference, decoding, and the hash of weights."""
         import sglang.srt.batch_invariant_ops as batch_invariant_ops
         from sglang.srt.layers import sampler
         from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
@@ -32,21 +32,21 @@ class TorchCpuPlatform(SRTPlatform):
         from services.sglang_cpu.decode_backend import BatchedDecodeBackend
         from services.sglang_cpu.murmur import murmur_hash32
 
-        # Routed-expert capture registers its host buffer with CUDA by default; there is nothing to register with.
+        # By default routed-expert capture registers its host buffer with CUDA, which does not exist here.
         ALLOC_MEMORY_FUNCS["cpu"] = _allocate_plain
-        # --enable-deterministic-inference, for one sampling seed per request: its hash is a compiled operation, and its
+        # --enable-deterministic-inference gives each request a sampling seed. Its hash is a compiled operation, and its
         # batch-invariant matrix products are Triton kernels without a CPU counterpart.
         sampler.murmur_hash32 = murmur_hash32
-        # The loop over requests of SGLang's own took most of a decoding step.
+        # The loop over requests in SGLang's own backend took most of a decoding step.
         ATTENTION_BACKENDS["torch_native"] = BatchedDecodeBackend
         batch_invariant_ops.enable_batch_invariant_mode = _keep_ordinary_kernels
         hash_with_xxh3(weight_checker)
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Let --enable-deterministic-inference accept the only attention there is, with the prefix cache.
+        """Let --enable-deterministic-inference accept the only attention of this platform, with the prefix cache.
 
-        SGLang turns the cache off where it could change the last bits of a result. It can here too (1e-6 in float32), but
-        without it the cache, which weight updates must flush, would never run on CPU.
+        SGLang turns the cache off where it could change the last bits of a result. It can do that here too (1e-6 in
+        float32), but otherwise the cache, which weight updates must flush, would never run on CPU.
         """
         from sglang.srt.arg_groups import choices
 
@@ -81,7 +81,7 @@ class TorchCpuPlatform(SRTPlatform):
         return torch.device("cpu")
 
     def set_device(self, device: torch.device) -> None:
-        """There is one device; it is always current."""
+        """The only device is always current."""
 
     def get_device_name(self, device_id: int = 0) -> str:
         return "cpu"
@@ -115,4 +115,4 @@ def _allocate_plain(
 
 
 def _keep_ordinary_kernels(*args: Any, **kwargs: Any) -> None:
-    """In place of batch-invariant kernels: on one thread the ordinary ones give the same result at every batch size used."""
+    """Replaces batch-invariant kernels: on one thread the ordinary ones give the same result at every batch size in use."""
