@@ -1,4 +1,4 @@
-"""`gspo rollout CONFIG`: wiring of one rollout: SGLang server, engine client, agent loop, weight sync."""
+"""``gspo rollout CONFIG`` wires one rollout: SGLang server, engine client, agent loop, weight sync."""
 
 import asyncio
 import sys
@@ -61,9 +61,9 @@ def _run() -> None:
 
 
 async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event, clock: Clock | None = None) -> None:
-    """Start SGLang (or use the one at server_url) and work for the broker until ``stop``. ``clock``: None is the machine's.
+    """Start SGLang (or use the one at server_url) and work for the broker until ``stop``. ``clock``: None: the machine's.
 
-    Raises: ConfigurationError, EndpointError, ServiceError with the way out, in a group.
+    Raises: ConfigurationError, EndpointError, ServiceError that name the remedy, in a group.
     """
     started = asyncio.Event()
     clock = MonotonicClock() if clock is None else clock
@@ -80,14 +80,14 @@ async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event, clock: C
 
 
 async def _cancel_the_start(working: asyncio.Task[None], stop: asyncio.Event, started: asyncio.Event) -> None:
-    """SGLang starts for a minute, and nothing is held yet that would have to be handed back."""
+    """SGLang takes a minute to start, and a rollout has nothing to hand back before."""
     await stop.wait()
     if not started.is_set():
         working.cancel("stopped while starting")
 
 
 async def _beat_while_starting(health: Health, started: asyncio.Event) -> None:
-    """A model may load for minutes (rollout.start_timeout_s): no reason to call this process dead and start it again."""
+    """A model may load for minutes (rollout.start_timeout_s), and this process must count as alive meanwhile."""
     while not await until_stopped(started, BEAT_S):
         health.beat()
 
@@ -113,7 +113,7 @@ async def _generate(
     health: Health,
     registry: CollectorRegistry,
 ) -> bool:
-    """Serve until ``stop`` or the end of the run, with all that it takes. Returns whether the run is complete."""
+    """Open everything and serve until ``stop`` or the end of the run. Returns whether the run is complete."""
     settings, metrics = arguments.settings, RolloutMetrics(registry)
     try:
         tokenizer = ChatTokenizer(settings.model.path)
@@ -184,7 +184,7 @@ async def _generate(
 
 
 def server_options(settings: Settings, name: str) -> ServerOptions:
-    """Of the SGLang server that the rollout of this name starts."""
+    """The options of the SGLang server that the rollout of this name starts."""
     rollout = settings.rollout
     return ServerOptions(
         model_path=settings.model.path,
@@ -226,7 +226,7 @@ async def _engine(settings: Settings, name: str, vocab_size: int, registry: Coll
 
 @asynccontextmanager
 async def _watched(*watches: Coroutine[None, None, NoReturn]) -> AsyncIterator[None]:
-    """Whatever a watch raises ends what is inside."""
+    """An error of a watch ends the body of the context."""
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(watch, name="watch-server") for watch in watches]
         try:

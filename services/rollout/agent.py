@@ -1,4 +1,4 @@
-"""The agent loop: turns one lease into chunks and a Finish, whatever the environment."""
+"""The agent loop: turns one lease into chunks and a Finish, for any environment."""
 
 import asyncio
 import copy
@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 
 class EpisodeFailed(RuntimeError):
-    """The episode cannot go on for a reason of its own; its lease is released as failed, with this text."""
+    """The episode cannot continue for a reason of its own; its lease is released as failed, with this text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Agent:
     rewards: RewardPool
     broker: PeerClient
     may_generate: asyncio.Event
-    """Cleared while the engine's weights are being replaced: a new request waits, one under way goes on afterwards."""
+    """Cleared while the engine's weights are replaced: a new request waits, a request under way continues afterwards."""
     sampling: Sampling
     chunk_tokens: int
     metrics: RolloutMetrics
@@ -55,14 +55,14 @@ class Agent:
     async def run(self, lease: Lease, trajectory: Trajectory) -> None:
         """Run the episode to its end.
 
-        Raises: EpisodeFailed; EngineError. Cancelled: ``trajectory`` holds what was not sent yet.
+        Raises: EpisodeFailed; EngineError. After a cancellation ``trajectory`` has the tokens that were not sent yet.
         """
         if trajectory.state is None:
             self._start(lease, trajectory)
         while True:
             if not trajectory.turn_done:
                 await self._act(lease, trajectory)
-            # As it stands before the step: whoever resumes from here steps again and comes to the same end.
+            # Sent before the step: a rollout that resumes from here repeats the step and gets the same result.
             await self.send_chunk(trajectory)
             cut = trajectory.token_ids[-1] not in self.tokenizer.stop_ids
             step, reward = await self._step(trajectory)
@@ -77,7 +77,7 @@ class Agent:
         await self._finish(trajectory, "done" if step.done and not cut else "length")
 
     async def send_chunk(self, trajectory: Trajectory) -> None:
-        """Stream what was not sent yet."""
+        """Send the tokens that were not sent yet."""
         following = trajectory.next_chunk()
         if following is not None:
             chunk, arrays = following
@@ -116,7 +116,7 @@ class Agent:
     async def _act(self, lease: Lease, trajectory: Trajectory) -> None:
         """Sample the rest of the current turn: up to a stop token or a length limit."""
         action = trajectory.action_ids
-        # A turn that was handed over behind its stop token is complete: nothing may follow.
+        # A turn that was handed over after its stop token is complete: nothing may follow.
         complete = bool(action) and action[-1] in self.tokenizer.stop_ids
         room = min(self.sampling.max_turn_tokens - len(action), self.sampling.max_tokens - trajectory.num_tokens)
         if not complete and room > 0:
@@ -144,16 +144,16 @@ class Agent:
                     if piece.finish_reason is None and trajectory.num_unsent >= self.chunk_tokens:
                         await self.send_chunk(trajectory)
         except EngineRefused as error:
-            # About this request alone: elsewhere and later it would be refused as well.
+            # The refusal is about this request: another engine would refuse it as well.
             raise EpisodeFailed(f"the engine refused the request: {error}") from error
 
     async def _step(self, trajectory: Trajectory) -> tuple[Step, float]:
-        """The environment's answer to the finished turn, with its reward. ``trajectory`` stays as it is."""
+        """The environment's answer to the finished turn, with its reward. ``trajectory`` does not change."""
         assert trajectory.state is not None
         stop_ids = self.tokenizer.stop_ids
         text = self.tokenizer.action_text([token for token in trajectory.action_ids if token not in stop_ids])
         with _user_code("step", trajectory):
-            # A copy: chunks under way share the state, and a step that is repeated elsewhere begins with the same.
+            # A copy: chunks under way share the state, and a rollout that repeats the step must begin with the same state.
             step = self.environment.step(copy.deepcopy(trajectory.state), text)
         step = msgspec.structs.replace(step, state=_as_it_travels(step.state))
         if isinstance(step.reward, RewardJob):
@@ -168,7 +168,7 @@ class Agent:
         return step, step.reward
 
     def _observation(self, trajectory: Trajectory, step: Step) -> list[int]:
-        """Tokens of the environment's messages; empty when there is no room for them and an answer."""
+        """Tokens of the environment's messages; empty when they and an answer do not fit."""
         if trajectory.turn + 1 >= MAX_TURNS:
             return []
         tokens = self._encoded(self.tokenizer.observation_ids, step.messages)
@@ -186,7 +186,7 @@ class Agent:
 
 @contextmanager
 def _user_code(what: str, trajectory: Trajectory) -> Iterator[None]:
-    """The environment is the user's own code: whatever it raises is about this episode, and is reported with it."""
+    """The environment is the user's code: any error in it fails this episode and is reported with it."""
     try:
         yield
     except Exception as error:
@@ -195,7 +195,7 @@ def _user_code(what: str, trajectory: Trajectory) -> Iterator[None]:
 
 
 def _as_it_travels(state: Plain) -> Plain:
-    """``state`` as another rollout gets it with the lease. Raises: EpisodeFailed when it cannot travel with a chunk."""
+    """``state`` as another rollout receives it with the lease. Raises: EpisodeFailed when it does not fit a chunk."""
     try:
         packed = msgpack.packb(state, use_bin_type=True)
     except (TypeError, ValueError, OverflowError) as error:

@@ -26,7 +26,7 @@ class RolloutMetrics:
             "gspo_rollout_episodes_limit", "Most episodes in flight (rollout.max_running)", registry=registry
         )
         self.episodes = Counter(
-            "gspo_rollout_episodes_total", "Episodes that ended here, by how", ["outcome"], registry=registry
+            "gspo_rollout_episodes_total", "Episodes that ended here, by outcome", ["outcome"], registry=registry
         )
         self.resumed = Counter(
             "gspo_rollout_episodes_resumed_total", "Leases taken with tokens of a former lease", registry=registry
@@ -48,7 +48,7 @@ class RolloutMetrics:
         )
         self.weights_damaged = Counter(
             "gspo_rollout_weights_damaged_total",
-            "Snapshots and deltas that came whole and were not what their manifest said; a snapshot follows",
+            "Snapshots and deltas that came whole but did not match their manifest; a snapshot follows",
             registry=registry,
         )
         self.weight_sources = Counter(
@@ -82,7 +82,7 @@ class RolloutMetrics:
         )
         self.pause_seconds = Histogram(
             "gspo_rollout_generation_pause_seconds",
-            "Time that generation stood still for a weight update",
+            "Time that generation stopped for a weight update",
             buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30),
             registry=registry,
         )
@@ -96,7 +96,7 @@ class RolloutMetrics:
             "gspo_rollout_reward_failures_total", "Rewards that could not be computed", ["failure"], registry=registry
         )
         self.status = Gauge("gspo_rollout_status", "1 for the status that the rollout is in", ["status"], registry=registry)
-        # A counter that is not there until it counts looks to rate() and increase() as if its first event never was.
+        # rate() and increase() miss the first event of a counter that does not exist before it.
         for outcome in OUTCOMES:
             self.episodes.labels(outcome=outcome)
         for outcome in UPDATES:
@@ -117,7 +117,7 @@ class RolloutMetrics:
 
     @property
     def authenticator_counters(self) -> AuthenticatorCounters:
-        """Where the gate counts that other rollouts pass to fetch weights from this one."""
+        """Counters of the authenticator for rollouts that fetch weights from this one."""
         return AuthenticatorCounters(
             refused=lambda reason: self.refused_connections.labels(reason=reason).inc(),
             connections=lambda outcome: self.connections.labels(outcome=outcome).inc(),

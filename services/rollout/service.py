@@ -39,12 +39,12 @@ REQUEST_TIMEOUT_S: Final = 3.0
 ENGINE_FAILURES_ALLOWED: Final = 3
 ENGINE_PAUSE_S: Final = 1.0
 BROKER_SILENT_S: Final = 5.0
-"""The broker answers every heartbeat: when it has said nothing for so long, it is away."""
+"""The broker answers every heartbeat: after this silence it is away."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """A lease at work."""
+    """A lease that is worked on."""
 
     lease: Lease
     trajectory: Trajectory
@@ -71,7 +71,7 @@ class RolloutService:
         metrics: RolloutMetrics,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        """``heartbeat_s``: how often the leases are renewed, and how often it is looked whether to ask for more."""
+        """``heartbeat_s``: how often to renew the leases, and to check whether to ask for more."""
         self._agent = agent
         self._broker = broker
         self._sync = sync
@@ -100,7 +100,7 @@ class RolloutService:
 
         Raises: ServiceError when the engine keeps failing.
         """
-        async with self._conversations():
+        async with self._channels():
             async with asyncio.TaskGroup() as tasks:
                 loops = [
                     tasks.create_task(self._receive(tasks), name="receive"),
@@ -117,8 +117,8 @@ class RolloutService:
         return self._broker_stopping.is_set()
 
     @asynccontextmanager
-    async def _conversations(self) -> AsyncIterator[None]:
-        """The broker's channel and the weight channel stay open until everything was handed back."""
+    async def _channels(self) -> AsyncIterator[None]:
+        """Keep the broker's channel and the weight channel open until everything is handed back."""
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(self._broker.run(), name="broker-client"),
@@ -159,7 +159,7 @@ class RolloutService:
         message = delivered.message
         if isinstance(message, Welcome):
             self._sync.announce(message.policy_version, message.weights_endpoint)
-            # What was asked before the handshake is forgotten.
+            # Requests from before the handshake do not count any more.
             self._expected, self._ask_again_at, self._said = 0, 0.0, None
             self._wake.set()
         elif isinstance(message, Pulse):
@@ -184,7 +184,7 @@ class RolloutService:
             return
         former = self._running.get(lease.trajectory_id)
         if former is None and len(self._running) >= self._settings.max_running:
-            # Asked for twice, because the first answer took too long: somebody else has room for it.
+            # This rollout asked twice, because the first answer took too long. Another rollout has room for the lease.
             self._late = [task for task in self._late if not task.done()]
             self._late.append(tasks.create_task(self._release(lease, "no room", failed=False), name=name))
             return
@@ -225,7 +225,7 @@ class RolloutService:
             await self._release(lease, f"engine: {error}", failed=False)
             self._on_engine_error(error)
         finally:
-            # While draining it stays on the list: what it did not send is still to be handed back.
+            # While draining it stays on the list: its unsent tokens are still to be handed back.
             if not self._draining:
                 self._forget(lease)
             self._metrics.episode_seconds.observe(self._clock.now() - begin)
@@ -250,7 +250,7 @@ class RolloutService:
             raise ServiceError(f"the engine keeps failing: {error}")
 
     async def _drain(self) -> None:
-        """Hand unfinished trajectories back; what the broker does not acknowledge in time resumes from before it."""
+        """Hand unfinished trajectories back. Tokens that the broker does not acknowledge in time are sampled again."""
         self._health.not_ready("draining")
         episodes = list(self._running.values())
         log.info("draining", episodes=len(episodes), budget_s=self._settings.drain_s)
@@ -262,7 +262,7 @@ class RolloutService:
                 if episodes:
                     await asyncio.wait([episode.task for episode in episodes])
                 for episode in episodes:
-                    # Neither what ended by itself meanwhile nor a lease that the broker took away.
+                    # Not an episode that ended by itself meanwhile, nor a lease that the broker took away.
                     if episode.task.cancelled() and self._running.get(episode.lease.trajectory_id) is episode:
                         await self._hand_back(episode)
                 await self._broker.flushed()
@@ -284,7 +284,7 @@ class RolloutService:
             room = self._settings.max_running - len(self._running)
             if self._status == "serving" and not waiting and room > 0 and now >= self._ask_again_at:
                 if self._said != "serving":
-                    # A lease is given to whoever has said that it serves, and to nobody else.
+                    # The broker gives leases only to a rollout that has said that it serves.
                     await self._send_heartbeat()
                 self._request_id += 1
                 self._asked_at, self._expected = now, room
@@ -318,14 +318,14 @@ class RolloutService:
 
     @property
     def _unanswered(self) -> str:
-        """That the broker has never been reached, and why where it is known; empty when it was."""
+        """Says that the broker has never answered, and why if known; empty once it has answered."""
         if self._draining or self._broker.welcome is not None:
             return ""
         waited = f"no answer from the broker at {self._broker.endpoint} for {self._broker.silent_s:.0f} s"
         return f"{waited}: {self._broker.refused}" if self._broker.refused else waited
 
     def _has_worked(self) -> bool:
-        """Whether any episode came, went or grew since the last heartbeat; also true when there is nothing to do."""
+        """Whether any episode started, ended or grew since the last heartbeat; also true without any episode."""
         work = [
             (episode.lease.trajectory_id, episode.lease.epoch, episode.trajectory.num_tokens)
             for episode in self._running.values()

@@ -1,7 +1,7 @@
 """Chat messages to token ids and back, without torch: the model's own tokenizer.json and chat template.
 
-Text becomes tokens exactly once: prompts and observations are encoded here; action tokens come from the engine as ids and
-are only ever decoded (for the environment), never encoded again.
+Text becomes tokens exactly once. Prompts and observations are encoded here; action tokens come from the engine as ids, and
+are decoded for the environment but never encoded again.
 """
 
 import json
@@ -17,18 +17,18 @@ from tokenizers import Tokenizer
 
 Messages = Sequence[Mapping[str, object]]
 SENTINEL: Final = "\u0001gspo\u0001"
-"""Stands for the assistant's turn when an observation is rendered alone; no template or text contains it."""
+"""The content of the assistant's turn when an observation is rendered alone; no template or text contains it."""
 
 
 class TokenizerError(ValueError):
-    """The model's tokenizer or chat template cannot be used; the text names the file and the way out."""
+    """The model's tokenizer or chat template cannot be used; the text names the file and the remedy."""
 
 
 class ChatTokenizer:
     """Tokenizer and chat template of one model directory."""
 
     def __init__(self, directory: Path) -> None:
-        """Load. Raises: TokenizerError when files are missing, broken or do not match the model's vocabulary."""
+        """Load. Raises: TokenizerError when files are missing or broken, or do not match the model's vocabulary."""
         config = _read_json(directory / "tokenizer_config.json")
         model_config = _read_json(directory / "config.json")
         path = directory / "tokenizer.json"
@@ -42,7 +42,7 @@ class ChatTokenizer:
         # The tokenizers package raises bare Exception for every malformed file.
         except Exception as error:
             raise TokenizerError(f"{path}: not a tokenizer: {error}") from error
-        # A file can ask for truncation or padding; neither may ever happen to a conversation.
+        # A file can ask for truncation or padding; a conversation must never get either.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._directory = directory
@@ -68,8 +68,8 @@ class ChatTokenizer:
     def observation_ids(self, messages: Messages) -> list[int]:
         """Token ids between an assistant turn that ended with a sampled stop token and the next turn.
 
-        What the template puts there (its own stop token is left out: the sampled one stands for it), ``messages``, and
-        the beginning of the assistant's turn.
+        They are the template's text after the turn (without its stop token, which the sampled one replaces), ``messages``,
+        and the beginning of the assistant's next turn.
         """
         before: list[Mapping[str, object]] = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
         text = self._render([*before, *messages], add_generation_prompt=True)
@@ -78,12 +78,12 @@ class ChatTokenizer:
             raise TokenizerError(
                 f"{self._directory}: the chat template drops the assistant's content: multi-turn episodes cannot be rendered"
             )
-        # The stop token is cut off as a token: cut off as text it would leave behind the whitespace that it takes in.
+        # Cut off the stop token as a token: cut off as text it would leave the whitespace that belongs to it.
         ids = self._encode(tail)
         return ids[1:] if ids and ids[0] in self.stop_ids else ids
 
     def action_text(self, token_ids: Sequence[int]) -> str:
-        """Text of action tokens, without special tokens: what the environment sees."""
+        """The text of action tokens for the environment, without special tokens."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def _encode(self, text: str) -> list[int]:
@@ -95,7 +95,7 @@ class ChatTokenizer:
             return str(
                 self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **specials)
             )
-        # The template is a program of the model's author: it refuses by raise_exception, and breaks in any way.
+        # The template is a program of the model's author: it refuses with raise_exception, and may fail in any way.
         except Exception as error:
             raise TokenizerError(
                 f"{self._directory}: the chat template refuses the conversation: {type(error).__name__}: {error}"
@@ -104,7 +104,7 @@ class ChatTokenizer:
     def _stop_ids(self, directory: Path, model_config: dict[str, Any]) -> frozenset[int]:
         generation = directory / "generation_config.json"
         ids: set[int] = set()
-        # The engine stops at what either file names.
+        # The engine stops at the tokens of either file.
         for config in (model_config, _read_json(generation) if generation.is_file() else {}):
             configured = config.get("eos_token_id")
             if configured is not None:

@@ -1,4 +1,4 @@
-"""One trajectory as it grows: tokens with kind, turn, log-prob and version; what of it is sent; how it is resumed."""
+"""One trajectory as it grows: tokens with kind, turn, log-prob and version; how many are sent; how it is resumed."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -13,13 +13,13 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class Trajectory:
-    """Tokens, the turn they belong to, and how many of them were handed to the broker.
+    """Tokens, their turns, and how many of them were sent to the broker.
 
     ``turn_done``: the action of turn ``turn`` is complete and the environment's step is due.
     """
 
     def __init__(self, lease: Lease, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Start, or go on from the tokens that came with the lease."""
+        """Start, or continue after the tokens that came with the lease."""
         self.trajectory_id = lease.trajectory_id
         self.epoch = lease.epoch
         self.state: Plain | None = lease.state
@@ -51,7 +51,7 @@ class Trajectory:
         return [token for token, kind in zip(self.token_ids, self._kinds, strict=True) if kind == mark]
 
     def observe(self, token_ids: Sequence[int]) -> None:
-        """Append tokens that the policy did not make: prompt, tool answer, template."""
+        """Append tokens that the policy did not sample: prompt, tool answer, template."""
         self._append(token_ids, [0.0] * len(token_ids), [OBSERVATION_VERSION] * len(token_ids), action=False)
 
     def act(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> None:
@@ -59,13 +59,13 @@ class Trajectory:
         self._append(token_ids, logprobs, versions, action=True)
 
     def end_turn(self, reward: float) -> None:
-        """The environment has stepped: the turn's reward is known, the next turn begins."""
+        """The environment has stepped: record the turn's reward and begin the next turn."""
         self.turn_rewards.append(reward)
         self.turn += 1
         self.turn_done = False
 
     def next_chunk(self) -> tuple[Chunk, Arrays] | None:
-        """All tokens that were not sent yet, as a chunk; None when there are none. ``sent`` says that it went out."""
+        """All tokens that were not sent yet, as a chunk; None when there are none. Call ``sent`` when it has been sent."""
         begin, end = self._num_sent, len(self.token_ids)
         if begin == end:
             return None
@@ -92,7 +92,7 @@ class Trajectory:
         return chunk, arrays
 
     def sent(self, chunk: Chunk) -> None:
-        """``chunk`` is on its way: what comes next begins behind it."""
+        """``chunk`` is on its way: the next one begins after it."""
         self._num_sent = chunk.offset + chunk.num_tokens
 
     def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, action: bool) -> None:

@@ -258,7 +258,7 @@ class Engine:
     @property
     def _server(self) -> ServerInfo:
         if self._info is None:
-            raise EngineError("the engine is not open: use it as `async with Engine(url) as engine`")
+            raise EngineError("the engine is not open: use it as a context manager: async with Engine(url) as engine")
         return self._info
 
     # Checks --------------------------------------------------------------------------------------------------------

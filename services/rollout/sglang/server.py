@@ -1,4 +1,4 @@
-"""Starts and stops an SGLang server as a child process, on CPU through the platform plug-in and on CUDA as it is."""
+"""Starts and stops an SGLang server as a child process: unchanged on CUDA, through the platform plug-in on a CPU."""
 
 import asyncio
 import os
@@ -28,21 +28,21 @@ _PROGRESS_S: Final = 5.0
 _TERM_GRACE_S: Final = 1.0
 _TAIL_LINES: Final = 25
 DECODE_STEPS: Final = 8
-"""Between two passes in which requests begin (on CPU)."""
+"""Decode steps between two passes in which requests begin (on CPU)."""
 PREFILL_TOKENS: Final = 1024
-"""Of such a pass."""
+"""Tokens of such a pass."""
 _NOISE: Final = (" - leaked ", " - ... skipped", "nanobind: ", "See https://nanobind", "warnings.warn(")
-"""Lines that every SGLang process writes when it ends; they would push the error out of the tail."""
+"""Every SGLang process writes these lines when it ends; they would push the error out of the tail."""
 _LOAD_FILES: Final = "/dev/shm/sglang_loads_"
 
 
 class ServerError(RuntimeError):
-    """The server could not be started, or it died; the text holds the end of its log."""
+    """The server could not be started, or it died; the text has the end of its log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """What to serve, and where."""
+    """The model to serve, and the address."""
 
     model_path: Path
     log_path: Path
@@ -52,20 +52,20 @@ class ServerOptions:
     port: int = 0
     """0: any free port."""
     weight_version: int = 0
-    """The version of the weights in `model_path`; every token carries it until an update."""
+    """The version of the weights in ``model_path``; every token carries it until an update."""
     max_total_tokens: int = 65536
-    """Size of the KV cache on CPU; without it SGLang takes most of the machine's memory. On CUDA SGLang measures."""
+    """Size of the KV cache on CPU, where SGLang would take most of the machine's memory. On CUDA SGLang measures."""
     max_running: int = 64
-    """Requests under way, at most. On CPU a new one waits for others to begin with while three quarters of so many run."""
+    """Most requests under way. On CPU a new one waits for others to begin with while three quarters of this number run."""
     extra_args: tuple[str, ...] = ()
-    """More arguments for sglang.launch_server; they come last and so win."""
+    """More arguments for sglang.launch_server; they come last, so they win."""
     start_timeout_s: float = 600.0
 
 
 class EngineServer:
-    """One SGLang server process and everything it starts. Use as a context manager: ready inside, gone after.
+    """One SGLang server process and everything that it starts. Use as a context manager: ready inside, gone after.
 
-    The server dies with the thread that entered the context (PR_SET_PDEATHSIG), also when that is killed by SIGKILL.
+    The server dies with the thread that entered the context (PR_SET_PDEATHSIG), even if SIGKILL ends that thread.
     """
 
     def __init__(self, options: ServerOptions) -> None:
@@ -77,12 +77,12 @@ class EngineServer:
 
     @property
     def url(self) -> str:
-        """Where the server answers; the port is known once it was started."""
+        """The address of the server; its port is known after the start."""
         return f"http://{self._options.host}:{self._port}"
 
     @property
     def pid(self) -> int:
-        """Process id of the server, which is also its session and process group."""
+        """The server's process id, which is also its session and process group."""
         return self._started.pid
 
     async def __aenter__(self) -> Self:
@@ -96,7 +96,7 @@ class EngineServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Start the process and return once it has generated a token. Raises: ServerError; nothing is left running then."""
+        """Start the process and return once it has generated a token. Raises: ServerError, and leaves nothing running."""
         if self._process is not None:
             raise ValueError(f"the server at {self.url} was started already: make a new EngineServer")
         self._port = _claim_port(self._options.host, self._options.port)
@@ -107,7 +107,7 @@ class EngineServer:
             log_file = self._options.log_path.open("ab")
         except OSError as error:
             raise ServerError(f"{self._options.log_path}: the server's log cannot be written: {error.strerror}") from error
-        # Its files (metrics, sockets, a lock for each path from which an update failed) would stay otherwise.
+        # Otherwise its files (metrics, sockets, a lock for each path from which an update failed) would stay.
         self._temporary = tempfile.TemporaryDirectory(prefix="gspo-sglang-", ignore_cleanup_errors=True)
         environment = server_environment(os.environ, cuda=cuda) | temporary_files(Path(self._temporary.name))
         with log_file as output:
@@ -131,14 +131,14 @@ class EngineServer:
             raise
 
     async def wait_dead(self) -> str:
-        """Return when the server has died, with its exit status and the end of its log."""
+        """Wait until the server has died; return its exit status and the end of its log, as text."""
         status = await self._started.wait()
         return f"the SGLang server ended with status {status}; the end of {self._options.log_path}:\n{self.log_tail()}"
 
     async def stop(self) -> None:
-        """End the server and everything it started: SIGTERM, and SIGKILL after 1 s. A second call does nothing.
+        """End the server and everything that it started: SIGTERM, and SIGKILL after 1 s. A second call does nothing.
 
-        SGLang looks for a SIGTERM every 5 s and then waits for its requests; there is nothing in it worth waiting for.
+        SGLang looks for a SIGTERM only every 5 s and then waits for its requests, which nobody needs any more.
         """
         if self._process is None:
             return
@@ -152,7 +152,7 @@ class EngineServer:
             except TimeoutError:
                 pass
         for member in {*tree, *_tree(process.pid)}:
-            # Only what is still the same process: psutil compares start times.
+            # Only if it is still the same process: psutil compares start times.
             if member.is_running():
                 _kill(member)
         await process.wait()
@@ -162,7 +162,7 @@ class EngineServer:
             path.unlink(missing_ok=True)
 
     def log_tail(self) -> str:
-        """The last lines of the server's log, without the noise that every exit adds."""
+        """The last lines of the server's log, without the lines that every exit adds."""
         if not self._options.log_path.exists():
             return "(no log)"
         with self._options.log_path.open("rb") as file:
@@ -189,30 +189,30 @@ class EngineServer:
                     if await http.status("/health", timeout_s=_HEALTH_TIMEOUT_S) == HTTPStatus.OK:
                         break
                 except EngineUnreachable:
-                    pass  # it does not listen yet
+                    pass  # It does not listen yet.
                 await asyncio.sleep(_POLL_S)
                 waited_s = clock() - begin
                 if waited_s - reported_s >= _PROGRESS_S:
                     reported_s = waited_s
                     last = self.log_tail().rpartition("\n")[2]
                     log.info("engine_server_starting", waited_s=round(waited_s), last_line=last[:200])
-        # Known by now, in case it dies before it is stopped.
+        # In case the server dies before it is stopped.
         self._load_files = load_files(member.pid for member in _tree(self.pid))
         log.info("engine_server_ready", pid=self.pid, url=self.url, start_s=round(clock() - begin, 1))
 
 
 def cuda_visible(environment: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
-    """Whether this process would see a CUDA device, found out without importing torch."""
+    """Whether this process would see a CUDA device; does not import torch."""
     if environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return False
     return any(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia[0-9]*"))
 
 
 def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str]:
-    """The command line of the server. Raises: ServerError for arguments that would open it to other hosts."""
+    """The command line of the server. Raises: ServerError for arguments that would open the server to other hosts."""
     if any(argument == "--host" or argument.startswith("--host=") for argument in options.extra_args):
         raise ServerError(
-            "rollout.server_args set --host: whoever reaches SGLang's API can replace the weights, so it stays on "
+            "rollout.server_args set --host: anyone who reaches SGLang's API can replace the weights, so it stays on "
             f"{options.host}; leave --host out, or start a server of your own and set rollout.server_url"
         )
     module = "sglang.launch_server" if cuda else "services.sglang_cpu.launch"
@@ -229,20 +229,20 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
         "--enable-metrics",
     ]  # fmt: skip
     if not cuda:
-        # Sampling seeds are honoured in deterministic mode only. It is free here; on CUDA it costs throughput: ask for it
-        # in extra_args. An idle scheduler spins: on a CPU it takes a core from the others.
+        # SGLang honours sampling seeds only in deterministic mode. That is free here; on CUDA it costs throughput, so ask
+        # for it in extra_args. An idle scheduler spins, and on a CPU it takes a core from other processes.
         command += [
             "--enable-deterministic-inference",
             "--sleep-on-idle",
             "--device", "cpu",
             "--attention-backend", "torch_native",
             "--max-total-tokens", str(options.max_total_tokens),
-            # Each new request would have a pass of its own, which costs as much as some ten tokens, and all others wait for
-            # it: those that come within eight decode steps begin together.
+            # Each new request would have a pass of its own, which costs as much as about ten tokens while all others wait.
+            # So the requests that come within eight decode steps begin together.
             "--prefill-decode-interval", str(DECODE_STEPS),
             "--prefill-decode-interval-min-bs", str(options.max_running * 3 // 4),
-            # A group's requests then come together, and after a weight update all do: one of each prompt goes first, the
-            # others wait for a next pass, as this one is full, and find the prompt in the cache.
+            # Then a group's requests come together, and after a weight update all requests do. One request of each prompt
+            # goes first; the others wait for a next pass, as this one is full, and find the prompt in the cache.
             "--schedule-policy", "lpm",
             "--chunked-prefill-size", str(PREFILL_TOKENS),
         ]  # fmt: skip
@@ -250,10 +250,10 @@ def server_command(options: ServerOptions, *, port: int, cuda: bool) -> list[str
 
 
 def server_environment(environment: Mapping[str, str], *, cuda: bool) -> dict[str, str]:
-    """The server's environment: ours, offline, and on CPU with the platform plug-in on one thread."""
+    """The server's environment: ours, offline; on a CPU with the platform plug-in and one thread."""
     result = {**environment, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if not cuda:
-        # SGLANG_USE_CPU_ENGINE wants compiled kernels, which there are for CUDA machines only. With two threads on a busy
+        # SGLANG_USE_CPU_ENGINE needs compiled kernels, which exist only for CUDA machines. With two threads on a busy
         # machine OpenMP's spinning made the server up to 50 times slower.
         result.pop("SGLANG_USE_CPU_ENGINE", None)
         result |= {"SGLANG_PLATFORM": "torch_cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -261,7 +261,7 @@ def server_environment(environment: Mapping[str, str], *, cuda: bool) -> dict[st
 
 
 def temporary_files(directory: Path) -> dict[str, str]:
-    """Variables that keep a server's temporary files below ``directory``, but for compiled code, which the next one uses."""
+    """Variables that keep a server's temporary files below ``directory``, except compiled code, for the next one."""
     compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
     metrics = directory / "metrics"
     metrics.mkdir()
@@ -269,20 +269,20 @@ def temporary_files(directory: Path) -> dict[str, str]:
 
 
 def load_files(pids: Iterable[int]) -> set[Path]:
-    """Files in shared memory by which these processes of a server tell each other their load.
+    """Files in shared memory through which these processes of a server report their load to each other.
 
-    SGLang gives them a random name, takes no directory for them and leaves them: 16 KiB of memory per start of a server.
+    SGLang gives them a random name, accepts no directory for them and leaves them: 16 KiB of memory per start of a server.
     """
     found = set()
     for pid in pids:
         with suppress(OSError):  # It has ended, or there is no /proc.
             lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
             found |= {Path(line[line.index(_LOAD_FILES) :]) for line in lines if _LOAD_FILES in line}
-    return {path for path in found if path.suffix == ".shm"}  # " (deleted)" stands behind what is gone.
+    return {path for path in found if path.suffix == ".shm"}  # The kernel adds " (deleted)" to a file that is gone.
 
 
 def _claim_port(host: str, port: int) -> int:
-    """A port that nobody listens on now. Raises: ServerError naming the port that is taken."""
+    """A port on which nobody listens now. Raises: ServerError that names the taken port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -295,7 +295,7 @@ def _claim_port(host: str, port: int) -> int:
 
 
 def _tree(pid: int) -> set[psutil.Process]:
-    """The process, its descendants, and those of its session whose parent is gone already."""
+    """The process, its descendants, and processes of its session that have lost their parent."""
     members: set[psutil.Process] = set()
     for process in psutil.process_iter():
         try:

@@ -1,7 +1,7 @@
-"""Run a command that dies with its parent: `python tether.py PARENT_PID COMMAND...`.
+"""Runs a command that dies with its parent: ``python tether.py PARENT_PID COMMAND...``.
 
-The kernel kills this process when the thread that started it ends, also by kill -9 (PR_SET_PDEATHSIG survives exec). It
-imports nothing of the project, so that it costs the 20 ms of a bare interpreter.
+The kernel kills this process when the thread that started it ends, even by kill -9 (PR_SET_PDEATHSIG survives exec). It
+imports nothing of the project, so it costs only the 20 ms of a bare interpreter.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """Replace this process by the command; exits with status 1 when the parent is gone already."""
+    """Replace this process by the command; exit with status 1 when the parent has already gone."""
     parent_pid, command = int(arguments[0]), arguments[1:]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -1,4 +1,4 @@
-"""Watches the SGLang server that a rollout uses: what ends it, and what leaves it running and deaf."""
+"""Watches the SGLang server that a rollout uses: it may die, or run on without listening."""
 
 import asyncio
 from typing import Final, NoReturn
@@ -9,7 +9,7 @@ from services.runtime.errors import ServiceError
 
 KNOCK_S: Final = 2.0
 REFUSALS: Final = 3
-"""So many refused connections in a row, and nobody listens there any more."""
+"""After this many refused connections in a row nobody listens there any more."""
 
 
 async def fail_when_dead(server: EngineServer) -> NoReturn:
@@ -20,11 +20,11 @@ async def fail_when_dead(server: EngineServer) -> NoReturn:
 async def fail_when_deaf(url: str, *, knock_s: float = KNOCK_S) -> NoReturn:
     """Raises: ServiceError when nothing listens at ``url`` any more.
 
-    An SGLang that was told to end closes its door, kills its scheduler, and then waits for open streams, which nobody will
-    ever fill: its process lives on, and a stream says nothing until its timeout.
+    An SGLang that is told to end stops listening, kills its scheduler, and then waits for open streams, which nobody will
+    ever fill. Its process lives on, and a stream stays silent until its timeout.
 
     waits for:    a connection, every ``knock_s``
-    unblocked by: its outcome; a server that hangs still has its connections accepted by the kernel
+    unblocked by: its outcome; if a server only hangs, the kernel still accepts its connections
     """
     address = urlsplit(url)
     assert address.hostname is not None
@@ -37,7 +37,7 @@ async def fail_when_deaf(url: str, *, knock_s: float = KNOCK_S) -> NoReturn:
                 _, writer = await asyncio.open_connection(address.hostname, port)
         except ConnectionRefusedError:
             refused += 1
-        # Any other trouble (a name that is not resolved for a moment, no answer) is told by the calls themselves.
+        # The calls themselves report any other trouble (a name that is not resolved for a moment, no answer).
         except (OSError, TimeoutError):
             refused = 0
         else:
