@@ -1,4 +1,4 @@
-"""`gspo audit RUN_DIR`: is every trajectory trained exactly once, or dropped for a stated reason?"""
+"""``gspo audit RUN_DIR``: prove that every trajectory was trained exactly once or dropped for a stated reason."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ SPLITS: Final = {"train": "training", "eval": "held out"}
 
 
 def audit_command(directory: Path, *, as_json: bool) -> int:
-    """Audit and print. Returns 0 for a clean run and 1 for one with violations. Raises: NoLedger."""
+    """Audit and print. Returns 0 for a clean run, 1 for one with violations. Raises: NoLedger."""
     audit = audit_run(directory)
     if as_json:
         print(json.dumps(audit.as_plain(), indent=2))
@@ -42,7 +42,7 @@ def _print(audit: Audit, console: Console) -> None:
     console.print(
         f"batches: {audit.num_batches:,} assembled, {audit.num_trained_batches:,} trained{again}; "
         f"policy versions: {audit.num_versions:,}\n"
-        f"chunks: {audit.num_chunks:,}; trajectories that went on under another lease: {audit.num_resumed:,}",
+        f"chunks: {audit.num_chunks:,}; trajectories continued under another lease: {audit.num_resumed:,}",
         soft_wrap=True,
         highlight=False,
     )

@@ -1,11 +1,11 @@
-"""The `gspo` command: one entry for people; every process is started as its own module."""
+"""The ``gspo`` command: one entry for people. Each process is started as a module of its own."""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from services.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
 from services.runtime.lifecycle import module_command
@@ -20,18 +20,26 @@ PROCESSES: Final = {
 DESCRIPTION: Final = """\
 GSPO for mixture-of-experts language models: SGLang rollouts stream trajectories over ZeroMQ to a DeepSpeed learner.
 
-  gspo model tiny models/tiny          make a small model to try things with (about a minute)
-  gspo check my.toml --explain         show every setting: value, where it came from, default and meaning
-  gspo run examples/arithmetic.toml    run everything on this machine, with live progress
-  gspo plot runs/arithmetic            draw a run's metrics
-  gspo keys keys                       make the keys with which a run may leave this machine
-  gspo doctor runs/arithmetic          say what a run is waiting for
-  gspo stop runs/arithmetic            let it finish the batch under way, save, and end
-  gspo record CONFIG --out DIR --groups 64    generate without a learner
-  gspo replay runs/arithmetic          train its batches again, and compare the weights bit by bit
-  gspo audit runs/arithmetic           prove that every trajectory was trained once, or dropped for a stated reason
+Try it on one machine, without a GPU:
 
-On a cluster each process is started by itself: gspo broker CONFIG, gspo rollout CONFIG, gspo learner CONFIG.
+  gspo model tiny models/tiny          make a small model (about a minute)
+  gspo run examples/arithmetic.toml    train it, with live progress
+  gspo plot runs/arithmetic            draw the run's metrics
+
+Configure and understand a run of your own:
+
+  gspo check my.toml                   check a configuration and print every setting
+  gspo check my.toml --explain         show where each value came from, its default and its meaning
+
+Watch and check a run:
+
+  gspo doctor runs/arithmetic          say what it waits for, what is wrong, and what to do
+  gspo stop runs/arithmetic            finish the current batch, save, and end
+  gspo audit runs/arithmetic           prove that each trajectory was trained once or dropped for a stated reason
+  gspo replay runs/arithmetic          train its batches again and compare the weights bit by bit
+
+On several machines, make keys with `gspo keys DIR` and start each process by itself: gspo broker CONFIG,
+gspo learner CONFIG, gspo rollout CONFIG --name rollout-0. `gspo COMMAND --help` says more about each.
 """
 
 CHECK_DESCRIPTION: Final = """\
@@ -43,15 +51,53 @@ Check CONFIG, with the environment and --set as a process would read them, and p
   gspo check my.toml --explain objective rollout  the keys of some sections
 """
 
+RUN_DESCRIPTION: Final = """\
+Start the broker, the learner and rollout.num_servers rollouts of CONFIG on this machine, and restart those that crash. It
+ends when all batches are trained, with a table and a plot. Ctrl-C finishes the current batch and saves a checkpoint. The
+same command continues from there.
+
+The run's directory (run.directory) holds logs, the ledger, metrics.jsonl, checkpoints, and the trained model in export/.
+
+  gspo run examples/arithmetic.toml --set run.num_batches=10 --set run.directory=runs/short
+"""
+
 RECORD_DESCRIPTION: Final = """\
 Run the broker and the rollouts of CONFIG without a learner, until N groups are complete. The weights of model.path are
-published as the only policy version. The directory is an ordinary run's, with groups and without batches: `gspo audit`
-checks it, `gspo replay` trains on it, and the same command goes on with it after an interruption.
+published as the only policy version. The directory is a run's, with groups and without batches: `gspo audit` checks it and
+`gspo replay` trains on it. After an interruption the same command continues.
 
-N is rounded up to whole batches. So that all groups may be of one version, the recording has batch.max_lag = batches - 1;
-trained on by `gspo replay`, each batch is one version later than the one before. There is no evaluation.
+N is rounded up to whole batches. All groups may be of one version because the recording has batch.max_lag = batches - 1.
+`gspo replay` trains each batch one version later than the one before. There is no evaluation.
 
 `gspo rollout CONFIG --record DIR --groups N` is the same.
+"""
+
+AUDIT_DESCRIPTION: Final = """\
+Prove from a run's ledger that every trajectory was trained exactly once or dropped for a stated reason. It reads one
+consistent snapshot, also while the run is going, and names what is missing, doubled, damaged or out of order.
+
+Status 0: clean; 1: violations; 2: no run there.
+"""
+
+DOCTOR_DESCRIPTION: Final = """\
+Ask the broker for its status and every process for /readyz and /metrics, read the logs and the ledger, and say what the run
+waits for, what is wrong, and what to do.
+
+Status 0: nothing is wrong; 1: something is; 2: no such run.
+"""
+
+STOP_DESCRIPTION: Final = """\
+Ask the broker to stop the run. The learner finishes the current batch, saves a checkpoint and exports the model; then the
+processes end.
+"""
+
+KEYS_DESCRIPTION: Final = """\
+Make the key pairs with which a run's processes recognise each other and encrypt what they send: NAME.secret and NAME.public
+for each role (broker, learner, rollout, operator). A run on several machines needs them. Set security.keys to the
+directory.
+
+  gspo keys keys                       one pair for each role
+  gspo keys keys --name rollout-7      one for a single rollout, which then cannot speak for others
 """
 
 
@@ -78,31 +124,37 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gspo", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="run broker, rollouts and learner on this machine, with live progress")
-    add_configuration_arguments(run)
-    run.add_argument("--plain", action="store_true", help="one line per event instead of a live table")
-    record = commands.add_parser(
-        "record",
-        help="generate without a learner, into a directory that can be audited and trained on",
-        description=RECORD_DESCRIPTION,
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    _add_run_commands(commands)
+    _add_directory_commands(commands)
+    keys = _add(commands, "keys", "make the keys that the processes of a run on several machines need", KEYS_DESCRIPTION)
+    keys.add_argument("directory", type=Path, help="where to write them")
+    keys.add_argument(
+        "--name", action="append", default=[], help="make this key instead, such as rollout-7; can be repeated"
+    )
+    keys.add_argument("--force", action="store_true", help="replace existing keys")
+    _add(commands, "environments", "list the environments and their options")
+    return parser
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def _add(commands: Commands, name: str, text: str, description: str = "") -> argparse.ArgumentParser:
+    """Add a command. ``text``: its line in the list of commands; without ``description`` it is that as well."""
+    return commands.add_parser(
+        name,
+        help=text,
+        description=description or f"{text[0].upper()}{text[1:]}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_configuration_arguments(record)
-    record.add_argument("--out", type=Path, required=True, metavar="DIR", help="the recording's directory")
-    record.add_argument("--groups", type=int, required=True, metavar="N", help="groups to complete")
-    record.add_argument("--plain", action="store_true", help="one line per event instead of a live table")
-    for name, text in PROCESSES.items():
-        commands.add_parser(name, help=text, add_help=False)
-    commands.add_parser("replay", help="train a recorded run again and compare its weights bit by bit", add_help=False)
-    model = commands.add_parser("model", help="make a model to start from")
+
+
+def _add_run_commands(commands: Commands) -> None:
+    """Commands that take a configuration file, and the processes, which parse their own arguments."""
+    model = _add(commands, "model", "make a model to start from")
     model.add_argument("kind", choices=["tiny"], help="tiny: byte-level tokenizer, small Qwen3-MoE, supervised cold start")
-    check = commands.add_parser(
-        "check",
-        help="check a configuration file and print or explain its settings",
-        description=CHECK_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    check = _add(commands, "check", "check a configuration file and print or explain its settings", CHECK_DESCRIPTION)
     add_configuration_arguments(check)
     check.add_argument(
         "--explain",
@@ -110,35 +162,37 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KEY",
         help="show value, source, default, type and meaning of these keys or sections; of all without KEY",
     )
-    plot = commands.add_parser("plot", help="draw a run's metrics.jsonl and print its table")
-    plot.add_argument("directory", type=Path, help="the run's directory")
-    audit = commands.add_parser(
-        "audit",
-        help="prove from a run's ledger that every trajectory was trained exactly once or dropped for a stated reason",
-        description="Reads the ledger of a run, living or ended, in one consistent snapshot, and names what is missing, "
-        "doubled, damaged or out of order. Status 0: clean; 1: violations; 2: no run there.",
-    )
-    audit.add_argument("directory", type=Path, help="the run's directory")
-    audit.add_argument("--json", action="store_true", help="the whole result as JSON")
-    doctor = commands.add_parser(
-        "doctor",
-        help="say what a run is waiting for, and what to do about it",
-        description="Asks the broker and every process's /readyz and /metrics, and reads files where nobody answers. "
-        "Status 0: all is well; 1: something is wrong; 2: no such run.",
-    )
+    run = _add(commands, "run", "run broker, rollouts and learner on this machine, with live progress", RUN_DESCRIPTION)
+    record = _add(commands, "record", "generate without a learner, for gspo audit and gspo replay", RECORD_DESCRIPTION)
+    for command in (run, record):
+        add_configuration_arguments(command)
+        command.add_argument("--plain", action="store_true", help="print one line per event instead of a live table")
+    record.add_argument("--out", type=Path, required=True, metavar="DIR", help="the recording's directory")
+    record.add_argument("--groups", type=int, required=True, metavar="N", help="groups to complete")
+    for name, text in PROCESSES.items():
+        commands.add_parser(name, help=text, add_help=False)
+
+
+def _add_directory_commands(commands: Commands) -> None:
+    """Commands that take a run's directory."""
+    doctor = _add(commands, "doctor", "say what a run waits for, what is wrong, and what to do", DOCTOR_DESCRIPTION)
     doctor.add_argument("run", type=Path, help="the run's directory, or its TOML file")
-    doctor.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    stop = commands.add_parser("stop", help="let a run finish the batch under way, save, and end")
-    stop.add_argument("directory", type=Path, help="the run's directory")
-    stop.add_argument("--reason", default="gspo stop", help="what is recorded (default: %(default)s)")
-    keys = commands.add_parser("keys", help="make the keys that let a run's processes know each other")
-    keys.add_argument("directory", type=Path, help="where they are written; security.keys is set to it")
-    keys.add_argument(
-        "--name", action="append", default=[], help="one key of its own, such as rollout-7; can be given often"
+    doctor.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="override one setting of the run, such as --set security.keys=DIR; can be repeated",
     )
-    keys.add_argument("--force", action="store_true", help="replace keys that are there")
-    commands.add_parser("environments", help="list the environments and their options")
-    return parser
+    stop = _add(commands, "stop", "finish a run's current batch, save, and end it", STOP_DESCRIPTION)
+    stop.add_argument("--reason", default="gspo stop", help="why; recorded with the run (default: %(default)s)")
+    plot = _add(commands, "plot", "draw a run's metrics into plot.png and print its table")
+    audit = _add(commands, "audit", "prove that each trajectory was trained once or dropped", AUDIT_DESCRIPTION)
+    audit.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    for command in (stop, plot, audit):
+        command.add_argument("directory", type=Path, help="the run's directory")
+    commands.add_parser("replay", help="train a recorded run again and compare its weights bit by bit", add_help=False)
 
 
 def _act(arguments: argparse.Namespace) -> int:

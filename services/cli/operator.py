@@ -1,4 +1,4 @@
-"""Asks a run's broker for its status, or to stop: for ``gspo run``, ``gspo doctor`` and ``gspo stop``."""
+"""Asks a run's broker for its status, or to stop the run, for ``gspo run``, ``gspo doctor`` and ``gspo stop``."""
 
 import asyncio
 import uuid
@@ -23,11 +23,11 @@ class NoAnswer(RuntimeError):
 
 
 class TurnedAway(NoAnswer):
-    """The broker, or our own configuration, does not let us ask: another run, release or key. The text has the way out."""
+    """The broker, or our own configuration, does not let us ask: another run, release or key. The text says what to do."""
 
 
 class Operator:
-    """One connection to the broker, for questions."""
+    """A connection to the broker, for questions."""
 
     def __init__(self, client: PeerClient, endpoint: str) -> None:
         self._client = client
@@ -45,7 +45,7 @@ class Operator:
         """The broker's status; None when it is not connected, or does not answer in time."""
         if not self._client.connected:
             return None
-        # A late answer to an earlier question says nothing about now.
+        # A late answer to an earlier question is out of date.
         while not self._client.inbox.empty():
             self._client.inbox.get_nowait()
         await self._client.send(StatusRequest())
@@ -56,7 +56,7 @@ class Operator:
             return None
 
     async def stop(self, reason: str, timeout_s: float) -> dict[str, Any]:
-        """Ask until the broker says that the run stops; returns its status then. Raises: NoAnswer."""
+        """Ask until the broker says that the run is stopping. Returns its status then. Raises: NoAnswer."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -107,7 +107,7 @@ async def connection(settings: Settings, clock: Clock) -> AsyncIterator[Operator
             peer=f"operator-{uuid.uuid4().hex[:8]}",
             session=uuid.uuid4().hex,
             clock=clock,
-            # Another run's broker on this port must not pass for ours.
+            # Another run's broker on this port must not be taken for ours.
             fingerprint=run_fingerprint(settings),
             security=Security.load(settings.security, "operator"),
         )

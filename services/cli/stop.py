@@ -1,4 +1,4 @@
-"""`gspo stop RUN_DIR`: let a run finish the batch under way, save, and end."""
+"""``gspo stop RUN_DIR``: let a run finish its current batch, save, and end."""
 
 import asyncio
 import sys
@@ -13,7 +13,7 @@ ANSWER_S: Final = 15.0
 
 
 def stop_command(directory: Path, reason: str) -> int:
-    """Returns 0 when the broker has agreed, 1 when it does not answer. Raises: ConfigurationError for no run."""
+    """Returns 0 when the broker agrees, 1 when it does not answer. Raises: ConfigurationError when there is no such run."""
     configure_logging("stop")
     settings = read_run_settings(directory)
     try:
@@ -31,5 +31,5 @@ async def _stop(settings: Settings, reason: str) -> str:
     if status["finished"]:
         return f"the run has ended: {status['batches_trained']} batches are trained"
     assembled, trained = status["batches_assembled"], status["batches_trained"]
-    under_way = f"batch {assembled - 1} is finished first" if assembled > trained else "no batch is under way"
-    return f"the run stops ({status['stopping']}): {under_way}, then the learner saves and exports"
+    rest = f"finishes batch {assembled - 1}, saves and exports" if assembled > trained else "saves and exports"
+    return f"the run is stopping ({status['stopping']}): the learner {rest}"

@@ -1,4 +1,4 @@
-"""`gspo doctor RUN`: what is this run waiting for, and what is to be done?"""
+"""``gspo doctor RUN``: what a run waits for, what is wrong, and what to do."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,11 +16,14 @@ from services.runtime.logs import configure_logging
 from services.runtime.settings import Settings, load_settings, override_settings, read_run_settings
 
 EXIT_WRONG: Final = 1
-HEADINGS: Final = ("process", "is", "waits for", "last event", "version", "lag", "work")
+HEADINGS: Final = ("process", "state", "waits for", "last event", "version", "lag", "work")
 
 
 def doctor_command(run: Path, overrides: Sequence[str]) -> int:
-    """Look, tell, and return 0 when nothing is wrong. Raises: ConfigurationError when there is no such run."""
+    """Observe the run and print what was found. Returns 0 when nothing is wrong, otherwise 1.
+
+    Raises: ConfigurationError when there is no such run.
+    """
     configure_logging("doctor")
     settings = _settings(run, overrides)
     seen = asyncio.run(observe(settings, datetime.now(tz=UTC)))
@@ -37,14 +40,14 @@ def doctor_command(run: Path, overrides: Sequence[str]) -> int:
 
 
 def _settings(run: Path, overrides: Sequence[str]) -> Settings:
-    """Of a run's directory, which may have been moved, or of a configuration file."""
+    """From a run's directory, which may have been moved, or from a configuration file."""
     if run.is_dir():
         return override_settings(read_run_settings(run), [f"run.directory={run}", *overrides])
     return load_settings(run, overrides)
 
 
 def processes_table(seen: Observation) -> Table:
-    """A row for each process; a dash for what nobody says."""
+    """A row for each process; a dash for what is unknown."""
     table = Table(title=f"Run {seen.settings.run.directory}")
     for heading in HEADINGS:
         table.add_column(heading)
@@ -66,7 +69,7 @@ def _row(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tuple[
         groups = status["groups"]
         queued = _number(metrics, "gspo_broker_queue_messages")
         work = f"{groups['open']} groups open, {groups['complete']} ready; {queued} messages queued"
-        lag = "-" if status["lag_mean"] is None else f"{status['lag_mean']:.2f} mean, {status['lag_max']} most"
+        lag = "-" if status["lag_mean"] is None else f"{status['lag_mean']:.2f} mean, {status['lag_max']} largest"
         return state, waits, event, str(status["policy_version"]), lag, work
     if name == "learner":
         work = f"next batch {_number(metrics, 'gspo_learner_next_batch')}"
@@ -81,7 +84,7 @@ def _row(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tuple[
 
 
 def _state(seen: Observation, name: str, rollout: dict[str, Any] | None) -> tuple[str, str]:
-    """What the process is, and what it waits for."""
+    """The process's state, and what it waits for."""
     page, status = seen.pages.get(name), seen.status
     answers = status is not None and (name == "broker" or rollout is not None or (name == "learner" and status["learner"]))
     if page is None:
@@ -103,7 +106,7 @@ def _number(metrics: dict[str, float], name: str) -> str:
 
 
 def age(seconds: float) -> str:
-    """A duration as people say it."""
+    """A duration in the unit that people would use."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""What is wrong with a run, in words and with the way out: a pure function of what was observed."""
+"""Says what is wrong with a run and what to do: a pure function of what was observed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ FREE_LEAST_BYTES: Final = 1 << 30
 SILENT_S: Final = 10.0
 QUIET_LEAST_S: Final = 120.0
 QUIET_FACTOR: Final = 10.0
-"""So many times its usual time may a batch take before that is remarkable."""
+"""A batch that takes more than this many times its usual time is worth a remark."""
 QUIET_START_S: Final = 300.0
-"""The same before any rollout serves: models are loaded meanwhile."""
+"""A first batch may take this long while no rollout serves: they load their models."""
 REPEATED: Final = 6
-"""So many times within RECENT_LINES_S is a warning said again and again."""
+"""A warning that comes this often within RECENT_LINES_S is worth a remark."""
 FOR_ANOTHER: Final = "message_for_another_session"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remark:
-    """One sentence. ``wrong``: something has to be done; otherwise it explains."""
+    """One sentence. ``wrong``: somebody has to act; otherwise it explains."""
 
     text: str
     wrong: bool = True
 
 
 def diagnose(seen: Observation) -> list[Remark]:
-    """The cause first, as far as it can be told."""
+    """Remarks on a run, the cause first where it is known."""
     remarks = [*_disk(seen)]
     if seen.status is None:
         return [*remarks, *_without_broker(seen)]
@@ -37,7 +37,7 @@ def diagnose(seen: Observation) -> list[Remark]:
 def _disk(seen: Observation) -> Iterator[Remark]:
     for place, (free, total) in seen.free_bytes.items():
         if free < min(FREE_LEAST_BYTES, total // 20):
-            yield Remark(text=f"{place} has {free / 2**20:,.0f} MiB free: make room, or the run stands still")
+            yield Remark(text=f"{place} has {free / 2**20:,.0f} MiB free: make room, or the run stops making progress")
 
 
 def _without_broker(seen: Observation) -> Iterator[Remark]:
@@ -50,7 +50,7 @@ def _without_broker(seen: Observation) -> Iterator[Remark]:
     page = seen.pages.get("broker")
     if page is not None and page.up:
         yield Remark(
-            text=f"something serves {page.url} and does not answer on {seen.settings.broker.batch_endpoint}: another run's "
+            text=f"a process serves {page.url} but does not answer on {seen.settings.broker.batch_endpoint}: another run's "
             "broker, a broker that is stuck (its log says why), or one with other keys (security.keys)"
         )
         return
@@ -58,13 +58,13 @@ def _without_broker(seen: Observation) -> Iterator[Remark]:
         yield Remark(text=f"there is no broker, and no ledger: {seen.no_ledger}")
         return
     if ledger.trained >= goal:
-        text = f"the run is complete: {ledger.trained} of {goal} batches are trained; nothing runs any more"
+        text = f"the run is complete: {ledger.trained} of {goal} batches are trained, and no process is running"
         yield Remark(text=text, wrong=False)
         return
     error = f" It ended with: {log.error}." if log is not None and log.error else ""
     yield Remark(
-        text=f"the broker is not running.{error} {ledger.trained} of {goal} batches are trained, and what was acknowledged "
-        "is in the ledger: start it (`gspo run CONFIG`, or `gspo broker CONFIG`), and the run goes on from there"
+        text=f"the broker is not running.{error} {ledger.trained} of {goal} batches are trained, and the ledger holds "
+        "everything that was acknowledged: start it (`gspo run CONFIG`, or `gspo broker CONFIG`), and the run continues"
     )
 
 
@@ -76,7 +76,7 @@ def _with_broker(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
         yield Remark(text=text, wrong=False)
         return
     if status["stopping"]:
-        yield Remark(text=f"the run stops: {status['stopping']}", wrong=False)
+        yield Remark(text=f"the run is stopping: {status['stopping']}", wrong=False)
     yield from _processes(seen, status)
     yield from _warnings(seen)
     yield from _progress(seen, status)
@@ -101,8 +101,8 @@ def _processes(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
             page = seen.pages.get(name)
             starting = f"; it says: {page.text}" if page is not None and page.up else ""
             yield Remark(
-                text=f"{name} is not connected{starting or _ended(seen, name)}: it joins by itself when it is started "
-                f"(`gspo rollout CONFIG --name {name}`); SGLang takes a minute to start"
+                text=f"{name} is not connected{starting or _ended(seen, name)}: it joins by itself once it is started "
+                f"(`gspo rollout CONFIG --name {name}`); SGLang takes about a minute to start"
             )
     for name, rollout in rollouts.items():
         yield from _rollout(seen, status, name, rollout)
@@ -112,13 +112,13 @@ def _learner(status: dict[str, Any]) -> Iterator[Remark]:
     silent_s = status.get("learner_silent_s")
     if silent_s is not None and silent_s > SILENT_S:
         yield Remark(
-            text=f"the learner has said nothing for {silent_s:.0f} s: its process, host or network stands still. If it does "
-            "not come back, start another one: it takes over at once, and the old one is fenced"
+            text=f"the learner has said nothing for {silent_s:.0f} s: its process, host or network is stuck. If it does not "
+            "come back, start another one: it takes over at once, and the broker then refuses the old one"
         )
     if status.get("learner_waiting"):
         yield Remark(
             text=f"a second learner (session {status['learner_waiting']}) waits while session "
-            f"{status['learner_session']} has the run; it ends by itself after 30 s. If two were not meant, stop one"
+            f"{status['learner_session']} has the run; it ends by itself after 30 s. Stop one of them unless you want both"
         )
 
 
@@ -128,23 +128,23 @@ def _rollout(seen: Observation, status: dict[str, Any], name: str, rollout: dict
     lag = status["policy_version"] - rollout["policy_version"]
     if rollout["silent_s"] > SILENT_S:
         yield Remark(
-            text=f"{name} has said nothing for {rollout['silent_s']:.0f} s{why}: its process, host or network stands still; "
-            f"its {rollout['leases']} trajectories go on elsewhere after broker.lease_s = "
-            f"{seen.settings.broker.lease_s:g} s. Restart it; it is fenced from what others took over"
+            text=f"{name} has said nothing for {rollout['silent_s']:.0f} s{why}: its process, host or network is stuck; "
+            f"other rollouts continue its {rollout['leases']} trajectories after broker.lease_s = "
+            f"{seen.settings.broker.lease_s:g} s. Restart it: it cannot disturb what others took over"
         )
     elif rollout["status"] == "quarantined":
         yield Remark(
-            text=f"{name} is quarantined{why}: its engine does not hold what the learner sent, and gets no work. It tries "
-            f"again and ends after three failures; logs/{name}.log and logs/{name}-sglang.log say more. If it comes back "
-            "with every version: is the engine's model that of model.path, and its release one that is supported?"
+            text=f"{name} is quarantined{why}: its weights differ from what the learner sent, so it gets no work. It "
+            f"tries again and ends after three failures; logs/{name}.log and logs/{name}-sglang.log say more. If every "
+            "version fails, check that the engine loads model.path and that its release is supported"
         )
     elif rollout["status"] in ("starting", "verifying"):
         yield Remark(text=f"{name} is {rollout['status']} and takes no work yet{why}", wrong=False)
     elif rollout["status"] == "serving" and lag > seen.settings.batch.max_lag:
         yield Remark(
             text=f"{name} serves version {rollout['policy_version']}, the newest is {status['policy_version']}: too old for "
-            f"new work (batch.max_lag = {seen.settings.batch.max_lag}){why}. Does it reach the learner at "
-            f"{seen.settings.learner.advertised_weights_endpoint or seen.settings.learner.weights_endpoint}?"
+            f"new work (batch.max_lag = {seen.settings.batch.max_lag}){why}. Check that it reaches the learner at "
+            f"{seen.settings.learner.advertised_weights_endpoint or seen.settings.learner.weights_endpoint}"
         )
     elif page is not None and page.ready is False:
         yield Remark(text=f"{name} is not ready{why}")
@@ -153,8 +153,8 @@ def _rollout(seen: Observation, status: dict[str, Any], name: str, rollout: dict
 def _progress(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
     for reason, number in status["dropped"].items():
         ways = {
-            "failed": "its log says why attempts fail (environment, reward, or engine)",
-            "stale": "batches were trained again after a restart of the learner, which leaves older groups behind",
+            "failed": "the rollouts' logs say why attempts fail (environment, reward, or engine)",
+            "stale": "the learner restarted and trained batches again, so older groups were left behind",
         }
         yield Remark(text=f"{number} groups were dropped as {reason}: {ways.get(reason, 'see the log')}", wrong=False)
     if status["waiting_for"]:
@@ -166,7 +166,7 @@ def _progress(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
 
 
 def _quiet(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
-    """Also the first batches may not come for ever, although nobody knows yet how long one takes."""
+    """No batch has come for long: compared with its usual pace, or with a fixed time before there is one."""
     ages, quiet_s = seen.batch_ages_s, status["quiet_s"]
     if len(ages) > 1:
         usual = (ages[0] - ages[-1]) / (len(ages) - 1)
@@ -176,8 +176,8 @@ def _quiet(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
     serves = any(rollout["status"] == "serving" for rollout in status["rollouts"])
     if quiet_s > (QUIET_LEAST_S if serves else QUIET_START_S):
         yield Remark(
-            text=f"no batch was trained for {quiet_s:.0f} s, and how long one takes is not known yet: if they are not "
-            f"simply long, look at who says nothing new in {seen.settings.run.directory}/logs"
+            text=f"no batch was trained for {quiet_s:.0f} s, and there is no earlier pace to compare with: unless batches "
+            f"simply take that long, see which process logs nothing new in {seen.settings.run.directory}/logs"
         )
 
 
@@ -187,7 +187,7 @@ def _warnings(seen: Observation) -> Iterator[Remark]:
             if event == FOR_ANOTHER:
                 text = (
                     f"{name} gets answers that are meant for another process of its name ({event}, {number} times within "
-                    f"{RECENT_LINES_S:.0f} s): its own go astray as well. Stop the other one, and restart this one"
+                    f"{RECENT_LINES_S:.0f} s), and its own answers get lost too. Stop the other one, and restart this one"
                 )
                 yield Remark(text=text)
             elif number >= REPEATED:

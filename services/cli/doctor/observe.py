@@ -1,4 +1,4 @@
-"""Looks at a run from outside: its broker, its processes' pages, its files."""
+"""Observes a run from outside: its broker's status, its processes' pages, and its files."""
 
 import asyncio
 import json
@@ -29,14 +29,14 @@ RECENT_LINES_S: Final = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What a process's HTTP endpoint says. ``ready`` is None when nobody answers."""
+    """What a process's HTTP endpoint says. ``ready`` is None when nothing answers."""
 
     url: str
     ready: bool | None
     text: str
-    """Of /readyz; why it could not be asked otherwise."""
+    """The text of /readyz, or why it could not be read."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Samples of /metrics by name, summed over labels."""
+    """Samples of /metrics by name, summed over their labels."""
 
     @property
     def up(self) -> bool:
@@ -51,14 +51,14 @@ class Log:
     """The last event."""
     age_s: float
     error: str
-    """The error it ended with; empty when its last line is none."""
+    """The error that the process ended with; empty when its last line is not one."""
     warnings: dict[str, int] = field(default_factory=dict)
-    """How often each warning was given within RECENT_LINES_S, as far back as the end of the log goes."""
+    """How often each warning came within RECENT_LINES_S, as far back as TAIL_BYTES of the log go."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerState:
-    """What the ledger says, for a broker that does not."""
+    """What the ledger on disk says when the broker does not answer."""
 
     batches: int
     trained: int
@@ -68,28 +68,28 @@ class LedgerState:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """A run from outside. What could not be had is None."""
+    """A run as seen from outside. What could not be read is None."""
 
     settings: Settings
     status: dict[str, Any] | None
-    """The broker's."""
+    """The broker's own status."""
     no_status: str
-    """Why there is none."""
+    """Why there is no status."""
     turned_away: bool
-    """There is a broker that will not talk to us, or we may not ask it."""
+    """The broker refuses this command, or our own configuration forbids asking."""
     pages: dict[str, Page]
-    """By process."""
+    """Each process's page, by name."""
     logs: dict[str, Log]
     ledger: LedgerState | None
     no_ledger: str
     batch_ages_s: list[float]
-    """Of the last recorded batches, oldest first."""
+    """How long ago the last batches were recorded, oldest first."""
     free_bytes: dict[str, tuple[int, int]]
-    """By what is kept there: free and total bytes of its file system."""
+    """Free and total bytes of the file systems in use, by what is kept there."""
 
 
 async def observe(settings: Settings, now: datetime) -> Observation:
-    """Ask everybody. ``now`` is the present, with a time zone."""
+    """Ask all processes and read all files. ``now`` has a time zone."""
     status, no_status, turned_away = None, "", False
     try:
         async with operator(settings) as broker:
@@ -119,14 +119,14 @@ async def observe(settings: Settings, now: datetime) -> Observation:
 
 
 def process_names(settings: Settings, status: dict[str, Any] | None) -> list[str]:
-    """The processes that there should be, and those that have come in addition."""
+    """The processes that the settings ask for, and rollouts that joined besides."""
     names = ["broker", "learner", *(f"rollout-{index}" for index in range(settings.rollout.num_servers))]
     joined = [] if status is None else [rollout["peer"] for rollout in status["rollouts"]]
     return [*names, *(name for name in joined if name not in names)]
 
 
 def addresses(settings: Settings) -> dict[str, tuple[str, int]]:
-    """Where the processes' pages are, as far as the settings say; a port 0 is known to nobody."""
+    """Host and port of each process's page. Port 0 in the settings means any free one, which is not known here."""
     here = settings.security.metrics_host
     here = "127.0.0.1" if here in ("0.0.0.0", "::") else here
     found = {
@@ -143,13 +143,13 @@ def addresses(settings: Settings) -> dict[str, tuple[str, int]]:
 
 
 def _host(endpoint: str, here: str) -> str:
-    """The host that others reach a process at; this one's own address where the endpoint is private to it."""
+    """The host of ``endpoint`` as others reach it; ``here`` where that names no host or loopback."""
     host = urlsplit(endpoint).hostname
     return here if host in (None, "*", "0.0.0.0", "::", "127.0.0.1", "localhost") else str(host)
 
 
 async def _read_pages(settings: Settings) -> dict[str, Page]:
-    """By process."""
+    """Each process's page, by name."""
     found = addresses(settings)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PAGE_S)) as session:
         pages = await asyncio.gather(*(read_page(session, f"http://{host}:{port}") for host, port in found.values()))
@@ -162,14 +162,14 @@ async def read_page(session: aiohttp.ClientSession, base: str) -> Page:
         ready, text = await _fetch(session, f"{base}/readyz")
         _, page = await _fetch(session, f"{base}/metrics")
         metrics = metrics_of(page)
-    # Anything may listen there, also what speaks no HTTP.
+    # Any program may listen there, even one that does not speak HTTP.
     except (OSError, ValueError, aiohttp.ClientError) as error:
         return Page(url=base, ready=None, text=f"{base} does not answer as a process of this run: {error!r:.200}")
     return Page(url=base, ready=ready, text=text.strip(), metrics=metrics)
 
 
 def metrics_of(page: str) -> dict[str, float]:
-    """Samples of a page of metrics by name, summed over labels. Raises: ValueError for what is no such page."""
+    """Samples of a /metrics page by name, summed over labels. Raises: ValueError for any other page."""
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
@@ -188,7 +188,7 @@ async def _fetch(session: aiohttp.ClientSession, url: str) -> tuple[bool, str]:
 
 
 def read_log(path: Path, now: datetime) -> Log | None:
-    """None where there is no log, or no event in it."""
+    """The end of a log; None when there is no file or no event in it."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -217,7 +217,10 @@ def read_log(path: Path, now: datetime) -> Log | None:
 
 
 def read_ledger(directory: Path) -> LedgerState:
-    """Raises: NoLedger; StoreCorrupt for a damaged one; sqlite3.OperationalError for one that cannot be read now."""
+    """The ledger's own counts.
+
+    Raises: NoLedger; StoreCorrupt when it is damaged; sqlite3.OperationalError when it cannot be read now.
+    """
     with refusing_damage(directory / LEDGER_FILE), reading(directory) as connection:
         newest = connection.execute(
             "SELECT policy_version, trained_batches FROM versions ORDER BY policy_version DESC LIMIT 1"
@@ -229,7 +232,7 @@ def read_ledger(directory: Path) -> LedgerState:
 
 
 def batch_ages(path: Path, now: datetime) -> list[float]:
-    """How long ago the last batches were recorded, oldest first; empty without a record."""
+    """How long ago the last batches were recorded, oldest first; empty when metrics.jsonl is not there."""
     if not path.is_file():
         return []
     with path.open("rb") as file:
@@ -240,7 +243,7 @@ def batch_ages(path: Path, now: datetime) -> list[float]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            continue  # cut at either end
+            continue  # the first and the last line may be cut
         if isinstance(row, dict) and row.get("event") == "batch" and isinstance(row.get("time"), float):
             times.append(row["time"])
     return [now.timestamp() - time for time in times[-RECENT_BATCHES:]]

@@ -1,4 +1,4 @@
-"""`gspo run`: everything on this machine, with live progress, and a report at the end."""
+"""``gspo run``: all processes on this machine, with live progress and a report at the end."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ STATUS_TIMEOUT_S: Final = 3.0
 
 
 def run_command(config: Path, overrides: Sequence[str], *, plain: bool) -> int:
-    """Run everything that ``config`` describes. Returns the exit status."""
+    """Run all processes that ``config`` asks for. Returns the exit status."""
     configure_logging("run")
     settings = load_settings(config, overrides)
     require_model(settings.model.path)
@@ -108,8 +108,8 @@ class Watcher:
                 self.error = status["error"]
                 if not seen_running and status["finished"]:
                     display.say(
-                        f"the run was complete already, after {status['batches_trained']} batches: set run.num_batches "
-                        "higher to go on with it, or run.directory elsewhere to start another"
+                        f"the run was complete already, after {status['batches_trained']} batches: raise run.num_batches to "
+                        "continue it, or set another run.directory to start anew"
                     )
                 break
             seen_running = seen_running or status is not None

@@ -1,4 +1,4 @@
-"""What a run looks like while it runs: a live table on a terminal, one line per event elsewhere."""
+"""Shows a run while it runs: a live table on a terminal, one line per event elsewhere."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ BAR_WIDTH: Final = 40
 
 
 class Display:
-    """Shows snapshots of a run. Use as a context manager."""
+    """Shows the run's status again and again. Use as a context manager."""
 
     def __init__(self, console: Console, directory: str, *, plain: bool) -> None:
         self._console = console
@@ -33,14 +33,14 @@ class Display:
             self._live.stop()
 
     def show(self, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float) -> None:
-        """``status``: the broker's; None while it does not answer."""
+        """Show ``status``, the broker's; None while it does not answer."""
         if self._live is not None:
             self._live.update(_render(self._directory, status, children, elapsed_s))
         else:
             self._print_changes(status, children, elapsed_s)
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._console.print(Text(text))
 
     def _print_changes(self, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float) -> None:
@@ -67,7 +67,7 @@ def _line(status: dict[str, Any], serving: int) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure, or a dash where there is none yet."""
+    """A number, or a dash where there is none yet."""
     return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 

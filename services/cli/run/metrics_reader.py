@@ -8,7 +8,7 @@ Row = dict[str, Any]
 
 
 def read_rows(path: Path, event: str) -> list[Row]:
-    """Rows of one kind of event, in order; a last line that was cut by a crash is left out.
+    """Rows of one kind of event, in order, without a last line that a crash has cut.
 
     Raises: ValueError naming the file and line for any other line that is not a JSON object.
     """
@@ -31,7 +31,7 @@ def read_rows(path: Path, event: str) -> list[Row]:
 
 
 def batch_rows(path: Path) -> list[Row]:
-    """One row per batch, in order; of a batch that was trained again after a crash the last one. Raises: ValueError."""
+    """One row per batch, in order: the last one where a batch was trained again after a crash. Raises: ValueError."""
     rows = {_number(row.get("batch")): row for row in read_rows(path, "batch")}
     return [rows[batch] for batch in sorted(rows)]
 
@@ -46,5 +46,5 @@ def column(rows: list[Row], key: str) -> list[float]:
 
 
 def _is_float(value: object) -> bool:
-    """A number, and not one of hundreds of digits."""
+    """Whether ``value`` is a number that fits a float."""
     return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)

@@ -1,4 +1,4 @@
-"""Which processes a run consists of, from its settings."""
+"""Lists the processes of a run, from its settings."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -9,14 +9,14 @@ from services.runtime.settings import Settings
 
 GRACE_S: Final = 20.0
 LEARNER_GRACE_S: Final = 600.0
-"""A learner that was told to stop finishes its batch and saves a checkpoint; at the end of a run it exports the model."""
+"""A learner that is told to stop finishes its batch and saves a checkpoint; at the end of a run it exports the model."""
 
 
 def process_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:
-    """Broker, learner and ``num_servers`` rollouts; ``forwarded``: configuration file and overrides.
+    """Broker, learner and ``num_servers`` rollouts. ``forwarded``: the configuration file and overrides.
 
-    Rollouts stop first, because they hand their trajectories to the broker; the learner saves a checkpoint and tells the
-    broker; the broker goes last. Raises: ConfigurationError for several rollouts on one server.
+    Rollouts stop first, because they hand their trajectories to the broker. Then the learner saves a checkpoint and tells
+    the broker, which stops last. Raises: ConfigurationError for several rollouts on one server.
     """
     rollout = settings.rollout
     if rollout.num_servers > 1 and (rollout.server_url or rollout.server_port):
@@ -46,7 +46,7 @@ def process_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessS
     for index in range(rollout.num_servers):
         first_port = rollout.metrics_port
         port = first_port + index if first_port else 0
-        # Here a rollout that waited on would keep the run from ending.
+        # A rollout that lingered here would keep the run from ending.
         own = ("--set", f"rollout.metrics_port={port}", "--set", "rollout.linger=false", "--name", f"rollout-{index}")
         arguments = (*forwarded, *own)
         specs.append(

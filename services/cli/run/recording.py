@@ -1,4 +1,4 @@
-"""`gspo record CONFIG`: generate without a learner, into a ledger that `gspo audit` checks and `gspo replay` trains on."""
+"""``gspo record CONFIG``: generate without a learner, into a ledger for ``gspo audit`` and ``gspo replay``."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ def record_command(config: Path, overrides: Sequence[str], out: Path, num_groups
 
 
 def recording_settings(config: Path, overrides: Sequence[str], out: Path, num_groups: int) -> tuple[Settings, list[str]]:
-    """The recording's settings, and the overrides that make them of ``config``'s. Raises: ConfigurationError."""
+    """The recording's settings, and the overrides of ``config`` that give them. Raises: ConfigurationError."""
     if num_groups < 1:
-        raise ConfigurationError(f"--groups is {num_groups}: at least 1")
+        raise ConfigurationError(f"--groups is {num_groups}: use at least 1")
     size = load_settings(config, overrides).batch.groups_per_batch
     num_batches = -(-num_groups // size)
     own = [
@@ -48,7 +48,7 @@ def recording_settings(config: Path, overrides: Sequence[str], out: Path, num_gr
 
 
 def recording_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:
-    """Those of a run, with the publisher of the starting weights in the learner's place."""
+    """The processes of a run, with the publisher of the starting weights in the learner's place."""
     return [_publisher(spec) if spec.name == "learner" else spec for spec in process_specs(settings, forwarded)]
 
 

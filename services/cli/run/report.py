@@ -1,4 +1,4 @@
-"""What a run leaves for people: a table, and a picture of reward, lag, clip fraction and throughput."""
+"""The report of a run: a table, and a plot of reward, lag, clip fraction and throughput."""
 
 import math
 from pathlib import Path
@@ -12,7 +12,7 @@ PLOT_FILE: Final = "plot.png"
 
 
 def summary_table(directory: Path) -> Table:
-    """First and last of what matters, from the run's metrics.jsonl."""
+    """First, last and best values of the main measures, from the run's metrics.jsonl."""
     evals = read_rows(directory / "metrics.jsonl", "eval")
     batches = batch_rows(directory / "metrics.jsonl")
     table = Table(title=f"Run {directory}", show_header=True)
@@ -50,7 +50,7 @@ def _add(table: Table, name: str, values: list[float], *, best: object) -> None:
 
 def write_plot(directory: Path) -> Path:
     """Write plot.png into the run's directory. Raises: ValueError when there is nothing to draw."""
-    # matplotlib takes a second to import: only when a plot is wanted.
+    # matplotlib takes a second to import, so it is imported only when a plot is wanted.
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Runs the processes of a run on this machine: starts them, keeps their logs, starts a crashed one again, stops them all."""
+"""Supervises the processes of a run on this machine: starts, logs, restarts and stops them."""
 
 import asyncio
 import json
@@ -27,19 +27,20 @@ TAIL_LINES: Final = 15
 FINAL_EVENTS: Final = ("cannot_start", "stopped_by_error", "replaced", "occupied")
 HOPELESS: Final = {
     EXIT_CONFIGURATION: "cannot start: ",
-    EXIT_REPLACED: "was replaced, and is not started again, as the two would take turns for ever: stop one of them; ",
-    EXIT_OCCUPIED: "found its place taken, and is not started again, as another one lives that does its work: stop that one "
-    "and start this run again, which goes on; ",
+    EXIT_REPLACED: "was replaced by another process of its name, and is not restarted, because the two would replace each "
+    "other for ever: stop one of them; ",
+    EXIT_OCCUPIED: "found its place taken by a live process, and is not restarted: stop that one and start this run again, "
+    "which continues; ",
 }
-"""What a process that ends with one of these would only end with again."""
+"""Exit statuses that a restart would only repeat, and how the error begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSpec:
-    """One process: `python -m module *arguments`. ``stop_order``: processes of a lower number are stopped first.
+    """One process, which runs ``module``. Processes of a lower ``stop_order`` are stopped first.
 
-    ``ends_by_itself``: with status 0 when the run is over. Before that somebody stopped it, and it is started again, as any
-    other process is.
+    ``ends_by_itself``: it ends with status 0 when the run is over. If it ends earlier, somebody stopped it, and it is
+    restarted like any other process.
     """
 
     name: str
@@ -52,7 +53,7 @@ class ProcessSpec:
 
 @dataclass(kw_only=True)
 class Child:
-    """A process as it runs."""
+    """A process and its restarts."""
 
     spec: ProcessSpec
     log_path: Path
@@ -84,8 +85,8 @@ class Supervisor:
         backoff_s: float = BACKOFF_S,
         over_wait_s: float = OVER_WAIT_S,
     ) -> None:
-        """``max_restarts``: of one process within the window. ``backoff_s``: the n-th restart within the window waits n
-        times as long. ``over_wait_s``: how long it may take after a process's end until ``run_is_over`` is called.
+        """``max_restarts`` bounds the restarts of one process within RESTART_WINDOW_S; the n-th of them waits n times
+        ``backoff_s``. After a process has ended by itself, ``run_is_over`` is awaited for ``over_wait_s``.
         """
         self._max_restarts = max_restarts
         self._over_wait_s = over_wait_s
@@ -97,22 +98,22 @@ class Supervisor:
         self._over = asyncio.Event()
 
     async def run(self) -> None:
-        """Keep all of them running until ``stop``. Raises: ServiceError with the log's tail when one cannot run."""
+        """Keep all processes running until ``stop``. Raises: ServiceError with the end of the log when one cannot run."""
         async with asyncio.TaskGroup() as tasks:
             for child in self.children:
                 tasks.create_task(self._keep(child), name=child.spec.name)
 
     @property
     def all_ended(self) -> bool:
-        """Nothing runs and nothing will be started again."""
+        """No process runs, and none will be restarted."""
         return all(child.state == "finished" for child in self.children)
 
     def run_is_over(self) -> None:
-        """The broker says so: processes that end by themselves now are done."""
+        """The broker says that the run is over: a process that ends by itself from now on is finished."""
         self._over.set()
 
     async def stop(self) -> None:
-        """SIGTERM in stop order, SIGKILL after each grace period; returns when all are gone."""
+        """Send SIGTERM in stop order, and SIGKILL after each grace period. Returns when all processes have ended."""
         self._stopping.set()
         for order in sorted({child.spec.stop_order for child in self.children}):
             group = [child for child in self.children if child.spec.stop_order == order]
@@ -146,7 +147,7 @@ class Supervisor:
             await until_stopped(self._stopping, self._backoff_s * len(child.restarts))
 
     async def _is_over(self) -> bool:
-        """Whoever watches the broker hears of the run's end a moment later than a rollout may."""
+        """Wait for ``run_is_over``: a rollout may hear of the run's end before the watcher of the broker does."""
         return await until_stopped(self._over, self._over_wait_s)
 
     async def _run_once(self, child: Child) -> int:
@@ -161,15 +162,15 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # Its own session: Ctrl-C reaches this process alone, which then stops the others in order.
+                # A session of its own: Ctrl-C reaches only this process, which then stops the others in order.
                 start_new_session=True,
-                # However this process ends, the others do not outlive it.
+                # The others do not outlive this process, however it ends.
                 preexec_fn=partial(die_with_parent, parent_pid=os.getpid()),
                 env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
             )
         child.state = "running"
         if self._stopping.is_set():
-            await self._end(child)  # It was on its way while the others were stopped.
+            await self._end(child)  # It was being started while the others were stopped.
         return await child.process.wait()
 
     async def _end(self, child: Child) -> None:
@@ -189,7 +190,7 @@ class Supervisor:
 
 
 def last_error(path: Path) -> str:
-    """What a process wrote last: its error, if that is an event of the log, otherwise the last lines."""
+    """The error that a process ended with, if the last line of its log is one; otherwise the last lines."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 16_384))
         lines = file.read().decode(errors="replace").splitlines()
@@ -198,7 +199,7 @@ def last_error(path: Path) -> str:
 
 
 def _error_of(line: str) -> str | None:
-    """The text of an error that a process ended with on purpose; None for any other line."""
+    """The text of an error that a process logged as its end; None for any other line."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

@@ -214,7 +214,7 @@ def write_key_pair(directory: Path, name: str, *, overwrite: bool) -> tuple[Path
     secret_path, public_path = directory / f"{name}.secret", directory / f"{name}.public"
     for path in (secret_path, public_path):
         if path.exists() and not overwrite:
-            raise KeyFileError(f"{path} is there already: whoever uses it would be locked out; --force replaces it")
+            raise KeyFileError(f"{path} exists already, and replacing it locks out the process that uses it: --force replaces it")
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(secret_path, secret, 0o600)

@@ -147,8 +147,8 @@ async def test_a_configuration_error_ends_everything_at_once(pipe: Pipe, tmp_pat
 @pytest.mark.parametrize(
     ("status", "event", "words"),
     [
-        (EXIT_REPLACED, "replaced", "learner was replaced, and is not started again"),
-        (EXIT_OCCUPIED, "occupied", "learner found its place taken, and is not started again, as another one lives"),
+        (EXIT_REPLACED, "replaced", "learner was replaced by another process of its name, and is not restarted"),
+        (EXIT_OCCUPIED, "occupied", "learner found its place taken by a live process, and is not restarted: stop that one"),
     ],
 )
 async def test_a_process_whose_place_another_one_has_is_not_started_again(

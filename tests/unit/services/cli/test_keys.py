@@ -34,7 +34,7 @@ def test_nothing_is_replaced_without_force_and_nothing_is_written_then(
     assert main(["keys", str(tmp_path), "--name", "rollout"]) == 0
     before = secrets_in(tmp_path)
     assert main(["keys", str(tmp_path)]) == 2
-    assert "rollout.secret is there already" in capsys.readouterr().err
+    assert "rollout.secret exists already" in capsys.readouterr().err
     assert secrets_in(tmp_path) == before
     assert main(["keys", str(tmp_path), "--force"]) == 0
     assert before[0] not in secrets_in(tmp_path)

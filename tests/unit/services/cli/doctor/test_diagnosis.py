@@ -1,4 +1,4 @@
-"""What the doctor says: the cause, and the way out."""
+"""What the doctor says: the cause, and what to do."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_a_healthy_run_has_nothing_wrong_and_says_what_it_waits_for() -> None:
     )
 
 
-UNREADY = {"rollout-1": a_page(False, "model.embed: the engine has another checksum")}
+NOT_READY = {"rollout-1": a_page(False, "model.embed: the engine has another checksum")}
 CASES: list[tuple[str, Observation, str]] = [
     ("disk", replace(HEALTHY, free_bytes={"run.directory (runs/x)": (5 << 20, 100 * GIB)}), "has 5 MiB free: make room"),
     ("error", replace(HEALTHY, status=a_status(error="20 groups in a row failed")), "failed: 20 groups in a row failed"),
@@ -82,12 +82,12 @@ CASES: list[tuple[str, Observation, str]] = [
         "no learner is connected: start it (`gspo learner CONFIG`)",
     ),
     (
-        "learner unready",
+        "learner not ready",
         replace(HEALTHY, pages={"learner": a_page(False, "no progress")}),
         "learner is not ready: no progress",
     ),
     (
-        "broker unready",
+        "broker not ready",
         replace(HEALTHY, pages={"broker": a_page(False, "disk is full")}),
         "the broker is not ready: disk is full",
     ),
@@ -99,11 +99,11 @@ CASES: list[tuple[str, Observation, str]] = [
     (
         "rollout silent",
         with_rollout(silent_s=31.0),
-        "rollout-1 has said nothing for 31 s: its process, host or network stands still",
+        "rollout-1 has said nothing for 31 s: its process, host or network is stuck",
     ),
     (
         "quarantined",
-        replace(with_rollout(status="quarantined"), pages=UNREADY),
+        replace(with_rollout(status="quarantined"), pages=NOT_READY),
         "quarantined: model.embed: the engine has another",
     ),
     (
@@ -111,7 +111,7 @@ CASES: list[tuple[str, Observation, str]] = [
         with_rollout(policy_version=1),
         "serves version 1, the newest is 4: too old for new work (batch.max_lag = 2)",
     ),
-    ("rollout unready", replace(HEALTHY, pages=UNREADY), "rollout-1 is not ready: model.embed"),
+    ("rollout not ready", replace(HEALTHY, pages=NOT_READY), "rollout-1 is not ready: model.embed"),
     (
         "no batch",
         replace(HEALTHY, status=a_status(quiet_s=600.0), batch_ages_s=[630.0, 615.0, 600.0]),
@@ -142,36 +142,36 @@ CASES: list[tuple[str, Observation, str]] = [
 
 
 @pytest.mark.parametrize(("seen", "words"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_what_is_wrong_is_said_and_nothing_else(seen: Observation, words: str) -> None:
+def test_only_what_is_wrong_is_said(seen: Observation, words: str) -> None:
     (text,) = wrong(seen)
     assert words in text
 
 
-def test_a_run_without_servers_of_its_own_needs_somebody_to_start_one() -> None:
+def test_a_run_that_starts_no_rollouts_asks_for_one() -> None:
     settings = SETTINGS.model_copy(update={"rollout": Rollout(num_servers=0)})
     (text,) = wrong(replace(HEALTHY, settings=settings, status=a_status(rollouts=[])))
     assert text.startswith("no rollout is connected: start one")
     assert wrong(replace(HEALTHY, settings=settings, status=a_status(rollouts=[a_rollout("pod-7")]))) == []
 
 
-def test_what_starts_or_ends_is_no_fault() -> None:
+def test_a_start_or_an_end_is_nothing_wrong() -> None:
     assert wrong(with_rollout(status="starting", policy_version=0)) == []
     assert wrong(replace(HEALTHY, status=a_status(stopping="stopped by me", waiting_for=""))) == []
     ended = replace(HEALTHY, status=a_status(finished=True, learner=None, rollouts=[]))
     assert [remark.text for remark in diagnose(ended)] == ["the run has ended after 3 batches (all are trained)"]
     complete = without_broker(ledger=LedgerState(batches=60, trained=60, version=61, groups={}))
     assert [remark.text for remark in diagnose(complete)] == [
-        "the run is complete: 60 of 60 batches are trained; nothing runs any more"
+        "the run is complete: 60 of 60 batches are trained, and no process is running"
     ]
 
 
-def test_drops_are_told_with_what_they_mean() -> None:
+def test_drops_are_explained() -> None:
     texts = [remark.text for remark in diagnose(replace(HEALTHY, status=a_status(dropped={"failed": 2, "stale": 1})))]
-    assert texts[0].startswith("2 groups were dropped as failed: its log says why")
-    assert texts[1].startswith("1 groups were dropped as stale: batches were trained again after a restart")
+    assert texts[0].startswith("2 groups were dropped as failed: the rollouts' logs say why")
+    assert texts[1].startswith("1 groups were dropped as stale: the learner restarted and trained batches again")
 
 
-def test_a_slow_batch_is_remarkable_only_against_its_own_pace() -> None:
+def test_a_slow_batch_is_compared_with_the_usual_pace() -> None:
     def seen(*ages_s: float, quiet_s: float | None = None) -> Observation:
         status = a_status(quiet_s=ages_s[-1] if quiet_s is None else quiet_s)
         return replace(HEALTHY, batch_ages_s=list(ages_s), status=status)
@@ -194,24 +194,24 @@ def test_a_slow_batch_is_remarkable_only_against_its_own_pace() -> None:
         ([], ["starting", "verifying"], 301.0, True),
     ],
 )
-def test_a_first_batch_that_does_not_come_is_remarkable_too(
+def test_a_first_batch_that_does_not_come_is_remarked_on(
     ages_s: list[float], states: list[str], quiet_s: float, remarkable: bool
 ) -> None:
     rollouts = [a_rollout(f"rollout-{index}", status=state) for index, state in enumerate(states)]
     settings = SETTINGS.model_copy(update={"rollout": Rollout(num_servers=len(states))})
     status = a_status(rollouts=rollouts, quiet_s=quiet_s, batches_trained=len(ages_s))
     said = wrong(replace(HEALTHY, settings=settings, status=status, batch_ages_s=ages_s))
-    assert [text.startswith(f"no batch was trained for {quiet_s:.0f} s, and how long one") for text in said] == [
+    assert [text.startswith(f"no batch was trained for {quiet_s:.0f} s, and there is no earlier pace") for text in said] == [
         True
     ] * remarkable
 
 
 @pytest.mark.parametrize("changes", [{"batches_trained": 60}, {"stopping": "stopped by me"}])
-def test_where_no_batch_is_to_come_none_is_missed(changes: dict[str, Any]) -> None:
+def test_no_batch_is_missed_once_the_run_needs_none(changes: dict[str, Any]) -> None:
     assert wrong(replace(HEALTHY, status=a_status(quiet_s=9000.0, **changes))) == []
 
 
-def test_a_process_that_warns_again_and_again_is_told() -> None:
+def test_a_repeated_warning_is_remarked_on() -> None:
     def remarks(**warnings: int) -> list[tuple[str, bool]]:
         logs = {"learner": Log(event="x", age_s=1.0, error="", warnings=warnings)}
         return [(remark.text, remark.wrong) for remark in diagnose(replace(HEALTHY, logs=logs)) if "learner" in remark.text]
@@ -225,7 +225,7 @@ def test_a_process_that_warns_again_and_again_is_told() -> None:
     assert text.startswith("learner gets answers that are meant for another process of its name")
 
 
-def test_a_learner_that_is_silent_and_one_that_waits_are_told() -> None:
+def test_a_silent_learner_and_a_waiting_one_are_remarked_on() -> None:
     quiet = replace(HEALTHY, status=a_status(learner_silent_s=31.0, learner_waiting=None))
     (remark,) = [remark for remark in diagnose(quiet) if remark.wrong]
     assert "the learner has said nothing for 31 s" in remark.text

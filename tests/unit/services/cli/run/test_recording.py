@@ -25,7 +25,7 @@ def test_all_groups_of_a_recording_may_be_of_one_version(tmp_path: Path) -> None
 
 
 def test_no_groups_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--groups is 0: at least 1"):
+    with pytest.raises(ConfigurationError, match="--groups is 0: use at least 1"):
         recording_settings(CONFIG, [], tmp_path, 0)
 
 

@@ -35,7 +35,7 @@ def test_a_key_pair_is_written_for_its_owner_alone_and_never_over_another(tmp_pa
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
     assert zmq.curve_public(secret.read_bytes().strip()) == public.read_bytes().strip()
     before = secret.read_bytes()
-    with pytest.raises(KeyFileError, match=r"rollout-7\.secret is there already.*--force"):
+    with pytest.raises(KeyFileError, match=r"rollout-7\.secret exists already.*--force"):
         write_key_pair(tmp_path / "keys", "rollout-7", overwrite=False)
     assert secret.read_bytes() == before
     write_key_pair(tmp_path / "keys", "rollout-7", overwrite=True)
