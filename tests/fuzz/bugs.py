@@ -86,8 +86,8 @@ BUGS: Final = (
         "toml",
         "a setting may be a date or a thousand levels deep",
         "services.runtime.settings.configuration",
-        "    require_plain(plain, origin)\n    try:",
-        "    try:",
+        "    require_plain(plain, origin)\n    _require_new_names(",
+        "    _require_new_names(",
     ),
     _bug(
         "stream",
