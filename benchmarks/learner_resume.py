@@ -30,7 +30,7 @@ MODELS: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "moe_intermediate_size": 64},
     "larger": {"hidden_size": 256, "num_hidden_layers": 8, "moe_intermediate_size": 400},
 }
-STEPS = ("imports", "link", "model", "deepspeed", "welcome", "checkpoint", "publication", "batch")
+STEPS = ("imports", "connection", "model", "deepspeed", "welcome", "checkpoint", "publication", "batch")
 READ_BYTES = 1 << 20
 
 
@@ -41,10 +41,10 @@ def make_checkpoint(model: str, config: Path, batch_position: int) -> int:
 
     from gspo.staleness import MismatchTracker
     from services.learner.checkpoints import CheckpointState
-    from services.learner.checkpoints.saving import save_checkpoint
     from services.learner.engine import LearnerEngine
     from services.learner.start import engine_settings_of
     from services.learner.trainer import train_batch
+    from tests.support.learner.saving import save_checkpoint
     from tests.support.loss.sequences import random_groups
 
     torch.manual_seed(0)

@@ -112,8 +112,7 @@ class LearnerService:
         target = self._objective.adaptive_clip_target
         self._adaptive_clip = None if target is None else AdaptiveClip(target=target)
         self._advantages = AdvantageSettings(
-            credit="sequence" if settings.objective.advantage == "sequence" else "return_to_go",
-            normalise_std=settings.objective.normalise_by_std,
+            advantage=settings.objective.advantage, normalise_by_std=settings.objective.normalise_by_std
         )
 
     def run(self) -> None:

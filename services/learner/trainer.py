@@ -30,8 +30,6 @@ from gspo.validation import trusted_values
 from services.learner.engine import LossFn, NonFiniteLossError, ReplayFn, StepResult
 from services.learner.profiling import NO_PROFILE, Phases
 
-Credit = Literal["sequence", "return_to_go", "per_turn"]
-
 
 class TrainingEngine(Protocol):
     """The methods of an engine that the trainer needs."""
@@ -55,13 +53,11 @@ class TrainingEngine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageSettings:
-    """How rewards become advantages."""
+    """How rewards become advantages: the settings of these names."""
 
-    credit: Credit = "sequence"
-    """One advantage per sequence from its reward, or one per turn from ``turn_rewards``."""
-    discount: float = 1.0
-    """Discount of later turns' rewards, for return_to_go."""
-    normalise_std: bool = True
+    advantage: Literal["sequence", "turn"] = "sequence"
+    """One advantage per sequence from its reward, or one per turn from the rewards of it and all later turns."""
+    normalise_by_std: bool = True
     """Divide by the group's standard deviation; False only subtracts the mean."""
 
 
@@ -112,9 +108,8 @@ def train_batch(
 
     Raises: ValueError when the batch cannot be trained on; GradientError (see the engine) when a step was not made.
     """
-    credit = AdvantageSettings() if advantages is None else advantages
     with profile.phase("prepare"):
-        sequences, group_ids = sequences_with_advantages(groups, credit)
+        sequences, group_ids = sequences_with_advantages(groups, AdvantageSettings() if advantages is None else advantages)
         if max_lag is not None:
             _require_max_lag(groups, policy_version, max_lag)
         mini_batches = _plan(engine, groups, sequences, policy_version, num_mini_batches)
@@ -163,18 +158,16 @@ def sequences_with_advantages(
     """
     members = [sequence for group in groups for sequence in group.sequences]
     group_ids = np.repeat(np.arange(len(groups)), [len(group.sequences) for group in groups])
-    if settings.credit == "sequence":
+    if settings.advantage == "sequence":
         rewards = np.concatenate([group.rewards for group in groups])
-        by_sequence = group_advantages(rewards, group_ids, normalise_std=settings.normalise_std)
+        by_sequence = group_advantages(rewards, group_ids, normalise_std=settings.normalise_by_std)
         values = [np.full(1, value, dtype=np.float32) for value in by_sequence.advantages_M.tolist()]
         turns = [np.where(sequence.action_mask, 0, -1) for sequence in members]
     else:
         by_turn = turn_advantages(
             [rewards for group in groups for rewards in _turn_rewards(group)],
             group_ids,
-            credit=settings.credit,
-            discount=settings.discount,
-            normalise_std=settings.normalise_std,
+            normalise_std=settings.normalise_by_std,
         )
         values = [advantages.numpy() for advantages in by_turn.advantages]
         turns = [sequence.turn_ids for sequence in members]
@@ -187,7 +180,7 @@ def sequences_with_advantages(
 
 def _turn_rewards(group: TrainGroup) -> Sequence[NDArray[np.float64]]:
     if group.turn_rewards is None:
-        raise ValueError(f"group {group.group_id} has no turn_rewards; give them, or credit = 'sequence'")
+        raise ValueError(f"group {group.group_id} has no turn_rewards; give them, or set advantage = 'sequence'")
     for sequence, rewards in zip(group.sequences, group.turn_rewards, strict=True):
         if sequence.turn_ids.max() >= len(rewards):
             raise ValueError(

@@ -17,12 +17,12 @@ from services.learner.checkpoints.format import (
     reserve_version,
     reserved_version,
 )
-from services.learner.checkpoints.saving import save_checkpoint
 from tests.faults.fleet import Fleet
 from tests.support.broker.ledger_audit import audit
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
 from tests.support.broker.process import BrokerDidNotStart, BrokerProcess, broker_process
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.saving import save_checkpoint
 from tests.support.processes.small_disk import small_disk
 from tests.support.wire.zmq_ends import zmq_context
 

@@ -22,7 +22,6 @@ import torch
 from services.learner.checkpoints.format import (
     ENGINE,
     LATEST,
-    METADATA,
     PREFIX,
     CheckpointEngine,
     CheckpointState,
@@ -123,12 +122,6 @@ class CheckpointSaver:
     def pending(self) -> CheckpointState | None:
         """The state that is being saved, or None; the same on every rank."""
         return None if self._pending is None else self._pending.state
-
-    def find(self, state: CheckpointState) -> Path | None:
-        """The checkpoint of this version and position, or None. Collective."""
-        destination = self._destination(state)
-        # Only rank 0 looks, so that all ranks decide alike.
-        return destination if self._anywhere(self._engine.rank == 0 and (destination / METADATA).is_file()) else None
 
     def begin(self, state: CheckpointState) -> None:
         """Begin to save the current state; nothing else may be pending. Collective.
@@ -260,22 +253,6 @@ class CheckpointSaver:
 
     def _anywhere(self, flag: bool) -> bool:
         return bool(self._engine.sum_over_ranks(torch.tensor([float(flag)])).item())
-
-
-def save_checkpoint(engine: CheckpointEngine, root: Path, state: CheckpointState, *, keep: int = 3) -> Path:
-    """Write a checkpoint below ``root``, make it the latest and remove all but the newest ``keep``. Collective.
-
-    Returns when it is durable; at once when this version and position are saved already.
-    Raises: ValueError when ``keep`` is below 1; CheckpointError when it cannot be written: earlier ones stay as they are.
-    """
-    saver = CheckpointSaver(engine, root, keep=keep, background=None)
-    saved = saver.find(state)
-    if saved is not None:
-        return saved
-    saver.begin(state)
-    path = saver.advance(newest_version=state.policy_version)
-    assert path is not None, "nothing was left for later"
-    return path
 
 
 class _Done:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.learner.checkpoints.format import CheckpointState
-from services.learner.checkpoints.saving import CheckpointSaver, Threads, save_checkpoint
+from services.learner.checkpoints.saving import CheckpointSaver, Threads
 from services.learner.checkpoints.state_copy import EngineCopy
 from services.learner.checkpoints.state_files import TensorDirectory, TensorFile
 from services.learner.weights.snapshot import copy_weights
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.saving import save_checkpoint
 
 NUM_FILES = 8
 VOCAB_SIZE = 256

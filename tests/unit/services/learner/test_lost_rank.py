@@ -6,10 +6,10 @@ import pytest
 import torch.distributed
 
 from services.learner.checkpoints.format import CheckpointState
-from services.learner.checkpoints.saving import save_checkpoint
 from services.learner.lost_rank import LostRankError, lost_ranks_named
 from services.runtime.errors import ServiceError
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.saving import save_checkpoint
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer.\nmore"
 

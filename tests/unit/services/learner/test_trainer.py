@@ -142,19 +142,19 @@ def test_lags_are_counted_from_the_version_before_the_batch() -> None:
 
 def test_turn_credit_gives_every_token_the_advantage_of_its_turn() -> None:
     (group,) = random_groups(1, 3, seed=8)
-    settings = AdvantageSettings(credit="per_turn", normalise_std=False)
+    settings = AdvantageSettings(advantage="turn", normalise_by_std=False)
     sequences, _ = sequences_with_advantages([group], settings)
     assert group.turn_rewards is not None
-    first_turn = np.mean([rewards[0] for rewards in group.turn_rewards])
+    first_turn = np.mean([rewards.sum() for rewards in group.turn_rewards])
     for sequence, rewards in zip(sequences, group.turn_rewards, strict=True):
         assert sequence.advantages is not None
-        np.testing.assert_allclose(sequence.advantages[sequence.turn_ids == 0], rewards[0] - first_turn, rtol=1e-5)
+        np.testing.assert_allclose(sequence.advantages[sequence.turn_ids == 0], rewards.sum() - first_turn, rtol=1e-5)
         assert not sequence.advantages[~sequence.action_mask].any()
 
 
 def test_turn_credit_without_turn_rewards_is_refused() -> None:
     (group,) = random_groups(1, 2, seed=9)
-    settings = AdvantageSettings(credit="return_to_go")
+    settings = AdvantageSettings(advantage="turn")
     with pytest.raises(ValueError, match="group-0 has no turn_rewards"):
         sequences_with_advantages([replace(group, turn_rewards=None)], settings)
     with pytest.raises(ValueError, match="turns and 0 turn rewards"):

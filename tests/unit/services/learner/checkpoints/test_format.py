@@ -19,8 +19,8 @@ from services.learner.checkpoints.format import (
     reserve_version,
     reserved_version,
 )
-from services.learner.checkpoints.saving import save_checkpoint
 from tests.support.engines.bigram_engine import BigramEngine
+from tests.support.learner.saving import save_checkpoint
 
 
 def state(policy_version: int) -> CheckpointState:
@@ -69,13 +69,6 @@ def test_the_new_checkpoint_stays_where_an_abandoned_run_had_got_further(tmp_pat
     newest = save_checkpoint(BigramEngine(), tmp_path, state(5), keep=1)
     assert find_latest(tmp_path) == newest
     assert not further.exists()
-
-
-def test_saving_the_same_version_and_position_again_changes_nothing(tmp_path: Path) -> None:
-    path = save_checkpoint(BigramEngine(seed=1), tmp_path, state(1))
-    before = (path / "checkpoint.json").stat().st_mtime_ns
-    assert save_checkpoint(BigramEngine(seed=1), tmp_path, state(1)) == path
-    assert (path / "checkpoint.json").stat().st_mtime_ns == before
 
 
 def test_a_writer_killed_half_way_leaves_the_previous_checkpoint_and_its_rubbish_is_removed(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from services.learner.checkpoints.format import (
     load_checkpoint,
     reserve_version,
 )
-from services.learner.checkpoints.saving import CheckpointSaver, Threads, save_checkpoint
+from services.learner.checkpoints.saving import CheckpointSaver, Threads
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.held_background import HeldBackground
+from tests.support.learner.saving import save_checkpoint
 
 
 def state(version: int) -> CheckpointState:
