@@ -11,12 +11,12 @@ _DISCARDED = ".discarded-"
 
 
 def partial_path(destination: Path) -> Path:
-    """Where the content of `destination` is written first."""
+    """Where the content of ``destination`` is written first."""
     return destination.with_name(_PARTIAL + destination.name)
 
 
 def make_partial_directory(destination: Path) -> Path:
-    """Make `partial_path(destination)`, empty; the leftover of an interrupted writer of it is removed."""
+    """Make ``partial_path(destination)``, empty: what an interrupted writer left there is removed."""
     partial = partial_path(destination)
     if partial.exists():
         shutil.rmtree(partial)
@@ -25,15 +25,17 @@ def make_partial_directory(destination: Path) -> Path:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove what interrupted writers left in `parent`; only for its one owner."""
+    """Remove what interrupted writers left in ``parent``. Only its single owner may call this."""
     for leftover in [*parent.glob(_PARTIAL + "*"), *parent.glob(_DISCARDED + "*")]:
         if leftover.is_dir():
             shutil.rmtree(leftover)
 
 
 def publish_directory(partial: Path, destination: Path) -> None:
-    """Flush every file of `partial` to disk, then give it its name. An existing `destination` is replaced:
-    for an instant neither is there."""
+    """Flush every file of ``partial`` to disk, then rename it to ``destination``.
+
+    An existing ``destination`` is replaced: for an instant neither is there.
+    """
     for directory, _, files in os.walk(partial):
         for name in files:
             flush_file(Path(directory) / name)
@@ -45,7 +47,7 @@ def publish_directory(partial: Path, destination: Path) -> None:
 
 
 def discard_directory(directory: Path) -> None:
-    """Remove a directory such that half of it is never taken for the whole."""
+    """Remove a directory so that a half of it is never taken for the whole."""
     discarded = directory.with_name(_DISCARDED + directory.name)
     if discarded.exists():
         shutil.rmtree(discarded)
@@ -63,7 +65,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def flush_file(path: Path) -> None:
-    """Return when the file, or the directory's list of names, is on the disk."""
+    """Return when the file, or a directory's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Errors meant for people: each ends a process with one log line, without a traceback, and with a status of its own."""
+"""Errors meant for people: each ends the process with one log line, no traceback, and an exit status of its own."""
 
 from collections.abc import Callable
 from typing import Final
@@ -22,25 +22,25 @@ class EndpointError(RuntimeError):
 
 
 class ServiceError(RuntimeError):
-    """The process cannot continue; the text has the cause, the value and the way out. Ends the process with status 1."""
+    """The process cannot continue; the text names the cause, the value and what to do. Ends the process with status 1."""
 
 
 class ReplacedError(ServiceError):
     """Another process has taken this one's place at the broker. Ends the process with status 3.
 
-    Nobody may start it again: the two would take the place from each other for ever.
+    It must not be restarted: the two would take the place from each other for ever.
     """
 
 
 class OccupiedError(ServiceError):
     """Another live process has the place that this one asked for. Ends the process with status 4.
 
-    It may be started again, and gets the place when the other one has ended.
+    Restarted, it gets the place once the other one has ended.
     """
 
 
 def exit_status(run: Callable[[], int | None]) -> int:
-    """Call ``run`` and return the process's exit status: what it returns, or that of the error that it ends with.
+    """Call ``run`` and return the process's exit status: the one it returns, or that of the error it ends with.
 
     An error meant for people becomes one log line. A bug is raised.
     """

@@ -15,7 +15,7 @@ from services.runtime.errors import exit_status
 log = structlog.get_logger()
 
 PR_SET_PDEATHSIG: Final = 1
-# Opened before any fork: a child between fork and exec must not load anything.
+# Loaded before any fork: a child between fork and exec must not load a library.
 _LIBC: Final = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -29,12 +29,12 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def run_process(service: Callable[[asyncio.Event], Awaitable[None]]) -> int:
-    """``run_until_stopped`` for a program that ends with the service. Returns the exit status (``errors.exit_status``)."""
+    """Run a program that consists of ``service``. Returns the exit status (``errors.exit_status``)."""
     return exit_status(lambda: run_until_stopped(service))
 
 
 def run_until_stopped(service: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run ``service(stop)`` in an event loop until it returns; SIGTERM and SIGINT set ``stop``. Raises: what it raises."""
+    """Run ``service(stop)`` in an event loop until it returns. SIGTERM and SIGINT set ``stop``. Raises: what it raises."""
     asyncio.run(_with_signals(service))
 
 
@@ -52,7 +52,7 @@ async def _with_signals(service: Callable[[asyncio.Event], Awaitable[None]]) -> 
 
 
 async def until_stopped(stop: asyncio.Event, timeout_s: float) -> bool:
-    """Wait ``timeout_s`` or until ``stop`` is set, whichever is first. True: stop was set."""
+    """Wait for ``timeout_s`` or until ``stop`` is set, whichever comes first. Returns True when ``stop`` was set."""
     try:
         async with asyncio.timeout(timeout_s):
             await stop.wait()
@@ -62,9 +62,9 @@ async def until_stopped(stop: asyncio.Event, timeout_s: float) -> bool:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGTERM, *, parent_pid: int | None = None) -> None:
-    """Ask the kernel (Linux) to send ``number`` when the parent ends, however that happens; a no-op elsewhere.
+    """Ask the kernel (Linux) to send ``number`` when the parent ends, however it ends. Elsewhere this does nothing.
 
-    ``parent_pid``, where it is known: the signal is sent at once when that parent is gone already.
+    If ``parent_pid`` is given and that parent is gone already, the signal is sent at once.
     """
     if _LIBC is not None:
         _LIBC.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)

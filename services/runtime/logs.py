@@ -1,4 +1,4 @@
-"""Structured logs: one event a line, JSON off a terminal, on standard error."""
+"""Structured logs on standard error: one event per line, JSON unless it is a terminal."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class PatientFile:
-    """A text file of which a write that fails is left out: a full disk must cost lines of the log, not the process."""
+    """A text file that leaves out failed writes: a full disk must cost lines of the log, not the process."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -31,8 +31,10 @@ class PatientFile:
 
 
 class OccasionalLog:
-    """Warnings that peers can cause as often as they like: one every ``every_s`` of each key, which says how many were left
-    out since the last."""
+    """Bounds warnings that peers can cause as often as they like: one per key every ``every_s``.
+
+    Each says how many were left out since the last.
+    """
 
     def __init__(self, log: structlog.typing.FilteringBoundLogger, clock: Clock, every_s: float = 10.0) -> None:
         self._log = log
@@ -41,7 +43,7 @@ class OccasionalLog:
         self._said: dict[Hashable, tuple[float, int]] = {}
 
     def warning(self, event: str, key: Hashable, /, **fields: object) -> None:
-        """Log ``event`` unless one of ``key``, which must come from a closed set, was logged lately."""
+        """Log ``event`` unless one with this ``key`` was logged lately. Keys must come from a closed set."""
         now = self._clock.now()
         last, left_out = self._said.get(key, (now - self._every_s, 0))
         if now - last < self._every_s:
@@ -52,7 +54,7 @@ class OccasionalLog:
 
 
 def configure_logging(service: str) -> None:
-    """Set up structlog for this process. GSPO_LOG_LEVEL is debug, info (default), warning or error.
+    """Set up structlog for this process, at the level GSPO_LOG_LEVEL: debug, info (default), warning or error.
 
     Raises: ValueError for another level.
     """

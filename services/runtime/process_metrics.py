@@ -1,4 +1,4 @@
-"""What every process says of itself, whatever its part in the run: its build, memory, CPU and files."""
+"""Metrics of every process, whatever its part in the run: its build, memory, CPU and files."""
 
 import platform
 from importlib.metadata import version
@@ -14,7 +14,7 @@ def register_process(registry: CollectorRegistry, component: Literal["broker", "
     ProcessCollector(registry=registry)
     info = Gauge(
         "gspo_build_info",
-        "1, with the part that this process plays and the release that it runs.",
+        "1, labelled with this process's part in the run and its release.",
         ["component", "version", "python"],
         registry=registry,
     )

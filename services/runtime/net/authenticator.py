@@ -1,6 +1,6 @@
-"""The gate of a process that others connect to: whose key is admitted, who may say what he is, who is ignored for a while.
+"""Decides which peers may connect to a process: by their keys, by the names they claim, and by how they behave.
 
-Every refusal is counted by its reason and logged at a bounded rate; no key's secret is ever at hand here.
+Every refusal is counted by its reason and logged at a bounded rate. Only public keys of others are read here.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ log = structlog.get_logger()
 
 Reason = Literal["unknown_key", "wrong_role", "handshake", "impostor", "bad_messages"]
 AUTHENTICATOR_REASONS: Final[tuple[Reason, ...]] = ("unknown_key", "wrong_role", "handshake", "impostor", "bad_messages")
-"""unknown_key: not in the allow-list. wrong_role: listed, but not for this channel. handshake: no key, no ZeroMQ, or broken
-off. impostor: an admitted key that claimed another role or name. bad_messages: a connection that is ignored for a while."""
+"""unknown_key: not in the allow-list. wrong_role: listed, but not for this channel. handshake: no key, not ZeroMQ, or broken
+off. impostor: an admitted key claimed another role or name. bad_messages: the connection is ignored for a while."""
 
 RELOAD_S: Final = 2.0
 HANDSHAKE_LIMIT_MS: Final = 10_000
@@ -41,10 +41,10 @@ WATCHED: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class AuthenticatorCounters:
-    """Where the gate counts.
+    """Where the authenticator counts.
 
-    ``connections`` gets "accepted" (TCP) and "admitted" (its handshake passed): what speaks no ZeroMQ at all is in the first
-    and not in the second.
+    ``connections`` gets "accepted" (TCP) and "admitted" (the handshake passed). A client that does not speak ZeroMQ is
+    accepted but never admitted.
     """
 
     refused: Callable[[Reason], None]
@@ -55,7 +55,7 @@ class Authenticator:
     """Guards the binding sockets of one process; one per ZeroMQ context.
 
     produces:     answers to handshakes, counts
-    waits for:    connections; changes of the key directory, which are looked for every ``reload_s``
+    waits for:    connections; changes of the key directory, which is read every ``reload_s``
     unblocked by: peers; time
     """
 
@@ -83,7 +83,7 @@ class Authenticator:
         if security.own is not None:
             assert security.directory is not None
             self._allowed.replace(read_public_keys(security.directory))
-            # ZAP has one address per context: bound before any socket that asks there.
+            # ZAP (ZeroMQ's authentication) has one address per context. It is bound before the sockets that ask there.
             self._zap = ZapServer(context)
             self._zap.start()
 
@@ -92,7 +92,7 @@ class Authenticator:
         return self._zap is not None
 
     def guard(self, socket: zmq.asyncio.Socket, spec: ChannelSpec) -> None:
-        """Before ``socket`` is bound: give it this process's key, and watch its handshakes."""
+        """Give ``socket`` this process's key and watch its handshakes. Call this before the socket is bound."""
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
         if self._zap is not None:
             own = self._security.own
@@ -103,25 +103,25 @@ class Authenticator:
             socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
             socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
             socket.setsockopt_string(zmq.ZAP_DOMAIN, spec.name)
-            # Without it a process whose ZAP handler is gone would admit every key.
+            # Without this, a process whose ZAP handler is gone would admit every key.
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self._monitors.append((spec, socket.get_monitor_socket(WATCHED)))
         self._monitored.append(socket)
 
     async def run(self) -> None:
-        """Answer and watch until cancelled; the guarded sockets are closed before or after, the gate here."""
+        """Answer and watch until cancelled, then close. The guarded sockets may be closed before or after."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for spec, monitor in self._monitors:
-                    tasks.create_task(self._watch(spec, monitor), name=f"gate-{spec.name}")
+                    tasks.create_task(self._watch(spec, monitor), name=f"authenticator-{spec.name}")
                 if self._zap is not None:
-                    tasks.create_task(self._authenticate(self._zap), name="gate-keys")
-                    tasks.create_task(self._reload(), name="gate-reload")
+                    tasks.create_task(self._authenticate(self._zap), name="authenticator-keys")
+                    tasks.create_task(self._reload(), name="authenticator-reload")
         finally:
             self.close()
 
     def close(self) -> None:
-        """Let go of the monitors and of the ZAP address; a second call does nothing."""
+        """Release the monitors and the ZAP address. A second call does nothing."""
         for (_, monitor), socket in zip(self._monitors, self._monitored, strict=True):
             if not socket.closed:
                 socket.disable_monitor()
@@ -135,7 +135,7 @@ class Authenticator:
     # --- who may connect ---------------------------------------------------------------------------------------------
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """pyzmq's authenticator asks: may the owner of ``key`` (Z85) use the channel ``domain``?"""
+        """Whether the owner of ``key`` (Z85) may use the channel ``domain``; pyzmq's authenticator asks this."""
         if self._allowed.admits(key, self._roles[domain]):
             return True
         name = self._allowed.name(key)
@@ -143,7 +143,7 @@ class Authenticator:
         return False
 
     def objection(self, key: bytes, hello: Hello) -> str:
-        """Why whoever sent ``hello`` over a connection with ``key`` must not be welcomed; empty when he may be."""
+        """Why the peer that sent ``hello`` over a connection with ``key`` must not be welcomed; empty when it may be."""
         if not self.secure:
             return ""
         return self._allowed.objection(key, hello.role, hello.peer)
@@ -153,7 +153,7 @@ class Authenticator:
         return self._security.objection(endpoint)
 
     def lists(self, key: bytes) -> bool:
-        """Whether a connection's key is (still) in the allow-list; without keys everybody is."""
+        """Whether a connection's key is (still) in the allow-list. Without keys every peer is listed."""
         return not self.secure or bool(self._allowed.name(key))
 
     async def _authenticate(self, zap: ZapServer) -> None:
@@ -164,7 +164,7 @@ class Authenticator:
             await zap.handle_zap_message(zap.zap_socket.recv_multipart(zmq.NOBLOCK))
 
     async def _reload(self) -> None:
-        """Follow the directory: a new file admits a new peer, a removed one refuses what its owner says next."""
+        """Follow the directory: a new file admits a new peer; a removed one has its owner refused at the next message."""
         directory = self._security.directory
         assert directory is not None
         former: dict[bytes, str] | None = None
@@ -189,7 +189,7 @@ class Authenticator:
     # --- who is refused --------------------------------------------------------------------------------------------------
 
     def refuse(self, reason: Reason, /, **fields: object) -> None:
-        """Count a refusal, and log it unless one of its reason was logged lately."""
+        """Count a refusal, and log it unless one with the same reason was logged lately."""
         self._counters.refused(reason)
         self._refusals.warning("connection_refused", reason, reason=reason, **fields)
 
@@ -206,17 +206,17 @@ class Authenticator:
     # --- who is ignored ----------------------------------------------------------------------------------------------------
 
     def bad_message(self, spec: ChannelSpec, peer: bytes) -> None:
-        """``peer`` sent something that is no message; who does so too often is ignored for a while."""
+        """Count an undecodable message of ``peer``. A peer that sends too many is ignored for a while."""
         if self._penalties.offend((spec.name, peer), self._clock.now()):
             self.refuse("bad_messages", channel=spec.name, peer=peer.decode(errors="replace"), ignored_s=limits.IGNORED_S)
 
     def ignores(self, spec: ChannelSpec, peer: bytes) -> bool:
-        """Whether what ``peer`` sends is thrown away unread now."""
+        """Whether messages of ``peer`` are now thrown away unread."""
         return self._penalties.active and self._penalties.ignores((spec.name, peer), self._clock.now())
 
 
 class Penalties:
-    """Who sent how many bad messages lately: more than a burst, faster than they are forgiven, and he is ignored. Pure."""
+    """Counts bad messages of each peer, which are forgiven over time. A peer with more than a burst is ignored. Pure."""
 
     def __init__(self) -> None:
         self._offenders: OrderedDict[tuple[str, bytes], tuple[float, float]] = OrderedDict()
@@ -227,7 +227,7 @@ class Penalties:
         return bool(self._ignored)
 
     def offend(self, peer: tuple[str, bytes], now: float) -> bool:
-        """Count one; True: ``peer`` is ignored from now on for IGNORED_S."""
+        """Count a bad message. Returns True when ``peer`` is ignored from now on, for IGNORED_S."""
         level, since = self._offenders.pop(peer, (0.0, now))
         level = max(0.0, level - (now - since) * limits.BAD_MESSAGES_PER_S) + 1
         if level > limits.BAD_MESSAGES_BURST:

@@ -1,8 +1,8 @@
-"""ZeroMQ ends of a channel: RouterChannel binds and knows many peers, DealerChannel connects to one.
+"""The ZeroMQ ends of a channel: RouterChannel binds and serves many peers, DealerChannel connects to one.
 
-Both carry protocol messages only: what cannot be decoded becomes an ``Incoming`` with an error, never an exception, so that
-one bad peer cannot end the service. Sends never block the loop: a peer whose queue is full or who is gone is reported to
-the caller, who keeps what must arrive (``protocol.delivery``) and sends it again.
+Both carry only protocol messages. An undecodable message becomes an ``Incoming`` with an error, never an exception, so that
+one bad peer cannot end the service. Sends never block the loop: they report a peer that is gone or has a full queue, and
+the caller keeps what must arrive (``protocol.delivery``) and sends it again.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ HANDSHAKES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Incoming:
-    """What came in: a message, or the reason why it is none.
+    """A message that came in, or why it could not be decoded.
 
-    ``key`` is the public key (Z85) that the connection was admitted with; empty without keys.
-    ``message_type`` and ``seq`` of a message that could not be decoded are what it claimed.
+    ``key`` is the public key (Z85) that the connection was admitted with; empty without keys. ``message_type`` and ``seq``
+    are set for an undecodable message: what its header claims.
     """
 
     peer: bytes
@@ -84,17 +84,17 @@ def _decode(peer: bytes, frames: Sequence[Frame], key: bytes = b"") -> Incoming:
 
 @singledispatch
 def at_once(socket: zmq.asyncio.Socket) -> Any:
-    """The same socket with calls that return at once, without a future."""
+    """The same socket, with calls that return at once and without a future."""
     return zmq.Socket.shadow(socket)
 
 
 class RouterChannel:
-    """The binding end. A peer that comes back under the same identity takes over its former connection."""
+    """The binding end. A peer that reconnects under the same identity takes over its former connection."""
 
     def __init__(
         self, context: zmq.asyncio.Context, spec: ChannelSpec, endpoint: str, authenticator: Authenticator | None = None
     ) -> None:
-        """Bind. ``authenticator`` decides who may connect, while it runs; None: everybody on this host.
+        """Bind. ``authenticator`` decides, while it runs, which peers may connect; None: any peer on this host.
 
         Raises: EndpointError when the endpoint is malformed, in use, or open to other hosts without keys.
         """
@@ -121,7 +121,7 @@ class RouterChannel:
         self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def objection(self, incoming: Incoming, hello: Hello) -> str:
-        """Why whoever said ``hello`` must not be welcomed, and counts it; empty when he may be."""
+        """Why the sender of ``hello`` must not be welcomed, which is counted; empty when it may be."""
         if self._authenticator is None:
             return ""
         objection = self._authenticator.objection(incoming.key, hello)
@@ -132,17 +132,17 @@ class RouterChannel:
         return objection
 
     def admits(self, incoming: Incoming) -> bool:
-        """Whether the key that a message came with is (still) in the allow-list."""
+        """Whether the key of a message's connection is (still) in the allow-list."""
         return self._authenticator is None or self._authenticator.lists(incoming.key)
 
     async def receive(self) -> Incoming:
-        """The next message of any peer; waits for one. What an ignored peer sends is thrown away unread."""
+        """Wait for the next message of any peer. Messages of an ignored peer are thrown away unread."""
         while True:
             key, peer, frames = await self._frames()
             if self._authenticator is None:
                 return _decode(peer, frames)
             if self._authenticator.ignores(self._spec, peer):
-                await asyncio.sleep(0)  # Others have their turn, however much comes in.
+                await asyncio.sleep(0)  # Other tasks get to run, however much comes in.
                 continue
             incoming = _decode(peer, frames, key)
             if incoming.received is None:
@@ -153,7 +153,7 @@ class RouterChannel:
         """The key of the connection (empty without keys), the peer's identity, and the message."""
         copy = self._authenticator is None or not self._authenticator.secure
         try:
-            # What is there already needs no future and no look at the event loop: they cost more than reading it does.
+            # A message that is already there is read without a future and the event loop, which cost more than the reading.
             parts = self._at_once.recv_multipart(zmq.NOBLOCK, copy=copy)
         except zmq.Again:
             parts = await self._socket.recv_multipart(copy=copy)
@@ -163,7 +163,7 @@ class RouterChannel:
         return str(identity.get("User-Id")).encode(), identity.bytes, [frame.buffer for frame in frames]
 
     async def send(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None = None) -> bool:
-        """False: the peer is gone or its queue is full; nothing was sent."""
+        """Send. Returns False when the peer is gone or its queue is full; then nothing was sent."""
         return await self._send_frames(peer, encode(message, arrays))
 
     async def send_to_each(self, peers: Iterable[bytes], message: Message) -> list[bytes]:
@@ -187,7 +187,7 @@ class RouterChannel:
 
 
 class DealerChannel:
-    """The connecting end: one peer, reconnects by itself. ``identity`` is what the other end calls this process."""
+    """The connecting end, which reconnects by itself. ``identity`` is what the other end calls this process."""
 
     def __init__(
         self,
@@ -197,8 +197,10 @@ class DealerChannel:
         identity: str,
         security: Security = PLAINTEXT,
     ) -> None:
-        """Connect. Raises: EndpointError when the endpoint is malformed, open to other hosts without keys, or its binding
-        end's public key is missing.
+        """Connect.
+
+        Raises: EndpointError when the endpoint is malformed or open to other hosts without keys, or when the public key of
+        its binding end is missing.
         """
         objection = security.objection(endpoint)
         if objection:
@@ -211,7 +213,7 @@ class DealerChannel:
         self._socket.setsockopt_string(zmq.IDENTITY, identity)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        # Before the first attempt: a refusal is told once, and libzmq does not try again after it.
+        # Before the first attempt: a refusal is reported once, and libzmq does not try again after it.
         self._monitor = self._socket.get_monitor_socket(HANDSHAKES)
         try:
             self._use_key()
@@ -231,9 +233,9 @@ class DealerChannel:
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
 
     async def handshakes(self) -> AsyncGenerator[str, None]:
-        """How each attempt to connect ends: "" when we are admitted, otherwise why we are not, with the way out.
+        """Yield how each attempt to connect ends: "" when we are admitted, otherwise why not and what to do.
 
-        libzmq gives up for good when the other end refuses: it is asked to try again after a pause.
+        libzmq gives up for good when the other end refuses. After a pause it is told to try again.
         """
         while True:
             event = parse_monitor_message(await self._monitor.recv_multipart())
@@ -244,7 +246,7 @@ class DealerChannel:
                 self._socket.connect(self._endpoint)
 
     def _outcome(self, event: Mapping[str, Any]) -> str:
-        """An event of the socket's monitor in words."""
+        """What an event of the socket's monitor means."""
         own, binds = self._security.own, self._spec.binds
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             return ""
@@ -267,11 +269,11 @@ class DealerChannel:
         )
 
     async def receive(self) -> Incoming:
-        """The next message; waits for one."""
+        """Wait for the next message."""
         return _decode(b"", await self._socket.recv_multipart())
 
     async def send(self, message: Message, arrays: Mapping[str, Array] | None = None, seq: int | None = None) -> bool:
-        """False: the queue to the peer is full (it is away or slow); nothing was sent."""
+        """Send. Returns False when the queue to the peer is full (it is away or slow); then nothing was sent."""
         return await self.send_frames(encode(message, arrays, seq))
 
     async def send_frames(self, frames: Sequence[Frame]) -> bool:
@@ -283,7 +285,7 @@ class DealerChannel:
         return True
 
     def close(self, linger_ms: int = LINGER_MS) -> None:
-        """What was sent and is not out yet has ``linger_ms`` to leave."""
+        """Close. Messages that are still queued have ``linger_ms`` to get out."""
         if not self._socket.closed:
             self._socket.disable_monitor()
         self._monitor.close(linger=0)

@@ -1,7 +1,8 @@
 """The connecting side of a channel: handshake, credit, redelivery, reconnection.
 
-A PeerClient turns a DEALER socket into a conversation that survives the other end's restart: it says Hello until it is
-welcomed, keeps every sequenced message until its acknowledgement, and sends all of them again after each new handshake.
+A PeerClient turns a DEALER socket into a connection that survives a restart of the other end. It says Hello until it is
+welcomed, keeps every sequenced message until it is acknowledged, and sends all unacknowledged ones again after each new
+handshake.
 """
 
 import asyncio
@@ -29,14 +30,14 @@ log = structlog.get_logger()
 HELLO_INTERVAL_S: Final = 1.0
 TICK_S: Final = 0.25
 MAX_REFUSED_HANDSHAKES: Final = 5
-"""In a row: some five seconds, in which the other end may have been given our key."""
+"""In a row, which takes about five seconds: time for somebody to give the other end our key."""
 UNKNOWN_SESSION: Final = "unknown session"
-"""How a Refused begins whose sender does not know (any more) who we are."""
+"""A Refused begins with this when its sender does not know our session (any more)."""
 
 TURNED_AWAY_S: Final = 30.0
-"""Hello is said so long to an end that asks us to wait; then whoever started this process must decide."""
+"""Hello is repeated for this long to an end that asks us to wait. Then OccupiedError ends the process."""
 REPLACED: Final = "was replaced by a newer one"
-"""In the reason of a fatal Refused: another process has taken our place."""
+"""A fatal Refused has this in its reason when another process has taken our place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class _Unacknowledged:
 
 
 class PeerClient:
-    """One conversation with the binding end of a channel.
+    """A connection with the binding end of a channel.
 
     produces:     ``inbox``, the messages for the service; ``welcome``, the answer to the last handshake
     waits for:    the other end; credit (``send`` of a sequenced message waits while the window is full)
@@ -80,8 +81,8 @@ class PeerClient:
 
         Raises: EndpointError when the endpoint is malformed or must not be used without keys.
         """
-        # Two processes of one name may be there at once. With one identity the other end would answer whichever connected
-        # last, and the answers to the other one would be nobody's.
+        # Two processes of one name may exist at once. Under one identity the other end would answer only the one that
+        # connected last, and the answers to the first would be lost.
         self._channel = DealerChannel(context, spec, endpoint, f"{peer}/{session}", security)
         self._spec = spec
         self._endpoint = endpoint
@@ -101,13 +102,13 @@ class PeerClient:
         self.inbox: asyncio.Queue[Delivered] = asyncio.Queue(maxsize=spec.high_water_mark)
         self.welcome: Welcome | None = None
         self.num_handshakes = 0
-        """Each has put its Welcome into the inbox."""
+        """How many handshakes succeeded. Each put its Welcome into the inbox."""
         self.refused = ""
-        """Why the other end does not admit us, with the way out; empty while it does, or has not said so."""
+        """Why the other end does not admit us, and what to do; empty while it does, or before it has answered."""
 
     @property
     def endpoint(self) -> str:
-        """Where the other end is."""
+        """The address of the other end."""
         return self._endpoint
 
     @property
@@ -116,7 +117,7 @@ class PeerClient:
 
     @property
     def num_acknowledged(self) -> int:
-        """Sequenced messages, from the first on, that the other end has acknowledged."""
+        """How many sequenced messages, from the first on, the other end has acknowledged."""
         return self._outbox.first_seq
 
     @property
@@ -129,11 +130,10 @@ class PeerClient:
         return self._welcomed.is_set()
 
     async def run(self) -> None:
-        """Keep the conversation going until cancelled, and say Goodbye. Raises: ServiceError when the other end refuses us
-        for good.
+        """Keep the connection up until cancelled, then say Goodbye.
 
-        ReplacedError, which is one, says that another process has taken our place, OccupiedError that another one has kept
-        it for TURNED_AWAY_S.
+        Raises: ServiceError when the other end refuses us for good; its subclasses ReplacedError when another process has
+        taken our place, and OccupiedError when another one has kept it for TURNED_AWAY_S.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -149,33 +149,35 @@ class PeerClient:
 
     @asynccontextmanager
     async def running(self, name: str) -> AsyncIterator["PeerClient"]:
-        """Itself, in conversation as a task ``name`` while inside, and closed afterwards."""
+        """Run as a task ``name`` inside the block, and close afterwards."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                conversation = tasks.create_task(self.run(), name=name)
+                running = tasks.create_task(self.run(), name=name)
                 try:
                     yield self
                 finally:
-                    conversation.cancel()
+                    running.cancel()
         finally:
             self.close()
 
     def close(self) -> None:
-        """For a client whose ``run`` may never have begun: a task that is cancelled before its first step never gets to its
-        clean-up, and libzmq's thread waits for ever to tell an abandoned monitor of a handshake. A second call does nothing.
+        """Close a client whose ``run`` may never have begun. A second call does nothing.
+
+        A task that is cancelled before its first step never reaches its clean-up. libzmq's thread would then wait for ever
+        to report a handshake to the abandoned monitor.
         """
         self._channel.close()
 
     async def connected_welcome(self) -> Welcome:
-        """The other end's Welcome; waits for the handshake."""
+        """Wait for the handshake. Returns the other end's Welcome."""
         await self._welcomed.wait()
         assert self.welcome is not None
         return self.welcome
 
     async def send(self, message: Message, arrays: Mapping[str, Array] | None = None) -> None:
-        """Send. A sequenced message waits for credit and is kept until acknowledged; any other may be lost.
+        """Send. A sequenced message waits for credit and is kept until it is acknowledged; any other may be lost.
 
-        Raises: ProtocolError for a message that no receiver would take: kept, it would be in the way for ever.
+        Raises: ProtocolError for a message that no receiver would accept: kept, it would block the others for ever.
         """
         if not isinstance(message, SEQUENCED):
             if self._welcomed.is_set():
@@ -201,7 +203,7 @@ class PeerClient:
             await self._handle(incoming)
 
     async def _watch_handshakes(self) -> None:
-        """A refused handshake is silent on our side of the socket: say it, and give up when it lasts."""
+        """Log refused handshakes, which are silent on our side of the socket, and give up when they continue."""
         refusals = 0
         async with aclosing(self._channel.handshakes()) as handshakes:
             async for reason in handshakes:
@@ -218,7 +220,7 @@ class PeerClient:
             return
         message = incoming.received.message
         if isinstance(message, FOR_ONE_LIFE) and message.session not in ("", self._session):
-            # Its acknowledgements are not ours. An identity has its session in it, so whoever says this mixes them up.
+            # Its acknowledgements are not for us. Our identity holds our session, so the sender mixes sessions up.
             fields = {"type": message_type(message), "session": message.session}
             self._warnings.warning("message_for_another_session", "session", channel=self._spec.name, **fields)
         elif isinstance(message, Welcome):
@@ -248,7 +250,7 @@ class PeerClient:
         if first:
             self.num_handshakes += 1
             await self._send_again(self._outbox.reconnected(self._clock.now()))
-            # One handshake: the other Hellos that were said while nobody answered would have the service ask for all again.
+            # Once per handshake: Welcomes to Hellos repeated meanwhile would make the service ask for everything again.
             await self.inbox.put(Delivered(message=welcome, arrays={}))
 
     async def _on_refused(self, refused: Refused) -> None:
@@ -268,12 +270,12 @@ class PeerClient:
         await self.inbox.put(Delivered(message=refused, arrays={}))
 
     def _on_turned_away(self, reason: str) -> None:
-        """Not now: Hello is said again."""
+        """The other end asks us to wait: Hello is repeated."""
         now = self._clock.now()
         self.refused = reason
         self._warnings.warning("hello_refused", self._spec.name, channel=self._spec.name, reason=reason)
         if self._turned_away_at is not None:
-            # Of a long gap only so much counts: a machine that stood still has asked nobody meanwhile.
+            # Only a part of a long gap counts: a machine that was suspended has not asked meanwhile.
             self._turned_away_s += min(now - self._turned_away_at, 2 * HELLO_INTERVAL_S)
         self._turned_away_at = now
         if self._turned_away_s >= TURNED_AWAY_S:

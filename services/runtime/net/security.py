@@ -1,8 +1,8 @@
-"""Keys of a run: who this process is on the wire, whom it connects to, and whom it admits.
+"""The keys of a run: a process's own key, the keys of peers it connects to, and the keys it admits.
 
 A directory holds ``NAME.secret`` and ``NAME.public`` files, one CURVE key in Z85 each. NAME is a role (broker, learner,
-rollout, operator) or a role, a dash and anything (rollout-7, operator-alice). The public files are the allow-list. Without a
-directory nothing is encrypted, and only endpoints that no other host reaches are used.
+rollout, operator), optionally with a dash and a suffix (rollout-7, operator-alice). The public files are the allow-list.
+Without a directory nothing is encrypted, and only endpoints that no other host reaches are used.
 """
 
 import os
@@ -31,12 +31,12 @@ _NAME: Final = re.compile(rf"({'|'.join(KEY_ROLES)})(-[A-Za-z0-9][A-Za-z0-9_.-]*
 
 
 class KeyFileError(ValueError):
-    """A key file that cannot be used; the text names the file and the way out, and never a secret."""
+    """A key file cannot be used; the text names the file and what to do, and never a secret."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnKey:
-    """The key pair of this process, Z85."""
+    """The key pair of this process, in Z85."""
 
     name: str
     public: bytes
@@ -44,7 +44,7 @@ class OwnKey:
 
 
 def key_role(name: str) -> KeyRole:
-    """The role of a key's name: of "rollout-7" it is rollout. Raises: ValueError for a name of no role."""
+    """The role of a key's name, such as rollout for "rollout-7". Raises: ValueError for a name without a role."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(
@@ -56,7 +56,7 @@ def key_role(name: str) -> KeyRole:
 
 
 def read_public_keys(directory: Path) -> dict[bytes, str]:
-    """Name of each ``NAME.public`` in ``directory``, by its Z85 key.
+    """The name of each ``NAME.public`` in ``directory``, by its Z85 key.
 
     Raises: KeyFileError for a directory or file that cannot be used, for a key under two names, or for too many.
     """
@@ -84,7 +84,7 @@ def _read_key(path: Path) -> bytes:
         key = path.read_bytes().strip()
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}; `gspo keys {path.parent}` makes keys") from error
-    # What is in the file is not quoted: it may be a secret in the wrong place.
+    # The file's content is not quoted: it may be a secret in the wrong place.
     if len(key) != Z85_CHARS:
         raise KeyFileError(f"{path}: holds {len(key)} characters, a key has {Z85_CHARS} (Z85)")
     try:
@@ -95,7 +95,7 @@ def _read_key(path: Path) -> bytes:
 
 
 def _read_own_key(directory: Path, role: KeyRole, name: str) -> OwnKey:
-    """``name``'s own key where there is one, otherwise its role's."""
+    """The key of ``name`` if it has one of its own, otherwise its role's."""
     own = name if _NAME.fullmatch(name) is not None and (directory / f"{name}.secret").is_file() else role
     path = directory / f"{own}.secret"
     secret = _read_key(path)
@@ -106,19 +106,20 @@ def _read_own_key(directory: Path, role: KeyRole, name: str) -> OwnKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Security:
-    """How one process secures its sockets. ``own`` is None without keys: then endpoints must be private to this host,
-    unless ``allow_plaintext``.
+    """How one process secures its sockets.
+
+    ``own`` is None without keys: then endpoints must be private to this host, unless ``allow_plaintext``.
     """
 
     own: OwnKey | None = None
     directory: Path | None = None
     allow_plaintext: bool = False
     server: bytes = b""
-    """The binding end's public key, where it is not that of its role; see ``with_server``."""
+    """The public key of the binding end, if that has one of its own; see ``with_server``."""
 
     @classmethod
     def load(cls, section: SecuritySection, role: KeyRole, name: str = "") -> "Security":
-        """Of the process ``name`` with this role. Raises: ConfigurationError naming the file and the way out."""
+        """The security of process ``name`` with this role. Raises: ConfigurationError naming the file and what to do."""
         if not section.keys:
             return cls(allow_plaintext=section.allow_plaintext)
         directory = Path(section.keys)
@@ -131,15 +132,15 @@ class Security:
         return cls(own=own, directory=directory, allow_plaintext=section.allow_plaintext)
 
     def objection(self, endpoint: str) -> str:
-        """Why ``endpoint`` must not be used, with both ways out; empty when it may be."""
+        """Why ``endpoint`` must not be used, and both remedies; empty when it may be."""
         if self.own is not None or self.allow_plaintext or is_private(endpoint):
             return ""
         return f"endpoint {endpoint!r}: {EXPOSED}"
 
     def with_server(self, role: KeyRole, key: str) -> "Security":
-        """For connecting to one of several binding ends of a role, which was said to have ``key`` (Z85; empty without keys).
+        """The same, for connecting to one of several binding ends of a role: the one with ``key`` (Z85; empty without keys).
 
-        Raises: KeyFileError when that is not the key of such a process here, or one of the two has no keys.
+        Raises: KeyFileError when no such process has that key here, or when only one of the two has keys.
         """
         if self.own is None and not key:
             return self
@@ -159,26 +160,26 @@ class Security:
 
 
 PLAINTEXT: Final = Security()
-"""No keys: endpoints of this host alone."""
+"""No keys: only endpoints of this host may be used."""
 
 
 class AllowList:
-    """Whose keys are admitted, and under which names a key may speak. Pure: ``replace`` it when the files change."""
+    """The admitted keys, and the names that each key may use. Pure: ``replace`` the names when the files change."""
 
     def __init__(self, names: Mapping[bytes, str]) -> None:
         self.replace(names)
 
     def replace(self, names: Mapping[bytes, str]) -> None:
-        """Take ``names`` (by Z85 key) instead: what is missing there is admitted no longer."""
+        """Admit ``names`` (by Z85 key) from now on, and no other key."""
         self._names = dict(names)
-        # The longest name that fits a peer owns it.
+        # A peer belongs to the longest name that fits it.
         self._own = sorted((name for name in self._names.values() if name not in KEY_ROLES), key=len, reverse=True)
 
     def __len__(self) -> int:
         return len(self._names)
 
     def name(self, key: bytes) -> str:
-        """The name of a key; empty for one that is not listed."""
+        """The name of a key; empty when it is not listed."""
         return self._names.get(key, "")
 
     def admits(self, key: bytes, roles: tuple[str, ...]) -> bool:
@@ -200,21 +201,23 @@ class AllowList:
 
 
 def _fits(name: str, peer: str) -> bool:
-    """A key of its own serves the peer of that name, and peers that add a dash and more: rollout-a serves rollout-a-3."""
+    """Whether the key ``name`` serves ``peer``: the peer of that name, or with a suffix, as rollout-a serves rollout-a-3."""
     return peer == name or peer.startswith(f"{name}-")
 
 
 def write_key_pair(directory: Path, name: str, *, overwrite: bool) -> tuple[Path, Path]:
     """Make a key pair: ``NAME.secret`` (mode 0600) and ``NAME.public``, each written whole or not at all.
 
-    Returns both paths. Raises: KeyFileError when one is there already and ``overwrite`` is false, or cannot be written.
+    Returns both paths. Raises: KeyFileError when one exists and ``overwrite`` is false, or when one cannot be written.
     """
     key_role(name)
     public, secret = zmq.curve_keypair()
     secret_path, public_path = directory / f"{name}.secret", directory / f"{name}.public"
     for path in (secret_path, public_path):
         if path.exists() and not overwrite:
-            raise KeyFileError(f"{path} exists already, and replacing it locks out the process that uses it: --force replaces it")
+            raise KeyFileError(
+                f"{path} exists already, and replacing it locks out the process that uses it: --force replaces it"
+            )
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(secret_path, secret, 0o600)
@@ -226,7 +229,7 @@ def write_key_pair(directory: Path, name: str, *, overwrite: bool) -> tuple[Path
 
 def _write(path: Path, key: bytes, mode: int) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    # Nobody else can have it open: it is made here, with its final mode, and never follows a link.
+    # No other process can have it open: it is made here, with its final mode, and never follows a link.
     file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
         os.write(file, key + b"\n")

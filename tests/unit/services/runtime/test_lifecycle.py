@@ -84,11 +84,11 @@ def logged(level: str, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_off_a_terminal_each_event_is_a_line_of_json_on_standard_error() -> None:
-    code = "log = structlog.get_logger()\nlog.debug('quiet')\nlog.info('group_settled', lag=2)\nlog.error('bad', error='x')"
+    code = "log = structlog.get_logger()\nlog.debug('quiet')\nlog.info('group_dropped', lag=2)\nlog.error('bad', error='x')"
     done = logged("info", code)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [(line["event"], line["level"], line["service"]) for line in lines] == [
-        ("group_settled", "info", "broker"),
+        ("group_dropped", "info", "broker"),
         ("bad", "error", "broker"),
     ]
     assert lines[0]["lag"] == 2
