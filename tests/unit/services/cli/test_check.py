@@ -54,6 +54,7 @@ def test_a_section_stands_for_its_keys_and_nothing_for_all(config: Path, capsys:
     assert out.count("evaluation.num_tasks = 64") == 1
     assert out.count("evaluation.every_batches = 5") == 1
     assert out.startswith("[evaluation] Held-out problems")
+    assert max(map(len, out.splitlines())) <= 60
     assert main(["check", str(config), "--explain"]) == 0
     out = capsys.readouterr().out
     assert [line.partition(" = ")[0] for line in out.splitlines() if line[:1].isalpha()] == list(all_keys())

@@ -92,6 +92,8 @@ def test_reads_are_found_through_parameters_aliases_attributes_fields_and_result
             async def alias(settings: Settings | None):
                 text, run = "", settings.run
                 lambda: run.directory
+                def another(run):
+                    run.num_batches
         """,
         services__learner__b="""
             class Engine:
