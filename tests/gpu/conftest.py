@@ -1,4 +1,4 @@
-"""Tests that need a GPU are here alone; elsewhere they are skipped and say so."""
+"""All tests that need a GPU are here; without one they are skipped with the reason."""
 
 import pytest
 import torch

@@ -76,7 +76,7 @@ def test_float32_gradients_on_the_gpu_are_those_of_the_cpu(work: Path, on_cpu: R
         require_gradients(work, name, "single", tolerance=1e-4)
 
 
-def test_bfloat16_trains_with_and_without_offload_and_goes_on(on_cpu: Results, on_gpu: Results) -> None:
+def test_bfloat16_trains_with_and_without_offload_and_resumes(on_cpu: Results, on_gpu: Results) -> None:
     for stage, offload in LAYOUTS[1:]:
         found = on_gpu[0][f"half-{stage}-{offload}"]
         assert found["losses"][0] == pytest.approx(on_cpu[0]["half-cpu"]["losses"][0], abs=0.02)
@@ -85,7 +85,7 @@ def test_bfloat16_trains_with_and_without_offload_and_goes_on(on_cpu: Results, o
     assert on_gpu[0]["resumed"]["losses"] == pytest.approx(uninterrupted[-1:], abs=0.02)
 
 
-def test_variable_length_flash_attention_is_the_loop_over_segments() -> None:
+def test_variable_length_flash_attention_equals_the_loop_over_segments() -> None:
     generator = torch.Generator().manual_seed(0)
     cu_seqlens = (0, 1, 8, 136, 640)
     shapes = ((1, 8, 640, 64), (1, 2, 640, 64), (1, 2, 640, 64))
@@ -113,7 +113,7 @@ def test_log_probs_never_hold_the_logits() -> None:
     result = chunked_logprobs(states, weight, targets, torch.ones(tokens, device="cuda"), chunk_tokens=512)
     result.logprobs_T.sum().backward()
     logits = tokens * vocab * 4
-    # What remains is the float32 gradient of the weight, its bfloat16 copy, and three chunks of logits.
+    # The rest is the float32 gradient of the weight, its bfloat16 copy, and three chunks of logits.
     assert torch.cuda.max_memory_allocated() - before < vocab * hidden * 8 + 0.5 * logits
 
 
@@ -128,7 +128,7 @@ def test_a_step_of_a_model_of_random_weights_uses_the_gpu(size: str, record_prop
     }
     offload = "optimizer" if size == "8B" else "none"
     billions = float(size.removesuffix("B"))
-    # Weights, float32 gradients, masters and moments; an offloaded optimizer has its part on the host.
+    # Weights, float32 gradients, masters and moments; an offloaded optimizer keeps its part on the host.
     wanted, on_host = (8e9 * billions, 18e9 * billions) if offload == "optimizer" else (20e9 * billions, 0.0)
     if torch.cuda.get_device_properties(0).total_memory < wanted + 10e9:
         pytest.skip(f"{size} needs {wanted / 1e9 + 10:.0f} GB of GPU memory")

@@ -1,4 +1,4 @@
-"""One rank that keeps everything, as what several ranks are held against: run once for the session."""
+"""One rank that keeps everything: the reference for several ranks, run once for the session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPLAY = {"routing_replay": True, "max_grad_norm": 0.0}
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and groups, and what the jobs of all files leave: their names differ."""
+    """A model and groups, and the results of all files' jobs, which have different names."""
     directory = tmp_path_factory.mktemp("ranks")
     write_model_and_groups(directory)
     return directory

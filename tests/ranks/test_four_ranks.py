@@ -1,4 +1,4 @@
-"""Four ranks: gradients in every stage and expert-parallel size, clipping, and checkpoints that go on on 1, 2 and 4."""
+"""Four ranks: gradients in every stage and expert-parallel size, clipping, and checkpoints resumed on 1, 2 and 4."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_four_ranks_have_the_gradients_of_one_in_every_stage(work: Path, one: Re
         require_gradients(work, name, "single")
 
 
-def test_experts_that_are_given_are_those_of_all_ranks(work: Path, one: Results, four: Results) -> None:
+def test_given_experts_are_used_on_all_ranks(work: Path, one: Results, four: Results) -> None:
     for name in ("replayed-3-2", "replayed-1-4", "replayed-again"):
         assert four[0][name]["losses"] == pytest.approx(one[0]["replayed"]["losses"], rel=1e-5), name
         require_gradients(work, name, "replayed")
@@ -70,7 +70,7 @@ def test_the_norm_that_clips_is_that_of_all_experts_on_all_ranks(work: Path, one
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_a_run_of_four_ranks_goes_on_on_one_two_or_four(work: Path, four: Results, num_ranks: int) -> None:
+def test_a_run_of_four_ranks_continues_on_one_two_or_four(work: Path, four: Results, num_ranks: int) -> None:
     name = f"from-four-on-{num_ranks}"
     jobs = [job(name, zero_stage=3, resume="four", steps=RESUMED_STEPS, export=True)]
     results = run_jobs(work, num_ranks, jobs)
@@ -78,6 +78,6 @@ def test_a_run_of_four_ranks_goes_on_on_one_two_or_four(work: Path, four: Result
     require_weights(work, name, "four")
 
 
-def test_a_bfloat16_run_goes_on_from_its_masters(work: Path, four: Results) -> None:
+def test_a_bfloat16_run_continues_from_its_float32_masters(work: Path, four: Results) -> None:
     results = run_jobs(work, 2, [job("half-on-two", zero_stage=3, dtype="bfloat16", resume="half", steps=1)])
     assert results[0]["half-on-two"]["losses"] == pytest.approx(four[0]["half"]["losses"][-1:], abs=0.02)

@@ -1,4 +1,4 @@
-"""What a rank does whose peer hangs in the middle of training."""
+"""A rank when its peer hangs in the middle of training."""
 
 from __future__ import annotations
 

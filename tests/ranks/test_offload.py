@@ -63,11 +63,11 @@ def test_the_norm_that_clips_is_that_of_all_ranks(work: Path, one: Results, two:
         require_gradients(work, f"offloaded-clipped-{stage}", "single", scale=0.01 / (norm + 1e-6))
 
 
-def test_a_run_that_changes_what_it_keeps_where_goes_on_as_one_that_does_not(one: Results, two: Results) -> None:
+def test_a_run_that_changes_its_offload_continues_like_one_that_does_not(one: Results, two: Results) -> None:
     require_same_future(two[0]["rest"], one[0]["run"], RESUMED_STEPS)
 
 
-def test_in_bfloat16_the_steps_are_those_without_offload(two: Results) -> None:
+def test_in_bfloat16_the_steps_equal_those_without_offload(two: Results) -> None:
     for stage in (1, 3):
         assert two[0][f"half-{stage}-offloaded"]["losses"] == pytest.approx(two[0][f"half-{stage}"]["losses"], abs=1e-4)
         assert two[0][f"half-{stage}-offloaded"]["norms"] == pytest.approx(two[0][f"half-{stage}"]["norms"], rel=1e-5)

@@ -1,4 +1,4 @@
-"""A learner on two machines: two times `gspo learner`, as processes of this one, and a scripted broker."""
+"""A learner on two machines: ``gspo learner`` twice, as processes of this one, and a scripted broker."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ weights_endpoint = "{weights}"
 
 
 class Broker:
-    """Has a batch for every request, up to `last`, and then, if it `ends`, the run's end. It keeps what it is told."""
+    """Has a batch for every request up to ``last``, then, if it ``ends``, the end of the run. Keeps all reports."""
 
     def __init__(self, end: ScriptedEnd) -> None:
         self._end = end
@@ -109,7 +109,7 @@ def configure(work: Path, broker: str) -> tuple[int, str]:
 async def started(
     work: Path, name: str, nodes: Sequence[int] = (0, 1), settings: Sequence[str] = ()
 ) -> AsyncIterator[list[Process]]:
-    """`gspo learner` on each; its output goes to NAME-0.log and NAME-1.log."""
+    """``gspo learner`` on both machines; their output goes to NAME-0.log and NAME-1.log."""
     environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "services.learner", str(work / "run.toml")]
     command += [word for setting in settings for word in ("--set", setting)]
@@ -131,7 +131,7 @@ async def started(
 
 
 async def fetch(context: zmq.asyncio.Context, endpoint: str, directory: Path) -> None:
-    """The newest weights, as a rollout fetches them and writes them for its engine."""
+    """Fetch the newest weights and write them for an engine, as a rollout does."""
     client = a_client(context, WEIGHTS, endpoint)
     async with in_background(client.run()):
         await client.connected_welcome()
@@ -141,7 +141,7 @@ async def fetch(context: zmq.asyncio.Context, endpoint: str, directory: Path) ->
 
 
 def require_served(served: Path, checkpoints: Path) -> None:
-    """What was served is bit for bit what both nodes have then saved."""
+    """The served weights are bit for bit those that both nodes then saved."""
     latest = find_latest(checkpoints)
     assert latest is not None
     saved = TensorDirectory(latest / "engine")
@@ -177,9 +177,9 @@ async def test_a_learner_on_two_nodes_trains_saves_survives_the_loss_of_one_and_
             latest = find_latest(checkpoints)
             assert latest is not None
             metadata = read_metadata(latest)
-            # The third batch was trained after it, and is trained again.
+            # The third batch was trained after the checkpoint, and is trained again.
             assert metadata["state"]["batch_position"] == 2
-            # One file of every slab's half from each node.
+            # Each node writes one file for its half of every slab.
             assert sum(name.endswith("0-of-2.safetensors") for name in metadata["files"]) == 2 * 3
             assert sum(name.endswith("1-of-2.safetensors") for name in metadata["files"]) == 2 * 3
 
@@ -197,7 +197,7 @@ async def test_a_learner_on_two_nodes_trains_saves_survives_the_loss_of_one_and_
     require_served(tmp_path / "served" / "model.safetensors", checkpoints)
 
 
-async def test_a_machine_that_waits_for_the_others_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+async def test_a_machine_that_waits_for_the_others_ends_when_asked_to_stop(tmp_path: Path) -> None:
     port, _ = configure(tmp_path, "tcp://127.0.0.1:9")
     async with started(tmp_path, "alone", [0]) as (first,):
         # Rank 0 opens the meeting place and waits there.
@@ -207,8 +207,8 @@ async def test_a_machine_that_waits_for_the_others_ends_when_it_is_asked_to(tmp_
             assert await first.wait() == 0
 
 
-async def test_after_the_end_both_machines_stay_until_one_is_asked_to_stop_and_each_says_how_it_is(tmp_path: Path) -> None:
-    """A machine whose ranks had ended would be started again, and nobody would meet it."""
+async def test_after_the_end_both_machines_stay_until_one_is_asked_to_stop_and_answer_their_probes(tmp_path: Path) -> None:
+    """If a machine's ranks ended, it would be started again and meet nobody."""
     async with zmq_context() as context:
         end = ScriptedEnd(context, BATCH, ANY_PORT)
         port, weights = configure(tmp_path, end.endpoint)
@@ -248,7 +248,7 @@ def listens(port: int) -> bool:
 
 
 async def wait_until(what: str, condition: Callable[[], bool]) -> None:
-    """Raises: AssertionError when it does not come about."""
+    """Wait for ``condition``. Raises: AssertionError when it does not become true."""
 
     def wait() -> None:
         for _ in range(int(PATIENCE_S / POLL_S)):

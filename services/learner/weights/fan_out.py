@@ -2,8 +2,8 @@
 
 Pure. The learner serves the first rollouts that ask. Each later one is referred to the first earlier rollout that serves
 others and has room for one more: a tree in the order of the requests. A rollout passes a version on once it has checked it,
-so that a version reaches n rollouts in log n steps. Each also gets a second source, in case the first one fails. A rollout
-whose sources both fail comes back to the learner.
+so that a version reaches n rollouts in log n steps. Each also gets a second source, in case the first one fails. When both
+fail, the rollout comes back to the learner.
 """
 
 from collections import OrderedDict

@@ -119,7 +119,7 @@ async def test_no_welcome_in_time_is_none_and_not_an_error() -> None:
             assert await asyncio.to_thread(client.wait_welcome, 20.0) is not None
 
 
-async def test_a_request_is_repeated_until_it_is_answered_and_then_no_more() -> None:
+async def test_a_request_is_repeated_only_until_it_is_answered() -> None:
     async with connected() as (end, client, _):
         await asyncio.to_thread(client.tell, BatchRequest(index=4, policy_version=9))
         for _ in range(3):
@@ -234,7 +234,7 @@ async def test_batches_are_acknowledged_with_the_report_of_the_last_of_them() ->
         assert not await asyncio.to_thread(client.acknowledged, 2)
 
 
-async def test_a_publication_that_fails_is_raised_in_the_training_thread() -> None:
+async def test_a_failed_publication_is_raised_in_the_training_thread() -> None:
     async with connected() as (_, client, _):
         await asyncio.to_thread(client.publish, 8, a_copy(), 0)
         await asyncio.to_thread(client.publish, 8, a_copy(1.0), 1)

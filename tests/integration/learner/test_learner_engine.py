@@ -29,7 +29,7 @@ LAYOUTS = [(stage, num_ranks) for stage in STAGES for num_ranks in (1, 2)]
 
 
 Results = dict[str, dict[int, list[dict[str, Any]]]]
-"""By scenario and number of ranks, of every rank."""
+"""By scenario and number of ranks, for every rank."""
 
 pytestmark = pytest.mark.timeout(1000)
 
@@ -44,7 +44,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def everything(work: Path) -> Results:
-    """One rank and two, side by side."""
+    """Runs of one rank and of two, side by side."""
     scenarios = {1: ("stages", "bfloat16"), 2: ("stages", "replay", "faults")}
     with contextlib.ExitStack() as stack:
         started = [
@@ -65,7 +65,7 @@ def everything(work: Path) -> Results:
 
 @pytest.fixture(scope="module")
 def results(everything: Results) -> dict[int, list[dict[str, Any]]]:
-    """Of all ZeRO stages, by number of ranks, of every rank."""
+    """The results of all ZeRO stages, by number of ranks, for every rank."""
     return everything["stages"]
 
 
@@ -149,7 +149,7 @@ def test_some_ratios_are_clipped_and_two_ranks_report_the_same(results: dict[int
 
 
 @pytest.mark.parametrize(("stage", "num_ranks"), LAYOUTS)
-def test_a_resumed_run_goes_on_bit_for_bit(
+def test_a_resumed_run_continues_bit_for_bit(
     results: dict[int, list[dict[str, Any]]], reference: dict[str, Any], stage: int, num_ranks: int
 ) -> None:
     for rank in results[num_ranks]:
@@ -159,7 +159,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(
         assert result["batch_position"] == 1
 
 
-def test_a_checkpoint_of_another_stage_is_the_same_weights(results: dict[int, list[dict[str, Any]]]) -> None:
+def test_a_checkpoint_of_another_stage_gives_the_same_weights(results: dict[int, list[dict[str, Any]]]) -> None:
     for rank in (*results[1], *results[2]):
         assert rank["other_stage"] == rank["1"]["resumed_weights"]
 
@@ -204,7 +204,7 @@ def test_bfloat16_training_moves_every_tensor(work: Path, everything: Results) -
 
 @pytest.fixture(scope="module")
 def replay(everything: Results) -> list[dict[str, Any]]:
-    """Of both ranks."""
+    """The results of both ranks."""
     return everything["replay"][2]
 
 
@@ -231,7 +231,7 @@ def test_routing_replay_keeps_the_experts_of_two_ranks_and_trains_the_routers(
     for name, tensor in before.items():
         change = (replayed[name] - tensor).norm()
         assert change > 0, name
-        # Some micro-batch of the second step had other experts without replay.
+        # Without replay some micro-batch of the second step had other experts.
         assert not torch.equal(replayed[name], free[name]), name
         assert (partitioned[name] - replayed[name]).norm() <= 2e-3 * change, name
         assert (shared[name] - replayed[name]).norm() <= 2e-3 * change, name

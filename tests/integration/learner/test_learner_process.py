@@ -13,8 +13,8 @@ PATIENCE_MS = 60_000
 START = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True).wait()"
 
 
-def test_a_rank_does_not_outlive_the_launcher_that_was_killed(tmp_path: Path) -> None:
-    """A named pipe is its configuration: it opens when the rank reads it, and breaks when the rank is gone."""
+def test_a_rank_does_not_outlive_a_killed_launcher(tmp_path: Path) -> None:
+    """The rank's configuration is a named pipe: it opens when the rank reads it, and breaks when the rank is gone."""
     pipe = tmp_path / "run.toml"
     os.mkfifo(pipe)
     rank = [sys.executable, "-m", "services.learner", str(pipe)]
@@ -38,7 +38,7 @@ def test_routing_replay_of_a_dense_model_is_refused_at_the_start(tmp_path: Path)
     Qwen3ForCausalLM(config).save_pretrained(tmp_path / "dense")
     (tmp_path / "run.toml").write_text(
         f'[run]\ndirectory = "{tmp_path}"\n[model]\npath = "{tmp_path / "dense"}"\n[objective]\nrouting_replay = true\n'
-        # Nobody's port: with the default one it would say hello to a run that somebody has on this machine.
+        # An unused port: at the default one it might connect to another run on this machine.
         '[broker]\nbatch_endpoint = "tcp://127.0.0.1:9"\n'
         '[learner]\nmetrics_port = 0\nweights_endpoint = "tcp://127.0.0.1:*"\n'
     )

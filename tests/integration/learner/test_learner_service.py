@@ -70,8 +70,8 @@ class Training:
             ).run()
 
     async def take(self, kind: type[Message]) -> Message:
-        """The next report, which must be of this kind; acknowledged. Requests, which are repeated and may come while a
-        version is still being announced, are kept until they are asked for."""
+        """Acknowledge the next report, which must be of this kind, and return it. Requests are repeated and may come while a
+        version is still being announced: they are kept until they are wanted."""
         if kind is BatchRequest and self._asked is not None:
             asked, self._asked = self._asked, None
             return asked
@@ -143,7 +143,7 @@ async def test_batches_become_versions_reports_and_checkpoints_in_order(tmp_path
     assert learner.registry.get_sample_value("gspo_learner_tokens_total") == 96
 
 
-async def test_a_stop_saves_what_was_trained_and_tells_the_broker_before_it_leaves(tmp_path: Path) -> None:
+async def test_a_stopped_learner_saves_its_state_and_tells_the_broker_before_it_ends(tmp_path: Path) -> None:
     async with training(tmp_path, broker_version=0) as learner:
         await learner.take(Resume)
         await learner.take(Published)
@@ -163,7 +163,7 @@ async def test_a_stop_saves_what_was_trained_and_tells_the_broker_before_it_leav
         assert await again.take(BatchRequest) == BatchRequest(index=1, policy_version=3)
 
 
-async def test_the_scale_of_an_adaptive_clip_goes_on_after_a_restart(tmp_path: Path) -> None:
+async def test_the_scale_of_an_adaptive_clip_survives_a_restart(tmp_path: Path) -> None:
     objective = ObjectiveSettings(adaptive_clip_target=0.01, anchor="behaviour")
 
     async def scale_of_batch(learner: Training, index: int, version: int) -> float | None:
@@ -188,7 +188,7 @@ async def test_the_scale_of_an_adaptive_clip_goes_on_after_a_restart(tmp_path: P
     assert gauge == pytest.approx(math.exp(0.2))
 
 
-async def test_a_run_without_an_adaptive_clip_resumes_from_one_with_it_and_the_other_way_round(tmp_path: Path) -> None:
+async def test_a_run_without_an_adaptive_clip_resumes_from_one_with_it_and_vice_versa(tmp_path: Path) -> None:
     for version, objective in enumerate((PLAIN, ObjectiveSettings(adaptive_clip_target=0.1), PLAIN)):
         async with training(tmp_path, version, objective) as learner:
             await learner.take(Resume)
@@ -196,7 +196,7 @@ async def test_a_run_without_an_adaptive_clip_resumes_from_one_with_it_and_the_o
             learner.stop.set()
 
 
-async def test_versions_go_on_behind_the_checkpoint_when_the_broker_has_forgotten_them(tmp_path: Path) -> None:
+async def test_versions_continue_after_the_checkpoints_when_the_broker_has_forgotten_them(tmp_path: Path) -> None:
     async with training(tmp_path, broker_version=40) as learner:
         await learner.take(Resume)
         assert (await learner.take(Published)).policy_version == 41  # type: ignore[attr-defined]
@@ -232,8 +232,8 @@ async def test_the_time_spent_waiting_is_counted_once(tmp_path: Path) -> None:
     assert 3.9 < waited <= asyncio.get_running_loop().time() - begin
 
 
-async def test_a_batch_keeps_the_version_that_it_was_assembled_for(tmp_path: Path) -> None:
-    """Delivered again to a later life of the learner, its lag is what it was."""
+async def test_a_batch_keeps_the_version_for_which_it_was_assembled(tmp_path: Path) -> None:
+    """Delivered again to a restarted learner, it has the same lag as before."""
     async with training(tmp_path, broker_version=9) as learner:
         await learner.take(Resume)
         await learner.take(Published)

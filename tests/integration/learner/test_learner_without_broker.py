@@ -1,4 +1,4 @@
-"""A learner whose broker is away, acknowledges late or serves another learner: what it saves, and how its ranks end."""
+"""The broker is away, acknowledges late or serves another learner: what the learner saves, and how its ranks end."""
 
 import threading
 from pathlib import Path
@@ -50,7 +50,7 @@ class SecondRank(ServingBigram):
 
 
 class AskedElsewhere(ServingBigram):
-    """Rank 0 of two, whose other rank was asked to stop."""
+    """Rank 0 of two; the other rank was asked to stop."""
 
     world_size = 2
 
@@ -80,11 +80,11 @@ def without_broker(engine: ServingBigram, directory: Path) -> LearnerService:
     )
 
 
-def test_ranks_meet_again_and_again_while_the_first_waits_for_the_broker(tmp_path: Path) -> None:
+def test_ranks_keep_meeting_while_the_first_waits_for_the_broker(tmp_path: Path) -> None:
     """A collective in which one rank is half an hour late fails."""
     engine = SecondRank([NOT_YET], [NOT_YET], [40], [40], [STOP, *[NO_FRAME] * MAX_SHARED_FRAMES], [NOT_YET], [NOT_YET])
     engine.rounds_of_the_first = 2
-    # Rank 0 writes the checkpoint's common part; this one has a directory of its own to write into.
+    # Rank 0 makes the directory of a checkpoint; this rank needs one to write into.
     (tmp_path / "checkpoints" / ".partial-version-0000000041-batch-0000000000").mkdir(parents=True)
     without_broker(engine, tmp_path).run()
     assert engine.broadcasts == []
@@ -102,7 +102,7 @@ def test_a_stop_of_another_rank_while_the_broker_is_away_ends_this_one_too(tmp_p
         without_broker(AskedElsewhere(), tmp_path).run()
 
 
-def test_a_checkpoint_that_is_gone_ends_the_process_with_a_line_and_no_traceback(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_ends_the_process_with_a_line_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/latest").write_text("version-0000000009-batch-0000000004\n")
     with pytest.raises(ServiceError, match="version-0000000009-batch-0000000004, which is not there"):
@@ -191,7 +191,7 @@ class ManyBatches(DeafBroker):
 def test_batches_are_trained_while_a_checkpoint_is_being_written_and_a_stop_waits_for_it(tmp_path: Path) -> None:
     stop = threading.Event()
     broker = ManyBatches(tmp_path / "checkpoints", stop)
-    # Nobody waits before the learner is stopped: the one checkpoint is written until then, and all batches are trained.
+    # Nobody waits before the learner is stopped: until then the checkpoint is being written, and all batches are trained.
     said = run_with(broker, tmp_path, stop, checkpoint_every_batches=3, background=HeldBackground(until_waited_for=True))
     assert [line for line in said if "trained" in line or "checkpointed" in line] == [
         "trained 0, 0 saved",
@@ -228,14 +228,14 @@ def test_a_checkpoint_that_is_on_disk_is_published_at_the_next_batch(tmp_path: P
     ]
 
 
-def test_without_a_background_a_checkpoint_is_there_before_the_next_batch_is_asked_for(tmp_path: Path) -> None:
+def test_without_a_background_a_checkpoint_is_complete_before_the_next_batch_is_requested(tmp_path: Path) -> None:
     stop = threading.Event()
     broker = ManyBatches(tmp_path / "checkpoints", stop)
     said = run_with(broker, tmp_path, stop, checkpoint_every_batches=2, in_background=False)
     assert said.index("checkpointed 2, 1 saved") < said.index("request 2, 1 saved")
 
 
-def test_a_checkpoint_that_cannot_be_written_beside_training_ends_the_learner_with_the_reason(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_written_during_training_ends_the_learner_with_the_reason(tmp_path: Path) -> None:
     stop = threading.Event()
     broker = ManyBatches(tmp_path / "checkpoints", stop)
     background = HeldBackground(until_waited_for=False, failure=OSError("No space left on device"))

@@ -1,4 +1,4 @@
-"""Expert parallelism, and checkpoints that go on in another layout: two ranks and one. `tests/ranks` has four."""
+"""Expert parallelism, and checkpoints resumed in another layout: two ranks and one. ``tests/ranks`` has four."""
 
 from __future__ import annotations
 
@@ -112,15 +112,13 @@ def test_an_export_of_shared_experts_is_bit_for_bit_what_save_pretrained_writes(
 
 @pytest_asyncio.fixture
 async def sglang(sglang_server: SglangServer) -> AsyncIterator[Engine]:
-    """A client of a server of a model of these shapes; afterwards it holds its base checkpoint as version 0 again."""
+    """A client of a server whose model has these shapes; afterwards its base checkpoint is version 0 again."""
     async with Engine(sglang_server.url, vocab_size=TINY_VOCAB_SIZE, chunk_tokens=16) as client:
         yield client
         await load(client, sglang_server.base, 0)
 
 
-async def test_sglang_serves_what_learners_that_share_the_experts_have_learnt(
-    work: Path, two: Results, sglang: Engine
-) -> None:
+async def test_sglang_serves_the_weights_of_ranks_that_share_the_experts(work: Path, two: Results, sglang: Engine) -> None:
     await load(sglang, work / "run-export", 1)
     largest, moved = 0.0, 0.0
     assert two[0]["run"]["scored"] == two[1]["run"]["scored"]
@@ -134,57 +132,57 @@ async def test_sglang_serves_what_learners_that_share_the_experts_have_learnt(
     assert moved > 1000 * SERVED_TOLERANCE, "the untrained weights would have passed"
 
 
-def test_a_run_of_two_ranks_with_shared_experts_goes_on_on_one(work: Path, one: Results, two: Results) -> None:
+def test_a_run_of_two_ranks_with_shared_experts_continues_on_one(work: Path, one: Results, two: Results) -> None:
     require_same_future(one[0]["resumed"], two[0]["run"], RESUMED_STEPS)
     require_weights(work, "resumed", "run")
 
 
-def test_what_is_kept_in_host_memory_changes_no_gradient(work: Path, one: Results, two: Results) -> None:
+def test_offload_to_host_memory_changes_no_gradient(work: Path, one: Results, two: Results) -> None:
     assert two[1]["offloaded"]["offloaded"] == [True, True]
     assert two[1]["gradient"]["offloaded"] == [False, False]
     assert two[0]["offloaded"]["norms"] == pytest.approx(one[0]["single"]["norms"], rel=1e-5)
     require_gradients(work, "offloaded", "single")
 
 
-def test_a_run_goes_on_with_its_optimizer_in_host_memory_and_back(work: Path, one: Results, two: Results) -> None:
+def test_a_run_continues_with_its_optimizer_in_host_memory_and_back(work: Path, one: Results, two: Results) -> None:
     assert one[0]["in-host-memory"]["offloaded"] == [True, False]
     require_same_future(one[0]["in-host-memory"], two[0]["run"], RESUMED_STEPS)
     require_weights(work, "in-host-memory", "run")
     assert one[0]["back"]["digest"] == two[0]["offloaded"]["digest"]
 
 
-def test_it_goes_on_in_another_stage_with_experts_on_every_rank(work: Path, two: Results) -> None:
+def test_a_run_continues_in_another_stage_with_all_experts_on_every_rank(work: Path, two: Results) -> None:
     require_same_future(two[0]["other-size"], two[0]["run"], RESUMED_STEPS)
     require_weights(work, "other-size", "run")
 
 
-def test_a_rank_that_cannot_write_ends_the_saving_on_all_ranks_and_leaves_nothing(work: Path, two: Results) -> None:
+def test_a_rank_that_cannot_write_ends_saving_on_all_ranks_and_leaves_nothing(work: Path, two: Results) -> None:
     first, second = (rank["unwritable"] for rank in two)
     assert "cannot be written: another rank could not write its part" in first["error"]
     assert "safetensors" in second["error"]
     assert "File too large" in second["error"]
-    # They are together still: the digest is a collective.
+    # The ranks are still in step: the digest is a collective.
     assert first["digest"] == second["digest"]
     assert list((work / "unwritable").iterdir()) == []
 
 
-def test_the_learning_rate_of_the_configuration_wins_over_the_checkpoints(one: Results, two: Results) -> None:
+def test_the_learning_rate_comes_from_the_configuration_not_from_the_checkpoint(one: Results, two: Results) -> None:
     assert one[0]["faster"]["rates"] == [0.5]
     assert two[0]["run"]["rates"] == [0.001, *[0.002] * (1 + RESUMED_STEPS)]
 
 
-def test_in_bfloat16_zero_3_computes_what_zero_1_does(one: Results) -> None:
-    # Rotary frequencies that ZeRO-3 had rounded moved this loss by a seventh.
+def test_in_bfloat16_zero_3_computes_the_same_as_zero_1(one: Results) -> None:
+    # When ZeRO-3 rounded the rotary frequencies, this loss moved by a seventh.
     assert one[0]["half-3-first"]["losses"] == one[0]["half-1"]["losses"]
     assert "losses" in one[0]["half-3"]
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_what_both_are(one: Results, two: Results) -> None:
+def test_a_checkpoint_of_another_model_is_refused_with_both_names(one: Results, two: Results) -> None:
     saved = two[0]["run"]["layout"]["parameters"]
     error = one[0]["other-model"]["error"]
     assert f"was saved with parameters = {saved}, this learner has " in error
     assert error.endswith("; use the same")
 
 
-def test_a_checkpoint_of_another_type_is_refused_with_both(one: Results) -> None:
+def test_a_checkpoint_of_another_type_is_refused_with_both_types(one: Results) -> None:
     assert "was saved with dtype = float32, this learner has bfloat16; use the same" in one[0]["lower"]["error"]

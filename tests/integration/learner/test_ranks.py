@@ -1,4 +1,4 @@
-"""The launcher of a machine's ranks over real processes and signals. What a rank does it tells through a named pipe."""
+"""The launcher of a machine's ranks with real processes and signals. A rank reports through a named pipe."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ async def launcher(pipe: Pipe, *behaviour: str, stop_s: float = 60.0) -> AsyncIt
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", LAUNCH, *arguments)
     ranks: list[psutil.Process] = []
     try:
-        # They are started in this order, but the first to say so may be the second.
+        # They are started in this order, but the second may report first.
         for pid in sorted([(await pipe.started())[1] for _ in range(2)]):
             with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended by now
                 ranks.append(psutil.Process(pid))
@@ -68,7 +68,7 @@ async def test_one_rank_that_dies_ends_the_others_and_names_its_signal(pipe: Pip
         assert await status_of(process) == 128 + signal.SIGKILL
 
 
-async def test_a_status_that_all_ranks_end_with_is_that_of_the_launcher(pipe: Pipe) -> None:
+async def test_if_all_ranks_end_with_one_status_the_launcher_does_too(pipe: Pipe) -> None:
     async with launcher(pipe, "when-told", "exit", "2") as (process, ranks):
         for rank in ranks:
             rank.send_signal(signal.SIGUSR1)
@@ -82,13 +82,13 @@ async def test_a_rank_that_a_stop_ends_by_its_signal_has_not_failed(pipe: Pipe) 
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-async def test_a_rank_that_somebody_else_ends_has_failed(pipe: Pipe, rank: int) -> None:
+async def test_a_rank_that_another_process_ends_has_failed(pipe: Pipe, rank: int) -> None:
     async with launcher(pipe, "unhandled") as (process, ranks):
         ranks[rank].send_signal(signal.SIGTERM)
         assert await status_of(process) == 128 + signal.SIGTERM
 
 
-def test_each_rank_is_told_its_place_among_those_of_all_machines(tmp_path: Path) -> None:
+def test_each_rank_learns_its_place_among_the_ranks_of_all_machines(tmp_path: Path) -> None:
     node = Node(index=2, num_nodes=3, host="10.0.0.1", port=29500)
     assert run_ranks("tests.support.learner.rank_place", [str(tmp_path)], 2, node=node) == 0
     told = {path.name: path.read_text() for path in tmp_path.iterdir()}

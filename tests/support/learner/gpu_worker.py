@@ -1,6 +1,6 @@
-"""Trains a dense model of random weights on one GPU and prints how fast, as JSON.
+"""Trains a dense model with random weights on one GPU and prints its speed as JSON.
 
-python -m tests.support.learner.gpu_worker '{"hidden_size": 1024, ...}' OFFLOAD; the first argument is of ``Qwen3Config``.
+python -m tests.support.learner.gpu_worker '{"hidden_size": 1024, ...}' OFFLOAD; the first argument is for ``Qwen3Config``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(config: Qwen3Config, offload: Literal["none", "optimizer", "optimizer_a
     result = {
         "num_parameters": num_parameters,
         "tokens_per_s": packed.num_tokens / seconds,
-        # Of forward and backward; recomputed activations and attention are not counted.
+        # Forward and backward; recomputed activations and attention are not counted.
         "flops": 6 * num_parameters * packed.num_tokens / seconds,
         "peak_bytes": torch.cuda.max_memory_allocated(),
         "loss": step.loss,

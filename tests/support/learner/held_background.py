@@ -1,4 +1,4 @@
-"""Background work of a learner that is done when a test wants it."""
+"""A learner's background work, done when a test wants it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class HeldJob:
-    """Does its work when it may; what comes of it is kept."""
+    """Does its work when the background allows it, and keeps the result."""
 
     def __init__(self, work: Callable[[], str], background: HeldBackground) -> None:
         self._work = work
@@ -36,7 +36,7 @@ class HeldJob:
 
 
 class HeldBackground:
-    """Work is done when somebody looks for its end, or (``until_waited_for``) only when somebody waits for it."""
+    """Work is done when a caller asks whether it has ended, or (``until_waited_for``) only when a caller waits for it."""
 
     def __init__(self, *, until_waited_for: bool, failure: Exception | None = None) -> None:
         """``failure`` is raised instead of doing the work."""

@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
     "logprob_chunk_tokens": 16,
 }
 ADAM_EPS = 0.1
-"""A large eps keeps Adam's update proportional to the gradient, where a small one turns float noise into full steps."""
+"""A large eps keeps Adam's update proportional to the gradient; a small one turns float noise into full steps."""
 OBJECTIVE = Objective(eps_low=0.003, eps_high=0.003, noise_z=0.5, anchor="behaviour", mismatch_mode="off")
 NUM_MINI_BATCHES = 2
 
@@ -97,7 +97,7 @@ def stages(work: Path) -> dict[str, Any]:
         state = CheckpointState(policy_version=2, batch_position=1, mismatch=dict(mismatch.state_dict()))
         saver = CheckpointSaver(engine, work / f"checkpoints-{stage}-{world_size}", keep=1, background=Threads())
         saver.begin(state)
-        # Training goes on while it is written.
+        # Training continues while it is written.
         train(engine, groups[::-1], mismatch, "proximal")
         went_on = engine.weights_digest()
         path = None
@@ -130,7 +130,7 @@ def stages(work: Path) -> dict[str, Any]:
 
 
 def bfloat16(work: Path) -> dict[str, Any]:
-    """One batch in bfloat16 with activation checkpointing; how often the host then reads a value of the device, by token
+    """One batch in bfloat16 with activation checkpointing; then the number of the host's reads from the device by token
     budget, and a profile of the last batch."""
     groups = load_groups(work / "groups.npz")
     engine = LearnerEngine.create(work / "model", settings(zero_stage=1, dtype="bfloat16", activation_checkpointing=True))
@@ -166,7 +166,7 @@ def bfloat16(work: Path) -> dict[str, Any]:
 
 
 class HostReads(TorchDispatchMode):
-    """Counts what makes the host wait for a device: a value that is read, and a size that depends on values."""
+    """Counts operations that make the host wait for a device: reads of values, and sizes that depend on values."""
 
     num_reads = 0
 
@@ -189,7 +189,7 @@ def replay(work: Path) -> dict[str, Any]:
         ("replayed-shared", 3, {"expert_parallel": 2}),
         ("unchanged", 1, {"learning_rate": 1e-30}),
     ):
-        # A first step that is large enough to change experts, and a clip that leaves their tokens a gradient.
+        # The first step is large enough to change experts, and the clip leaves their tokens a gradient.
         shared = {"routing_replay": True, "activation_checkpointing": True, "learning_rate": 0.2}
         engine = LearnerEngine.create(work / "model", settings(zero_stage=stage, **shared | changes))
         adaptive = AdaptiveClip(target=0.15)
@@ -213,7 +213,7 @@ def replay(work: Path) -> dict[str, Any]:
 
 
 def faults(work: Path) -> dict[str, Any]:
-    """Losses and models that must not be stepped on; each fault strikes the last rank only, except the frozen one."""
+    """Losses and models that allow no step; each fault hits only the last rank, except the frozen one."""
     groups = load_groups(work / "groups.npz")
     results: dict[str, Any] = {}
 
@@ -223,7 +223,7 @@ def faults(work: Path) -> dict[str, Any]:
         packed = pack(sequences[engine.rank :: engine.world_size], policy_version=1)
         before = engine.weights_digest()
         is_last = engine.rank == engine.world_size - 1
-        # Empty micro-batches beside it take part and change nothing.
+        # Empty micro-batches take part and change nothing.
         micro_batches = [pack([], policy_version=1), packed]
         message = _message(lambda: engine.train_mini_batch(micro_batches, lambda p, r: loss_fn(p, r, is_last)))
         results[name] = {"message": message, "untouched": engine.weights_digest() == before}

@@ -1,4 +1,7 @@
-"""One of two ranks that train until the other is gone: ``python -m tests.support.learner.lost_rank_worker WORK TIMEOUT_S``."""
+"""One of two ranks that train until the other is gone.
+
+``python -m tests.support.learner.lost_rank_worker WORK TIMEOUT_S``.
+"""
 
 from __future__ import annotations
 

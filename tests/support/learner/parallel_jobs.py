@@ -1,4 +1,4 @@
-"""Jobs of ``tests.support.learner.parallel_worker`` in processes, and what their checkpoints and exports are compared by.
+"""Runs jobs of ``tests.support.learner.parallel_worker`` in processes, and compares their checkpoints and exports.
 
 An optimizer's first moment after one step from nothing is (1 - beta) of the gradient: a checkpoint then holds the gradient
 of every parameter, under names that are the same in all layouts.
@@ -26,7 +26,7 @@ Results = list[dict[str, dict[str, Any]]]
 
 
 def run_jobs(work: Path, num_ranks: int, jobs: Sequence[dict[str, Any]], *, accelerator: str = "cpu") -> Results:
-    """Run the jobs on ``num_ranks`` processes; by rank, the results by the jobs' names."""
+    """Run the jobs on ``num_ranks`` processes. Returns, by rank, the results by job name."""
     plan = work / f"plan-{num_ranks}-{jobs[0]['name']}.json"
     plan.write_text(json.dumps(jobs), encoding="utf-8")
     with Ranks(
@@ -51,7 +51,7 @@ def checkpoint(work: Path, name: str) -> Path:
 
 
 def state(work: Path, name: str) -> dict[str, Tensor]:
-    """Everything that a checkpoint holds of every parameter, the experts' parts put together."""
+    """A checkpoint's state of every parameter, the experts' parts joined."""
     parts: dict[str, list[tuple[int, Tensor]]] = {}
     for path in checkpoint(work, name).glob("engine/*.safetensors"):
         with safe_open(path, framework="pt") as file:
@@ -63,7 +63,7 @@ def state(work: Path, name: str) -> dict[str, Tensor]:
 
 
 def require_gradients(work: Path, name: str, reference: str, scale: float = 1.0, *, tolerance: float = 1e-5) -> None:
-    """Every parameter's gradient, none of which is 0, is that of ``reference`` times ``scale``."""
+    """Every parameter's gradient equals that of ``reference`` times ``scale``, and none is 0."""
     found, expected = state(work, name), state(work, reference)
     assert set(found) == set(expected)
     gradients = [key for key in expected if key.endswith("/exp_avg")]
@@ -85,7 +85,7 @@ def require_same_future(ours: dict[str, Any], uninterrupted: dict[str, Any], ste
 
 
 def require_weights(work: Path, ours: str, others: str) -> None:
-    """The weights are those of the other job, to a thousandth of what training has changed."""
+    """The weights equal those of the other job, to a thousandth of what training changed."""
     found, expected = (load_file(work / f"{name}.safetensors") for name in (ours, others))
     before = load_file(work / "model" / "model.safetensors")
     assert set(found) == set(expected) == set(before)

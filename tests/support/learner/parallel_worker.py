@@ -33,7 +33,7 @@ from tests.support.loss.sequences import load_groups
 
 WIDE = replace(OBJECTIVE, eps_low=0.19, eps_high=0.19)
 SLOW: dict[str, Any] = {"learning_rate": 0.002}
-"""With larger steps everything would be clipped after the second, and later steps would show nothing."""
+"""With larger steps everything would be clipped after the second, so that later steps would show nothing."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Job:
     settings: dict[str, Any]
     model: str = "model"
     resume: str = ""
-    """The job whose checkpoint to go on from."""
+    """The job whose checkpoint to resume from."""
     steps: int = 1
     save_after: int = 0
-    """Save a checkpoint below NAME after so many steps; 0: never."""
+    """Save a checkpoint below NAME after this many steps; 0: never."""
     replay: bool = False
-    """One step on a plain loss with the experts of ``given_picks`` in place of the routers' own, in place of ``steps``."""
+    """Instead of ``steps``: one step on a plain loss, with the experts of ``given_picks`` instead of the routers' own."""
     unwritable_on: int = -1
     """This rank can write no file of more than 4 KiB."""
     in_background: bool = False
-    """Begin to save, and go on when it is written."""
+    """Save in the background, and continue once it is written."""
     export: bool = False
     """Write the weights as engines load them to NAME.safetensors, and an export to NAME-export."""
 
@@ -85,7 +85,7 @@ def run(job: Job, work: Path) -> dict[str, Any]:
         for step in range(first, first + (0 if job.replay else job.steps)):
             metrics = train_batch(
                 engine,
-                # All but one, another one in each step.
+                # All groups but one, another one in each step.
                 [group for index, group in enumerate(groups) if index != step % len(groups)],
                 objective=WIDE,
                 policy_version=1,
@@ -123,7 +123,7 @@ def run(job: Job, work: Path) -> dict[str, Any]:
 
 
 def score(engine: LearnerEngine, groups: list[TrainGroup]) -> list[tuple[list[int], list[float]]]:
-    """Token ids of every sequence, and this learner's log-probs at temperature 1 of all but the first."""
+    """The token ids of every sequence, and this learner's log-probs of all but the first at temperature 1."""
     members = [
         sequence.with_advantages(np.zeros(sequence.num_tokens, dtype=np.float32))
         for group in groups
@@ -139,13 +139,13 @@ def score(engine: LearnerEngine, groups: list[TrainGroup]) -> list[tuple[list[in
 
 
 def given_picks(packed: PackedBatch) -> ExpertPicks:
-    """Two of the tiny model's four experts by token and layer, whatever its routers say; the same in every layout."""
+    """Two of the tiny model's four experts for each token and layer, not the routers' choice; the same in every layout."""
     first_LT = packed.input_ids + torch.arange(2)[:, None]
     return ExpertPicks(torch.stack([first_LT % 4, (first_LT + 1) % 4], dim=-1).to(torch.int8), 4)
 
 
 def replay_step(engine: LearnerEngine, groups: list[TrainGroup]) -> float:
-    """The loss of one step whose routers are given their experts, and were seen to take them."""
+    """The loss of one step in which the routers get their experts, and verifiably use them."""
     sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
     packed = pack(sequences[engine.rank :: engine.world_size], policy_version=1)
 

@@ -1,6 +1,6 @@
-"""A rank that says its place.
+"""A rank that reports its place.
 
-``python -m tests.support.learner.rank_place DIRECTORY`` writes what it was told to DIRECTORY/RANK.
+``python -m tests.support.learner.rank_place DIRECTORY`` writes the values of ``TOLD`` to DIRECTORY/RANK.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Ranks of a module as processes on this machine, each with a log of its own."""
+"""The ranks of a module as processes on this machine, each with its own log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAIL_BYTES = 4000
 
 
 class Ranks:
-    """``python -m MODULE *ARGUMENTS`` as so many ranks that find each other; alone it is no rank. None outlives the block."""
+    """``python -m MODULE *ARGUMENTS`` as several ranks, or alone as no rank. No process outlives the block."""
 
     def __init__(
         self, module: str, arguments: Sequence[str], num_ranks: int, logs: Path, *, accelerator: str = "cpu"
@@ -41,7 +41,7 @@ class Ranks:
         return self
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until all have ended well. Raises: AssertionError with the end of each log; subprocess.TimeoutExpired."""
+        """Wait until all have succeeded. Raises: AssertionError with the end of each log; subprocess.TimeoutExpired."""
         end = time.monotonic() + timeout_s
         for process in self._processes:
             process.wait(max(0.0, end - time.monotonic()))

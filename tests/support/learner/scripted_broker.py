@@ -12,7 +12,7 @@ from tests.support.wire.zmq_ends import a_welcome
 
 
 def a_training_batch(index: int, policy_version: int) -> tuple[Batch, dict[str, np.ndarray]]:
-    """Four groups of two, one member of each rewarded."""
+    """Four groups of two; one member of each is rewarded."""
     items, tokens = [], []
     random = np.random.default_rng(index)
     for group in range(4):

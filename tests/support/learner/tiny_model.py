@@ -1,4 +1,4 @@
-"""A tiny random Qwen3-MoE checkpoint, small enough that a server of it starts and answers in tests."""
+"""A tiny random Qwen3-MoE checkpoint, small enough to be served in tests."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,7 +97,7 @@ def checkpoint_tensors(directory: Path) -> list[tuple[TensorInfo, bytes]]:
 
 
 def reference_logprobs(model: Any, token_ids: Sequence[int], temperature: float = 1.0) -> np.ndarray[Any, Any]:
-    """Log-probs of token_ids[1:] given what precedes each, at ``temperature``, float32 [T - 1], by transformers."""
+    """Log-probs of token_ids[1:], each given its prefix, at ``temperature``, float32 [T - 1], by transformers."""
     import torch
 
     ids_1T = torch.tensor([list(token_ids)])

@@ -34,7 +34,7 @@ def write_model_and_groups(directory: Path) -> None:
 
 
 def padded_logprobs(model: Any, sequences: Sequence[TrainSequence]) -> list[Tensor]:
-    """Of each sequence's tokens 1 .. L - 1, by transformers' own forward on right-padded rows."""
+    """Log-probs of each sequence's tokens 1 .. L - 1, by transformers' own forward on right-padded rows."""
     longest = max(sequence.num_tokens for sequence in sequences)
     input_ids = torch.full((len(sequences), longest), 5)
     attention_mask = torch.zeros(len(sequences), longest, dtype=torch.long)

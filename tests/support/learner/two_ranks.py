@@ -15,7 +15,7 @@ PATIENCE_S = 120.0
 
 @contextlib.contextmanager
 def two_ranks(work: Path, timeout_s: float) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two ranks that train, seen to have trained a batch."""
+    """Two ranks that are training and have trained a batch."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -29,7 +29,7 @@ class _Config:
 
 
 class OneWeight:
-    """An engine with 1 MiB of weights in four tensors, which counts how many were asked for."""
+    """An engine with 1 MiB of weights in four tensors; it counts how many were asked for."""
 
     rank = 0
     model = SimpleNamespace(config=_Config(), generation_config=None, dtype=torch.float32)
@@ -51,11 +51,11 @@ def export(engine: OneWeight, destination: Path, tokenizer_from: Path) -> Path:
     return export_model(engine, destination, tokenizer_from=tokenizer_from, max_shard_bytes=MIB // 4)  # type: ignore[arg-type]
 
 
-def test_an_export_without_room_says_so_leaves_nothing_and_all_ranks_come_to_its_end(tmp_path: Path) -> None:
+def test_an_export_without_room_fails_on_all_ranks_with_the_reason_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with small_disk(tmp_path / "run", 4 * MIB) as disk:
         before = export(OneWeight(), disk.path / "export", tmp_path / "model")
-        for room in (0, MIB // 2):  # for nothing, for some of it
+        for room in (0, MIB // 2):  # no room at all, room for a part
             disk.fill(room)
             engine = OneWeight()
             with pytest.raises(ExportError, match=r"export cannot be written: .* make room .* checkpoint, which is intact"):
@@ -67,7 +67,7 @@ def test_an_export_without_room_says_so_leaves_nothing_and_all_ranks_come_to_its
         export(OneWeight(), disk.path / "export", tmp_path / "model")
 
 
-def test_another_rank_is_told_that_the_first_could_not_write(tmp_path: Path) -> None:
+def test_the_other_ranks_are_told_that_the_first_could_not_write(tmp_path: Path) -> None:
     class Second(OneWeight):
         rank = 1
 

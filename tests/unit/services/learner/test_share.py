@@ -1,4 +1,4 @@
-"""What rank 0 received is what every rank trains on."""
+"""Every rank trains on what rank 0 received."""
 
 import queue
 import threading
@@ -15,7 +15,7 @@ from tests.support.builders import a_batch, token_arrays
 
 
 class ThreadedRank:
-    """One of several ranks that are threads; ``broadcast`` checks what a collective would."""
+    """One of several ranks that are threads; ``broadcast`` makes the checks of a collective."""
 
     def __init__(self, rank: int, mailboxes: list["queue.Queue[torch.Tensor]"], done: threading.Barrier) -> None:
         self.rank = rank
@@ -49,7 +49,7 @@ class ThreadedRank:
 
 
 def shared(arrived: Directive, stop: bool, num_ranks: int = 3, asked: int = 0) -> list[tuple[Directive, bool]]:
-    """The outcome on every rank, of which only rank 0 knows what has arrived, and rank ``asked`` whether to stop."""
+    """The outcome on every rank. Only rank 0 knows what has arrived, and only rank ``asked`` whether to stop."""
     mailboxes: list[queue.Queue[torch.Tensor]] = [queue.Queue() for _ in range(num_ranks)]
     done = threading.Barrier(num_ranks)
     ranks = [ThreadedRank(rank, mailboxes, done) for rank in range(num_ranks)]
@@ -83,11 +83,11 @@ def test_any_rank_that_is_asked_to_stop_stops_all_and_a_stop_wins_over_a_batch(a
     assert shared(BatchArrived(batch=a_batch(), arrays=token_arrays(10)), True, asked=asked) == [(None, True)] * 3
 
 
-def test_nothing_yet_is_nothing_yet_on_every_rank() -> None:
+def test_while_nothing_has_arrived_no_rank_has_anything_to_do() -> None:
     assert shared(None, False) == [(None, False)] * 3
 
 
-def test_a_single_rank_passes_its_own_through_without_a_collective() -> None:
+def test_a_single_rank_needs_no_collective() -> None:
     rank = ThreadedRank(0, [queue.Queue()], threading.Barrier(1))
     arrived = BatchArrived(batch=a_batch(), arrays=token_arrays(10))
     assert share(rank, arrived, False) == (arrived, False)

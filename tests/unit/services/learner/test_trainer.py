@@ -1,4 +1,4 @@
-"""Batches into optimizer steps, on a table in place of a language model."""
+"""Batches become optimizer steps, on a table in place of a language model."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_splitting_groups_keeps_their_order_and_uses_each_once() -> None:
         split_groups(2, 3)
 
 
-def test_sigma_is_the_deviation_of_engine_noise_on_tokens_of_the_present_version() -> None:
+def test_sigma_is_the_deviation_of_engine_noise_on_tokens_of_the_current_version() -> None:
     engine = BigramEngine()
     groups = own_logprobs(engine, random_groups(20, 4, seed=5), noise=0.05)
     assert train(engine, groups).metrics["mismatch_sigma"] == pytest.approx(0.05, rel=0.1)
@@ -169,7 +169,7 @@ def test_groups_with_equal_rewards_are_counted_and_train_nothing() -> None:
     assert not engine.gradients[0].any()
 
 
-def test_a_sequence_without_actions_counts_in_the_number_of_sequences_only() -> None:
+def test_a_sequence_without_actions_only_counts_in_the_number_of_sequences() -> None:
     engine = BigramEngine()
     (group,) = own_logprobs(engine, random_groups(1, 2, seed=11))
     first = group.sequences[0]
@@ -251,7 +251,7 @@ def test_with_routing_replay_no_expert_changes_and_the_routers_still_learn(ancho
         changed[replays_routing] = report.metrics.get("experts_changed/all")
         ratios[replays_routing] = report.metrics["ratio_max/all"]
         assert all(bool(layer.mlp.gate.weight.grad.any()) for layer in engine.model.model.layers)
-    # Only the proximal anchor has a pass to compare with already.
+    # Only the proximal anchor already has a pass to compare with.
     assert changed[False] == (pytest.approx(shifted_share(groups, 4)) if anchor == "proximal" else None)
     assert changed[True] == 0
     assert ratios[True] != ratios[False]
@@ -265,7 +265,7 @@ def test_with_routing_replay_the_ratios_of_unchanged_weights_are_exactly_one() -
 
 
 def test_experts_to_replay_are_kept_until_their_micro_batch_is_trained() -> None:
-    """A micro-batch of a later mini-batch has the experts of the batch's start, whatever the routers have become."""
+    """A micro-batch of a later mini-batch has the experts of the batch's start, however the routers have changed."""
     groups = random_groups(2, 3, seed=14, vocab_size=TINY_VOCAB_SIZE)
     seen: list[torch.Tensor] = []
 
@@ -309,14 +309,14 @@ def test_an_adaptive_clip_scales_the_next_batch_by_what_this_one_clipped() -> No
     assert train(BigramEngine(), groups, narrow).metrics["clip_fraction/all"] == fractions[0]
 
 
-def test_groups_without_signal_neither_open_nor_close_an_adaptive_clip() -> None:
+def test_zero_variance_groups_neither_open_nor_close_an_adaptive_clip() -> None:
     narrow = replace(WIDE, eps_low=0.01, eps_high=0.01, noise_z=0.0)
     groups = own_logprobs(BigramEngine(), random_groups(6, 4, seed=15), noise=0.1)
-    silent = [replace(group, rewards=np.ones(4)) for group in groups]
+    zero_variance = [replace(group, rewards=np.ones(4)) for group in groups]
     alone, mixed, unmoved = (AdaptiveClip(target=0.3) for _ in range(3))
     share = train(BigramEngine(), groups, narrow, num_mini_batches=1, adaptive_clip=alone).metrics["clip_fraction/all"]
-    diluted = train(BigramEngine(), groups + silent, narrow, num_mini_batches=1, adaptive_clip=mixed).metrics
-    train(BigramEngine(), silent, narrow, num_mini_batches=1, adaptive_clip=unmoved)
+    diluted = train(BigramEngine(), groups + zero_variance, narrow, num_mini_batches=1, adaptive_clip=mixed).metrics
+    train(BigramEngine(), zero_variance, narrow, num_mini_batches=1, adaptive_clip=unmoved)
     assert share > 0.3 > diluted["clip_fraction/all"]
     assert mixed.scale == pytest.approx(alone.scale, abs=1e-9)
     assert mixed.scale > 1

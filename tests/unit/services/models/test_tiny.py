@@ -43,13 +43,13 @@ def digest(directory: Path) -> str:
 
 @settings(deadline=None)
 @given(st.text(max_size=30).filter(lambda text: "<|" not in text))
-def test_any_text_is_one_token_a_byte_and_comes_back(text: str) -> None:
+def test_any_text_is_one_token_per_byte_and_decodes_unchanged(text: str) -> None:
     ids = TOKENIZER.encode(text, add_special_tokens=False)
     assert len(ids) == len(text.encode())
     assert TOKENIZER.decode(ids) == text
 
 
-def test_a_conversation_is_markers_and_content_and_nothing_else() -> None:
+def test_a_conversation_is_only_markers_and_content() -> None:
     messages = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "34*57"},
@@ -63,7 +63,7 @@ def test_a_conversation_is_markers_and_content_and_nothing_else() -> None:
     assert max(ids) < VOCAB_SIZE - 1
 
 
-def test_what_is_trained_is_the_assistants_words_and_their_end() -> None:
+def test_only_the_assistants_words_and_their_end_are_trained() -> None:
     demonstration = [DemonstrationMessage("user", "1+1=", False), DemonstrationMessage("assistant", "2", True)]
     (lesson,) = encode(TOKENIZER, [demonstration])
     assert TOKENIZER.decode(lesson.ids) == "<|user|>1+1=<|end|><|assistant|>2<|end|>"
@@ -72,7 +72,7 @@ def test_what_is_trained_is_the_assistants_words_and_their_end() -> None:
     assert lesson.labels[-2:] == lesson.ids[-2:]
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_does_not(made: TinyReport, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(made: TinyReport, tmp_path: Path) -> None:
     state = torch.random.get_rng_state()
     make(tmp_path / "same", seed=5)
     make(tmp_path / "other", seed=6)

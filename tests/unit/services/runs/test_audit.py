@@ -24,7 +24,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(small_run: Path, tmp_path: Path) -> Path:
-    """A copy that may be spoilt."""
+    """A copy that a test may damage."""
     return Path(shutil.copytree(small_run, tmp_path / "run"))
 
 
@@ -46,7 +46,7 @@ def spoil(directory: Path, *statements: str) -> None:
     connection.close()
 
 
-def test_the_run_is_clean_and_every_trajectory_accounted_for(small_run: Path) -> None:
+def test_the_run_is_clean_and_every_trajectory_is_accounted_for(small_run: Path) -> None:
     audit = audit_run(small_run)
     assert audit.problems == []
     assert audit.clean
@@ -64,7 +64,7 @@ def test_the_run_is_clean_and_every_trajectory_accounted_for(small_run: Path) ->
     assert audit.run_id == "run"
 
 
-# What is done to the ledger, the name of what is found, and words of what is said.
+# The change to the ledger, the name of the violation, and words of its text.
 PLANTED: list[tuple[str, str, str]] = [
     ("DELETE FROM chunks WHERE trajectory_id = 2 AND start = 0", "gap between chunks", "the chunk at 2 follows 0 tokens"),
     ("UPDATE chunks SET start = 1 WHERE trajectory_id = 2 AND start = 2", "chunks overlap", "the chunk at 1 follows 2"),
@@ -178,7 +178,7 @@ def test_a_planted_corruption_is_named(run: Path, statement: str, name: str, wor
 def a_damaged_page(run: Path) -> None:
     path = run / LEDGER_FILE
     data = bytearray(path.read_bytes())
-    # The second half of the file, page headers included: indices and rows that lie there are gone.
+    # The second half of the file with its page headers: the indices and rows there are gone.
     data[len(data) // 2 :] = b"\xff" * (len(data) - len(data) // 2)
     path.write_bytes(data)
 
@@ -221,12 +221,12 @@ def test_damage_to_the_files_is_named(run: Path, damage: Callable[[Path], None],
     assert name in audit_run(run).findings.counts
 
 
-def test_only_what_is_wrong_is_named(run: Path) -> None:
+def test_only_the_damage_is_named(run: Path) -> None:
     spoil(run, "DELETE FROM trajectories WHERE trajectory_id = 3")
     assert audit_run(run).findings.counts == {"chunk of no trajectory": 1, "group not whole": 1, "batch was changed": 3}
 
 
-def test_all_violations_are_counted_and_the_first_are_told(run: Path) -> None:
+def test_all_violations_are_counted_and_the_first_are_kept_in_words(run: Path) -> None:
     spoil(run, "UPDATE chunks SET checksum = 0")
     audit = audit_run(run)
     assert audit.findings.counts["chunk was changed"] == audit.num_chunks > 12
@@ -236,8 +236,8 @@ def test_all_violations_are_counted_and_the_first_are_told(run: Path) -> None:
     assert len(audit.findings.texts["trained without a batch"]) == KEPT
 
 
-def test_what_is_still_on_its_way_is_a_note_and_no_violation(run: Path) -> None:
-    """The learner has published the last version, and the message that acknowledges the training is not in yet."""
+def test_a_training_that_is_not_acknowledged_yet_is_a_note_and_no_violation(run: Path) -> None:
+    """The learner has published the last version, and its report of the training has not arrived yet."""
     spoil(run, "DELETE FROM trained WHERE batch = 2", "DELETE FROM records WHERE record = (SELECT max(record) FROM records)")
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join(lines[:1]) + '\n{"record": 2, "ev')
@@ -255,7 +255,7 @@ def test_what_is_still_on_its_way_is_a_note_and_no_violation(run: Path) -> None:
     }
 
 
-def test_without_settings_the_sizes_are_not_checked_and_that_is_said(run: Path) -> None:
+def test_without_settings_the_sizes_are_not_checked_and_a_note_tells_it(run: Path) -> None:
     (run / "settings.json").unlink()
     spoil(run, "UPDATE batches SET policy_version = 3 WHERE batch = 0")
     audit = audit_run(run)

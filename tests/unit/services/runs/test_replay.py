@@ -1,4 +1,4 @@
-"""Recorded batches come to the trainer as they went to the learner, and the published digests are compared."""
+"""The trainer gets recorded batches as the learner got them, and the published digests are compared."""
 
 import json
 import shutil
@@ -77,7 +77,7 @@ def test_a_damaged_page_of_tokens_is_found_by_the_batch_that_needs_it(run: Path)
         source.batch(0)
 
 
-def test_a_batch_is_what_the_learner_was_given(run: Path) -> None:
+def test_a_recorded_batch_is_the_one_that_the_learner_received(run: Path) -> None:
     source = recorded(run)
     assert source.num_batches == 3
     arrived = source.batch(1)
@@ -93,8 +93,8 @@ def test_a_batch_is_what_the_learner_was_given(run: Path) -> None:
     assert at == len(arrived.arrays["token_ids"])
 
 
-def test_complete_groups_without_batches_are_batches_in_their_order_each_one_version_later(run: Path) -> None:
-    """What a recording without a learner holds."""
+def test_complete_groups_without_batches_become_batches_in_their_order_each_one_version_later(run: Path) -> None:
+    """As in a recording without a learner."""
     change(
         run,
         "UPDATE groups SET status = 'complete', batch = NULL WHERE status = 'batched'",
@@ -140,7 +140,7 @@ def test_published_weights_are_compared_with_those_of_the_run_and_recorded(run: 
     ]
 
 
-def test_the_end_comes_after_the_last_batch_and_then_nothing_is_waited_for(run: Path) -> None:
+def test_the_end_comes_after_the_last_batch_and_then_the_learner_is_stopped(run: Path) -> None:
     driven = Driven(run, end=1)
     driven.train(0, 1.0)
     driven.broker.tell(BatchRequest(index=1, policy_version=2))
@@ -150,7 +150,7 @@ def test_the_end_comes_after_the_last_batch_and_then_nothing_is_waited_for(run: 
     assert driven.stop.is_set()
 
 
-def test_what_the_run_has_not_published_is_not_compared(run: Path) -> None:
+def test_versions_that_the_run_did_not_publish_are_not_compared(run: Path) -> None:
     change(run, "DELETE FROM versions WHERE trained_batches = 1")
     driven = Driven(run, end=1)
     driven.train(0, 1.0)
@@ -168,7 +168,7 @@ def test_what_the_run_has_not_published_is_not_compared(run: Path) -> None:
         (["--out", "."], "is not empty"),
     ],
 )
-def test_what_cannot_be_replayed_is_told_in_a_line(
+def test_a_run_that_cannot_be_replayed_gives_a_line_with_the_reason(
     run: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = run / "model"

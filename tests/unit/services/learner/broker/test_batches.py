@@ -1,4 +1,4 @@
-"""A Batch message as the trainer takes it: what the engine did not sample never becomes an action."""
+"""A Batch message becomes the trainer's groups: a token that the engine did not sample never becomes an action."""
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ def an_item(trajectory_id: int, group_id: int, rewards: list[float]) -> BatchIte
     )
 
 
-def test_groups_come_in_order_with_their_members_rewards_and_tokens() -> None:
+def test_groups_keep_their_order_members_rewards_and_tokens() -> None:
     items = [an_item(1, 20, [1.0, 0.5]), an_item(2, 10, [0.0, 0.0]), an_item(3, 20, [0.25, 0.0])]
     batch = Batch(index=0, policy_version=6, temperature=0.7, items=items)
     arrays = token_arrays(21)

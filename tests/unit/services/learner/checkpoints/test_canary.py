@@ -1,4 +1,4 @@
-"""The log-probs that a checkpoint remembers."""
+"""The log-probs that a checkpoint stores."""
 
 import math
 from pathlib import Path
@@ -11,10 +11,10 @@ from services.learner.checkpoints.format import CheckpointError
 LOGPROBS = [-1.0, -2.5, -0.25]
 
 
-def test_the_sequence_goes_through_the_vocabulary_and_every_token_but_the_first_counts() -> None:
+def test_the_sequence_covers_the_vocabulary_and_every_token_but_the_first_counts() -> None:
     packed = canary_batch(512)
     assert packed.mask_T.sum() == 31
-    # What was saved at another temperature would no longer be comparable.
+    # Log-probs at another temperature would not be comparable.
     assert packed.temperatures_T.unique().tolist() == [1.0]
     assert len(packed.input_ids.unique()) > 16
     assert int(packed.input_ids.max()) < 512

@@ -1,4 +1,4 @@
-"""Checkpoints as directories: whole or absent, checked before they are loaded."""
+"""Checkpoint directories: whole or absent, and checked before they are loaded."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_checkpoint_brings_back_weights_state_and_random_numbers(tmp_path: Pat
     assert (random.random(), float(np.random.random()), float(torch.rand(()))) == expected
 
 
-def test_a_checkpoint_from_before_there_was_an_adaptive_clip_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_older_than_the_adaptive_clip_is_read(tmp_path: Path) -> None:
     path = save_checkpoint(BigramEngine(), tmp_path, state(7))
     metadata = json.loads((path / "checkpoint.json").read_text())
     del metadata["state"]["adaptive_clip"]
@@ -64,14 +64,14 @@ def test_keeping_one_checkpoint_keeps_the_newest(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", newest.name]
 
 
-def test_the_new_checkpoint_stays_where_an_abandoned_run_had_got_further(tmp_path: Path) -> None:
+def test_the_new_checkpoint_stays_even_if_an_abandoned_run_got_further(tmp_path: Path) -> None:
     further = save_checkpoint(BigramEngine(), tmp_path, state(9), keep=1)
     newest = save_checkpoint(BigramEngine(), tmp_path, state(5), keep=1)
     assert find_latest(tmp_path) == newest
     assert not further.exists()
 
 
-def test_a_writer_killed_half_way_leaves_the_previous_checkpoint_and_its_rubbish_is_removed(tmp_path: Path) -> None:
+def test_a_writer_killed_half_way_leaves_the_previous_checkpoint_and_its_partial_files_are_removed(tmp_path: Path) -> None:
     class KilledWhileSaving(BigramEngine):
         def save_state(self, directory: Path) -> None:
             super().save_state(directory)
@@ -141,7 +141,7 @@ def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path: Path, content: s
         load_checkpoint(BigramEngine(), path)
 
 
-def test_keeping_none_is_refused(tmp_path: Path) -> None:
+def test_keeping_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep is 0"):
         save_checkpoint(BigramEngine(), tmp_path, state(1), keep=0)
 
@@ -168,7 +168,7 @@ def test_the_version_reserved_last_is_remembered_beside_the_checkpoints(tmp_path
 
 
 class OneOfTwo(BigramEngine):
-    """Rank 1; the other one says what it says in every sum."""
+    """Rank 1; rank 0 contributes the same to every sum."""
 
     rank = 1
     world_size = 2
@@ -178,12 +178,12 @@ class OneOfTwo(BigramEngine):
         return tensor + self.others
 
 
-def test_a_rank_gives_a_checkpoint_up_when_another_one_cannot_write_its_part(tmp_path: Path) -> None:
+def test_a_rank_gives_up_a_checkpoint_when_another_one_cannot_write_its_part(tmp_path: Path) -> None:
     previous = save_checkpoint(BigramEngine(seed=1), tmp_path, state(1))
 
     class WithAFailingPeer(OneOfTwo):
         def save_state(self, directory: Path) -> None:
-            directory.parent.mkdir()  # The first rank would have made it.
+            directory.parent.mkdir()  # Rank 0 would have made it.
             super().save_state(directory)
             self.others = 1.0
 
@@ -196,7 +196,7 @@ def test_a_rank_gives_a_checkpoint_up_when_another_one_cannot_write_its_part(tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", previous.name]
 
 
-def test_more_ranks_than_there_were_take_the_random_states_in_turn(tmp_path: Path) -> None:
+def test_if_there_are_more_ranks_than_before_they_take_the_random_states_in_turn(tmp_path: Path) -> None:
     path = save_checkpoint(BigramEngine(seed=1), tmp_path, state(1))
     expected = random.random()
     assert [file.name for file in path.glob("random-*")] == ["random-00000.json"]
@@ -204,7 +204,7 @@ def test_more_ranks_than_there_were_take_the_random_states_in_turn(tmp_path: Pat
     assert random.random() == expected
 
 
-def test_a_checkpoint_of_another_format_says_which_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_format_is_refused_with_both_formats(tmp_path: Path) -> None:
     path = save_checkpoint(BigramEngine(), tmp_path, state(1))
     metadata = json.loads((path / "checkpoint.json").read_text())
     (path / "checkpoint.json").write_text(json.dumps(metadata | {"format": 1}))

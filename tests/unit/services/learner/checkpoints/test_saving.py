@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on."""
+"""Checkpoints that are written while training continues."""
 
 import random
 import threading
@@ -29,7 +29,7 @@ def held(engine: BigramEngine, root: Path, failure: Exception | None = None) -> 
     return CheckpointSaver(engine, root, keep=2, background=HeldBackground(until_waited_for=True, failure=failure))
 
 
-def test_what_is_saved_is_what_was_when_it_was_begun_although_training_has_gone_on(tmp_path: Path) -> None:
+def test_a_checkpoint_holds_the_state_at_its_beginning_although_training_continues(tmp_path: Path) -> None:
     engine = BigramEngine(seed=1)
     saver = held(engine, tmp_path / "beside")
     saver.begin(state(7))
@@ -54,7 +54,7 @@ def test_what_is_saved_is_what_was_when_it_was_begun_although_training_has_gone_
         assert (saved / file).read_bytes() == (synchronous / file).read_bytes(), file
 
 
-def test_it_is_not_published_before_the_caller_lets_it(tmp_path: Path) -> None:
+def test_a_checkpoint_is_not_published_before_the_caller_allows_it(tmp_path: Path) -> None:
     saver = held(BigramEngine(), tmp_path)
     saver.begin(state(1))
     assert saver.advance(newest_version=1, may_publish=False, wait_s=1.0) is None
@@ -62,7 +62,7 @@ def test_it_is_not_published_before_the_caller_lets_it(tmp_path: Path) -> None:
     assert saver.advance(newest_version=1) == find_latest(tmp_path)
 
 
-def test_what_was_given_up_leaves_nothing(tmp_path: Path) -> None:
+def test_an_abandoned_checkpoint_leaves_nothing(tmp_path: Path) -> None:
     saver = held(BigramEngine(), tmp_path)
     saver.begin(state(1))
     saver.discard()
@@ -70,7 +70,7 @@ def test_what_was_given_up_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_thread_that_cannot_write_is_told_at_the_next_look_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
+def test_a_thread_that_cannot_write_is_reported_at_the_next_look_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
     previous = save_checkpoint(BigramEngine(), tmp_path, state(1))
     saver = held(BigramEngine(), tmp_path, OSError("No space left on device"))
     saver.begin(state(2))
@@ -82,7 +82,7 @@ def test_a_thread_that_cannot_write_is_told_at_the_next_look_and_the_last_checkp
 
 
 class OneOfTwo(BigramEngine):
-    """Rank 1; the flags of the other one are added to its own."""
+    """Rank 1; rank 0's flags are added to its own."""
 
     rank = 1
     world_size = 2
@@ -96,7 +96,7 @@ class OneOfTwo(BigramEngine):
 def begun_on_one_of_two(root: Path) -> tuple[OneOfTwo, CheckpointSaver]:
     engine = OneOfTwo()
     saver = held(engine, root)
-    (root / ".partial-version-0000000002-batch-0000000002").mkdir(parents=True)  # The first rank would have made it.
+    (root / ".partial-version-0000000002-batch-0000000002").mkdir(parents=True)  # Rank 0 would have made it.
     saver.begin(state(2))
     return engine, saver
 
@@ -117,7 +117,7 @@ def test_a_rank_gives_up_with_another_one_that_cannot_write(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_training_that_goes_on_reserves_versions_and_another_learner_s_are_not_followed(tmp_path: Path) -> None:
+def test_training_continues_and_reserves_versions_but_nothing_follows_another_learners_versions(tmp_path: Path) -> None:
     saver = held(BigramEngine(), tmp_path)
     for version, newest in ((1, 3), (4, 4)):
         reserve_version(tmp_path, version)
@@ -133,7 +133,7 @@ def test_training_that_goes_on_reserves_versions_and_another_learner_s_are_not_f
     assert latest.name == "version-0000000001-batch-0000000001"
 
 
-def test_a_thread_writes_and_is_waited_for_when_training_fails(tmp_path: Path) -> None:
+def test_when_training_fails_the_thread_still_writes_and_is_waited_for(tmp_path: Path) -> None:
     go = threading.Event()
 
     class Slow(BigramEngine):
@@ -162,7 +162,7 @@ def test_a_thread_writes_and_is_waited_for_when_training_fails(tmp_path: Path) -
     assert load_checkpoint(BigramEngine(), saved) == state(1)
 
 
-def test_a_mistake_in_the_thread_is_raised_where_training_looks_for_its_end(tmp_path: Path) -> None:
+def test_an_error_in_the_thread_is_raised_where_training_asks_for_its_result(tmp_path: Path) -> None:
     class Mistaken(BigramEngine):
         def copy_state(self) -> StateCopy:
             copied = super().copy_state()

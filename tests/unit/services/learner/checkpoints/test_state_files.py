@@ -22,7 +22,7 @@ def written(directory: Path, num_files: int) -> TensorDirectory:
 
 @pytest.mark.parametrize("num_files", [1, 2, 3, 6])
 @pytest.mark.parametrize(("first", "rows"), [(0, 6), (0, 2), (2, 2), (3, 3), (1, 4), (5, 1)])
-def test_rows_are_read_whatever_files_they_were_written_into(tmp_path: Path, num_files: int, first: int, rows: int) -> None:
+def test_rows_are_read_from_whichever_files_hold_them(tmp_path: Path, num_files: int, first: int, rows: int) -> None:
     found = written(tmp_path, num_files).read("slab/weight", first, rows, (rows, 4))
     assert torch.equal(found, WHOLE[first : first + rows])
 
@@ -34,7 +34,7 @@ def test_twelve_parts_are_in_the_order_of_their_rows_and_not_of_their_names(tmp_
     assert torch.equal(TensorDirectory(tmp_path).read("slab/weight", 1, 11, (11, 1)), rows[1:])
 
 
-def test_a_file_that_goes_while_it_is_read_is_named(tmp_path: Path) -> None:
+def test_a_file_that_disappears_while_it_is_read_is_named(tmp_path: Path) -> None:
     files = written(tmp_path, 1)
     (tmp_path / "slab.0-of-1.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"slab\.0-of-1\.safetensors is damaged: .*No such file"):
@@ -101,7 +101,7 @@ def test_the_number_of_steps_comes_back_and_anything_else_is_damage(tmp_path: Pa
             read_steps(tmp_path)
 
 
-def test_a_number_without_rows_is_no_tensor_of_ours(tmp_path: Path) -> None:
+def test_a_number_without_rows_is_refused(tmp_path: Path) -> None:
     write_tensors(tmp_path, "scalar", {"slab/weight": torch.tensor(1.0)})
     with pytest.raises(CheckpointError, match="has no rows 0 to 1 of slab/weight"):
         TensorDirectory(tmp_path).read("slab/weight", 0, 1, (1, 4))

@@ -1,4 +1,4 @@
-"""Log-probs that are not finite: a loss function never sees them, and the step that would use them is not made."""
+"""Log-probs that are not finite: a loss function never sees them, and no step uses them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_loss_is_nan_where_an_action_tokens_log_prob_is_not_finite_and_only_
         loss.backward()
 
 
-def test_an_empty_micro_batch_has_a_loss_of_zero_with_a_gradient_and_no_loss_function_is_asked() -> None:
+def test_an_empty_micro_batch_has_a_loss_of_zero_with_a_gradient_and_calls_no_loss_function() -> None:
     logprobs_T = torch.tensor([-1.0], requires_grad=True)
 
     def never(_: PackedBatch, __: TokenLogProbs) -> Tensor:

@@ -1,4 +1,4 @@
-"""Phases of a batch add up to its time, on one rank and on two, and cost no wait for the device."""
+"""The phases of a batch add up to its time, on one rank and on two, without a wait for the device."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_the_files_hold_a_line_per_batch_and_the_table_of_all(tmp_path: Path) ->
     assert f"| MFU, of 1e-06 TFLOP/s | {2 * reports[0].flops / 8.0 / 1e6:.1%} |" in text
 
 
-def test_of_a_mixture_only_the_chosen_experts_are_active_and_the_input_embedding_is_looked_up() -> None:
+def test_only_the_chosen_experts_of_a_mixture_are_active_and_the_input_embedding_does_not_count() -> None:
     shapes = {
         "model.embed_tokens.weight": (100, 8),
         "model.layers.0.self_attn.q_proj.weight": (16, 8),
@@ -219,7 +219,7 @@ def test_the_peak_of_a_device_is_known_by_its_name_or_not_at_all() -> None:
     assert peak_tflops("Some Other Card") is None
 
 
-def test_a_batch_of_the_trainer_tells_its_phases_and_its_tokens() -> None:
+def test_the_trainer_reports_the_phases_and_tokens_of_a_batch() -> None:
     torch.set_num_threads(1)
     reports: list[BatchProfile] = []
     engine = BigramEngine()
@@ -248,7 +248,7 @@ def test_a_batch_of_the_trainer_tells_its_phases_and_its_tokens() -> None:
     assert all(reports[0].seconds[phase] > 0 for phase in ("prepare", "first_pass", "diagnostics"))
 
 
-def test_the_learner_tells_every_phase_of_a_batch_but_those_of_deepspeed(tmp_path: Path) -> None:
+def test_the_learner_reports_every_phase_of_a_batch_but_those_of_deepspeed(tmp_path: Path) -> None:
     settings = Settings(
         run=Run(directory=tmp_path),
         batch=BatchSection(group_size=2, groups_per_batch=4, mini_batches=2),
@@ -278,5 +278,5 @@ def test_the_learner_tells_every_phase_of_a_batch_but_those_of_deepspeed(tmp_pat
     ).run()
     (batch,) = reports
     assert (batch.batch, batch.tokens) == (0, 48)
-    silent = {phase for phase, seconds in batch.seconds.items() if seconds == 0}
-    assert silent == {"forward", "loss", "backward", "optimizer"}
+    untimed = {phase for phase, seconds in batch.seconds.items() if seconds == 0}
+    assert untimed == {"forward", "loss", "backward", "optimizer"}

@@ -1,4 +1,4 @@
-"""What can be trained together, as docs/guide/learner.md tells it."""
+"""What can be trained together, as docs/guide/learner.md says."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def refusal(plan: Parallelism, **learner: Any) -> str:
 
 
 @pytest.mark.parametrize(("num_ranks", "expert_parallel"), [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 8)])
-def test_every_size_that_divides_works(num_ranks: int, expert_parallel: int) -> None:
+def test_every_expert_parallel_size_that_divides_is_accepted(num_ranks: int, expert_parallel: int) -> None:
     plan = replace(PLAN, num_ranks=num_ranks, expert_parallel=expert_parallel)
     assert refusal(plan) == ""
     assert refusal(replace(plan, routing_replay=True)) == ""
@@ -65,11 +65,11 @@ def test_every_size_that_divides_works(num_ranks: int, expert_parallel: int) -> 
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_value_and_the_way_out(changes: dict[str, Any], message: str) -> None:
+def test_a_plan_that_cannot_work_is_refused_with_the_value_and_the_way_out(changes: dict[str, Any], message: str) -> None:
     assert re.search(message, refusal(replace(PLAN, **changes)))
 
 
-def test_without_expert_parallelism_any_model_goes() -> None:
+def test_without_expert_parallelism_any_model_is_accepted() -> None:
     for model_type, num_experts in (("qwen3", 0), ("mixtral", 8), ("qwen3_moe", 7)):
         plan = replace(PLAN, expert_parallel=1, num_ranks=3, model_type=model_type, num_experts=num_experts)
         assert refusal(plan) == ""
@@ -94,7 +94,7 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path: Path, content:
         read_model_config(tmp_path)
 
 
-def test_gates_are_normalised_as_the_model_says_and_not_as_the_preset_does() -> None:
+def test_gates_are_normalised_as_the_models_configuration_says_not_as_the_preset_does() -> None:
     for normalised in (True, False):
         config = autoep_config(2, {"model_type": "qwen3_moe", "norm_topk_prob": normalised})
         assert config["route_norm"] is normalised
@@ -109,7 +109,7 @@ def test_offload_names_what_deepspeed_keeps_in_host_memory() -> None:
     assert both == {"offload_optimizer": host, "offload_param": host}
 
 
-def test_the_table_in_the_docs_says_what_the_code_says() -> None:
+def test_the_table_in_the_docs_agrees_with_the_code() -> None:
     rows = re.findall(r"^\| `(.+?)` \| (.+?) \|$", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert len(rows) >= 10
     types = {field.name: field.type for field in fields(Parallelism)}

@@ -1,4 +1,4 @@
-"""Deltas of the learner's snapshots: what is made, what is kept, what is offered to whom."""
+"""Deltas of the learner's snapshots: which are made, kept, and offered to a peer."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ from tests.support.wire.snapshots import snapshot_of
 
 
 def a_snapshot(version: int, changed: int = 0, *, size: int = 4096, dtype: torch.dtype = torch.bfloat16) -> Snapshot:
-    """Tensors ``first`` and ``second``; in the latter so many elements differ from those of other calls."""
+    """Tensors ``first`` and ``second``; in the latter ``changed`` elements differ from those of other calls."""
     second = torch.ones(size, dtype=dtype)
     second[:changed] += version
     return snapshot_of(version, [("first", torch.zeros(size, dtype=dtype)), ("second", second)])
@@ -34,7 +34,7 @@ def test_a_delta_names_its_base_and_the_digest_of_the_whole_version() -> None:
     assert manifest.digest == snapshot.manifest.digest
     assert manifest.tensors == []
     (bucket,) = manifest.buckets
-    # Only the tensor that changed is in it.
+    # Only the changed tensor is in it.
     assert (bucket.offset, bucket.num_elements, bucket.num_changed) == (8192, 4096, 3)
     assert manifest.num_bytes == len(delta.data) == 1 + 16 + sum(bucket.stream_bytes)
     assert manifest.num_bytes < 100
@@ -85,7 +85,7 @@ def test_small_parts_that_change_everywhere_do_not_decide_for_a_large_one() -> N
     generator = torch.Generator().manual_seed(0)
     before, after = {}, {}
     for part in range(12):
-        # What did not change lies between them, so that each is a place of its own.
+        # Unchanged tensors lie between them, so that each is a place of its own.
         before[f"still{part}"] = after[f"still{part}"] = torch.zeros(1)
         before[f"small{part}"], after[f"small{part}"] = (torch.randn(16 * 1024, generator=generator) for _ in range(2))
     before["still"] = after["still"] = torch.zeros(1)
@@ -97,7 +97,7 @@ def test_small_parts_that_change_everywhere_do_not_decide_for_a_large_one() -> N
     assert delta.manifest.num_bytes < 0.2 * 4 * (12 * 16 + 1024) * 1024
 
 
-def test_a_delta_that_does_not_pay_where_it_was_not_looked_at_is_not_made() -> None:
+def test_a_delta_is_not_made_when_it_does_not_pay_outside_the_sample() -> None:
     generator = torch.Generator().manual_seed(0)
     bits = [torch.randint(-(2**31), 2**31, (2 * 1024 * 1024,), dtype=torch.int32, generator=generator) for _ in range(2)]
     one, other = (each.view(torch.float32) for each in bits)
@@ -109,7 +109,7 @@ def test_a_delta_that_does_not_pay_where_it_was_not_looked_at_is_not_made() -> N
 
 
 @pytest.mark.parametrize(("num_places", "num_pieces"), [(1, 16), (3, 18), (16, 16), (31, 31), (1000, 17)])
-def test_what_is_encoded_to_see_whether_a_delta_pays_is_little_and_from_everywhere(num_places: int, num_pieces: int) -> None:
+def test_the_sample_that_shows_whether_a_delta_pays_is_small_and_from_everywhere(num_places: int, num_pieces: int) -> None:
     elements = MAX_DELTA_BUCKET_ELEMENTS
     places = [Region(offset=place * elements * 2, num_elements=elements, item_bytes=2) for place in range(num_places)]
     chosen = samples(places)
@@ -123,17 +123,17 @@ def test_what_is_encoded_to_see_whether_a_delta_pays_is_little_and_from_everywhe
     assert last - pieces[-1].offset <= last / 15
 
 
-def test_a_place_smaller_than_a_piece_is_looked_at_whole() -> None:
+def test_a_place_smaller_than_a_piece_is_sampled_whole() -> None:
     place = Region(offset=6, num_elements=5, item_bytes=2)
     assert samples([place]) == [(place, [place] * 16)]
     assert samples([]) == []
 
 
-# --- what is kept and offered -----------------------------------------------------------------------------------------
+# --- deltas kept and offered ------------------------------------------------------------------------------------------
 
 
 def a_store(*versions: int, without: int = 0, **limits: float) -> SnapshotStore:
-    """Each version is published with its delta, but for ``without``."""
+    """Each version is published with its delta, except ``without``."""
     store = SnapshotStore(**limits)  # type: ignore[arg-type]
     for version in versions:
         snapshot, newest = a_snapshot(version, 10), store.newest
@@ -147,7 +147,7 @@ def offered(store: SnapshotStore, have_version: int) -> tuple[str, int, int, int
     return manifest.kind, manifest.base_version, manifest.policy_version, manifest.newest_version
 
 
-def test_whoever_has_the_former_version_is_offered_the_delta_and_a_newcomer_the_snapshot() -> None:
+def test_a_peer_with_the_former_version_is_offered_the_delta_and_a_newcomer_the_snapshot() -> None:
     assert SnapshotStore().manifest_for(0) is None
     store = a_store(3, 4)
     assert offered(store, 3) == ("delta", 3, 4, 0)
@@ -155,7 +155,7 @@ def test_whoever_has_the_former_version_is_offered_the_delta_and_a_newcomer_the_
     assert offered(store, 2) == ("snapshot", 0, 4, 0)
 
 
-def test_whoever_skipped_versions_is_led_along_the_chain() -> None:
+def test_a_peer_that_skipped_versions_is_led_along_the_chain() -> None:
     store = a_store(3, 4, 6, 7)
     assert offered(store, 3) == ("delta", 3, 4, 7)
     assert offered(store, 4) == ("delta", 4, 6, 7)
@@ -187,7 +187,7 @@ def test_a_publication_without_a_delta_breaks_the_chain() -> None:
 
 
 @pytest.mark.parametrize("limits", [{"max_deltas": 2}, {"delta_share": 0.0125}])
-def test_old_deltas_go_when_they_are_many_or_large(limits: dict[str, float]) -> None:
+def test_old_deltas_are_dropped_when_they_are_many_or_large(limits: dict[str, float]) -> None:
     store = a_store(1, 2, 3, 4, 5, **limits)
     sizes = [parts.manifest.num_bytes for base in range(1, 5) if (parts := store.get(base + 1, base))]
     assert len(sizes) == 2
@@ -196,7 +196,7 @@ def test_old_deltas_go_when_they_are_many_or_large(limits: dict[str, float]) -> 
     assert offered(store, 3) == ("delta", 3, 4, 5)
 
 
-def test_a_delta_of_other_versions_is_not_taken() -> None:
+def test_a_delta_of_other_versions_is_refused() -> None:
     store = a_store(3)
     with pytest.raises(ValueError, match="delta 2 -> 4 beside a publication of 4 after 3"):
         store.add(a_snapshot(4), a_delta(a_snapshot(2), a_snapshot(4)))

@@ -1,4 +1,4 @@
-"""Who fetches from whom: the learner serves a constant number, and whoever comes back to it."""
+"""Which peer fetches from which: the learner serves a constant number of them, and those that come back to it."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,27 +14,27 @@ def a_source(name: str) -> Source:
 
 
 def join(fan_out: FanOut, *names: str) -> list[str]:
-    """Where each is sent to at first; empty: served by the learner."""
+    """The first choice of each peer; empty: the learner serves it."""
     return [each[0] if each else "" for each in choices(fan_out, *names)]
 
 
 def choices(fan_out: FanOut, *names: str) -> list[list[str]]:
-    """Where each is sent to, the first choice first."""
+    """The choices of each peer, the first one first."""
     sources = [fan_out.join(ITEM, name.encode(), a_source(name)) for name in names]
     return [[source.endpoint.removeprefix("tcp://").removesuffix(":7004") for source in each] for each in sources]
 
 
-def test_the_first_are_served_and_the_others_sent_to_those_before_them() -> None:
+def test_the_learner_serves_the_first_peers_and_refers_later_ones_to_earlier_ones() -> None:
     fan_out = FanOut(direct=2, children=2)
     assert join(fan_out, *"abcdefgh") == ["", "", "a", "a", "b", "b", "c", "c"]
 
 
-def test_each_has_another_choice_where_there_is_one_and_these_are_spread_evenly() -> None:
+def test_each_peer_gets_a_second_choice_if_there_is_one_and_these_are_spread_evenly() -> None:
     fan_out = FanOut(direct=1, children=2)
     assert choices(fan_out, *"abcdef") == [[], ["a"], ["a", "b"], ["b", "a"], ["b", "c"], ["c", "d"]]
 
 
-def test_both_choices_of_who_comes_back_are_left() -> None:
+def test_both_choices_of_a_peer_that_comes_back_are_dropped() -> None:
     fan_out = FanOut(direct=1, children=2)
     assert choices(fan_out, *"abcd")[3] == ["b", "a"]
     fan_out.came_back(ITEM, b"d")
@@ -42,7 +42,7 @@ def test_both_choices_of_who_comes_back_are_left() -> None:
     assert choices(fan_out, *"efg") == [["c", "d"], ["c", "e"], ["d", "c"]]
 
 
-def test_who_serves_nobody_is_sent_nobody() -> None:
+def test_no_peer_is_referred_to_one_that_does_not_serve() -> None:
     fan_out = FanOut(direct=1, children=2)
     assert fan_out.join(ITEM, b"a", None) == []
     assert fan_out.join(ITEM, b"b", a_source("b")) == [], "nobody is there to be sent to"
@@ -51,7 +51,7 @@ def test_who_serves_nobody_is_sent_nobody() -> None:
     assert fan_out.join(ITEM, b"e", a_source("e")) == []
 
 
-def test_who_comes_back_is_served_and_nobody_else_sent_where_it_was() -> None:
+def test_a_peer_that_comes_back_is_served_and_no_other_is_referred_to_its_source() -> None:
     fan_out = FanOut(direct=1, children=3)
     assert join(fan_out, *"abc") == ["", "a", "a"]
     assert join(fan_out, "b") == [""], "it asks again: its source may be the reason"
@@ -64,7 +64,7 @@ def test_who_comes_back_is_served_and_nobody_else_sent_where_it_was() -> None:
     assert fan_out.num_failed == 2
 
 
-def test_damage_is_remembered_against_the_source_though_the_snapshot_is_wanted_now() -> None:
+def test_a_source_of_damage_is_remembered_although_the_peer_now_wants_the_snapshot() -> None:
     fan_out = FanOut(direct=1, children=3)
     assert join(fan_out, *"ab") == ["", "a"]
     assert fan_out.join((5, 0), b"b", a_source("b"), direct=True) == []
@@ -80,7 +80,7 @@ def test_versions_do_not_mix_and_old_ones_are_forgotten() -> None:
 
 
 @given(st.integers(1, 300), st.integers(1, 4), st.integers(1, 4))
-def test_the_learner_serves_a_constant_number_and_nobody_waits_in_a_circle(num: int, direct: int, children: int) -> None:
+def test_the_learner_serves_a_constant_number_of_peers_and_none_wait_in_a_ring(num: int, direct: int, children: int) -> None:
     fan_out = FanOut(direct=direct, children=children)
     names = [f"r{index}" for index in range(num)]
     chosen = choices(fan_out, *names)

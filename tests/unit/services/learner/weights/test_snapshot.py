@@ -35,7 +35,7 @@ def test_a_snapshot_holds_every_tensors_bytes_in_order_with_their_digests() -> N
     assert manifest.digest == version_digest(manifest.tensors)
 
 
-def test_training_on_does_not_change_a_snapshot() -> None:
+def test_further_training_does_not_change_a_snapshot() -> None:
     weight = torch.zeros(4, requires_grad=True)
     snapshot = snapshot_of(1, [("w", weight)])
     with torch.no_grad():
@@ -44,7 +44,7 @@ def test_training_on_does_not_change_a_snapshot() -> None:
     assert tensor_digest(snapshot.data.data) == snapshot.manifest.tensors[0].digest
 
 
-def test_tensors_may_share_a_buffer_that_is_written_again_for_the_next_one() -> None:
+def test_tensors_may_share_a_buffer_that_is_filled_again_for_the_next_one() -> None:
     def exported() -> Iterator[tuple[str, torch.Tensor]]:
         buffer = torch.empty(2)
         for value in (1.0, 2.0):
@@ -61,7 +61,7 @@ def test_chunks_are_the_bytes_in_order() -> None:
     assert b"".join(snapshot.chunk(index).tobytes() for index in range(2)) == snapshot.data.tobytes()
 
 
-def test_what_the_wire_does_not_know_is_refused_by_name() -> None:
+def test_a_dtype_that_cannot_be_sent_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"tensor ids has dtype torch\.int64: one of \['bfloat16', 'float16', 'float32'\]"):
         snapshot_of(1, [("ids", torch.zeros(2, dtype=torch.int64))])
     with pytest.raises(ValueError, match="policy version 1 has no tensors"):
