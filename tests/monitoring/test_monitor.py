@@ -51,7 +51,11 @@ def test_it_answers_only_on_this_host_and_serves_the_page() -> None:
     [
         ([str(DEMO)], "/nowhere", "prometheus is not on the PATH: apt-get install prometheus"),
         (["nothing.toml"], "/nowhere", "nothing.toml"),
-        ([str(DEMO), "--set", "rollout.metrics_port=0"], "", "a metrics_port is 0 (any free port), which Prometheus cannot find"),
+        (
+            [str(DEMO), "--set", "rollout.metrics_port=0"],
+            "",
+            "a metrics_port is 0 (any free port), which Prometheus cannot find",
+        ),
     ],
 )
 def test_an_error_names_the_way_out(arguments: list[str], path: str, message: str, tmp_path: Path) -> None:
