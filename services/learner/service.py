@@ -193,7 +193,7 @@ class LearnerService:
             waited_until = now
             if stop or directive is not None:
                 return None if stop else directive
-            self._go_on_saving()
+            self._advance_saving()
             if self._broker is not None and now - last_log >= WAITING_LOG_S:
                 log.info("waiting_for_batch", batch=self._next_batch, waiting_for=self._broker.reason_to_wait)
                 last_log = now
@@ -220,7 +220,7 @@ class LearnerService:
         metrics = {**report.metrics, "train_s": trained - begin, "publish_s": self._clock.now() - trained}
         self._report(batch.index, metrics, num_tokens=int(arrived.arrays["token_ids"].shape[0]), items=len(batch.items))
         with self._profile.phase("checkpoint"):
-            self._go_on_saving()
+            self._advance_saving()
             if self._next_batch - self._saved_batch >= self._settings.learner.checkpoint_every_batches:
                 self._checkpoint()
         self._profile.end_batch(batch.index, self._engine.sum_over_ranks)
@@ -282,7 +282,7 @@ class LearnerService:
         if self._broker is not None:
             self._metrics.checkpoint_seconds.observe(self._clock.now() - self._saving_since)
 
-    def _go_on_saving(self, wait_s: float = 0.0) -> None:
+    def _advance_saving(self, wait_s: float = 0.0) -> None:
         """Publish the checkpoint once every rank has written it and the broker has the reports of its batches; then tell
         the broker that these batches need not be delivered again. Collective.
 
@@ -309,7 +309,7 @@ class LearnerService:
         last_log = self._clock.now()
         while self._saver.pending is not None:
             heard = self._broker is None or self._broker.acknowledged(self._saved_batch) or self._broker.flush(POLL_S)
-            self._go_on_saving(wait_s=POLL_S)
+            self._advance_saving(wait_s=POLL_S)
             if self._saver.pending is None:
                 return
             if stop_anywhere(self._engine, self._stop.is_set()) and not heard:
