@@ -2,7 +2,7 @@
 
 
 class VirtualClock:
-    """Seconds that pass by ``advance`` alone."""
+    """Seconds that pass only by ``advance``."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self._now = now

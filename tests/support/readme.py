@@ -1,4 +1,4 @@
-"""Code blocks of README.md, so that tests run what stands there."""
+"""Code blocks of README.md, so that tests run what it shows."""
 
 import itertools
 import textwrap
@@ -8,7 +8,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def block(heading: str, first_line: str) -> str:
-    """The indented block of a section that begins with a line; ValueError where there is none."""
+    """The indented block of a section that begins with this line. Raises: ValueError when there is none."""
     lines = README.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0].splitlines()
     begin = lines.index(f"    {first_line}")
     shown = itertools.takewhile(lambda line: not line or line.startswith("    "), lines[begin:])

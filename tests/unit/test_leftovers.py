@@ -1,4 +1,4 @@
-"""A session whose tests leave something behind fails and names it."""
+"""A test session that leaves something behind fails and names it."""
 
 import contextlib
 import os
@@ -55,7 +55,7 @@ def run(directory: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_session_that_leaves_nothing_passes_with_a_temporary_folder_of_its_own(tmp_path: Path) -> None:
+def test_a_session_that_leaves_nothing_passes_in_a_temporary_folder_of_its_own(tmp_path: Path) -> None:
     everybodys = str(tmp_path)
     done = run(tmp_path, TIDY.format(directory=everybodys + "/gspo-tests-", everybodys=everybodys + "/pytest-of-"))
     assert done.returncode == 0, done.stdout
@@ -63,7 +63,7 @@ def test_a_session_that_leaves_nothing_passes_with_a_temporary_folder_of_its_own
     assert not list(tmp_path.glob("gspo-tests-*"))
 
 
-def test_what_is_left_fails_the_session_and_is_named_and_removed(tmp_path: Path) -> None:
+def test_leftovers_fail_the_session_and_are_named_and_removed(tmp_path: Path) -> None:
     done = run(tmp_path, UNTIDY)
     assert done.returncode == 1
     assert "2 passed" in done.stdout
@@ -73,7 +73,7 @@ def test_what_is_left_fails_the_session_and_is_named_and_removed(tmp_path: Path)
     assert "temporary folder " in told
     assert "/forgotten-folder-" in told
     assert "/forgotten-file-" in told
-    # It was killed, and is nobody's child: the system may take a moment to forget it.
+    # It was killed and has no parent here: the system may take a moment to forget it.
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(int(pid)).wait(60)
     assert not list(tmp_path.glob("gspo-tests-*"))

@@ -1,4 +1,4 @@
-"""What the README shows works as it stands there."""
+"""What the README shows works as shown."""
 
 import tomllib
 
@@ -6,7 +6,7 @@ from services.runtime.settings.sections import Settings
 from tests.support.readme import block
 
 
-def test_the_settings_of_your_model_and_your_data_are_accepted() -> None:
+def test_the_settings_shown_for_ones_own_model_and_data_are_accepted() -> None:
     settings = Settings.model_validate(tomllib.loads(block("Your model, your data", "[model]")))
     assert settings.learner.num_ranks == 8
     assert settings.environment.options["prompt_column"] == "question"

@@ -1,4 +1,4 @@
-"""The `gspo` command as a person calls it, in processes of their own."""
+"""The ``gspo`` command as a person calls it, in processes of their own."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ def test_each_process_has_its_own_help_under_the_one_command(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["broker", "rollout", "learner", "run", "check"])
-def test_a_broken_configuration_is_told_in_a_line_and_status_2(name: str, tmp_path: Path) -> None:
+def test_a_broken_configuration_gives_one_line_and_status_2(name: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("[batch]\ngrop_size = 4\n")
     done = gspo(name, str(path))
@@ -99,7 +99,7 @@ def test_environments_are_listed_with_their_options() -> None:
         assert part in done.stdout
 
 
-def test_plot_of_a_directory_without_a_record_says_so() -> None:
+def test_plot_of_a_directory_without_metrics_says_that_there_is_nothing_to_draw() -> None:
     done = gspo("plot", "runs/there-is-no-such-run")
     assert done.returncode == 2
     assert "nothing to draw" in done.stderr
@@ -118,7 +118,7 @@ def test_a_run_without_a_model_says_how_to_get_one(tmp_path: Path) -> None:
     assert f"gspo model tiny {tmp_path}/absent" in done.stderr
 
 
-def test_a_run_directory_that_cannot_be_written_is_told_in_a_line_and_status_2(tmp_path: Path) -> None:
+def test_a_run_directory_that_cannot_be_written_gives_one_line_and_status_2(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "file").write_text("")
@@ -130,7 +130,7 @@ def test_a_run_directory_that_cannot_be_written_is_told_in_a_line_and_status_2(t
     assert "Traceback" not in done.stderr
 
 
-def test_a_log_level_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_log_level_is_refused_by_the_command() -> None:
     environment = {**os.environ, "GSPO_LOG_LEVEL": "loud"}
     command = [sys.executable, "-m", "services.cli.main", "run", "examples/arithmetic.toml"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env=environment)
@@ -138,7 +138,7 @@ def test_a_log_level_that_does_not_exist_is_refused() -> None:
     assert "GSPO_LOG_LEVEL is 'loud'" in done.stderr
 
 
-async def test_a_run_of_which_all_processes_have_ended_is_not_watched_for_ever(tmp_path: Path) -> None:
+async def test_watching_ends_when_all_processes_have_ended(tmp_path: Path) -> None:
     clock = MonotonicClock()
     settings = Settings(broker=Broker(batch_endpoint="tcp://127.0.0.1:9"))
     with Display(Console(file=StringIO()), "runs/x", plain=True) as display:
@@ -178,7 +178,7 @@ async def test_the_run_is_watched_until_the_broker_says_that_it_is_finished(
     assert ("complete already, after 60 batches" in output.getvalue()) == (answers == (True,))
 
 
-def test_audit_says_clean_or_what_is_wrong_with_a_status_for_each(tmp_path: Path) -> None:
+def test_audit_says_clean_or_names_what_is_wrong_with_a_status_for_each(tmp_path: Path) -> None:
     write_small_run(tmp_path / "run")
     done = gspo("audit", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The supervisor over real processes with real signals. What a process does it tells through a named pipe."""
+"""The supervisor with real processes and real signals. Each process reports through a named pipe what it does."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 
 
 class Pipe:
-    """What the children tell, line by line."""
+    """What the children report, line by line."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
@@ -43,7 +43,7 @@ class Pipe:
         transport.close()
 
     async def started(self) -> tuple[str, int]:
-        """The next child that says that it started: name, process id."""
+        """Name and process id of the next child that reports its start."""
         name, event, pid = (await self.line()).split()
         assert event == "started"
         return name, int(pid)
@@ -86,7 +86,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def ended(supervisor: Supervisor) -> BaseException | None:
-    """What ends a supervisor that nobody stops; everything is stopped then."""
+    """The error that ends a supervisor by itself. Everything is stopped then."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             await supervisor.run()
@@ -98,7 +98,7 @@ async def ended(supervisor: Supervisor) -> BaseException | None:
     return None
 
 
-async def test_a_killed_process_is_started_again_and_keeps_its_log(pipe: Pipe, tmp_path: Path) -> None:
+async def test_a_killed_process_is_restarted_and_keeps_its_log(pipe: Pipe, tmp_path: Path) -> None:
     async with supervised(pipe, [spec(pipe, "broker", "crash-once", str(tmp_path / "crashed"))]) as supervisor:
         _, first = await pipe.started()
         name, second = await pipe.started()
@@ -110,7 +110,7 @@ async def test_a_killed_process_is_started_again_and_keeps_its_log(pipe: Pipe, t
     assert not psutil.pid_exists(second)
 
 
-async def test_a_process_that_keeps_crashing_is_given_up_with_the_end_of_its_log(pipe: Pipe, tmp_path: Path) -> None:
+async def test_a_process_that_keeps_crashing_ends_the_run_with_the_end_of_its_log(pipe: Pipe, tmp_path: Path) -> None:
     specs = [spec(pipe, "learner", "exit", "5")]
     supervisor = Supervisor(specs, tmp_path / "logs", VirtualClock(), max_restarts=2, backoff_s=0.001)
     error = await ended(supervisor)
@@ -121,7 +121,7 @@ async def test_a_process_that_keeps_crashing_is_given_up_with_the_end_of_its_log
     assert str(error).endswith("    last words")
 
 
-async def test_crashes_that_lie_far_apart_are_not_added_up(pipe: Pipe, tmp_path: Path) -> None:
+async def test_crashes_far_apart_are_not_added_up(pipe: Pipe, tmp_path: Path) -> None:
     clock = VirtualClock()
     async with supervised(pipe, [spec(pipe, "rollout-0", "serve")], clock) as supervisor:
         for _ in range(MAX_RESTARTS + 2):
@@ -151,7 +151,7 @@ async def test_a_configuration_error_ends_everything_at_once(pipe: Pipe, tmp_pat
         (EXIT_OCCUPIED, "occupied", "learner found its place taken by a live process, and is not restarted: stop that one"),
     ],
 )
-async def test_a_process_whose_place_another_one_has_is_not_started_again(
+async def test_a_process_whose_place_another_one_has_is_not_restarted(
     pipe: Pipe, tmp_path: Path, status: int, event: str, words: str
 ) -> None:
     error_line = json.dumps({"event": event, "error": "session a has this run"})
@@ -164,7 +164,7 @@ async def test_a_process_whose_place_another_one_has_is_not_started_again(
     assert supervisor.children[0].num_restarts == 0
 
 
-async def test_a_process_that_is_done_is_not_started_again(pipe: Pipe, tmp_path: Path) -> None:
+async def test_a_finished_process_is_not_restarted(pipe: Pipe, tmp_path: Path) -> None:
     supervisor = Supervisor([spec(pipe, "rollout-0", "exit", "0")], tmp_path / "logs", VirtualClock())
     assert not supervisor.all_ended
     supervisor.run_is_over()
@@ -173,7 +173,7 @@ async def test_a_process_that_is_done_is_not_started_again(pipe: Pipe, tmp_path:
     assert supervisor.children[0].num_restarts == 0
 
 
-async def test_a_rollout_that_somebody_else_stopped_before_the_end_of_the_run_is_started_again(pipe: Pipe) -> None:
+async def test_a_rollout_that_somebody_else_stopped_before_the_end_of_the_run_is_restarted(pipe: Pipe) -> None:
     async with supervised(pipe, [spec(pipe, "rollout-0", "serve")]) as supervisor:
         _, first = await pipe.started()
         os.kill(first, signal.SIGTERM)
@@ -189,7 +189,7 @@ async def test_a_rollout_that_somebody_else_stopped_before_the_end_of_the_run_is
         assert child.num_restarts == 1
 
 
-async def test_a_server_that_somebody_else_stopped_is_started_again(pipe: Pipe) -> None:
+async def test_a_server_that_somebody_else_stopped_is_restarted(pipe: Pipe) -> None:
     serving = dataclasses.replace(spec(pipe, "broker", "serve"), ends_by_itself=False)
     async with supervised(pipe, [serving]) as supervisor:
         _, first = await pipe.started()
@@ -200,7 +200,7 @@ async def test_a_server_that_somebody_else_stopped_is_started_again(pipe: Pipe) 
         assert (supervisor.children[0].num_restarts, supervisor.all_ended) == (1, False)
 
 
-async def test_processes_are_stopped_in_order_each_after_the_former_is_gone(pipe: Pipe) -> None:
+async def test_processes_are_stopped_in_order_each_after_the_one_before_has_ended(pipe: Pipe) -> None:
     specs = [
         spec(pipe, "broker", "serve", stop_order=2),
         spec(pipe, "learner", "serve", stop_order=1),

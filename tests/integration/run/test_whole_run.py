@@ -1,4 +1,4 @@
-"""The whole system once: `gspo run` with keys, real SGLang, a learner of two ranks, HTTP endpoints, report and export."""
+"""The whole system once: ``gspo run`` with keys, real SGLang, a learner of two ranks, HTTP endpoints, report and export."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def samples(port: int) -> dict[str, float]:
 
 
 def assert_replayed_bit_for_bit(directory: Path, again: Path) -> None:
-    """From its checkpoint after two batches the run's last two give the weights that it published, saved and exported."""
+    """From the checkpoint after two batches, the last two give the weights that the run published, saved and exported."""
     command = [sys.executable, "-m", "services.runs.replay", str(directory), "--from-checkpoint", "2", "--out", str(again)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -89,7 +89,7 @@ def test_a_run_with_two_learner_ranks_trains_evaluates_reports_and_exports(tmp_p
         for server, clients in (("broker", 3), ("learner", 1)):  # a rollout, the learner, `gspo run`; the rollout
             (page,) = [page for page in pages if f"gspo_{server}_connections_total" in page]
             assert counted(page, f"gspo_{server}_connections_total", outcome="admitted") >= clients
-            # Not "handshake": a connection that is given up while it is made counts there.
+            # Not "handshake": that also counts a connection that is given up while it is being made.
             for reason in ("unknown_key", "wrong_role", "impostor", "bad_messages"):
                 assert counted(page, f"gspo_{server}_refused_connections_total", reason=reason) == 0
         in_memory = load_files(child.pid for child in psutil.Process(run.process.pid).children(recursive=True))
@@ -105,7 +105,7 @@ def test_a_run_with_two_learner_ranks_trains_evaluates_reports_and_exports(tmp_p
     for row in run.rows("batch"):
         assert row["optimizer_steps"] == 4
         assert row["lag/max"] <= 2
-        # The engine's log-probs are the learner's, to float32 rounding, wherever both have the same version.
+        # The engine's log-probs equal the learner's, up to float32 rounding, wherever both have the same version.
         assert row["mismatch_sigma"] < 2e-5
     written = [*pages, run.output.read_text(), (directory / "settings.json").read_text()]
     written += [path.read_text(errors="replace") for path in (directory / "logs").iterdir()]

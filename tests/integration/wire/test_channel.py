@@ -1,4 +1,4 @@
-"""Channel ends over real ZeroMQ: what one bad peer, a taken port or an absent peer does to the others."""
+"""Both ends of a channel over real ZeroMQ, with a bad peer, a taken port or an absent peer."""
 
 import re
 
@@ -44,7 +44,7 @@ async def test_a_message_and_its_arrays_arrive_as_they_were_sent_and_so_does_the
         assert answer.received.message == Ack(next_seq=12)
 
 
-async def test_garbage_is_reported_with_its_sender_and_the_socket_lives_on() -> None:
+async def test_garbage_is_reported_with_its_sender_and_the_socket_survives() -> None:
     async with zmq_context() as context:
         router = RouterChannel(context, WORK, ANY_PORT)
         stranger = raw_dealer(context, router.endpoint)
@@ -60,7 +60,7 @@ async def test_garbage_is_reported_with_its_sender_and_the_socket_lives_on() -> 
         assert following.received.message == HEARTBEAT
 
 
-async def test_a_header_over_the_limit_is_reported_by_the_name_of_the_limit() -> None:
+async def test_a_header_over_a_limit_is_reported_with_the_name_of_the_limit() -> None:
     async with zmq_context() as context:
         roomy = msgspec.structs.replace(WORK, max_frame_bytes_in=MAX_FRAME_BYTES)
         router = RouterChannel(context, roomy, ANY_PORT)
@@ -73,7 +73,7 @@ async def test_a_header_over_the_limit_is_reported_by_the_name_of_the_limit() ->
         assert (await router.receive()).error.startswith("header is not msgpack")
 
 
-async def test_a_frame_that_no_socket_takes_ends_its_senders_connection_and_no_other() -> None:
+async def test_a_frame_over_the_limit_ends_only_its_senders_connection() -> None:
     async with zmq_context() as context:
         router = RouterChannel(context, WORK, ANY_PORT)
         dealer = DealerChannel(context, WORK, router.endpoint, "rollout-0")
@@ -88,7 +88,7 @@ async def test_a_frame_that_no_socket_takes_ends_its_senders_connection_and_no_o
         assert (await router.receive()).peer == b"rollout-0"
 
 
-async def test_a_port_in_use_is_an_error_that_names_it_and_the_way_out() -> None:
+async def test_a_port_in_use_is_an_error_that_names_it_and_what_to_do() -> None:
     async with zmq_context() as context:
         router = RouterChannel(context, WORK, ANY_PORT)
         with pytest.raises(EndpointError, match=re.escape(router.endpoint)) as caught:
@@ -97,7 +97,7 @@ async def test_a_port_in_use_is_an_error_that_names_it_and_the_way_out() -> None
 
 
 @pytest.mark.parametrize("endpoint", ["7001", "tcp://", "http://127.0.0.1:1"])
-async def test_a_malformed_endpoint_is_named_by_either_end(endpoint: str) -> None:
+async def test_either_end_names_a_malformed_endpoint(endpoint: str) -> None:
     async with zmq_context() as context:
         with pytest.raises(EndpointError, match=re.escape(endpoint)):
             DealerChannel(context, WORK, endpoint, "rollout-0")
@@ -105,7 +105,7 @@ async def test_a_malformed_endpoint_is_named_by_either_end(endpoint: str) -> Non
             RouterChannel(context, WORK, endpoint)
 
 
-async def test_a_peer_that_is_not_there_is_told_to_the_sender() -> None:
+async def test_the_sender_learns_that_a_peer_is_not_there() -> None:
     async with zmq_context() as context:
         router = RouterChannel(context, WORK, ANY_PORT)
         assert await router.send(b"nobody", Ack(next_seq=1)) is False

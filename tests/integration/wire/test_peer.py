@@ -1,4 +1,4 @@
-"""The conversation of a PeerClient with the other end, over real ZeroMQ; time is virtual where a timer matters."""
+"""A PeerClient and the other end over real ZeroMQ. Time is virtual where a timer matters."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -38,7 +38,7 @@ def finish(number: int) -> Finish:
 
 
 async def ending(conversation: Awaitable[None]) -> BaseException:
-    """What ends a conversation."""
+    """The error that ends a connection."""
     try:
         await conversation
     except ExceptionGroup as group:
@@ -47,7 +47,7 @@ async def ending(conversation: Awaitable[None]) -> BaseException:
     raise AssertionError("it ended without an error")
 
 
-async def test_the_first_message_says_who_speaks_and_the_welcome_is_delivered() -> None:
+async def test_the_first_message_names_the_sender_and_the_welcome_is_delivered() -> None:
     async with zmq_context() as context:
         end = ScriptedEnd(context, WORK)
         client = a_client(context, WORK, end.endpoint, name="rollout-3")
@@ -61,7 +61,7 @@ async def test_the_first_message_says_who_speaks_and_the_welcome_is_delivered() 
             assert (await client.inbox.get()).message == a_welcome(policy_version=9, weights_endpoint="tcp://w:1")
 
 
-async def test_hello_is_said_again_until_it_is_answered() -> None:
+async def test_hello_is_repeated_until_it_is_answered() -> None:
     clock = VirtualClock()
     async with zmq_context() as context:
         end = ScriptedEnd(context, WORK)
@@ -76,7 +76,7 @@ async def test_hello_is_said_again_until_it_is_answered() -> None:
 
 
 async def test_several_answers_to_a_repeated_hello_are_one_handshake() -> None:
-    """A broker that was busy finds a Hello for each second of it; a batch asked for after each would be sent as often."""
+    """A busy broker finds one Hello per second of waiting. A request after each Welcome would send a batch as often."""
     async with connected(WORK) as (end, client):
         for version in (1, 2):
             await end.reply(a_welcome(policy_version=version))
@@ -87,7 +87,7 @@ async def test_several_answers_to_a_repeated_hello_are_one_handshake() -> None:
         assert client.welcome.policy_version == 2
 
 
-async def test_only_what_must_arrive_is_kept_for_the_welcome() -> None:
+async def test_only_sequenced_messages_are_kept_for_the_welcome() -> None:
     async with zmq_context() as context:
         end = ScriptedEnd(context, WORK)
         client = a_client(context, WORK, end.endpoint, clock=VirtualClock())
@@ -107,7 +107,7 @@ async def test_arrays_go_out_with_their_sequence_number() -> None:
 
 
 class CountedArrays(dict[str, np.ndarray]):
-    """Counts how often somebody takes the token ids, as each encoding does once."""
+    """Counts how often the token ids are read: once for each encoding."""
 
     taken = 0
 
@@ -116,7 +116,7 @@ class CountedArrays(dict[str, np.ndarray]):
         return super().__getitem__(name)
 
 
-async def test_a_message_that_must_arrive_is_encoded_once_however_often_it_is_sent() -> None:
+async def test_a_sequenced_message_is_encoded_once_however_often_it_is_sent() -> None:
     clock = VirtualClock()
     arrays = CountedArrays(token_arrays(5))
     async with connected(WORK, clock=clock) as (end, client):
@@ -130,7 +130,7 @@ async def test_a_message_that_must_arrive_is_encoded_once_however_often_it_is_se
     assert arrays.taken == 1
 
 
-async def test_a_conversation_that_ends_in_order_says_goodbye_and_one_that_was_not_welcomed_says_nothing() -> None:
+async def test_goodbye_is_said_only_at_the_end_of_a_connection_that_was_welcomed() -> None:
     async with zmq_context() as context:
         end = ScriptedEnd(context, WORK)
         async with in_background(a_client(context, WORK, end.endpoint, name="rollout-1").run()):
@@ -166,8 +166,8 @@ async def test_a_full_window_blocks_the_sender_until_an_acknowledgement() -> Non
         assert (await end.expect_received(Finish)).seq == 2
 
 
-async def test_what_is_said_to_a_former_life_of_the_process_is_passed_over() -> None:
-    """Its acknowledgements are not this one's."""
+async def test_a_message_for_an_earlier_session_is_ignored() -> None:
+    """Its acknowledgements are not for this session."""
     async with connected(WORK) as (end, client):
         await client.send(finish(1))
         await end.expect(Finish)
@@ -184,7 +184,7 @@ async def test_what_is_said_to_a_former_life_of_the_process_is_passed_over() -> 
         await client.flushed()
 
 
-async def test_what_is_not_acknowledged_is_sent_again_in_order_under_the_same_numbers() -> None:
+async def test_unacknowledged_messages_are_sent_again_in_order_under_the_same_numbers() -> None:
     clock = VirtualClock()
     async with connected(WORK, clock=clock) as (end, client):
         for number in (1, 2, 3):
@@ -204,7 +204,7 @@ async def test_what_is_not_acknowledged_is_sent_again_in_order_under_the_same_nu
         ]  # fmt: skip
 
 
-async def test_flushed_returns_when_the_last_acknowledgement_is_there() -> None:
+async def test_flushed_returns_after_the_last_acknowledgement() -> None:
     async with connected(WORK) as (end, client):
         await client.send(finish(1))
         await client.send(finish(2))
@@ -220,8 +220,8 @@ async def test_flushed_returns_when_the_last_acknowledgement_is_there() -> None:
         assert client.num_unacknowledged == 0
 
 
-async def test_an_end_that_forgot_us_gets_a_handshake_and_everything_unacknowledged_at_once() -> None:
-    # The clock stands still: nothing is sent again for want of an acknowledgement.
+async def test_an_end_that_forgot_our_session_gets_a_handshake_and_all_unacknowledged_messages_at_once() -> None:
+    # The clock does not move, so nothing is sent again for lack of an acknowledgement.
     async with connected(WORK, clock=VirtualClock()) as (end, client):
         await client.send(finish(1))
         await end.acknowledge(await end.expect_received(Finish))
@@ -238,7 +238,7 @@ async def test_an_end_that_forgot_us_gets_a_handshake_and_everything_unacknowled
         assert sequenced(end) == [(1, finish(2)), (2, finish(3))]
 
 
-async def test_an_end_that_was_started_again_on_its_port_is_found_again() -> None:
+async def test_the_connection_survives_a_restart_of_the_other_end() -> None:
     async with zmq_context() as context, zmq_context() as former_life:
         end = ScriptedEnd(former_life, WORK)
         client = a_client(context, WORK, end.endpoint)
@@ -256,7 +256,7 @@ async def test_an_end_that_was_started_again_on_its_port_is_found_again() -> Non
             await client.flushed()
 
 
-async def test_a_fatal_refusal_ends_the_conversation_with_its_reason() -> None:
+async def test_a_fatal_refusal_ends_the_connection_with_its_reason() -> None:
     async with zmq_context() as context:
         end = ScriptedEnd(context, WORK)
         client = a_client(context, WORK, end.endpoint)
@@ -271,7 +271,7 @@ async def test_a_fatal_refusal_ends_the_conversation_with_its_reason() -> None:
         assert end.endpoint in str(error)
 
 
-async def test_whoever_was_replaced_is_told_apart_in_the_broker_s_own_words() -> None:
+async def test_a_replaced_process_is_recognised_by_the_brokers_own_words() -> None:
     peers = Peers(0.0)
     for session in ("old", "new"):
         peers.hello(Who("r", session), "rollout", 0, 0.0)
@@ -289,7 +289,7 @@ async def test_whoever_was_replaced_is_told_apart_in_the_broker_s_own_words() ->
         assert "stop one of them" in str(error)
 
 
-async def test_a_process_that_is_asked_to_wait_says_hello_again_and_gives_up_when_it_lasts() -> None:
+async def test_a_process_that_is_asked_to_wait_repeats_hello_and_gives_up_in_the_end() -> None:
     clock = VirtualClock()
     no_room = Refused(reason="learner session a has this run", message_type="hello")
     async with zmq_context() as context:
@@ -297,7 +297,7 @@ async def test_a_process_that_is_asked_to_wait_says_hello_again_and_gives_up_whe
         client = a_client(context, BATCH, end.endpoint, clock=clock, role="learner", name="learner")
         async with asyncio.TaskGroup() as tasks:
             conversation = tasks.create_task(ending(client.run()))
-            # The machine stands still again and again: of each gap 2 s count.
+            # The machine is suspended again and again: 2 s of each gap count.
             for _ in range(int(TURNED_AWAY_S / 2)):
                 await end.expect(Hello)
                 assert not conversation.done()
@@ -346,7 +346,7 @@ async def test_two_processes_of_one_name_have_two_connections(spec: ChannelSpec,
                 assert (await first.inbox.get()).message == Pulse(policy_version=3, weights_endpoint="")
 
 
-async def test_a_run_with_other_settings_ends_the_conversation_with_what_must_agree() -> None:
+async def test_a_run_with_other_settings_ends_the_connection_and_names_what_must_agree() -> None:
     async with zmq_context() as context:
         end = ScriptedEnd(context, WORK)
         client = a_client(context, WORK, end.endpoint, fingerprint="aaaa")
@@ -362,7 +362,7 @@ async def test_a_run_with_other_settings_ends_the_conversation_with_what_must_ag
         assert "[sampling]" in str(error)
 
 
-async def test_a_refusal_that_is_not_fatal_is_delivered_and_the_conversation_goes_on() -> None:
+async def test_a_refusal_that_is_not_fatal_is_delivered_and_the_connection_continues() -> None:
     async with connected(WORK) as (end, client):
         await end.reply(Refused(reason="unknown trajectory 7", message_type="chunk"))
         await end.reply(Pulse(policy_version=4, weights_endpoint=""))
@@ -371,7 +371,7 @@ async def test_a_refusal_that_is_not_fatal_is_delivered_and_the_conversation_goe
         assert (await client.inbox.get()).message == Pulse(policy_version=4, weights_endpoint="")
 
 
-async def test_garbage_from_the_other_end_is_passed_over() -> None:
+async def test_garbage_from_the_other_end_is_ignored() -> None:
     async with connected(WORK) as (end, client):
         await end.channel._socket.send_multipart([end.peer, b"\xff\xff"])
         await end.reply(Pulse(policy_version=4, weights_endpoint=""))
@@ -379,7 +379,7 @@ async def test_garbage_from_the_other_end_is_passed_over() -> None:
         assert (await client.inbox.get()).message == Pulse(policy_version=4, weights_endpoint="")
 
 
-async def test_silence_is_measured_from_the_last_word_of_the_other_end() -> None:
+async def test_silence_is_measured_from_the_last_message_of_the_other_end() -> None:
     clock = VirtualClock()
     async with connected(WORK, clock=clock) as (end, client):
         clock.advance(7)

@@ -1,4 +1,4 @@
-"""No one in: real sockets, a real broker with keys, and everybody who should not get in."""
+"""A real broker with keys, over real sockets, and everything that must not get in."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ async def secured_broker(tmp_path: Path, keys: Path) -> AsyncIterator[BrokerProc
 
 
 async def refusal_of(client: PeerClient) -> str:
-    """Why a client gives up."""
+    """The error that a client gives up with."""
     try:
         async with asyncio.timeout(SOON_S):
             await client.run()
@@ -65,7 +65,7 @@ async def refusal_of(client: PeerClient) -> str:
 
 
 async def whole_run(context: zmq.asyncio.Context, broker: BrokerProcess, keys: Path) -> ScriptedLearner:
-    """Two rollouts and a learner until the end of the run."""
+    """Two rollouts and a learner, until the end of the run."""
     rollouts = [
         ScriptedRollout(context, broker.work_endpoint, f"r{index}", "s", security=security_of(keys, "rollout"))
         for index in range(2)
@@ -78,7 +78,7 @@ async def whole_run(context: zmq.asyncio.Context, broker: BrokerProcess, keys: P
     return learner
 
 
-async def test_a_run_with_keys_goes_on_while_strangers_knock(
+async def test_a_run_with_keys_continues_while_strangers_connect(
     tmp_path: Path, keys: Path, context: zmq.asyncio.Context
 ) -> None:
     stranger = make_keys(tmp_path / "strange")
@@ -154,7 +154,7 @@ def a_hello(role: Role, peer: str) -> Hello:
 async def connection(
     context: zmq.asyncio.Context, spec: ChannelSpec, broker: BrokerProcess, security: Security, identity: str
 ) -> AsyncIterator[DealerChannel]:
-    """A bare admitted connection, without the manners of a PeerClient."""
+    """A bare admitted connection, which does not follow the rules of a PeerClient."""
     endpoint = broker.work_endpoint if spec is WORK else broker.batch_endpoint
     channel = DealerChannel(context, spec, endpoint, identity, security)
     try:
@@ -199,7 +199,7 @@ async def test_an_admitted_key_cannot_claim_another_role_or_name(
         await scraped(broker, 'gspo_broker_refused_connections_total{reason="impostor"} 4.0')
 
 
-async def test_who_takes_a_connections_identity_does_not_get_its_session(
+async def test_taking_a_connections_identity_does_not_give_its_session(
     tmp_path: Path, keys: Path, context: zmq.asyncio.Context
 ) -> None:
     make_keys(keys, ["rollout-1", "rollout-2"])
@@ -234,7 +234,7 @@ async def test_a_key_is_admitted_and_revoked_without_a_restart(
         assert "refused the key rollout-9" in await refusal_of(newcomer)
 
 
-async def test_a_key_directory_that_breaks_keeps_the_list_as_it_was(
+async def test_a_broken_key_directory_leaves_the_allow_list_as_it_was(
     tmp_path: Path, keys: Path, context: zmq.asyncio.Context
 ) -> None:
     async with secured_broker(tmp_path, keys) as broker:
@@ -246,7 +246,7 @@ async def test_a_key_directory_that_breaks_keeps_the_list_as_it_was(
 
 
 def security_of_secret(keys: Path, name: str) -> Security:
-    """Of a process with the same secret, whose own directory is in order."""
+    """The key of a process with the same secret, whose own directory is intact."""
     other = make_keys(keys.parent / f"of-{name}")
     for file in (f"{name}.secret", "broker.public"):
         (other / file).write_bytes((keys / file).read_bytes())
@@ -274,7 +274,7 @@ async def test_a_client_with_the_wrong_key_of_the_broker_says_which_file_to_look
     assert f"is broker.public in {keys} its public key" in reason
 
 
-async def test_without_keys_no_socket_leaves_this_host(context: zmq.asyncio.Context) -> None:
+async def test_without_keys_only_endpoints_of_this_host_are_used(context: zmq.asyncio.Context) -> None:
     for endpoint in ("tcp://0.0.0.0:0", "tcp://10.1.2.3:7001"):
         with pytest.raises(EndpointError, match=r"set security\.keys"):
             RouterChannel(context, WORK, endpoint)
@@ -285,9 +285,7 @@ async def test_without_keys_no_socket_leaves_this_host(context: zmq.asyncio.Cont
 # --- replay ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_recorded_connection_cannot_be_played_again(
-    tmp_path: Path, keys: Path, context: zmq.asyncio.Context
-) -> None:
+async def test_a_recorded_connection_cannot_be_replayed(tmp_path: Path, keys: Path, context: zmq.asyncio.Context) -> None:
     async with secured_broker(tmp_path, keys) as broker:
         recorded = bytearray()
         async with recorder(broker.work_endpoint, recorded) as endpoint:
@@ -311,7 +309,7 @@ async def test_a_recorded_connection_cannot_be_played_again(
 
 @contextlib.asynccontextmanager
 async def recorder(endpoint: str, recorded: bytearray) -> AsyncIterator[str]:
-    """A relay to ``endpoint``; what goes there is recorded."""
+    """A relay to ``endpoint`` that records what goes there."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -337,7 +335,7 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, recor
 # --- weights --------------------------------------------------------------------------------------------------------------
 
 
-async def test_weights_are_given_to_rollouts_alone(keys: Path) -> None:
+async def test_only_rollouts_get_weights(keys: Path) -> None:
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry)
     async with zmq_context() as context, zmq_context() as outside:

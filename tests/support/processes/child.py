@@ -1,4 +1,4 @@
-"""A process for the supervisor's tests: `python -m tests.support.processes.child NAME PIPE BEHAVIOUR...`.
+"""A process for the supervisor's tests: ``python -m tests.support.processes.child NAME PIPE BEHAVIOUR...``.
 
 It tells what it does as lines in the named pipe: "NAME started PID", "NAME stopping".
 
@@ -21,7 +21,7 @@ def main(name: str, pipe: str, behaviour: str, *arguments: str) -> int:
         with open(pipe, "w") as file:
             file.write(f"{name} {text}\n")
 
-    # Blocked and waited for, so that no moment of the process's life is too early for it.
+    # Blocked and waited for, so that no signal comes too early.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
     tell(f"started {os.getpid()}")
     print(f"{name} says hello", flush=True)

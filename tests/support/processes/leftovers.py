@@ -19,19 +19,19 @@ import psutil
 import pytest
 
 PATIENCE_S = 10.0
-"""For processes that are about to end."""
+"""Time for processes that are about to end."""
 SHARED = Path("/dev/shm")
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-"""Python's own, which end with pytest."""
+"""Python's own processes, which end with pytest."""
 before_key = pytest.StashKey["Before"]()
 found_key = pytest.StashKey[list[str]]()
 
 
 class Before:
-    """How things were when the session began."""
+    """What was there when the session began."""
 
     def __init__(self) -> None:
-        # Where pytest keeps tmp_path, and what is compiled once and used by everybody, do not move.
+        # The folders for tmp_path and for what is compiled once and shared stay where they are.
         self.variables = {
             "PYTEST_DEBUG_TEMPROOT": os.environ.get("PYTEST_DEBUG_TEMPROOT"),
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR"),
@@ -40,7 +40,7 @@ class Before:
         everybodys = tempfile.gettempdir()
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", everybodys)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{everybodys}/torchinductor_{os.getuid()}")
-        # Python's own folder for processes, which it removes when this process ends: now, so that it is not in ours.
+        # Python makes a folder for its processes and removes it when this one ends. Make it now, so that it is not in ours.
         multiprocessing.util.get_temp_dir()
         self.directory = Path(tempfile.mkdtemp(prefix="gspo-tests-"))
         _use(str(self.directory))
@@ -82,7 +82,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def leftovers(before: Before) -> list[str]:
-    """A line for each thing. Processes are ended, so that the next session does not find them."""
+    """A line for each leftover. Processes are ended, so that the next session does not find them."""
     processes = list(_processes(before.directory))
     _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
     lines = []
@@ -103,7 +103,7 @@ def _use(directory: str | None) -> None:
 
 
 def _processes(directory: Path) -> Iterator[psutil.Process]:
-    """This process's descendants, and those whose parent has gone: their temporary files are below ours."""
+    """This process's descendants, and orphans whose temporary folder is in ours."""
     mine = psutil.Process()
     descendants = set(mine.children(recursive=True))
     for process in psutil.process_iter():
@@ -119,5 +119,5 @@ def _shared_files() -> Iterator[Path]:
 
 
 def _has_servers() -> bool:
-    """Whether anybody's SGLang runs on this machine."""
+    """Whether any SGLang runs on this machine."""
     return any(process.info["name"].startswith("sglang::") for process in psutil.process_iter(["name"]))

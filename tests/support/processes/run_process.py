@@ -1,4 +1,4 @@
-"""A real `gspo run` as a child process, on free ports: started, watched through what it writes, killed in parts, stopped."""
+"""A real ``gspo run`` as a child process, on free ports. Tests start it, watch what it writes, kill parts, and stop it."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_pair() -> int:
-    """The lower of two neighbouring free ports: rollouts take consecutive ones."""
+    """The lower of two consecutive free ports, for the rollouts."""
     while True:
         (port,) = free_ports(1)
         with socket.socket() as neighbour:
@@ -140,7 +140,7 @@ class RunProcess:
         return pid
 
     def leftovers(self) -> list[psutil.Process]:
-        """Processes that the run started and that are still there."""
+        """Processes that the run started and that still exist."""
         return [process for process in self._tree if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
     def tail(self) -> str:

@@ -1,4 +1,4 @@
-"""A RolloutService at work between a scripted broker and a scripted engine."""
+"""A running RolloutService between a scripted broker and a scripted engine."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ TURN_TOKENS = 6
 
 
 class SteadySync:
-    """A weight sync that serves what the test says."""
+    """A weight sync whose version the test sets."""
 
     def __init__(self) -> None:
         self.policy_version = 3
@@ -54,7 +54,7 @@ class SteadySync:
 
 
 class Running:
-    """One RolloutService and everything around it."""
+    """A RolloutService with everything that it needs."""
 
     def __init__(
         self, context: zmq.asyncio.Context, tokenizer: ChatTokenizer, spec: ChannelSpec, drain_s: float, max_running: int
@@ -89,7 +89,7 @@ class Running:
         self.prompt_tokens = len(tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}]))
 
     async def heartbeats(self, number: int) -> None:
-        """Wait for so many more."""
+        """Wait for this many more."""
         await self.broker.expect(Heartbeat, len(self.broker.of(Heartbeat)) + number)
 
     def count(self, name: str, **labels: str) -> float:
@@ -101,7 +101,7 @@ Start = Callable[..., contextlib.AbstractAsyncContextManager[Running]]
 
 
 def starter(tokenizer: ChatTokenizer) -> Start:
-    """What starts one, as a context."""
+    """Starts a ``RunningRollout`` as a context."""
 
     @contextlib.asynccontextmanager
     async def start(spec: ChannelSpec = WORK, drain_s: float = 5.0, max_running: int = 4) -> AsyncIterator[Running]:
@@ -120,5 +120,5 @@ def starter(tokenizer: ChatTokenizer) -> Start:
 
 
 def leases(number: int, **changes: Any) -> list[Lease]:
-    """Of trajectories that nobody has begun."""
+    """Leases of new trajectories."""
     return [a_new_lease(trajectory_id=index, **changes) for index in range(1, number + 1)]

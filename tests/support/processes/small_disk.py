@@ -1,4 +1,4 @@
-"""A small file system of its own, to be filled and made read-only. Needs the right to mount; a test is skipped without."""
+"""A small file system that tests fill and make read-only. Without the right to mount, the test is skipped."""
 
 import contextlib
 import errno
@@ -22,7 +22,7 @@ class SmallDisk:
         return self.path / "ballast"
 
     def fill(self, leave_bytes: int = 0) -> None:
-        """Leave so much room, and no more, in whole pages; others may write meanwhile."""
+        """Leave this much room, in whole pages. Others may write meanwhile."""
         with self._ballast.open("wb") as file:
             while True:
                 free = os.statvfs(self.path)
@@ -36,11 +36,11 @@ class SmallDisk:
                         raise
 
     def empty(self) -> None:
-        """Take the ballast away."""
+        """Remove the ballast."""
         self._ballast.unlink()
 
     def set_writable(self, writable: bool) -> None:
-        """Mount it again. Read-only is refused by the kernel while files on it are open for writing: see ``remount``."""
+        """Mount it again. The kernel refuses read-only while files on it are open for writing: see ``remount``."""
         _mount("-o", f"remount,{'rw' if writable else 'ro'}", str(self.path))
 
 

@@ -1,4 +1,4 @@
-"""A small whole run in a directory, without engines: a ledger with its record, settings and a checkpoint."""
+"""A small whole run in a directory, made without engines: a ledger, metrics.jsonl, settings and a checkpoint."""
 
 import json
 from pathlib import Path
@@ -16,8 +16,10 @@ NUM_BATCHES = 3
 
 
 def write_small_run(directory: Path) -> None:
-    """Three batches of two groups of two. Group 0 fails and is dropped; an episode of group 1 goes on under a second lease;
-    the learner restarts after batch 1 from its checkpoint of batch 0, and is given batch 1 again.
+    """Three batches of two groups of two, with a failure and a restart.
+
+    Group 0 fails and is dropped. An episode of group 1 continues under a second lease. The learner restarts after batch 1
+    from its checkpoint of batch 0, and gets batch 1 again.
     """
     directory.mkdir(parents=True)
     settings = Settings(
@@ -51,7 +53,7 @@ def write_small_run(directory: Path) -> None:
 
 
 def write_checkpoint(directory: Path, version: int, position: int) -> Path:
-    """The metadata of a checkpoint, all that an audit reads of one."""
+    """The metadata of a checkpoint, which is all that an audit reads of it."""
     path = directory / "checkpoints" / f"version-{version:010d}-batch-{position:010d}"
     path.mkdir(parents=True)
     content = {"format": 1, "state": {"policy_version": version, "batch_position": position, "mismatch": {}}}
@@ -60,7 +62,7 @@ def write_checkpoint(directory: Path, version: int, position: int) -> Path:
 
 
 def _fail_a_group(broker: LedgerHarness) -> None:
-    """The first episode fails as often as it may; what the others of its group had done is dropped with it."""
+    """The first episode fails as often as it may. Its group is dropped, with the work of the others."""
     first, other = broker.lease(FIRST, 2)
     broker.grow(FIRST, other, 5, 1)
     broker.fail(FIRST, first)
@@ -79,14 +81,14 @@ def _resume_an_episode(broker: LedgerHarness) -> None:
 
 
 def _fill(broker: LedgerHarness, version: int) -> None:
-    """Finish every episode that is to be had."""
+    """Finish every episode that can be leased."""
     while leases := broker.lease(FIRST, 4, version):
         for number, lease in enumerate(leases):
             broker.episode(FIRST, lease, version, reward=float(number % 2), num_tokens=3 + number)
 
 
 def _restart_the_learner(broker: LedgerHarness, version: int) -> int:
-    """From its checkpoint of one batch: what it publishes first is the old weights under a new number."""
+    """Resume from the checkpoint after one batch: the first publication is the old weights under a new number."""
     learner = Who(LEARNER.peer, LEARNER.session)
     broker.send(learner, Resume(next_batch=1))
     broker.publish(version + 1, 1)

@@ -1,4 +1,4 @@
-"""A supervisor of two children in a process of its own: `python -m tests.support.processes.supervising PIPE LOGS`."""
+"""A supervisor of two children, as a process: ``python -m tests.support.processes.supervising PIPE LOGS``."""
 
 import asyncio
 import sys

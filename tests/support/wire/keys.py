@@ -1,4 +1,4 @@
-"""Keys of a run, for tests: a directory with everybody's."""
+"""Keys of a run, for tests: one directory with the keys of all roles."""
 
 import re
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ def security_of(directory: Path, role: KeyRole, name: str = "") -> Security:
 
 
 def secrets_in(directory: Path) -> list[str]:
-    """Every secret key of a directory: what must be found nowhere else."""
+    """Every secret key of a directory. None may be found anywhere else."""
     return [path.read_text().strip() for path in directory.glob("*.secret")]
 
 

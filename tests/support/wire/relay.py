@@ -1,4 +1,4 @@
-"""A TCP relay that misbehaves on command, to be put between a connecting end and the port that it wants to reach.
+"""A TCP relay that misbehaves on command. It stands between a connecting end and the port that it wants to reach.
 
 It runs in a thread of its own, so that tests of processes and tests with an event loop use it alike. A marker is a string of
 bytes that a test looks for in the stream, such as ``tag_of(Published)`` or b"POST /pause_generation".
@@ -20,19 +20,19 @@ import msgpack
 from protocol.messages import Message
 
 Direction = Literal["up", "down"]
-"""up: from whoever connects to the port behind; down: the answers."""
+"""up: from the connecting end to the port behind; down: the answers."""
 READ_BYTES: Final = 64 * 1024
 CALL_S: Final = 20.0
 
 
 def tag_of(kind: type[Message]) -> bytes:
-    """What tells a message of this kind in a stream."""
+    """The bytes that mark a message of this kind in a stream."""
     tag = kind.__struct_config__.tag
     return bytes(msgpack.packb(tag))
 
 
 class Finder:
-    """Ends of a marker's occurrences in a stream that comes in pieces, as places in the stream; looks from ``place`` on."""
+    """Finds a marker in a stream that comes in pieces, from ``place`` on. Places count bytes of the stream."""
 
     def __init__(self, marker: bytes, place: int = 0) -> None:
         self._marker = marker
@@ -40,7 +40,7 @@ class Finder:
         self._place = place
 
     def feed(self, data: bytes) -> list[int]:
-        """The places behind each occurrence that ends in ``data``."""
+        """The place behind each occurrence that ends in ``data``."""
         window = self._rest + data
         begin = self._place - len(self._rest)
         self._place += len(data)
@@ -54,15 +54,15 @@ class Finder:
 
 @dataclass(eq=False)
 class Watch:
-    """A marker, and what happens where it is seen."""
+    """A marker, and what happens where it occurs."""
 
     marker: bytes
     direction: Direction
     times: int
     action: Callable[[], object] | None = None
-    """Called in the relay's thread before the bytes go on; they do not when it cuts the connection."""
+    """Called in the relay's thread before the bytes are passed on. They are not, if it cuts the connection."""
     flip_behind: int = 0
-    """Without an action: flip one bit of the byte so far behind the marker."""
+    """Without an action: flip one bit of the byte this far behind the marker."""
     seen: threading.Event = field(default_factory=threading.Event)
 
 
@@ -82,7 +82,7 @@ class Relay:
         self.target = target
         self.port = port
         self.delay_s = 0.0
-        """Each piece of the stream is held back for so long."""
+        """Each piece of the stream is held back for this long."""
         self.bytes_per_s: float | None = None
         self.num_connections = 0
         self.num_reset = 0
@@ -105,35 +105,35 @@ class Relay:
 
     @property
     def endpoint(self) -> str:
-        """For a ZeroMQ socket."""
+        """The address for a ZeroMQ socket."""
         return f"tcp://127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
-        """For an HTTP client."""
+        """The address for an HTTP client."""
         return f"http://127.0.0.1:{self.port}"
 
     # --- faults ---------------------------------------------------------------------------------------------------------
 
     def stall(self) -> None:
-        """Read nothing any more, in neither direction; connections are accepted and lead nowhere until ``heal``."""
+        """Stop reading in both directions. Until ``heal``, connections are accepted and lead nowhere."""
         self._call(self._flowing.clear)
 
     def heal(self) -> None:
-        """End a stall, a delay and a limit."""
+        """End a stall, a delay and a bandwidth limit."""
         self.delay_s, self.bytes_per_s = 0.0, None
         self._call(self._flowing.set)
 
     def cut(self) -> None:
-        """Reset every connection on both sides; new ones are welcome."""
+        """Reset every connection on both sides. New ones are accepted."""
         self._call(self._cut)
 
     def half_open(self) -> None:
-        """The far side of every connection is closed; the near side is neither told nor read."""
+        """Close the far side of every connection. The near side is neither told nor read."""
         self._call(self._half_open)
 
     def shut(self) -> None:
-        """Refuse new connections, as a host does on which nobody listens, until ``open``; those that there are stay."""
+        """Refuse new connections until ``open``, like a host where nothing listens. Existing ones stay."""
         self._call(self._server.close)
 
     def open(self) -> None:
@@ -145,7 +145,7 @@ class Relay:
         return self._watch(Watch(marker, direction, times, flip_behind=behind))
 
     def on(self, marker: bytes, action: Callable[[], object], *, times: int = 1, direction: Direction = "up") -> Watch:
-        """Call ``action`` when the marker comes, before what it is part of goes on."""
+        """Call ``action`` when the marker comes, before its message is passed on."""
         return self._watch(Watch(marker, direction, times, action=action))
 
     def _watch(self, watch: Watch) -> Watch:
@@ -245,7 +245,7 @@ class Relay:
                 for end, watch in ends:
                     if watch.action is None:
                         continue
-                    # What came before the marker goes on first.
+                    # What came before the marker is passed on first.
                     begin = max(sent, end - len(watch.marker) - place)
                     await self._write(writer, data[sent:begin], direction)
                     sent = begin
@@ -263,7 +263,7 @@ class Relay:
         await writer.drain()
 
     def _look(self, finders: dict[Watch, Finder], place: int, data: bytes, direction: Direction) -> list[tuple[int, Watch]]:
-        """Where the markers of this direction end that still count, in order."""
+        """The ends of this direction's markers that still count, in order."""
         ends: list[tuple[int, Watch]] = []
         for watch in [watch for watch in self._watches if watch.direction == direction]:
             for end in finders.setdefault(watch, Finder(watch.marker, place)).feed(data):
@@ -297,7 +297,7 @@ def _flipped(data: bytes, places: list[int]) -> bytes:
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
-    """Close with a reset, as a router does that has forgotten the connection."""
+    """Close with a reset, like a router that has forgotten the connection."""
     with suppress(OSError):
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

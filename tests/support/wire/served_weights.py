@@ -22,7 +22,7 @@ from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, a_client, in_background, zmq_context
 
 SOON_S = 0.3
-"""Silence that is given up on: far longer than an answer takes on a busy machine."""
+"""Tests give up after this silence, which is far longer than an answer takes on a busy machine."""
 
 
 def weights(seed: int = 0, *, big: bool = False) -> dict[str, torch.Tensor]:
@@ -49,7 +49,7 @@ def a_snapshot(version: int = 1, *, big: bool = False, chunk_bytes: int | None =
 
 
 class Served:
-    """A real weight server and what it counts."""
+    """A real weight server and its counts."""
 
     def __init__(self, context: zmq.asyncio.Context, store: SnapshotStore | None = None) -> None:
         self.store = SnapshotStore() if store is None else store

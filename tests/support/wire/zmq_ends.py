@@ -33,7 +33,7 @@ async def zmq_context() -> AsyncIterator[zmq.asyncio.Context]:
 
 
 class ScriptedEnd:
-    """Receives and answers when the test says so; ``seen`` keeps everything that came in, in order."""
+    """Receives and answers on the test's command. ``seen`` keeps everything that came in, in order."""
 
     def __init__(self, context: zmq.asyncio.Context, spec: ChannelSpec, endpoint: str = ANY_PORT) -> None:
         self.channel = RouterChannel(context, spec, endpoint)
@@ -50,7 +50,7 @@ class ScriptedEnd:
         return incoming.received
 
     async def expect(self, kind: type[M]) -> M:
-        """The next message of this kind; others are passed over (and kept in ``seen``)."""
+        """The next message of this kind. Others are skipped, and kept in ``seen``."""
         return (await self.expect_received(kind)).message  # type: ignore[return-value]
 
     async def expect_received(self, kind: type[Message]) -> Received:
@@ -69,7 +69,7 @@ class ScriptedEnd:
         return hello
 
     async def refuse_session(self) -> None:
-        """What a broker that was started again answers."""
+        """The answer of a restarted broker."""
         await self.reply(Refused(reason=f"{UNKNOWN_SESSION}: say hello"))
 
     async def acknowledge(self, received: Received) -> None:
@@ -117,7 +117,7 @@ def a_client(
 
 @contextlib.asynccontextmanager
 async def in_background(*coroutines: object) -> AsyncIterator[None]:
-    """Run coroutines beside the block; cancelled at its end. What they raise, the block raises, as a group."""
+    """Run coroutines beside the block, and cancel them at its end. Raises: what they raise, in a group."""
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(coroutine) for coroutine in coroutines]  # type: ignore[arg-type]
         try:

@@ -1,4 +1,4 @@
-"""`gspo keys` as a person calls it."""
+"""``gspo keys`` as a person calls it."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from services.runtime.net.security import read_public_keys
 from tests.support.wire.keys import secrets_in
 
 
-def test_the_keys_of_all_roles_are_made_and_it_is_said_who_needs_which(
+def test_the_keys_of_all_roles_are_made_with_a_list_of_the_files_for_each_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "keys"
@@ -22,15 +22,13 @@ def test_the_keys_of_all_roles_are_made_and_it_is_said_who_needs_which(
     assert not [secret for secret in secrets_in(directory) if secret in said]
 
 
-def test_a_key_of_its_own_is_added_beside_them(tmp_path: Path) -> None:
+def test_a_key_for_one_peer_is_added_beside_them(tmp_path: Path) -> None:
     assert main(["keys", str(tmp_path)]) == 0
     assert main(["keys", str(tmp_path), "--name", "rollout-7", "--name", "operator-alice"]) == 0
     assert len(read_public_keys(tmp_path)) == 6
 
 
-def test_nothing_is_replaced_without_force_and_nothing_is_written_then(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_force_no_key_is_replaced_and_none_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", str(tmp_path), "--name", "rollout"]) == 0
     before = secrets_in(tmp_path)
     assert main(["keys", str(tmp_path)]) == 2
@@ -40,6 +38,6 @@ def test_nothing_is_replaced_without_force_and_nothing_is_written_then(
     assert before[0] not in secrets_in(tmp_path)
 
 
-def test_a_misspelt_role_is_told_what_is_possible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_role_is_answered_with_the_possible_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", str(tmp_path), "--name", "rolout-7"]) == 2
     assert "expected a role (broker, learner, rollout, operator)" in capsys.readouterr().err

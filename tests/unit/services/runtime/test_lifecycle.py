@@ -55,7 +55,7 @@ def test_a_signal_sets_stop_and_the_service_ends_by_itself(number: signal.Signal
     assert ended == ["in order"]
 
 
-async def test_waiting_for_stop_tells_stop_from_time() -> None:
+async def test_waiting_for_stop_says_whether_it_was_set() -> None:
     stop = asyncio.Event()
     assert await until_stopped(stop, 0.001) is False
     stop.set()

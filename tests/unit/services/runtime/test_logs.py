@@ -1,4 +1,4 @@
-"""Logs: where they go, and what a full disk does to them."""
+"""Logs on a full disk."""
 
 import subprocess
 import sys

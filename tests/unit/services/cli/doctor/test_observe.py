@@ -1,4 +1,4 @@
-"""What the doctor reads of a ledger, whole or damaged."""
+"""What the doctor reads from a ledger, whole or damaged."""
 
 import sqlite3
 from pathlib import Path
@@ -10,7 +10,7 @@ from services.cli.doctor.observe import read_ledger
 from tests.support.processes.small_run import write_small_run
 
 
-def test_a_ledger_says_how_far_its_run_is(tmp_path: Path) -> None:
+def test_a_ledger_says_how_far_its_run_has_come(tmp_path: Path) -> None:
     write_small_run(tmp_path / "run")
     state = read_ledger(tmp_path / "run")
     assert (state.batches, state.trained, state.version) == (3, 3, 6)
@@ -18,7 +18,7 @@ def test_a_ledger_says_how_far_its_run_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["versions", "groups"])
-def test_a_damaged_ledger_is_named_with_the_way_out(table: str, tmp_path: Path) -> None:
+def test_a_damaged_ledger_is_named_with_what_to_do(table: str, tmp_path: Path) -> None:
     write_small_run(tmp_path / "run")
     path = tmp_path / "run" / LEDGER_FILE
     connection = sqlite3.connect(path)

@@ -1,4 +1,4 @@
-"""What listens at a process's metrics port may be anything."""
+"""Any program may listen at a process's metrics port."""
 
 import socket
 import threading
@@ -13,7 +13,7 @@ from services.cli.doctor.observe import metrics_of, read_page
 
 @contextmanager
 def somebody(answer: bytes) -> Iterator[str]:
-    """Listens, and says the same to everybody."""
+    """A server that gives every client the same answer."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -21,7 +21,7 @@ def somebody(answer: bytes) -> Iterator[str]:
                 try:
                     connection, _ = server.accept()
                 except OSError:
-                    return  # closed: nobody asks any more
+                    return  # closed: the test is over
                 with connection:
                     connection.recv(4096)
                     connection.sendall(answer)

@@ -1,4 +1,4 @@
-"""What a run looks like while it runs."""
+"""The display of a run while it runs."""
 
 from io import StringIO
 from pathlib import Path
@@ -60,5 +60,5 @@ def test_plain_lines_can_be_asked_for_on_a_terminal() -> None:
     assert shown(a_status(), terminal=True, plain=True).startswith("[   0.0 s] batch 3/60")
 
 
-def test_a_figure_that_is_not_known_is_a_dash() -> None:
+def test_an_unknown_number_is_a_dash() -> None:
     assert [number(value) for value in (None, float("nan"), 0.0, 1.23456)] == ["-", "-", "0.000", "1.235"]

@@ -1,4 +1,4 @@
-"""What is told of a process by its log: the error that it ended with, and what it says again and again."""
+"""What a process's log says: the error that it ended with, and its repeated warnings."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -12,19 +12,19 @@ from services.cli.run.supervisor import FINAL_EVENTS, last_error
 ERROR = '{"error": "metrics port 9101 is in use", "event": "cannot_start", "level": "error"}\n'
 
 
-def test_an_error_that_a_process_ended_with_is_told_alone(tmp_path: Path) -> None:
+def test_the_error_that_a_process_ended_with_is_shown_alone(tmp_path: Path) -> None:
     (tmp_path / "log").write_text('{"event": "settings", "run": {}}\n' + ERROR)
     assert last_error(tmp_path / "log") == "metrics port 9101 is in use"
 
 
-def test_a_crash_is_told_by_its_last_lines_and_not_by_an_older_error(tmp_path: Path) -> None:
+def test_a_crash_is_shown_by_its_last_lines_and_not_by_an_older_error(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(ERROR + "Traceback\nKeyError: 'x'\n")
     assert last_error(tmp_path / "log").endswith("\n    Traceback\n    KeyError: 'x'")
     (tmp_path / "log").write_text(ERROR + '{"error": "disk", "event": "commit_failed"}\n')
     assert last_error(tmp_path / "log").endswith('"event": "commit_failed"}')
 
 
-def test_an_empty_log_is_told_as_nothing(tmp_path: Path) -> None:
+def test_an_empty_log_shows_nothing(tmp_path: Path) -> None:
     (tmp_path / "log").touch()
     assert last_error(tmp_path / "log").strip() == ""
 
@@ -37,7 +37,7 @@ def line(event: str, age_s: float, **fields: object) -> str:
 
 
 @pytest.mark.parametrize("event", FINAL_EVENTS)
-def test_whatever_a_process_ends_with_on_purpose_is_its_error(tmp_path: Path, event: str) -> None:
+def test_every_final_event_is_an_error(tmp_path: Path, event: str) -> None:
     (tmp_path / "log").write_text(line(event, 3.0, error="session a has this run"))
     assert read_log(tmp_path / "log", NOW) == Log(event=event, age_s=3.0, error="session a has this run")
 

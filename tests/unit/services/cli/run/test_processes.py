@@ -34,13 +34,13 @@ def test_any_free_port_stays_any_free_port() -> None:
     assert "rollout.metrics_port=0" in specs_of("rollout.metrics_port=0")["rollout-1"][2]
 
 
-def test_rollouts_are_given_their_drain_and_more_before_they_are_killed() -> None:
+def test_rollouts_get_more_than_their_drain_time_before_they_are_killed() -> None:
     specs = process_specs(load_settings(None, ["rollout.drain_s=40"], {}), ())
     assert all(spec.grace_s > 40 for spec in specs if spec.name.startswith("rollout"))
 
 
 @pytest.mark.parametrize("override", ["rollout.server_url=http://127.0.0.1:30000", "rollout.server_port=30000"])
-def test_two_rollouts_on_one_server_are_refused_with_the_way_out(override: str) -> None:
+def test_two_rollouts_on_one_server_are_refused_with_what_to_do(override: str) -> None:
     with pytest.raises(ConfigurationError, match=r"30000.*use rollout.num_servers = 1"):
         specs_of(override, "rollout.num_servers=2")
     assert list(specs_of(override, "rollout.num_servers=1")) == ["broker", "learner", "rollout-0"]

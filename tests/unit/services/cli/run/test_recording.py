@@ -1,4 +1,4 @@
-"""A recording is a run of which nobody trains: its settings and processes follow from the run's."""
+"""A recording is a run without training: its settings and processes follow from the run's."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ CONFIG = REPOSITORY / "examples/arithmetic.toml"
 
 def test_all_groups_of_a_recording_may_be_of_one_version(tmp_path: Path) -> None:
     settings, own = recording_settings(CONFIG, ["batch.groups_per_batch=8"], tmp_path, 17)
-    # Three batches of eight; the admission window lets (max_lag + 1) batches of groups of one version in.
+    # Three batches of eight; admission lets in (max_lag + 1) batches of groups of one version.
     assert (settings.run.num_batches, settings.batch.max_lag) == (3, 2)
     assert (settings.run.directory, settings.evaluation.every_batches) == (tmp_path, 0)
     assert load_settings(CONFIG, ["batch.groups_per_batch=8", *own]) == settings
@@ -29,7 +29,7 @@ def test_no_groups_are_refused(tmp_path: Path) -> None:
         recording_settings(CONFIG, [], tmp_path, 0)
 
 
-def test_the_learner_is_replaced_by_who_publishes_the_starting_weights_and_nobody_else() -> None:
+def test_the_publisher_of_the_starting_weights_takes_the_learners_place_and_no_other() -> None:
     settings = load_settings(CONFIG)
     run, recording = process_specs(settings, ["x"]), recording_specs(settings, ["x"])
     assert [spec.name for spec in recording] == ["broker", "weights", "rollout-0", "rollout-1"]

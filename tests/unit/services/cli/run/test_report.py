@@ -1,4 +1,4 @@
-"""The table and the picture of a run, from its metrics.jsonl."""
+"""The table and the plot of a run, from its metrics.jsonl."""
 
 import json
 from io import StringIO
@@ -30,7 +30,7 @@ def recorded(directory: Path, *rows: dict[str, Any], tail: str = "") -> Path:
 
 
 def table(directory: Path) -> dict[str, list[str]]:
-    """First column -> the others, as a person reads it."""
+    """The other columns by the first, as a person reads them."""
     output = StringIO()
     Console(file=output, width=200).print(summary_table(directory))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.getvalue().splitlines() if "│" in line]
@@ -51,7 +51,7 @@ def test_the_table_shows_first_last_and_best(tmp_path: Path) -> None:
     assert shown["seconds"] == ["", "32", ""]
 
 
-def test_what_was_not_measured_is_a_dash_and_a_gap_and_never_zero(tmp_path: Path) -> None:
+def test_an_unmeasured_value_is_a_dash_and_a_gap_and_never_zero(tmp_path: Path) -> None:
     rows = [a_batch(0, **{"tokens_per_s": None, "entropy/all": None}), a_batch(1, **{"entropy/all": None})]
     shown = table(recorded(tmp_path, *rows))
     assert shown["tokens/s"] == ["200", "200", "200"]
@@ -80,7 +80,7 @@ def test_a_last_line_that_a_crash_cut_is_left_out_and_any_other_is_an_error(tmp_
         read_rows(tmp_path / "metrics.jsonl", "batch")
 
 
-def test_a_run_without_a_record_has_no_rows(tmp_path: Path) -> None:
+def test_a_run_without_metrics_has_no_rows(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.jsonl", "batch") == []
 
 

@@ -1,4 +1,4 @@
-"""Keys on disk, who may use which, and what plaintext is allowed."""
+"""Keys on disk, the peers that may use each, and where plaintext is allowed."""
 
 import stat
 from pathlib import Path
@@ -29,7 +29,7 @@ A, B, C, D = (bytes([letter]) * 40 for letter in b"ABCD")
 # --- key files -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_pair_is_written_for_its_owner_alone_and_never_over_another(tmp_path: Path) -> None:
+def test_only_its_owner_can_read_a_secret_key_and_no_key_is_overwritten(tmp_path: Path) -> None:
     secret, public = write_key_pair(tmp_path / "keys", "rollout-7", overwrite=False)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
@@ -44,12 +44,12 @@ def test_a_key_pair_is_written_for_its_owner_alone_and_never_over_another(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["", "rolout", "rollout7", "rollout-", "rollout-../x", "broker/x", "rollout-a b"])
-def test_a_name_of_no_role_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_name_without_a_role_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a role"):
         write_key_pair(tmp_path, name, overwrite=False)
 
 
-def test_the_role_is_what_a_name_begins_with() -> None:
+def test_a_name_begins_with_its_role() -> None:
     assert [key_role(name) for name in ("broker", "rollout-7", "operator-alice.x_1")] == ["broker", "rollout", "operator"]
 
 
@@ -59,7 +59,7 @@ def test_public_keys_are_read_by_name(tmp_path: Path) -> None:
     assert sorted(read_public_keys(tmp_path).values()) == ["broker", "rollout-1"]
 
 
-def test_a_broken_key_file_is_named_and_its_content_is_not(tmp_path: Path) -> None:
+def test_an_error_names_a_broken_key_file_and_not_its_content(tmp_path: Path) -> None:
     make_keys(tmp_path)
     (tmp_path / "rollout.public").write_text("TOPSECRET")
     with pytest.raises(KeyFileError, match=r"rollout\.public: holds 9 characters, a key has 40") as caught:
@@ -90,12 +90,12 @@ def test_a_process_uses_the_key_of_its_name_and_otherwise_that_of_its_role(tmp_p
     assert own("rollout-7").public == (tmp_path / "rollout-7.public").read_bytes().strip()
 
 
-def test_a_secret_is_in_no_text_of_its_objects(tmp_path: Path) -> None:
+def test_no_text_of_an_object_holds_its_secret(tmp_path: Path) -> None:
     security = security_of(make_keys(tmp_path), "learner")
     assert not [secret for secret in secrets_in(tmp_path) if secret in f"{security!r} {security.own}"]
 
 
-def test_keys_that_are_missing_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:
+def test_missing_keys_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:
     make_keys(tmp_path, ["broker"])
     with pytest.raises(ConfigurationError, match=r"keys: .*learner\.secret: No such file.*gspo keys"):
         security_of(tmp_path, "learner")
@@ -170,7 +170,7 @@ def test_only_endpoints_of_this_host_are_private(endpoint: str, private: bool) -
 
 
 @pytest.mark.parametrize("key", ["broker.work_endpoint", "broker.batch_endpoint", "learner.advertised_weights_endpoint"])
-def test_a_configuration_that_opens_a_plaintext_port_is_refused_with_both_ways_out(key: str) -> None:
+def test_a_configuration_that_opens_a_plaintext_port_is_refused_with_both_remedies(key: str) -> None:
     opened = f"{key}=tcp://10.0.0.1:7001"
     with pytest.raises(ConfigurationError) as caught:
         load_settings(None, [opened], {})
@@ -183,7 +183,7 @@ def test_a_configuration_that_opens_a_plaintext_port_is_refused_with_both_ways_o
 # --- penalties -----------------------------------------------------------------------------------------------------------
 
 
-def test_who_sends_too_much_that_is_no_message_is_ignored_for_a_while() -> None:
+def test_a_peer_that_sends_too_much_garbage_is_ignored_for_a_while() -> None:
     penalties = Penalties()
     good, bad = ("work", b"good"), ("work", b"bad")
     assert not any(penalties.offend(bad, 0.0) for _ in range(32))
