@@ -1,4 +1,4 @@
-"""Episodes for tests of the agent loop: a counting environment, a broker that writes everything down, scripted rewards."""
+"""Episodes for tests of the agent loop: a counting environment, a broker that records every message, scripted rewards."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -30,11 +30,11 @@ class CountingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     reward: float | None = None
     """None: a tenth for each character of the action."""
     state: Any = None
-    """What the state holds beside the turn."""
+    """What the state holds besides the turn."""
 
 
 class CountingEnvironment(Environment):
-    """Answers every action by its number; keeps what it was told in its state."""
+    """Answers every action with its number; keeps the actions in its state."""
 
     options_type = CountingOptions
 
@@ -81,7 +81,7 @@ class ScriptedRewards:
 
 
 class RecordingBroker:
-    """Takes messages as the wire would: encoded, decoded, in order. ``credit`` bounds what must arrive; None: no bound."""
+    """Takes messages as the wire does: encoded, decoded, in order. ``credit`` bounds how many it takes; None: no bound."""
 
     def __init__(self, credit: int | None = None) -> None:
         self._credit = None if credit is None else asyncio.Semaphore(credit)
@@ -113,7 +113,7 @@ class RecordingBroker:
 
 
 def a_new_lease(**changes: Any) -> Lease:
-    """A lease of a trajectory that nobody has begun."""
+    """A lease of a new trajectory."""
     fields: dict[str, Any] = {
         "trajectory_id": 7, "epoch": 1, "group_id": 3, "split": "train", "task": {"question": "What is 12 + 30?"},
         "seed": 99, "lease_s": 15.0, "num_tokens": 0, "segments": [], "version_runs": [], "state": None,
@@ -127,7 +127,7 @@ def no_tokens() -> dict[str, Array]:
 
 
 def resumed(lease: Lease, chunks: Sequence[tuple[Chunk, Mapping[str, Array]]]) -> tuple[Lease, dict[str, Array]]:
-    """The lease of the next epoch behind ``chunks``, as a broker grants it."""
+    """The lease of the next epoch after ``chunks``, as a broker grants it."""
     if not chunks:
         return msgspec.structs.replace(lease, epoch=lease.epoch + 1), no_tokens()
     offset = 0
@@ -153,7 +153,7 @@ def resumed(lease: Lease, chunks: Sequence[tuple[Chunk, Mapping[str, Array]]]) -
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """A trajectory as the learner gets it, token by token."""
+    """A trajectory as the learner receives it, token by token."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -162,7 +162,7 @@ class Whole(msgspec.Struct, frozen=True):
 
 
 def whole(chunks: Sequence[tuple[Chunk, Mapping[str, Array]]]) -> Whole:
-    """Chunks put together; neighbouring runs and segments are spelt out, so that chunk borders leave no trace."""
+    """Joined chunks; runs and segments are spelt out for each token, so that chunk borders leave no trace."""
     lease, arrays = resumed(a_new_lease(), chunks)
     return Whole(
         arrays["token_ids"].tolist(),
@@ -189,7 +189,7 @@ def an_agent(
     metrics: RolloutMetrics | None = None,
     **options: Any,
 ) -> Agent:
-    """An agent of doubles around a real tokenizer; ``options`` are those of ``CountingEnvironment``."""
+    """An agent with doubles and a real tokenizer; ``options`` go to ``CountingEnvironment``."""
     if may_generate is None:
         may_generate = asyncio.Event()
         may_generate.set()

@@ -72,7 +72,7 @@ def environment(variable: str) -> float:
 
 
 def open_files() -> float:
-    """How many sockets and files there are beside the three standard ones and the pipe to the parent."""
+    """The number of open sockets and files, without the three standard ones and the pipe to the parent."""
     number = 0
     for descriptor in range(4, 1024):
         with suppress(OSError):
@@ -82,13 +82,13 @@ def open_files() -> float:
 
 
 def new_privileges() -> float:
-    """What the kernel says of this process's no_new_privs."""
+    """The no_new_privs flag of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return float(next(line.split()[1] for line in lines if line.startswith("NoNewPrivs:")))
 
 
 def fork_and_hang() -> float:
-    """Leaves a child behind that never ends; both are pids."""
+    """Start a child, and hang; the child never ends either."""
     if os.fork() == 0:
         while True:
             time.sleep(3600)

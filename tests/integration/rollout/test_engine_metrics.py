@@ -1,4 +1,4 @@
-"""What SGLang says of itself, passed on by the rollout: asked of a real server, and of none."""
+"""SGLang's own metrics, exported by the rollout: from a real server, and without one."""
 
 import asyncio
 import urllib.request
@@ -35,7 +35,7 @@ async def test_the_metrics_of_a_real_server_are_passed_on_under_their_names(sgla
     async with Engine(sglang_server.url, vocab_size=TINY_VOCAB_SIZE, chunk_tokens=16) as engine:
         async for _ in engine.generate(GenerateRequest(rid="metrics", input_ids=[1, 2, 3], sampling=sampling)):
             pass
-        # The server counts a request when it has answered it, a moment after its last byte: ask until it did.
+        # The server counts a request a moment after its last byte: ask until it has.
         after = await asyncio.to_thread(exported, registry)
         while after.get("sglang:num_requests_total", 0) == before.get("sglang:num_requests_total", 0):
             await engine.weight_version()
@@ -48,7 +48,7 @@ async def test_the_metrics_of_a_real_server_are_passed_on_under_their_names(sgla
     assert families >= ENGINE_METRICS, "SGLang does not export what the dashboards ask for"
 
 
-def test_of_all_that_a_server_exports_only_the_chosen_is_passed_on(sglang_server: SglangServer) -> None:
+def test_only_the_chosen_metrics_of_a_server_are_passed_on(sglang_server: SglangServer) -> None:
     registry = CollectorRegistry()
     registry.register(EngineMetrics(sglang_server.url))
     with urllib.request.urlopen(f"{sglang_server.url}/metrics") as response:
@@ -57,7 +57,7 @@ def test_of_all_that_a_server_exports_only_the_chosen_is_passed_on(sglang_server
     assert {family.name for family in registry.collect()} <= ENGINE_METRICS | {UP}
 
 
-def test_without_a_server_the_rollouts_own_metrics_are_there_and_say_so() -> None:
+def test_without_a_server_the_rollouts_own_metrics_are_there_and_report_it() -> None:
     registry = CollectorRegistry()
     RolloutMetrics(registry)
     registry.register(EngineMetrics(f"http://127.0.0.1:{free_port()}"))

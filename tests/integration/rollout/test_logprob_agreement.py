@@ -1,4 +1,4 @@
-"""For the same tokens and weights, the engine and the learner's own forward pass agree; any mix-up would be seen."""
+"""For the same tokens and weights, the engine and the learner's own forward pass agree; any mix-up would show."""
 
 import dataclasses
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ async def load(engine: Engine, checkpoint: Path, version: int) -> None:
 
 
 async def sampled(engine: Engine, temperature: float) -> list[TrainSequence]:
-    """One trajectory for each prompt, as the learner gets it."""
+    """One trajectory for each prompt, as the learner receives it."""
     sequences = []
     for number, prompt in enumerate(PROMPTS):
         sampling = SamplingParameters(max_new_tokens=40, temperature=temperature, ignore_eos=True, seed=number)
@@ -89,19 +89,19 @@ async def test_the_learner_agrees_with_the_engine_at_the_sampling_temperature(
     assert largest_difference(sglang_server.base, await sampled(engine, 0.6)) <= TOLERANCE
 
 
-async def test_a_wrong_temperature_would_be_seen(engine: Engine, sglang_server: SglangServer) -> None:
+async def test_a_wrong_temperature_would_show(engine: Engine, sglang_server: SglangServer) -> None:
     wrong = [dataclasses.replace(sequence, temperature=1.02) for sequence in await sampled(engine, 1.0)]
     assert largest_difference(sglang_server.base, wrong) > CAUGHT
 
 
-async def test_a_wrong_version_would_be_seen(engine: Engine, sglang_server: SglangServer) -> None:
+async def test_a_wrong_version_would_show(engine: Engine, sglang_server: SglangServer) -> None:
     await load(engine, sglang_server.other, 1)
     sequences = await sampled(engine, 1.0)
     assert largest_difference(sglang_server.other, sequences) <= TOLERANCE
     assert largest_difference(sglang_server.base, sequences) > CAUGHT
 
 
-async def test_a_weight_name_that_the_engine_ignores_would_be_seen(
+async def test_a_weight_name_that_the_engine_ignores_would_show(
     engine: Engine, sglang_server: SglangServer, tmp_path: Path
 ) -> None:
     renamed = [

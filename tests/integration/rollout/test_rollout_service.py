@@ -65,7 +65,7 @@ async def test_leases_beyond_the_free_places_go_straight_back(running: Start) ->
         assert run.count("episodes_running") == 2
 
 
-async def test_after_a_no_lease_nothing_is_asked_until_its_pause_is_over(running: Start) -> None:
+async def test_after_a_no_lease_the_rollout_does_not_ask_until_its_pause_is_over(running: Start) -> None:
     async with running() as run:
         await run.broker.expect(LeaseRequest)
         await run.heartbeats(3)
@@ -74,7 +74,7 @@ async def test_after_a_no_lease_nothing_is_asked_until_its_pause_is_over(running
         await run.broker.expect(LeaseRequest, 2)
 
 
-async def test_nothing_is_asked_for_before_a_verified_version_is_served(running: Start) -> None:
+async def test_a_rollout_asks_for_nothing_before_it_serves_a_verified_version(running: Start) -> None:
     async with running() as run:
         run.sync.serve(0)
         await run.broker.expect(Heartbeat)
@@ -93,7 +93,7 @@ async def test_announced_versions_reach_the_weight_sync(running: Start) -> None:
         await run.broker.until(lambda: (12, "tcp://w:1") in run.sync.announced)
 
 
-async def test_a_resumed_lease_goes_on_behind_its_tokens(running: Start) -> None:
+async def test_a_resumed_lease_continues_after_its_tokens(running: Start) -> None:
     async with running() as run:
         run.broker.grant(a_new_lease())
         await run.broker.expect(Finish)

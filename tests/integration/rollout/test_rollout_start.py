@@ -1,4 +1,4 @@
-"""How a rollout starts: a stop while its engine is still starting, and what it says of itself meanwhile."""
+"""How a rollout starts: a stop while its engine is still starting, and its health meanwhile."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from tests.support.wire.zmq_ends import PATIENCE_S, in_background, zmq_context
 
 @asynccontextmanager
 async def a_silent_engine() -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """A server that answers nothing: its URL, and an event that is set when it was asked."""
+    """A server that never answers: its URL, and an event that is set by the first request."""
     asked = asyncio.Event()
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -43,7 +43,7 @@ Ending = tuple[asyncio.Task[None], asyncio.Event]
 def arguments(directory: Path, server_url: str, metrics_port: int = 0, linger: bool = False) -> ProcessArguments:
     model = save_chat_model(directory / "model", chat_tokenizer(TINY_TEMPLATE, "<|end|>"))
     rollout = Rollout(server_url=server_url, metrics_port=metrics_port, linger=linger)
-    # Nobody's port: with the default one it would say hello to a run that somebody has on this machine.
+    # An unused port: at the default one it would say hello to another run on this machine.
     broker = Broker(work_endpoint="tcp://127.0.0.1:9")
     settings = Settings(run=Run(directory=directory / "run"), model=Model(path=model), rollout=rollout, broker=broker)
     return ProcessArguments(settings=settings, name="rollout-0", forwarded=())
@@ -51,7 +51,7 @@ def arguments(directory: Path, server_url: str, metrics_port: int = 0, linger: b
 
 @asynccontextmanager
 async def an_idle_engine() -> AsyncIterator[str]:
-    """The URL of a server that tells of itself what a client asks first, and no more."""
+    """The URL of a server that answers only the first question of a client, about itself."""
     info = {"version": "0", "device": "cpu", "dtype": "float32", "tp_size": 1, "model_path": "/m"}
     content = json.dumps(info | {"incremental_streaming_output": True, "enable_deterministic_inference": True}).encode()
 
@@ -68,7 +68,7 @@ async def an_idle_engine() -> AsyncIterator[str]:
 async def run_to_its_end(
     tasks: asyncio.TaskGroup, broker: ScriptedBroker, directory: Path, url: str, **rollout: Any
 ) -> Ending:
-    """A rollout whose broker says with its first pulse that the run is over."""
+    """A rollout whose broker's first pulse says that the run is over."""
     broker.pulse = Pulse(policy_version=1, weights_endpoint="", stopping=True)
     begun = arguments(directory, url, **rollout)
     settings = begun.settings.model_copy(update={"broker": Broker(work_endpoint=broker.endpoint)})

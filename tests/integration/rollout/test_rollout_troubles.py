@@ -1,4 +1,4 @@
-"""A rollout whose engine fails, whose broker is silent or gone, or which is asked to stop."""
+"""A rollout with a failing engine, with a silent or absent broker, or with a request to stop."""
 
 import asyncio
 from typing import Any
@@ -44,7 +44,9 @@ async def test_a_failed_episode_is_released_as_failed_with_its_reason(running: S
     assert run.count("episodes_total", outcome="failed") == 1
 
 
-async def test_what_an_engine_made_before_it_failed_is_sent_and_the_lease_goes_back_without_blame(running: Start) -> None:
+async def test_tokens_from_before_a_failure_of_the_engine_are_sent_and_the_lease_goes_back_without_blame(
+    running: Start,
+) -> None:
     async with running() as run:
         run.engine.failures[run.prompt_tokens + 5] = EngineUnreachable("connection broke")
         run.broker.grant(a_new_lease())
@@ -99,7 +101,7 @@ async def test_a_rollout_that_never_reached_the_broker_says_where_it_looked_and_
 # --- the broker goes away and comes back --------------------------------------------------------------------------------
 
 
-async def test_a_broker_that_was_started_again_gets_everything_that_it_did_not_acknowledge(running: Start) -> None:
+async def test_a_restarted_broker_gets_everything_that_it_had_not_acknowledged(running: Start) -> None:
     async with running() as run:
         run.broker.acknowledges = False
         run.broker.grant(a_new_lease(trajectory_id=1))
@@ -108,7 +110,7 @@ async def test_a_broker_that_was_started_again_gets_everything_that_it_did_not_a
         run.broker.restart()
         run.broker.acknowledges = True
         run.broker.grant(a_new_lease(trajectory_id=2))
-        # The next heartbeat is refused; then everything comes again, and leases are asked for at once.
+        # The next heartbeat is refused; then everything is sent again, and the rollout asks for leases at once.
         await run.broker.until(lambda: len(run.broker.of(Finish)) == 3)
         assert run.broker.num_hellos == 2
         again = run.broker.messages[len(before) :]

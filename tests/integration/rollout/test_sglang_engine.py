@@ -112,13 +112,12 @@ async def test_an_answer_ends_with_the_stop_token_that_was_sampled(engine: Engin
     assert pieces[-1].finish_reason == "stop"
 
 
-async def test_an_aborted_request_delivers_what_it_has(engine: Engine) -> None:
+async def test_an_aborted_request_delivers_its_tokens_so_far(engine: Engine) -> None:
     pieces: list[OutputPiece] = []
     async for piece in engine.generate(long_request("gone", 3000, seed=1)):
         pieces.append(piece)
         if len(pieces) == 1:
-            # SGLang takes the beginning of an id for the id.
-            await engine.control("/abort_request", {"rid": "gone#"}, timeout_s=PATIENCE_S)
+            await engine.control("/abort_request", {"abort_all": True}, timeout_s=PATIENCE_S)
     token_ids, logprobs, versions = joined(pieces)
     assert pieces[-1].finish_reason == "abort"
     assert 17 <= len(token_ids) < 3000
@@ -146,7 +145,9 @@ async def test_tokens_on_both_sides_of_an_update_have_the_log_probs_of_their_own
     assert np.abs(logprobs - wrong)[num_old] > 0.01, "the first new token would show a wrong boundary"
 
 
-async def test_pieces_go_on_after_an_update_when_much_is_held_back(sglang_server: SglangServer, engine: Engine) -> None:
+async def test_pieces_continue_after_an_update_when_many_tokens_are_held_back(
+    sglang_server: SglangServer, engine: Engine
+) -> None:
     async with Engine(sglang_server.url, vocab_size=TINY_VOCAB_SIZE, chunk_tokens=16, hold_limit_tokens=32) as impatient:
         pieces: list[OutputPiece] = []
         async for piece in impatient.generate(long_request("long", 300, seed=5)):
@@ -189,7 +190,7 @@ async def test_no_prefix_computed_under_old_weights_is_used_after_an_update(
     assert np.abs(logprobs - expected).max() > 0.01
 
 
-async def test_what_was_loaded_is_verified_bit_by_bit(engine: Engine, sglang_server: SglangServer) -> None:
+async def test_loaded_weights_are_verified_bit_by_bit(engine: Engine, sglang_server: SglangServer) -> None:
     base, other = checkpoint_tensors(sglang_server.base), checkpoint_tensors(sglang_server.other)
     assert (await verify_loaded(engine, base)).ok
     await engine.pause()
@@ -205,10 +206,10 @@ async def test_what_was_loaded_is_verified_bit_by_bit(engine: Engine, sglang_ser
     await engine.resume()
 
 
-async def test_a_file_of_some_tensors_changes_these_and_no_others(
+async def test_a_file_with_some_tensors_changes_these_and_no_others(
     engine: Engine, sglang_server: SglangServer, tmp_path: Path
 ) -> None:
-    """Also parts of what the engine merges: one of q, k and v, one matrix of one expert; a norm, the output layer."""
+    """Also parts of merged parameters: one of q, k and v, one matrix of one expert; a norm, the output layer."""
     changed = {
         "model.layers.0.self_attn.k_proj.weight",
         "model.layers.1.mlp.experts.1.gate_proj.weight",
@@ -245,7 +246,7 @@ async def test_a_weight_name_that_the_server_skips_in_silence_is_caught(
 
 
 def lock_files(path: Path) -> list[Path]:
-    """Those of SGLang for ``path`` among everybody's temporary files."""
+    """SGLang's lock files for ``path`` in the shared temporary directory."""
     return list(Path(tempfile.gettempdir()).glob(f"*{str(path).replace('/', '-')}.lock"))
 
 
@@ -254,7 +255,7 @@ async def test_after_a_failed_update_nothing_is_generated_until_one_succeeds(
 ) -> None:
     with pytest.raises(EngineError):
         await update(engine, tmp_path / "nothing-here", 1)
-    # SGLang makes a lock file for a path where it finds no weights: not among those of everybody.
+    # SGLang makes a lock file for a path without weights; it must not lie in the shared temporary directory.
     assert not lock_files(tmp_path / "nothing-here")
     with pytest.raises(EngineError, match="nobody knows"):
         await collect(engine, long_request("x", 4))

@@ -1,4 +1,4 @@
-"""Weights from rollout to rollout, over real sockets: bit for bit, and the learner sends them a constant number of times."""
+"""Weights from rollout to rollout over real sockets: bit for bit, and the learner sends them a constant number of times."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ from tests.support.wire.zmq_ends import ANY_PORT, PATIENCE_S, ScriptedEnd, a_cli
 
 SOON_S = 0.1
 CONNECT_S = 0.5
-"""For those whose sources are all gone: one that lives may take longer on a busy machine."""
+"""For rollouts whose sources are all gone: a live source may take longer on a busy machine."""
 STALL_S = 1.5
 
 
@@ -60,7 +60,7 @@ class Learner:
 
 
 class Rollout:
-    """One that fetches and serves, without an engine; with a context of its own, as in a process."""
+    """A rollout that fetches and serves, without an engine; its context is its own, as in a process."""
 
     def __init__(self, name: str, learner: Learner, security: Security = PLAINTEXT, connect_s: float = PATIENCE_S) -> None:
         self.name = name
@@ -114,7 +114,7 @@ class Rollout:
 async def a_fleet(
     number: int, keys: Path | None = None, *, hasty: Sequence[int] = ()
 ) -> AsyncIterator[tuple[Learner, list[Rollout]]]:
-    """``hasty``: those that soon give a source up to which no connection comes about."""
+    """``hasty``: rollouts that soon give up a source that they cannot connect to."""
 
     def security(role: str, name: str) -> Security:
         return PLAINTEXT if keys is None else security_of(keys, role, name)  # type: ignore[arg-type]
@@ -161,14 +161,14 @@ async def test_a_fleet_gets_a_version_and_a_delta_while_the_learner_sends_them_t
         assert learner.count("weight_sources_failed") == 0
 
 
-async def test_a_newcomer_gets_the_snapshot_from_a_neighbour_that_joined_before() -> None:
+async def test_a_newcomer_gets_the_snapshot_from_a_peer_that_joined_before() -> None:
     async with a_fleet(4) as (learner, rollouts):
         learner.publish()
         await together(rollouts[:1])
         for _ in range(3):
             newest = learner.publish()
             await together(rollouts[:1])
-        # Two who ask for the newest snapshot get it from the learner; the first has it too, and is asked for nothing.
+        # Two that ask for the newest snapshot get it from the learner; the first rollout has it too, and nobody asks it.
         await rollouts[1].fetch()
         await rollouts[2].fetch()
         sent = learner.count("weight_bytes_sent")
@@ -178,7 +178,7 @@ async def test_a_newcomer_gets_the_snapshot_from_a_neighbour_that_joined_before(
         assert rollouts[3].data == newest.data.tobytes()
 
 
-async def test_what_a_neighbour_damages_is_found_and_comes_from_the_learner_instead() -> None:
+async def test_damage_by_a_peer_is_found_and_the_bytes_come_from_the_learner_instead() -> None:
     async with a_fleet(3) as (learner, rollouts):
         first = learner.publish()
         await together(rollouts[:2])
@@ -192,7 +192,7 @@ async def test_what_a_neighbour_damages_is_found_and_comes_from_the_learner_inst
 
 
 async def test_after_damage_the_learner_is_asked_for_its_own_bytes_once() -> None:
-    """Also for the snapshot that takes the place of a damaged delta, which others have fetched from each other."""
+    """Also for the snapshot after a damaged delta, although other rollouts have fetched it from each other."""
     async with a_fleet(1) as (_, rollouts):
         weight_peers = rollouts[0].weight_peers
         assert not weight_peers.next_request().direct
@@ -201,7 +201,7 @@ async def test_after_damage_the_learner_is_asked_for_its_own_bytes_once() -> Non
         assert not weight_peers.next_request().direct
 
 
-async def test_a_neighbour_that_is_gone_or_has_nothing_is_passed_over() -> None:
+async def test_a_peer_that_is_gone_or_has_nothing_is_skipped() -> None:
     async with a_fleet(5, hasty=[2]) as (learner, rollouts):
         first = learner.publish()
         await together(rollouts[:2])
@@ -211,16 +211,16 @@ async def test_a_neighbour_that_is_gone_or_has_nothing_is_passed_over() -> None:
             await rollout.fetch()
         assert [rollout.data == first.data.tobytes() for rollout in rollouts[2:]] == [True] * 3
         assert [rollout.sources("failed") for rollout in rollouts[2:]] == [2, 0, 0]
-        # Nobody else is sent where the third has come back from: the others get it from the third.
+        # The learner names the failed sources to no other rollout: the others get it from the third.
         assert learner.count("weight_sources_failed") == 1
         assert rollouts[2].served == 2 * first.manifest.num_bytes
         assert learner.count("weight_bytes_sent") == 3 * first.manifest.num_bytes
 
 
-async def test_where_one_neighbour_fails_another_one_is_asked_before_the_learner() -> None:
+async def test_when_one_peer_fails_another_is_asked_before_the_learner() -> None:
     async with a_fleet(4) as (learner, rollouts):
         first = learner.publish()
-        # One after the other: who asks first is the first to be named.
+        # One after the other: the learner names first the one that asked first.
         for rollout in rollouts[:2]:
             await rollout.fetch()
         rollouts[0].weight_peers.replica.forget()
@@ -232,7 +232,7 @@ async def test_where_one_neighbour_fails_another_one_is_asked_before_the_learner
         assert learner.count("weight_sources_failed") == 0
 
 
-async def test_a_neighbour_that_is_far_slower_than_usual_is_left() -> None:
+async def test_a_peer_that_is_far_slower_than_usual_is_given_up() -> None:
     """It is never silent: it sends the first chunk over and over."""
     snapshot = snapshot_of(1, [("w", torch.ones(5000))])
     async with zmq_context() as context, zmq_context() as outside:
@@ -296,7 +296,7 @@ async def test_with_keys_rollouts_admit_each_other_and_no_stranger(tmp_path: Pat
                 assert "refused the key operator" in stranger.refused
 
 
-async def test_a_source_whose_key_is_not_known_here_is_not_connected_to(tmp_path: Path) -> None:
+async def test_a_rollout_does_not_connect_to_a_source_with_an_unknown_key(tmp_path: Path) -> None:
     keys = make_keys(tmp_path / "keys", ["learner", "rollout", "rollout-a", "rollout-b"])
     async with a_fleet(3, keys) as (learner, rollouts):
         first = learner.publish()

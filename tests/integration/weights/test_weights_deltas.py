@@ -41,7 +41,7 @@ def start() -> dict[str, torch.Tensor]:
 
 
 class Learner:
-    """Publishes step after step; ``damage`` flips a bit of what it serves as the next delta."""
+    """Publishes step after step; ``damage`` flips a bit of the next delta that it serves."""
 
     def __init__(self, server: Served) -> None:
         self._server = server
@@ -50,7 +50,7 @@ class Learner:
         self.damage = False
 
     def publish(self, *, skip: int = 0) -> Snapshot:
-        """``skip``: version numbers that were given to nobody."""
+        """``skip``: version numbers that no version gets."""
         self.version += 1 + skip
         self._tensors = stepped(self._tensors, self.version)
         snapshot, newest = snapshot_of(self.version, self._tensors.items()), self._server.store.newest
@@ -65,7 +65,7 @@ class Learner:
         return snapshot
 
 
-async def test_a_delta_brings_the_copy_from_one_version_to_the_next() -> None:
+async def test_a_delta_brings_the_replica_from_one_version_to_the_next() -> None:
     async with served() as (server, client):
         learner, replica = Learner(server), Replica()
         kinds: list[str] = []
@@ -81,7 +81,7 @@ async def test_a_delta_brings_the_copy_from_one_version_to_the_next() -> None:
         assert await fetch_newest(client, 2, replica) is None
 
 
-async def test_a_delta_that_was_fetched_in_part_goes_on_where_it_stopped() -> None:
+async def test_a_partly_fetched_delta_continues_where_it_stopped() -> None:
     other = torch.randn(9000, generator=torch.Generator().manual_seed(1))
     other[4000:] = 0
     base, snapshot = snapshot_of(1, [("w", torch.zeros(9000))]), snapshot_of(2, [("w", other)])
@@ -100,7 +100,7 @@ async def test_a_delta_that_was_fetched_in_part_goes_on_where_it_stopped() -> No
                 request = await end.expect(WeightRequest)
                 asked.append((request.base_version, request.first_chunk, request.num_chunks))
                 for index in range(request.first_chunk, request.first_chunk + request.num_chunks):
-                    # A chunk of the snapshot of the same version is another's.
+                    # A chunk of the snapshot of the same version does not belong to the delta.
                     stray = WeightChunk(policy_version=2, chunk=index)
                     await end.reply(stray, {"data": np.zeros(4096, dtype=np.uint8)})
                     if index not in lost:
@@ -123,7 +123,7 @@ async def test_a_delta_that_was_fetched_in_part_goes_on_where_it_stopped() -> No
         ({"kind": "snapshot"}, "the snapshot of version 2 has no tensors"),
     ],
 )
-async def test_a_delta_that_cannot_be_one_is_refused_before_anything_is_fetched(change: dict[str, Any], words: str) -> None:
+async def test_an_impossible_delta_is_refused_before_anything_is_fetched(change: dict[str, Any], words: str) -> None:
     base, snapshot = (snapshot_of(version, [("w", torch.arange(900) * version * 1.5)]) for version in (1, 2))
     delta = encode_delta(base, snapshot)
     assert delta is not None
@@ -155,7 +155,7 @@ class Receiver:
         self.kinds: Counter[str] = Counter()
 
     async def fetch(self, client: PeerClient, snapshot: Snapshot) -> None:
-        """Until it holds ``snapshot``."""
+        """Fetch until the replica is ``snapshot``."""
         have = self.replica.policy_version
         while True:
             try:
@@ -192,7 +192,7 @@ async def test_a_hundred_versions_are_bit_exact_with_joins_skips_and_damage() ->
                     if takes[name]:
                         await receiver.fetch(clients[name], snapshot)
     assert receivers["always"].kinds == {"snapshot": 3, "delta": 97, "damaged": 2}
-    # It meets version 30 in the chain to 35, and 75 in that to 77; what is left of a chain is not counted twice.
+    # It meets version 30 in the chain to 35, and 75 in the chain to 77; the rest of a chain is not counted twice.
     assert receivers["seldom"].kinds["snapshot"] == 3
     assert receivers["seldom"].kinds["damaged"] == 2
     assert receivers["seldom"].kinds["delta"] > 80

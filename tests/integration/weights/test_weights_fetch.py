@@ -19,7 +19,7 @@ from tests.support.wire.served_weights import SOON_S, Served, a_snapshot, served
 from tests.support.wire.zmq_ends import ScriptedEnd, a_client, connected, in_background, zmq_context
 
 
-async def test_what_is_written_for_the_engine_is_bit_for_bit_what_the_learner_held(tmp_path: Path) -> None:
+async def test_the_file_for_the_engine_has_the_learners_weights_bit_for_bit(tmp_path: Path) -> None:
     async with served() as (server, client):
         server.store.add(a_snapshot(3, big=True))
         fetched = await fetch_newest(client, 2)
@@ -50,7 +50,7 @@ async def test_there_is_nothing_to_fetch_without_a_newer_version() -> None:
     assert server.count("weight_bytes_sent") == 2 * a_snapshot(3).manifest.num_bytes
 
 
-# --- a server that is not to be trusted -------------------------------------------------------------------------------
+# --- a server that cannot be trusted ----------------------------------------------------------------------------------
 
 
 async def fetch_from(end: ScriptedEnd, client: PeerClient, snapshot: Snapshot, chunks: list[tuple[int, bytes]]) -> Any:
@@ -155,7 +155,7 @@ async def test_chunks_may_come_late_twice_and_in_any_order() -> None:
     assert bytes(fetched.data) == snapshot.data.tobytes()
 
 
-async def test_what_does_not_come_is_asked_for_again_and_nothing_else() -> None:
+async def test_only_missing_chunks_are_asked_for_again() -> None:
     snapshot = a_snapshot(chunk_bytes=2048)
     asked: list[tuple[int, int]] = []
     async with connected(WEIGHTS) as (end, client):
@@ -163,7 +163,7 @@ async def test_what_does_not_come_is_asked_for_again_and_nothing_else() -> None:
         async def answer() -> None:
             await end.expect(ManifestRequest)
             await end.reply(snapshot.manifest)
-            # Of the first request only chunks 0 and 1 come, of the second none, of the third all.
+            # The first request brings only chunks 0 and 1, the second none, the third all.
             for lost in (range(2, 100), range(100), ()):
                 request = await end.expect(WeightRequest)
                 asked.append((request.first_chunk, request.num_chunks))
@@ -199,7 +199,7 @@ async def test_a_server_that_falls_silent_is_given_up_after_so_many_requests() -
             await fetch_newest(client, 0, stall_s=SOON_S)
 
 
-async def test_late_answers_to_a_former_fetch_are_passed_over() -> None:
+async def test_late_answers_to_an_earlier_fetch_are_ignored() -> None:
     former, snapshot = a_snapshot(1), a_snapshot(2, chunk_bytes=4096)
     async with connected(WEIGHTS) as (end, client):
         await end.reply(WeightChunk(policy_version=1, chunk=0), {"data": former.chunk(0)})
@@ -225,7 +225,7 @@ async def test_a_peer_that_did_not_say_hello_is_told_to() -> None:
             assert answer.received.message.reason.startswith("unknown session")
 
 
-async def test_what_does_not_belong_on_the_channel_and_garbage_are_refused_and_counted() -> None:
+async def test_garbage_and_messages_of_other_channels_are_refused_and_counted() -> None:
     async with served() as (server, client):
         await client.inbox.get()
         await client.send(Pulse(policy_version=1, weights_endpoint=""))
@@ -238,7 +238,7 @@ async def test_what_does_not_belong_on_the_channel_and_garbage_are_refused_and_c
         assert server.count("messages_refused", channel="weights") == 1
 
 
-async def test_a_version_that_is_not_held_is_gone_and_the_newest_is_named() -> None:
+async def test_a_request_for_a_version_that_is_gone_is_answered_with_the_newest() -> None:
     async with served() as (server, client):
         for version in (1, 2, 3):
             server.store.add(a_snapshot(version))

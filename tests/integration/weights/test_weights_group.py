@@ -20,8 +20,7 @@ from services.learner.weights.server import WeightServer
 from services.learner.weights.snapshot import Snapshot, SnapshotStore
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.sglang.client import Engine
-from services.rollout.weights.fetch import process_group as rollout_group
-from services.rollout.weights.process_group import MAX_FAILURES, buckets, host_of
+from services.rollout.weights.process_group import MAX_FAILURES, ReceivingGroup, buckets, host_of
 from services.rollout.weights.sync import WeightSync
 from services.rollout.weights.verify import verify_loaded
 from services.runtime.clock import MonotonicClock
@@ -40,21 +39,21 @@ GLOO = GroupOptions(backend="gloo", timeout_s=20.0, unasked_s=1.0)
 
 
 class DeafGroup(SendingGroup):
-    """Takes its leave when it is asked to send."""
+    """Leaves the group when it is asked to send."""
 
     def send(self, data: Bytes) -> None:
         self.close()
 
 
 class UnaskedGroup(SendingGroup):
-    """Is never asked for anything: the request was lost on its way."""
+    """Never sends anything: the request was lost on its way."""
 
     def send(self, data: Bytes) -> None:
         return
 
 
 class GoneGroup(SendingGroup):
-    """Tells of a port at which nobody listens."""
+    """Names a port at which nobody listens."""
 
     def __init__(self, options: GroupOptions) -> None:
         super().__init__(options)
@@ -64,7 +63,7 @@ class GoneGroup(SendingGroup):
 
 
 class DamagingGroup(SendingGroup):
-    """Sends something else than it is asked to."""
+    """Sends other bytes than it is asked for."""
 
     def send(self, data: Bytes) -> None:
         damaged = data.copy()
@@ -93,7 +92,7 @@ class Follow:
             clock=MonotonicClock(),
             metrics=RolloutMetrics(self.rollout),
             retry_s=0.05,
-            group=rollout_group.SendingGroup(engine, answer_s=20.0, bucket_bytes=bucket_bytes),
+            group=ReceivingGroup(engine, answer_s=20.0, bucket_bytes=bucket_bytes),
         )
         self._changed = asyncio.Event()
         self.sync.on_change(self._changed.set)
@@ -175,7 +174,7 @@ async def test_versions_reach_the_engine_through_one_group_and_nothing_is_fetche
         (DamagingGroup, "differ from what was sent"),
     ],
 )
-async def test_what_fails_in_the_group_is_not_served_and_comes_in_chunks(
+async def test_a_version_that_fails_in_the_group_is_not_served_and_comes_in_chunks(
     engine: Engine, sglang_server: SglangServer, tmp_path: Path, kind: type[SendingGroup], words: str
 ) -> None:
     groups = SendingGroups(GLOO, kind=kind)
@@ -192,7 +191,7 @@ async def test_what_fails_in_the_group_is_not_served_and_comes_in_chunks(
         assert follow.updates() == {"loaded": 1, "failed": 1, "no_group": 1}
 
 
-async def test_an_update_that_a_killed_rollout_left_open_at_its_engine_is_in_nobody_s_way(
+async def test_an_update_that_a_killed_rollout_left_open_at_its_engine_does_no_harm(
     engine: Engine, sglang_server: SglangServer, tmp_path: Path
 ) -> None:
     await engine.control("/begin_weight_update", {}, timeout_s=PATIENCE_S)
@@ -205,7 +204,7 @@ async def test_an_update_that_a_killed_rollout_left_open_at_its_engine_is_in_nob
 
 
 async def test_an_engine_is_not_sent_to_a_port_at_which_nobody_listens(tmp_path: Path) -> None:
-    scripted = ScriptedEngine()  # It would fail of being told to join anything.
+    scripted = ScriptedEngine()  # It would fail if it were told to join a group.
     async with following(scripted, tmp_path / "work", SendingGroups(GLOO, kind=GoneGroup)) as follow:
         follow.publish(snapshot_of(1, [("model.norm.weight", torch.ones(8))]))
         await follow.changed()
@@ -241,7 +240,7 @@ def test_tensors_are_received_in_order_and_in_buckets_that_are_not_too_large() -
     assert list(buckets([], 7)) == []
 
 
-def test_the_group_is_where_the_weights_are() -> None:
+def test_the_group_is_at_the_host_of_the_weights() -> None:
     assert host_of("tcp://learner-0.gspo:7003") == "learner-0.gspo"
     assert host_of("tcp://[::1]:7003") == "::1"
     assert host_of("ipc:///tmp/weights") == "127.0.0.1"

@@ -1,4 +1,4 @@
-"""An engine that follows the announced version: what it is given, and when it serves."""
+"""An engine that follows the announced version: which tensors it gets, and when it serves."""
 
 import asyncio
 import contextlib
@@ -72,7 +72,7 @@ class Following:
         self.sync.announce(version, self.served.endpoint)
 
     def holds_newest(self) -> bool:
-        """Whether the engine has every tensor of the version that was published last."""
+        """Whether the engine has every tensor of the last published version."""
         return {name: data for name, (_, data) in self.engine.loaded.items()} == {
             name: tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for name, tensor in self.newest.items()
         }
@@ -87,7 +87,7 @@ class Following:
         self._changed.clear()
 
     async def counted(self, name: str, number: float) -> None:
-        """Wait until the server has counted so many."""
+        """Wait until the server has counted this many."""
         async with asyncio.timeout(PATIENCE_S):
             while self.served.count(name) < number:  # noqa: ASYNC110 - what it waits for is in another task's counter
                 await asyncio.sleep(0.005)
@@ -124,7 +124,7 @@ async def test_an_announced_version_is_loaded_verified_and_reported(tmp_path: Pa
         assert follow.sync.policy_version == 5
 
 
-async def test_the_engine_is_given_what_changed_since_the_version_that_it_serves(tmp_path: Path) -> None:
+async def test_the_engine_gets_the_tensors_that_changed_since_the_version_that_it_serves(tmp_path: Path) -> None:
     async with following(tmp_path) as follow:
         follow.publish(1)
         await follow.changed()
@@ -183,11 +183,11 @@ async def test_a_damaged_delta_is_counted_and_the_snapshot_fetched(tmp_path: Pat
         assert follow.holds_newest()
         assert follow.registry.get_sample_value("gspo_rollout_weights_damaged_total") == 1
         assert (follow.fetches("snapshot"), follow.fetches("delta")) == (2, 0)
-        # The engine went on serving meanwhile.
+        # The engine continued to serve meanwhile.
         assert (follow.outcomes("failed"), follow.outcomes("not_fetched")) == (0, 1)
 
 
-async def test_an_engine_that_cannot_take_a_part_gets_everything_from_then_on(tmp_path: Path) -> None:
+async def test_an_engine_that_cannot_load_a_part_gets_all_tensors_from_then_on(tmp_path: Path) -> None:
     def spoil_when_partial(loaded: dict[str, Any]) -> None:
         if len(follow.engine.files[-1]) < len(follow.newest):
             info, data = loaded["model.embed_tokens.weight"]
@@ -282,7 +282,7 @@ async def test_an_engine_that_does_not_take_a_version_is_quarantined_and_in_the_
         assert follow.outcomes("loaded") == 0
 
 
-async def test_an_announcement_before_the_server_holds_the_version_is_followed_when_it_does(tmp_path: Path) -> None:
+async def test_an_announcement_that_precedes_the_version_is_followed_when_it_comes(tmp_path: Path) -> None:
     async with following(tmp_path) as follow:
         follow.sync.announce(1, follow.served.endpoint)
         async with asyncio.timeout(PATIENCE_S):
@@ -294,7 +294,7 @@ async def test_an_announcement_before_the_server_holds_the_version_is_followed_w
         assert follow.sync.policy_version == 1
 
 
-async def test_versions_published_during_a_load_are_caught_up_with_in_one_step(tmp_path: Path) -> None:
+async def test_one_step_catches_up_with_versions_published_during_a_load(tmp_path: Path) -> None:
     async with following(tmp_path) as follow:
 
         def publish_more(_: dict[str, Any]) -> None:
@@ -367,7 +367,7 @@ async def test_a_load_is_reported_with_the_digest_that_was_sent(tmp_path: Path) 
 
 
 async def test_a_hint_of_a_version_that_is_served_already_does_no_harm(tmp_path: Path) -> None:
-    """The conversation with the weight server is over before it began; its socket must not be left to libzmq's thread."""
+    """The connection to the weight server ends before it began; its socket must not be left to libzmq's thread."""
     async with following(tmp_path) as follow:
         # The broker repeats the newest version about every second, also during the load.
         follow.engine.damage = lambda _: follow.sync.announce(2, follow.served.endpoint)

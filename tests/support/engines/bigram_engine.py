@@ -90,7 +90,7 @@ class BigramEngine:
 
 
 class BigramCopy:
-    """What the engine's `save_state` would have written when this was made."""
+    """The state that the engine's ``save_state`` would have written when this was made."""
 
     def __init__(self, engine: BigramEngine) -> None:
         self._table = engine.table.detach().clone()

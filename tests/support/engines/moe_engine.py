@@ -18,7 +18,7 @@ from services.learner.engine.step import LossFn, ReplayFn, StepResult
 
 
 class MoeEngine:
-    """Each mini-batch ends with `update(model)` in place of an optimizer."""
+    """Each mini-batch ends with ``update(model)`` instead of an optimizer."""
 
     rank = 0
     world_size = 1

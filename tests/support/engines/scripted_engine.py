@@ -1,4 +1,4 @@
-"""An engine without a model: tokens are a function of what precedes them, and it stops where a test says so."""
+"""An engine without a model: each token depends on the tokens before it, and a test says where the engine stops."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -19,7 +19,7 @@ DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 class Hold:
-    """A point at which the engine waits: ``reached`` when it is there, until ``go``."""
+    """A point at which the engine waits until ``go``; ``reached`` is set when it is there."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -36,7 +36,7 @@ def some_logprob(context: Sequence[int]) -> float:
 
 
 class ScriptedEngine:
-    """What the agent loop and the weight sync use of ``Engine``.
+    """The part of ``Engine`` that the agent loop and the weight sync use.
 
     ``next_token`` maps all tokens so far to the next one. ``versions`` maps a length of the context to the version that
     makes the tokens from there on. A request is served ``piece_tokens`` at a time.
@@ -116,7 +116,7 @@ class ScriptedEngine:
         assert self.paused
         if self.refuse_update:
             raise EngineError(self.refuse_update)
-        # What is not in the file stays, as in SGLang.
+        # Tensors that are not in the file stay, as in SGLang.
         file = {name: (info, data) for name, info, data in read_tensors(path / "model.safetensors")}
         self.files.append(list(file))
         self.loaded |= file
@@ -138,7 +138,7 @@ class ScriptedEngine:
 
 
 def read_tensors(path: Path) -> list[tuple[str, TensorInfo, bytes]]:
-    """What a safetensors file holds, by the format's own library."""
+    """The tensors of a safetensors file, read by the format's own library."""
     tensors = []
     for name, entry in deserialize(path.read_bytes()):
         data = bytes(entry["data"])

@@ -19,7 +19,7 @@ ENVIRONMENTS: list[DemonstratingEnvironment] = [
 
 
 def play(environment: DemonstratingEnvironment, messages: list[DemonstrationMessage]) -> float:
-    """The return of a demonstrated episode, which must read as the environment itself would have gone."""
+    """The return of a demonstrated episode, which must read like an episode of the environment itself."""
     task: Task = {"problem": messages[0].content.rstrip("=")}
     start = environment.start(task, seed=0)
     assert [m["content"] for m in start.messages] == [messages[0].content]
@@ -51,7 +51,7 @@ def test_the_same_index_gives_the_same_task_and_the_splits_are_disjoint(environm
 
 
 def test_the_split_of_a_problem_never_changes() -> None:
-    # Written down once: a model trained today is evaluated on problems it has not seen by the code of tomorrow.
+    # Fixed here, so that later code evaluates a model of today on problems that it has not seen.
     assert [problem for problem in (f"{n}+1" for n in range(20)) if split_of(problem) == "eval"] == [
         "7+1",
         "9+1",

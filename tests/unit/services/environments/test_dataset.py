@@ -1,4 +1,4 @@
-"""Questions from files: which rows are usable, what is said about the others, and how answers are compared."""
+"""Questions from files: which rows are usable, the errors of the others, and how answers are compared."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def test_rows_come_in_the_files_order_with_the_answer_after_the_marker(tmp_path:
         source.task(2)
 
 
-def test_parquet_with_columns_of_ones_own_is_read_like_lines(tmp_path: Path) -> None:
+def test_parquet_with_named_columns_is_read_like_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"problem": ["1+1?"], "solution": [2]}), path)
     options = DatasetOptions(eval_path=str(path), prompt_column="problem", answer_column="solution", answer_marker="")
@@ -103,7 +103,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         Dataset(DatasetOptions(train_path=str(tmp_path / "gone.jsonl"))).tasks("train")
 
 
-def test_the_policy_is_judged_by_what_follows_its_last_marker_or_by_all_it_said() -> None:
+def test_the_text_after_the_last_marker_is_judged_or_all_of_it_without_one() -> None:
     assert final_answer("3 #### 4 #### 5", "####") == "5"
     environment = Dataset(DatasetOptions())
     state = environment.start({"prompt": "p", "answer": "5"}, seed=0).state
@@ -112,7 +112,7 @@ def test_the_policy_is_judged_by_what_follows_its_last_marker_or_by_all_it_said(
     assert [job.arguments["answer"] for job in jobs if isinstance(job, RewardJob)] == ["5", "so 5"]
 
 
-async def test_gsm8k_loads_as_it_is_and_its_own_answers_are_graded_right() -> None:
+async def test_gsm8k_loads_unchanged_and_its_own_answers_are_graded_right() -> None:
     train, test = DATA_DIR / "gsm8k" / "train.jsonl", DATA_DIR / "gsm8k" / "test.jsonl"
     if not (train.is_file() and test.is_file()):
         pytest.skip(f"no GSM8K files in {train.parent} (set GSPO_DATA_DIR)")

@@ -24,7 +24,7 @@ EXPRESSIONS = st.recursive(
 
 @settings(deadline=None)
 @given(EXPRESSIONS)
-def test_brackets_and_operators_give_the_value_worked_out_by_hand(pair: tuple[str, Fraction]) -> None:
+def test_brackets_and_operators_give_the_value_computed_by_hand(pair: tuple[str, Fraction]) -> None:
     text, value = pair
     assert evaluate(text) == value
 

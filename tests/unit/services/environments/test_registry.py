@@ -1,4 +1,4 @@
-"""An environment by its name or its import path, with options that are checked."""
+"""An environment by its name or its import path, with checked options."""
 
 import subprocess
 import sys

@@ -138,7 +138,7 @@ async def test_a_worker_is_replaced_after_so_many_jobs() -> None:
 # --- what a job must not do --------------------------------------------------------------------------------------------
 
 
-async def test_a_job_reaches_no_network_not_even_this_host(pool: RewardPool) -> None:
+async def test_a_job_reaches_no_network_and_not_even_this_host(pool: RewardPool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         result = await pool.grade(job("connect", host="127.0.0.1", port=server.getsockname()[1]))
     refused = what_the_kernel_refuses()
@@ -167,11 +167,11 @@ async def test_a_job_sees_none_of_our_variables_and_files_and_gains_no_privilege
             assert (await pool.grade(job("new_privileges"))).reward == 1.0
 
 
-async def test_a_job_that_sleeps_uses_wall_clock_time_alone_and_is_served(pool: RewardPool) -> None:
+async def test_a_job_that_sleeps_uses_only_wall_clock_time_and_is_served(pool: RewardPool) -> None:
     assert (await pool.grade(job("nap", seconds=0.01))).reward == 0.01
 
 
-async def test_what_a_job_started_ends_with_it(pool: RewardPool) -> None:
+async def test_processes_that_a_job_started_end_with_it(pool: RewardPool) -> None:
     leader = (await pool.grade(job("process_id"))).reward
     assert leader is not None
     result = await pool.grade(job("fork_and_hang", deadline_s=0.5))
@@ -186,7 +186,7 @@ def what_the_kernel_refuses() -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_what_the_kernel_refuses_is_told() -> None:
+def test_a_refusal_of_the_kernel_is_reported() -> None:
     threaded = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     code = f"{threaded}; from services.environments.isolation import isolate; print(isolate(2**40))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

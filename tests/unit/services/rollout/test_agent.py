@@ -1,4 +1,4 @@
-"""The agent loop: whatever is lost on the way, a resumed episode comes to the same end."""
+"""The agent loop: whatever is lost on the way, a resumed episode ends the same."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def stop_id(tokenizer: ChatTokenizer) -> int:
 
 
 def stopping_after(num_tokens: int, tokenizer: ChatTokenizer, stop: int) -> Callable[[Sequence[int]], int]:
-    """Every turn is so many tokens and the stop token. A turn begins behind the assistant's marker."""
+    """Every turn has this many tokens and the stop token. A turn begins after the assistant's marker."""
     begin = tokenizer.prompt_ids([{"role": "user", "content": "x"}])[-1]
 
     def next_token(context: Sequence[int]) -> int:
@@ -70,7 +70,7 @@ async def test_one_turn_becomes_chunks_and_a_finish(tokenizer: ChatTokenizer, st
     assert sent.token_ids[: len(prompt)] == prompt
     assert sent.kinds == [("observation", 0)] * len(prompt) + [("action", 0)] * 7
     assert sent.token_ids[-1] == stop_id
-    # The prompt goes with the first tokens; the turn's end goes out whatever its size.
+    # The prompt goes with the first tokens; the end of a turn is sent whatever its size.
     assert [chunk.num_tokens for chunk, _ in broker.chunks] == [len(prompt) + 3, 4]
     text = tokenizer.action_text(sent.token_ids[len(prompt) : -1])
     assert broker.finish.turn_rewards == [len(text) / 10]
@@ -152,7 +152,7 @@ async def test_a_turn_that_does_not_stop_is_cut_and_ends_the_episode_by_length(t
     assert len(broker.finish.turn_rewards) == 1
 
 
-async def test_a_cut_last_turn_is_told_as_length_although_the_environment_is_done(tokenizer: ChatTokenizer) -> None:
+async def test_a_cut_last_turn_counts_as_length_although_the_environment_is_done(tokenizer: ChatTokenizer) -> None:
     agent = an_agent(tokenizer, turns=1, max_turn_tokens=5)
     await run_episode(agent, a_new_lease())
     assert agent.broker.finish.reason == "length"  # type: ignore[attr-defined]
@@ -202,7 +202,7 @@ EPISODES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", list(EPISODES))
-async def test_resumed_behind_any_acknowledged_chunk_an_episode_comes_to_the_same_end(
+async def test_an_episode_resumed_after_any_acknowledged_chunk_ends_the_same(
     name: str, tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
     def agent() -> Agent:
@@ -226,10 +226,10 @@ async def test_resumed_behind_any_acknowledged_chunk_an_episode_comes_to_the_sam
 
 
 @pytest.mark.parametrize("turns", [1, 3])
-async def test_handed_back_at_any_token_an_episode_comes_to_the_same_end_elsewhere(
+async def test_an_episode_handed_back_at_any_token_ends_the_same_elsewhere(
     turns: int, tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
-    """Cancelled where the engine waits, everything that it made so far is still there to be sent."""
+    """After a cancellation while the engine waits, all tokens so far can still be sent."""
     uninterrupted = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id, piece_tokens=1), turns=turns)
     await run_episode(uninterrupted, a_new_lease())
     reference = whole(uninterrupted.broker.chunks)  # type: ignore[attr-defined]
@@ -275,7 +275,7 @@ async def test_a_chunk_that_got_no_credit_is_still_there_after_the_episode_was_c
     assert broker.chunks[1][0].offset == broker.chunks[0][0].num_tokens
 
 
-async def test_a_turn_that_was_handed_over_behind_its_stop_token_is_not_gone_on_with(
+async def test_a_turn_that_was_handed_over_after_its_stop_token_is_not_continued(
     tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
     agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id))
@@ -293,8 +293,8 @@ async def test_a_turn_that_was_handed_over_behind_its_stop_token_is_not_gone_on_
     ]
 
 
-async def test_the_state_before_the_last_step_is_what_travels(tokenizer: ChatTokenizer, stop_id: int) -> None:
-    """The environment of this test changes its state in place; what was sent before must not change with it."""
+async def test_a_chunk_carries_the_state_before_the_last_step(tokenizer: ChatTokenizer, stop_id: int) -> None:
+    """The environment of this test changes its state in place; states that were sent before must not change with it."""
     agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=2)
     await run_episode(agent, a_new_lease())
     chunks = agent.broker.chunks  # type: ignore[attr-defined]
@@ -322,9 +322,7 @@ async def test_a_slow_reward_is_waited_for_with_everything_sent(tokenizer: ChatT
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_reward_that_cannot_be_had_fails_the_episode_and_is_never_zero(
-    tokenizer: ChatTokenizer, stop_id: int
-) -> None:
+async def test_a_missing_reward_fails_the_episode_and_is_never_zero(tokenizer: ChatTokenizer, stop_id: int) -> None:
     rewards = ScriptedRewards()
     rewards.failure = "deadline"
     agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), rewards=rewards, slow_reward=True)
@@ -334,13 +332,15 @@ async def test_a_reward_that_cannot_be_had_fails_the_episode_and_is_never_zero(
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf")])
-async def test_a_reward_that_is_no_number_fails_the_episode(reward: float, tokenizer: ChatTokenizer, stop_id: int) -> None:
+async def test_a_reward_that_is_not_a_number_fails_the_episode(
+    reward: float, tokenizer: ChatTokenizer, stop_id: int
+) -> None:
     agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), reward=reward)
     with pytest.raises(EpisodeFailed, match=f"environment step returned {reward}"):
         await run_episode(agent, a_new_lease())
 
 
-async def test_an_environments_bug_fails_its_episode_with_its_words(tokenizer: ChatTokenizer, stop_id: int) -> None:
+async def test_a_bug_of_an_environment_fails_its_episode_with_its_error(tokenizer: ChatTokenizer, stop_id: int) -> None:
     agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=3, fails_at_turn=1)
     with pytest.raises(EpisodeFailed, match="environment step failed: ZeroDivisionError: an environment's bug"):
         await run_episode(agent, a_new_lease())
@@ -370,7 +370,7 @@ async def test_a_conversation_that_the_template_refuses_fails_the_episode(tmp_pa
         await run_episode(an_agent(tokenizer), a_new_lease())
 
 
-async def test_an_aborted_generation_keeps_what_was_made_and_is_the_engines_error(
+async def test_an_aborted_generation_keeps_its_tokens_and_is_an_error_of_the_engine(
     tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
     engine = an_engine(tokenizer, stop_id, piece_tokens=2)
@@ -387,7 +387,7 @@ async def test_an_aborted_generation_keeps_what_was_made_and_is_the_engines_erro
     assert following[0].segments == [Segment("observation", 0, len(prompt)), Segment("action", 0, 3)]
 
 
-async def test_a_request_that_the_engine_refuses_is_the_episodes_failure_and_a_lost_engine_is_not(
+async def test_a_refused_request_fails_the_episode_and_a_lost_engine_does_not(
     tokenizer: ChatTokenizer,
 ) -> None:
     engine = ScriptedEngine()

@@ -37,7 +37,7 @@ class Model:
         return ids
 
     def action(self, text: str) -> list[int]:
-        """What an engine samples to say ``text`` and end its turn."""
+        """The tokens that an engine samples to say ``text`` and end its turn."""
         return [*self.theirs.encode(text, add_special_tokens=False), self.theirs.eos_token_id]
 
 
@@ -88,7 +88,7 @@ def test_prompt_action_and_observation_are_the_whole_conversation(name: str, mod
     pieces = [model.ours.prompt_ids([QUESTION]), model.action(answer), model.ours.observation_ids([observation])]
     whole = model.rendered([QUESTION, {"role": "assistant", "content": answer}, observation])
     assert list(chain(*pieces)) == whole
-    # And once more, so that the second observation is seen to need nothing of the first.
+    # And once more, to show that the second observation needs nothing of the first.
     again = [model.action("It is 42."), model.ours.observation_ids([QUESTION])]
     second = {"role": "assistant", "content": "It is 42."}
     assert list(chain(*pieces, *again)) == model.rendered(
@@ -140,7 +140,7 @@ def test_stop_ids_of_the_generation_configuration_are_kept_beside_eos(tmp_path: 
     assert ChatTokenizer(tmp_path).stop_ids == {3, 4, tokenizer.eos_token_id}
 
 
-def test_what_either_configuration_names_is_a_stop_token_as_it_is_for_the_engine(tmp_path: Path) -> None:
+def test_a_stop_token_of_either_configuration_counts_as_it_does_for_the_engine(tmp_path: Path) -> None:
     tokenizer = chat_tokenizer(QWEN_TEMPLATE, "<|im_end|>")
     save_chat_model(tmp_path, tokenizer, eos_token_id=[5])
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 3}')

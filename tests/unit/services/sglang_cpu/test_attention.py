@@ -1,4 +1,4 @@
-"""A decoding step of all requests at once is that of each request on its own."""
+"""A decoding step of all requests at once gives the same as each request on its own."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_each_request_attends_to_its_own_tokens_and_no_others(lengths: list[int]
     keys_SKD = torch.randn(NUM_SLOTS, NUM_GROUPS, WIDTH, generator=random)
     values_SKD = torch.randn(NUM_SLOTS, NUM_GROUPS, WIDTH, generator=random)
     query_BHD = torch.randn(len(lengths), NUM_GROUPS * heads_per_group, WIDTH, generator=random)
-    # Where a row ends, the table holds slots of whoever had it before: here all of them hold no number.
+    # After the end of a row the table has slots of an earlier request: here none of them holds a number.
     slots_BL = torch.full((len(lengths), 16), NUM_SLOTS - 1, dtype=torch.int32)
     keys_SKD[-1] = values_SKD[-1] = math.nan
     for row, length in enumerate(lengths):
@@ -46,7 +46,7 @@ def test_each_request_attends_to_its_own_tokens_and_no_others(lengths: list[int]
         torch.testing.assert_close(output_BHD[row], expected_HD, rtol=1e-5, atol=2e-6)
 
 
-def test_the_scale_is_that_of_the_width_where_none_is_given() -> None:
+def test_without_a_scale_the_width_gives_it() -> None:
     keys_SKD = torch.tensor([[[4.0, 0.0]], [[0.0, 0.0]]])
     values_SKD = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
     output_BHD = torch.empty(1, 1, 2)

@@ -1,4 +1,4 @@
-"""The hash of the CPU platform, which the rollout has to know."""
+"""The hash of the CPU platform, which the rollout must know."""
 
 from types import ModuleType
 

@@ -1,4 +1,4 @@
-"""zstd, with a bound on what comes out."""
+"""zstd, with a bound on its output."""
 
 import pytest
 import zstandard
@@ -9,7 +9,7 @@ from services.weights.compression import compress, decompress
 
 
 @given(st.binary())
-def test_what_was_compressed_comes_out_again(data: bytes) -> None:
+def test_compressed_data_comes_out_again(data: bytes) -> None:
     assert decompress(compress(data), len(data)) == data
 
 
@@ -29,7 +29,7 @@ def test_a_frame_that_hides_its_length_is_refused() -> None:
 
 
 @given(st.binary(max_size=64), st.integers(0, 100))
-def test_whatever_the_bytes_it_is_a_value_error(data: bytes, num_bytes: int) -> None:
+def test_any_other_bytes_are_a_value_error(data: bytes, num_bytes: int) -> None:
     try:
         content = decompress(data, num_bytes)
     except ValueError:

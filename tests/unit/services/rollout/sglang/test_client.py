@@ -48,7 +48,7 @@ def stream(*events: dict[str, Any]) -> bytes:
 async def scripted(
     reply: Callable[[str, Any], bytes], *, served_version: str = "1", **options: Any
 ) -> AsyncIterator[tuple[Engine, list[tuple[str, Any]]]]:
-    """An engine client, and what it asked of a server that answers `reply(path, body)` and closes the connection."""
+    """An engine client, and its requests to a server that answers ``reply(path, body)`` and closes the connection."""
     asked: list[tuple[str, Any]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -122,14 +122,14 @@ async def test_an_event_without_end_is_an_engine_error() -> None:
         (b"", EngineUnreachable),
     ],
 )
-async def test_what_the_server_does_wrong_is_one_of_our_errors(reply: bytes, error: type[EngineError]) -> None:
+async def test_every_mistake_of_the_server_becomes_one_of_our_errors(reply: bytes, error: type[EngineError]) -> None:
     async with scripted(lambda path, body: reply) as (engine, _):
         with pytest.raises(EngineError) as raised:
             await ask(engine)
     assert raised.type is error
 
 
-async def test_an_engine_whose_server_is_not_understood_leaves_no_connection_open() -> None:
+async def test_a_server_with_an_unreadable_answer_leaves_no_connection_open() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
@@ -145,7 +145,7 @@ async def test_an_engine_whose_server_is_not_understood_leaves_no_connection_ope
         assert await asyncio.wait_for(ended, 10.0) == b""
 
 
-async def test_a_server_that_is_not_there_any_more_is_unreachable_and_refuses_no_request() -> None:
+async def test_a_server_that_has_gone_is_unreachable_and_refuses_no_request() -> None:
     http = EngineHttp(f"http://127.0.0.1:{free_port()}", timeout_s=5.0, stall_timeout_s=5.0)
     try:
         with pytest.raises(EngineUnreachable, match="ClientConnectorError"):
@@ -161,7 +161,7 @@ async def test_an_abort_does_not_hide_a_stop_token_or_the_length_limit() -> None
         assert [piece.finish_reason for piece in await ask(engine, 2)] == ["length"]
 
 
-async def test_the_names_given_to_the_server_are_never_used_twice_nor_the_beginning_of_another() -> None:
+async def test_no_request_id_at_the_server_is_used_twice_or_is_the_beginning_of_another() -> None:
     names = []
     for _ in range(2):
         async with scripted(lambda path, body: answer(200, event([5], 1, "stop"))) as (engine, asked):
@@ -182,7 +182,7 @@ async def test_a_request_under_way_cannot_be_sent_twice() -> None:
         await first.aclose()
 
 
-async def test_an_update_that_the_server_reports_wrongly_leaves_the_engine_refusing() -> None:
+async def test_after_an_update_to_another_version_than_asked_the_engine_refuses() -> None:
     ok = answer(200, {"success": True, "message": ""})
     async with scripted(lambda path, body: ok, served_version="4") as (engine, asked):
         with pytest.raises(EngineError, match="serves 4"):
@@ -196,10 +196,10 @@ async def test_an_update_that_the_server_reports_wrongly_leaves_the_engine_refus
     assert [(body["weight_version"], body["flush_cache"]) for body in updates] == [("5", True), ("4", True), ("4", False)]
 
 
-async def test_an_update_counts_only_after_the_check_of_what_was_loaded() -> None:
+async def test_an_update_counts_only_after_the_check_of_the_loaded_weights() -> None:
     async def check() -> None:
         async with asyncio.timeout(60):
-            while asked[-1][0] != "/model_info":  # noqa: ASYNC110 - it is asked meanwhile
+            while asked[-1][0] != "/model_info":  # noqa: ASYNC110 - the question comes meanwhile
                 await asyncio.sleep(0.001)
         checked.append(len(checked))
         if len(checked) == 1:
@@ -216,7 +216,7 @@ async def test_an_update_counts_only_after_the_check_of_what_was_loaded() -> Non
 
 
 async def outcome(awaitable: Awaitable[Any]) -> Any:
-    """What is returned, or the EngineError that is raised."""
+    """The result, or the EngineError that is raised."""
     try:
         return await awaitable
     except EngineError as error:

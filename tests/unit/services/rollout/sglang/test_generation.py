@@ -1,4 +1,4 @@
-"""What the engine answers, also when it answers nonsense."""
+"""The engine's answers, also nonsensical ones."""
 
 import json
 from itertools import pairwise
@@ -102,7 +102,7 @@ def test_garbage_never_raises_anything_but_the_documented_errors(payload: bytes)
         event([], 0, finish={"type": "abort", "message": "context too long", "status_code": 400}),
     ],
 )
-def test_a_refusal_of_the_server_is_told_with_its_reason(payload: bytes) -> None:
+def test_a_refusal_of_the_server_is_reported_with_its_reason(payload: bytes) -> None:
     with pytest.raises(RequestRefused, match="context too long"):
         OutputDecoder(incremental=True).decode(payload)
 
@@ -114,7 +114,7 @@ def test_a_refusal_of_the_server_is_told_with_its_reason(payload: bytes) -> None
         event([], 0, finish={"type": "abort", "message": "out of memory", "status_code": 503}),
     ],
 )
-def test_a_failure_of_the_server_is_no_refusal_of_the_request(payload: bytes) -> None:
+def test_a_failure_of_the_server_is_not_a_refusal_of_the_request(payload: bytes) -> None:
     with pytest.raises(ValueError, match="out of memory") as raised:
         OutputDecoder(incremental=True).decode(payload)
     assert not isinstance(raised.value, RequestRefused)

@@ -1,4 +1,4 @@
-"""How the server is started, and that it dies with whoever started it."""
+"""How the server is started, and that it dies with the process that started it."""
 
 import asyncio
 import mmap
@@ -49,7 +49,7 @@ def test_on_cpu_the_plug_in_serves_with_a_bounded_cache_on_one_thread() -> None:
     assert environment["HOME"] == "/h"
 
 
-def test_on_cpu_requests_begin_together_one_of_each_prompt_first_unless_it_is_asked_otherwise() -> None:
+def test_on_cpu_requests_begin_together_one_of_each_prompt_first_unless_the_arguments_say_otherwise() -> None:
     command = server_command(options(max_running=24), port=1234, cuda=False)
     assert value(command, "--prefill-decode-interval") == "8"
     assert value(command, "--prefill-decode-interval-min-bs") == "18", "with a quarter of the places free none waits"
@@ -76,7 +76,7 @@ def test_on_cuda_the_stock_server_runs_and_further_arguments_come_last() -> None
     assert "SGLANG_PLATFORM" not in server_environment({}, cuda=True)
 
 
-def test_what_a_server_leaves_behind_is_in_a_directory_of_its_own_but_for_compiled_code(
+def test_a_servers_temporary_files_have_a_directory_of_their_own_except_compiled_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache")
@@ -95,7 +95,7 @@ def test_what_a_server_leaves_behind_is_in_a_directory_of_its_own_but_for_compil
     assert tmp_path not in compiled.parents
 
 
-def test_the_files_in_which_a_servers_processes_tell_their_load_are_found_while_one_of_them_has_them() -> None:
+def test_the_files_with_which_a_servers_processes_report_their_load_are_found_while_one_is_open() -> None:
     path = Path(f"/dev/shm/sglang_loads_test-{os.getpid()}.shm")
     other = Path(f"/dev/shm/other-{os.getpid()}.shm")
     files = [os.open(each, os.O_CREAT | os.O_RDWR, 0o600) for each in (path, other)]

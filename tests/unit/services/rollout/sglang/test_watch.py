@@ -1,4 +1,4 @@
-"""A server whose process lives and whose door is closed ends the rollout; one that is merely slow does not."""
+"""A server that lives but does not listen ends the rollout; one that is merely slow does not."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ KNOCK_S = 0.01
 
 
 class Door:
-    """A listener that counts who knocks, and can be closed and opened again on its port."""
+    """A listener that counts connections, and can be closed and opened again on its port."""
 
     def __init__(self) -> None:
         self.knocks = 0
@@ -39,7 +39,7 @@ class Door:
         await writer.wait_closed()
 
 
-async def test_a_server_that_listens_no_more_ends_the_watch_with_its_address() -> None:
+async def test_a_server_that_no_longer_listens_ends_the_watch_with_its_address() -> None:
     door = Door()
     await door.open()
     with pytest.RaisesGroup(pytest.RaisesExc(ServiceError, match=f"nothing listens at {door.url} any more")):
@@ -50,7 +50,7 @@ async def test_a_server_that_listens_no_more_ends_the_watch_with_its_address() -
             await door.close()
 
 
-async def test_a_door_that_is_closed_for_less_than_the_refusals_allowed_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fewer_refusals_in_a_row_than_allowed_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     door = Door()
     await door.open()
     refused = 0

@@ -10,7 +10,7 @@ from protocol.messages import TensorInfo
 from services.rollout.weights.file import write_safetensors
 
 
-def test_what_is_written_is_what_the_safetensors_package_reads(tmp_path: Path) -> None:
+def test_the_safetensors_package_reads_what_was_written(tmp_path: Path) -> None:
     arrays = {
         "a": np.arange(6, dtype="<f4").reshape(2, 3),
         "b": np.array([1.5, -2], dtype="<f2"),

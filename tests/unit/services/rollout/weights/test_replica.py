@@ -40,7 +40,7 @@ def first_bits() -> Bits:
 
 
 def with_steps(bits: Bits, **steps: int) -> Bits:
-    """The first element of each named tensor so many steps further."""
+    """Move the first element of each named tensor by this many steps."""
     changed = {name: each.copy() for name, each in bits.items()}
     for name, step in steps.items():
         changed[name][0] += step
@@ -69,7 +69,7 @@ def unloaded(replica: Replica) -> list[str]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.integers(-2000, 2000), min_size=1), max_size=6))
-def test_a_chain_of_deltas_leads_to_what_the_snapshot_holds(history: list[dict[str, int]]) -> None:
+def test_a_chain_of_deltas_leads_to_the_same_bytes_as_the_snapshot(history: list[dict[str, int]]) -> None:
     bits = first_bits()
     newest = snapshot_of(1, bits)
     replica = holding(newest)
@@ -83,7 +83,7 @@ def test_a_chain_of_deltas_leads_to_what_the_snapshot_holds(history: list[dict[s
     assert b"".join(bytes(data) for _, data in replica.tensors()) == newest.data.tobytes()
 
 
-def test_what_the_engine_has_not_got_yet_is_what_changed_since() -> None:
+def test_the_engine_gets_the_tensors_that_changed_since_it_loaded() -> None:
     bits = first_bits()
     versions = [snapshot_of(1, bits)]
     for version, name in ((2, "b"), (3, "d"), (4, "c")):
@@ -94,7 +94,7 @@ def test_what_the_engine_has_not_got_yet_is_what_changed_since() -> None:
     assert replica.loads_all
     replica.was_loaded()
     assert not replica.loads_all
-    # An engine wants a file of something.
+    # An engine needs a tensor to load.
     assert unloaded(replica) == ["tiny"]
     apply(replica, a_delta(versions[0], versions[1]))
     assert unloaded(replica) == ["b"]
@@ -142,13 +142,13 @@ def test_a_damaged_byte_anywhere_in_a_delta_is_found_and_empties_the_replica() -
             assert replica.policy_version == 0
             assert not replica.data
         else:
-            # A bit that means nothing, such as one of zstd's unused ones.
+            # A bit without meaning, such as one of zstd's unused ones.
             assert bytes(replica.data) == snapshot.data.tobytes()
     assert found > 0.9 * delta.manifest.num_bytes
 
 
-def test_a_base_that_is_not_what_it_should_be_is_found_though_no_delta_touches_it() -> None:
-    """In some tensor that does not change: after a few deltas all have been looked at."""
+def test_damage_of_the_base_is_found_although_no_delta_touches_it() -> None:
+    """The damage is in a tensor that does not change: after a few deltas all tensors have been checked."""
     bits = first_bits()
     newest = snapshot_of(1, bits)
     replica = holding(newest)
@@ -162,8 +162,8 @@ def test_a_base_that_is_not_what_it_should_be_is_found_though_no_delta_touches_i
 
 
 @pytest.mark.parametrize("damaged_tensor", [3, 4])
-def test_with_each_delta_a_sixteenth_of_the_rest_is_looked_at_and_no_more(damaged_tensor: int) -> None:
-    """Of 32 equal tensors two, in turn; the one that a delta changes is looked at anyhow, and does not count."""
+def test_each_delta_checks_a_sixteenth_of_the_unchanged_bytes_and_no_more(damaged_tensor: int) -> None:
+    """Two of 32 equal tensors, in turn; the one that a delta changes is always checked and does not count."""
 
     def version(number: int) -> Snapshot:
         return snapshots.snapshot_of(
@@ -180,7 +180,7 @@ def test_with_each_delta_a_sixteenth_of_the_rest_is_looked_at_and_no_more(damage
 
 
 def test_any_error_while_a_delta_is_applied_empties_the_replica() -> None:
-    """What is neither the one version nor the other must not be taken for one, also after an error that nobody expects."""
+    """Bytes between two versions must not be taken for either, even after an unexpected error."""
     bits = first_bits()
     base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1))
     replica = holding(base)
@@ -190,8 +190,8 @@ def test_any_error_while_a_delta_is_applied_empties_the_replica() -> None:
     assert replica.policy_version == 0
 
 
-async def test_nobody_gets_a_version_that_is_being_checked() -> None:
-    """Not the former one, whose bytes change, nor the new one before whoever takes it has been told."""
+async def test_no_rollout_gets_a_version_that_is_being_checked() -> None:
+    """Neither the former one, whose bytes change, nor the new one before ``take`` has returned."""
     bits = first_bits()
     base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1))
     replica = holding(base)
@@ -199,7 +199,7 @@ async def test_nobody_gets_a_version_that_is_being_checked() -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(replica.take(delta.manifest, bytearray(delta.data.tobytes())))
         await asyncio.sleep(0)
-        # The thread does its work, and the loop does not get its turn yet.
+        # The thread does its work, and the loop does not continue yet.
         deadline = time.monotonic() + 60
         while replica.policy_version != 2:
             assert replica.parts(1, 0) is None
@@ -208,7 +208,7 @@ async def test_nobody_gets_a_version_that_is_being_checked() -> None:
     assert replica.parts(2, 0) is not None
 
 
-async def test_what_comes_next_can_be_had_here_in_a_moment() -> None:
+async def test_a_version_that_is_being_fetched_counts_as_the_newest() -> None:
     snapshot = snapshot_of(5, first_bits())
     replica = Replica()
     assert replica.newest_version == 0
@@ -273,7 +273,7 @@ def test_a_manifest_that_contradicts_its_payload_is_refused(change: Callable[[Ma
 
 
 def test_a_few_bytes_of_delta_do_not_take_the_memory_that_they_name() -> None:
-    """Millions of zeros compress to nothing, and no version of a thousand bytes has as many places."""
+    """Millions of zeros compress to nothing, and a version of a thousand bytes has fewer positions."""
     bits = first_bits()
     base, snapshot = snapshot_of(1, bits), snapshot_of(2, with_steps(bits, b=1))
     delta = a_delta(base, snapshot)

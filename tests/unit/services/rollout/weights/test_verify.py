@@ -20,7 +20,7 @@ Tensor = tuple[TensorInfo, bytes]
 
 
 def tensor(name: str, text: str, rows: int = 64) -> Tensor:
-    """A tensor of `rows` rows whose bytes begin with `text`, so that a wrong order shows."""
+    """A tensor of ``rows`` rows whose bytes begin with ``text``, so that a wrong order shows."""
     data = text.encode().ljust(rows * 4, b"\0")
     return TensorInfo(name=name, dtype="float32", shape=[rows, 1], offset=0, num_bytes=len(data), digest="0" * 64), data
 
@@ -71,7 +71,7 @@ def compared(tensors: list[Tensor], actual: dict[str, str]) -> Verification:
     return compare(parameters, actual, checksums_of(parameters, sha256_checksum))
 
 
-def test_an_engine_that_holds_what_was_sent_is_accepted_and_each_difference_named() -> None:
+def test_an_engine_with_the_sent_weights_is_accepted_and_each_difference_named() -> None:
     tensors = layer()
     actual = expected_checksums(tensors)
     assert compared(tensors, actual).ok
@@ -112,7 +112,7 @@ def test_an_output_layer_that_is_the_embedding_needs_no_parameter_of_its_own() -
     assert other.missing == ["lm_head.weight"]
 
 
-def test_checksums_alone_show_what_differs_what_is_missing_and_what_was_not_sent() -> None:
+def test_checksums_alone_show_different_missing_and_unsent_parameters() -> None:
     expected = {"a": "1", "b": "2", "c": "3"}
     assert compare_checksums(expected, dict(expected)).ok
     found = compare_checksums(expected, {"a": "1", "b": "0", "d": "4"})
@@ -150,7 +150,7 @@ def test_an_engine_on_an_unknown_device_cannot_be_verified() -> None:
         engine_hash("npu", ["221a36a16b5f8d4b"])
 
 
-def test_checksums_show_what_they_are_made_with() -> None:
+def test_checksums_show_their_hash() -> None:
     plain, named = sha256_checksum([b"weights"]), xxh3_checksum([b"weights"])
     assert [engine_hash(device, [plain]) for device in ("cpu", "cuda")] == ["cpu", "cuda"]
     assert [engine_hash(device, [named]) for device in ("cpu", "cuda", "npu")] == ["xxh3"] * 3
@@ -171,7 +171,7 @@ class ChangingEngine(ScriptedEngine):
         return {name: self.checksum(parameter.parts) for name, parameter in merge(self.loaded.values()).items()}
 
 
-async def test_an_engine_is_asked_once_what_its_checksums_are_made_with() -> None:
+async def test_an_engine_is_asked_once_for_its_hash() -> None:
     engine = ChangingEngine()
     engine.loaded = {info.name: (info, data) for info, data in layer()}
     verifier = Verifier(cast(Engine, engine))
@@ -182,7 +182,7 @@ async def test_an_engine_is_asked_once_what_its_checksums_are_made_with() -> Non
     assert engine.num_asked == 2
 
 
-async def test_an_engine_that_makes_them_otherwise_than_before_is_believed_at_the_next_try() -> None:
+async def test_an_engine_that_changes_its_hash_is_verified_at_the_next_try() -> None:
     engine = ChangingEngine()
     engine.loaded = {info.name: (info, data) for info, data in layer()}
     verifier = Verifier(cast(Engine, engine))
