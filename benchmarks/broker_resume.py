@@ -1,9 +1,9 @@
-"""How long a broker takes to go on with a run, and an audit to check it, by the number of trajectories in the ledger.
+"""How long a broker takes to resume a run, and an audit to check it, by the number of trajectories in the ledger.
 
     python benchmarks/broker_resume.py --sizes 10000 100000 1000000 --directory /tmp/ledgers
 
-Each ledger is made of trained batches of 32 groups of 8 trajectories (two chunks of 40 tokens each), with one batch's groups
-still under way. Each measurement is a process of its own.
+Each ledger holds trained batches of 32 groups of 8 trajectories (two chunks of 40 tokens each), and one batch's groups that
+are still under way. Each measurement runs in its own process.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def num_batches_of(num_trajectories: int) -> int:
 
 
 def write_ledger(directory: Path, num_trajectories: int, *, fingerprint: str = "f", num_uncheckpointed: int = 0) -> None:
-    """A run that has trained ``num_trajectories`` (rounded to whole batches).
+    """Make a run that has trained ``num_trajectories`` (rounded to whole batches).
 
     No checkpoint covers the last ``num_uncheckpointed`` batches.
     """
@@ -113,15 +113,15 @@ def write_ledger(directory: Path, num_trajectories: int, *, fingerprint: str = "
             if not under_way:
                 ids = tuple(group[0].group_id for group in groups)
                 rows.append(BatchRow(index=batch, policy_version=version, group_ids=ids, stats=batch_stats(version, groups)))
-                settled = CheckpointedRow(next_batch=min(batch + 1, last_checkpointed))
-                rows += [TrainedRow(index=batch, policy_version=version + 1), settled]
+                checkpointed = CheckpointedRow(next_batch=min(batch + 1, last_checkpointed))
+                rows += [TrainedRow(index=batch, policy_version=version + 1), checkpointed]
                 line |= {f"metric_{number}": number / 7 for number in range(NUM_METRICS)}
             store.commit(RowChanges(rows=rows, chunks=stored, lines=[] if under_way else [line]))
         MetricsFile(directory / METRICS_FILE).append(store.metrics_after(0))
 
 
 def resume(directory: Path) -> None:
-    """Everything that a broker reads before it binds its sockets."""
+    """Read everything that a broker reads before it binds its sockets."""
     MetricsFile(directory / METRICS_FILE)
     with Store(directory / LEDGER_FILE, fingerprint="f", run_id="benchmark") as store:
         config = LedgerConfig(
@@ -148,7 +148,7 @@ def measure(what: str, directory: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="trajectories")
-    parser.add_argument("--directory", type=Path, required=True, help="where ledgers are made, and kept for the next time")
+    parser.add_argument("--directory", type=Path, required=True, help="where ledgers are made, and kept for the next run")
     parser.add_argument("--measure", choices=["resume", "audit"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:

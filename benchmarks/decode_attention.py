@@ -1,4 +1,4 @@
-"""What the attention of one decoding step costs on a CPU: all requests in one call, beside SGLang's loop over them.
+"""The CPU cost of attention in one decoding step: all requests in one call, compared with SGLang's loop over them.
 
 python benchmarks/decode_attention.py
 """
@@ -22,10 +22,12 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 16, 64, 128])
-    parser.add_argument("--longest", type=int, default=128, help="tokens; lengths are even from 1 (default: %(default)s)")
+    parser.add_argument(
+        "--longest", type=int, default=128, help="tokens; lengths are spread evenly from 1 (default: %(default)s)"
+    )
     parser.add_argument("--heads", type=int, default=6)
-    parser.add_argument("--groups", type=int, default=2, help="of heads that share keys (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=32, help="of a head (default: %(default)s)")
+    parser.add_argument("--groups", type=int, default=2, help="groups of heads that share keys (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=32, help="width of a head (default: %(default)s)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
@@ -40,14 +42,14 @@ def main() -> None:
 
 
 def cpu_ms(backend: Any, num_requests: int, longest: int, num_heads: int, num_groups: int, width: int) -> float:
-    """Median milliseconds of CPU of the attention of one layer and one step."""
+    """Return the median CPU milliseconds of attention in one layer and one step."""
     random = torch.Generator().manual_seed(0)
     num_slots = num_requests * longest
     keys, values = (torch.randn(num_slots, num_groups, width, generator=random) for _ in range(2))
     query = torch.randn(num_requests, num_heads, width, generator=random)
     table = torch.randperm(num_slots, generator=random).view(num_requests, longest).to(torch.int32)
     lengths = torch.randint(1, longest + 1, (num_requests,), generator=random)
-    # Neither needs anything of a server but the arguments.
+    # Both need only the arguments of a server.
     attention = backend.__new__(backend)
     spent = []
     for _ in range(REPEATS):

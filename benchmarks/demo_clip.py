@@ -1,4 +1,4 @@
-"""How much is clipped in the demo, synchronous against asynchronous, by what the ratio is anchored to.
+"""How much the demo clips, synchronous against asynchronous, with each anchor of the ratio.
 
 make demo-clip             # or: python benchmarks/demo_clip.py --seeds 0 1 --batches 40
 """
@@ -20,9 +20,9 @@ from matplotlib import pyplot
 
 BEHAVIOUR = ("objective.anchor=behaviour", "objective.noise_z=0")
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "synchronous, the paper's band": (*BEHAVIOUR, "objective.clip_range_growth=0", "batch.max_lag=0"),
-    "asynchronous, the paper's band": (*BEHAVIOUR, "objective.clip_range_growth=0", "batch.max_lag=2"),
-    "asynchronous, band widened by lag (c = 1)": (*BEHAVIOUR, "objective.clip_range_growth=1", "batch.max_lag=2"),
+    "synchronous, the paper's clip range": (*BEHAVIOUR, "objective.clip_range_growth=0", "batch.max_lag=0"),
+    "asynchronous, the paper's clip range": (*BEHAVIOUR, "objective.clip_range_growth=0", "batch.max_lag=2"),
+    "asynchronous, clip range widened by lag (c = 1)": (*BEHAVIOUR, "objective.clip_range_growth=1", "batch.max_lag=2"),
     "asynchronous, proximal anchor": ("objective.anchor=proximal", "batch.max_lag=2"),
 }
 NUM_PARTS = 4
@@ -35,7 +35,7 @@ class Outcome:
     variant: str
     seed: int
     clip_fractions: list[float]
-    """Of every batch."""
+    """One per batch."""
     mean_lag: float
     batches_to_target: int | None
     last_reward: float
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def run(config: Path, root: Path, variant: str, seed: int, batches: int) -> Outcome:
-    """Make the seed's model, run, measure. A finished run in its directory is measured again, a begun one resumed."""
+    """Make the seed's model, run, measure. A finished run in its directory is measured again, an unfinished one resumed."""
     model, directory = root / f"model-{seed}", root / f"{seed}-{list(VARIANTS).index(variant)}"
     gspo = [sys.executable, "-m", "services.cli.main"]
     subprocess.run([*gspo, "model", "tiny", str(model), "--seed", str(seed), "--if-missing"], check=True)
@@ -89,13 +89,13 @@ def run(config: Path, root: Path, variant: str, seed: int, batches: int) -> Outc
 
 
 def parts(values: list[float]) -> list[float]:
-    """Means of the quarters of a run, in order."""
+    """Return the means of the quarters of a run, in order."""
     size = len(values) / NUM_PARTS
     return [fmean(values[round(index * size) : round((index + 1) * size)]) for index in range(NUM_PARTS)]
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """Markdown, one line per run."""
+    """Return Markdown with one line per run."""
     lines = [
         "| run | seed | mean lag | clipped: 1st quarter | 2nd | 3rd | 4th | all | batches to 0.85 | last reward | dropped |",
         "|" + "---|" * 11,
@@ -111,7 +111,7 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def plot(outcomes: list[Outcome], path: Path) -> None:
-    """Clip fraction by batch, mean over seeds, smoothed over 3 batches."""
+    """Plot the clip fraction by batch, mean over seeds, smoothed over 3 batches."""
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for (variant, _), style in zip(VARIANTS.items(), ("-", "--", ":", "-."), strict=True):
         runs = [outcome.clip_fractions for outcome in outcomes if outcome.variant == variant]

@@ -1,4 +1,4 @@
-"""Runs the demo on several seeds (model, tasks and sampling follow each) and prints the table of docs/evidence/results.md.
+"""Run the demo on several seeds (each sets model, tasks and sampling) and print the table of docs/evidence/results.md.
 
 make demo-seeds            # or: python benchmarks/demo_seeds.py --config examples/calculator.toml --seeds 0 1 2
 """
@@ -61,7 +61,7 @@ def run_seed(config: Path, root: Path, seed: int, overrides: list[str]) -> Outco
 
 
 def measure(directory: Path, seed: int) -> Outcome:
-    """What a finished run recorded."""
+    """Read what a finished run recorded."""
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     evals = [row for row in rows if row["event"] == "eval"]
     batches = [row for row in rows if row["event"] == "batch"]
@@ -84,7 +84,7 @@ def measure(directory: Path, seed: int) -> Outcome:
 
 
 def served_at(directory: Path) -> list[float]:
-    """Wall time at which each rollout of a run first served verified weights, in order of their names."""
+    """Return the wall time at which each rollout first served verified weights, in order of their names."""
     first = []
     for path in sorted((directory / "logs").glob("rollout-?.log")):
         lines: list[dict[str, Any]] = [

@@ -1,14 +1,14 @@
-"""Peak memory of log-probs, forward and backward: in chunks, as the learner does, beside log_softmax and gather.
+"""Peak memory of log-probs, forward and backward: the learner's chunks compared with log_softmax and gather.
 
 make bench-logprobs        # or: python -m benchmarks.logprob_memory --json logprob_memory.json --plot logprob_memory.png
 
-Hidden states [T, H] and an output embedding [V, H] in float32, H = 64, so that what depends on T x V stands out. The figure
-is the growth of the resident set at its peak, over what hidden states and embedding themselves take; each is of a process
-of its own. What both ways need: the gradients of the hidden states (T x H) and of the embedding (V x H). Beside that
-log_softmax and gather hold logits, log-softmax and their gradients (T x V, three times), and the chunks two times the
-bytes of one chunk (`chunk_tokens` rows, at most CHUNK_BYTES), or up to KEPT_BYTES for a small softmax that is kept.
+Hidden states [T, H] and an output embedding [V, H] are float32 with H = 64, so that memory that depends on T x V stands
+out. The figure is the peak growth of the resident set beyond hidden states and embedding, each in its own process. Both
+ways need the gradients of the hidden states (T x H) and of the embedding (V x H). In addition, log_softmax and gather hold
+logits, log-softmax and their gradients (T x V, three times); the chunks hold two times the bytes of one chunk
+(``chunk_tokens`` rows, at most CHUNK_BYTES), or up to KEPT_BYTES for a small softmax that is kept.
 
-Sizes at which log_softmax and gather would need more than --limit-gib are left out for it, and said to be.
+Where log_softmax and gather would need more than --limit-gib they are not measured, and the table shows an estimate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WAYS = ("chunks", "log_softmax")
 
 
 def expected_bytes(way: str, num_tokens: int, vocabulary: int) -> int:
-    """What the way needs beside the gradients of its inputs, by the count of tensors in the module docstring."""
+    """Return the bytes needed besides the gradients of the inputs, from the tensors that the module docstring counts."""
     whole = 4 * num_tokens * vocabulary
     if way == "log_softmax":
         return 3 * whole
@@ -48,12 +48,12 @@ def expected_bytes(way: str, num_tokens: int, vocabulary: int) -> int:
 
 
 def gradients_bytes(num_tokens: int, vocabulary: int) -> int:
-    """Of hidden states and embedding."""
+    """Return the bytes of the gradients of hidden states and embedding."""
     return 4 * HIDDEN * (num_tokens + vocabulary)
 
 
 def step(way: str, num_tokens: int, vocabulary: int) -> None:
-    """Log-probs of random targets, their sum, and backward."""
+    """Compute log-probs of random targets and their sum, and run backward."""
     generator = torch.Generator().manual_seed(0)
     hidden_TH = torch.randn(num_tokens, HIDDEN, generator=generator).requires_grad_()
     weight_VH = torch.randn(vocabulary, HIDDEN, generator=generator).requires_grad_()
@@ -70,7 +70,7 @@ def step(way: str, num_tokens: int, vocabulary: int) -> None:
 
 
 def peak_growth_bytes(way: str, num_tokens: int, vocabulary: int) -> int:
-    """Growth of this process's resident set at the peak of one forward and backward, after a small one to warm up."""
+    """Return the peak growth of this process's resident set in one forward and backward, after a small one to warm up."""
     step(way, 32, 128)
     step(way, num_tokens, vocabulary)
     return _status_bytes("VmHWM") - _resident_before[-1]
@@ -81,7 +81,7 @@ _resident_before: list[int] = []
 
 def _start_peak() -> None:
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
+    Path("/proc/self/clear_refs").write_text("5")  # restart the peak from the current resident set
     _resident_before.append(_status_bytes("VmRSS"))
 
 
@@ -92,8 +92,8 @@ def _status_bytes(field: str) -> int:
 
 
 def measured(way: str, num_tokens: int, vocabulary: int) -> dict[str, Any]:
-    """One size in a process of its own."""
-    # Every tensor in a mapping of its own, gone when freed.
+    """Measure one size in its own process."""
+    # Every tensor gets its own mapping, which disappears when freed.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "16384", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.logprob_memory", "--measure", way, str(num_tokens), str(vocabulary)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -102,7 +102,7 @@ def measured(way: str, num_tokens: int, vocabulary: int) -> dict[str, Any]:
 
 
 def rows(tokens: Sequence[int], vocabularies: Sequence[int], limit_bytes: int) -> list[dict[str, Any]]:
-    """A row per size; None for log_softmax where it would need more than the limit."""
+    """Return a row per size; None for log_softmax where it would need more than the limit."""
     found = []
     for vocabulary in vocabularies:
         for num_tokens in tokens:
@@ -117,17 +117,17 @@ def rows(tokens: Sequence[int], vocabularies: Sequence[int], limit_bytes: int) -
 
 
 def extra_bytes(row: dict[str, Any]) -> int:
-    """What the chunks take beside the gradients."""
+    """Return the bytes that the chunks take besides the gradients."""
     return int(row["chunks"]["bytes"]) - int(row["gradients_bytes"])
 
 
 def is_bounded(row: dict[str, Any]) -> bool:
-    """Whether that is within the bound, which knows neither T nor V: three chunks or a kept softmax, and 64 MiB of slack."""
+    """Tell whether they keep the bound, whatever T and V: three chunks or a kept softmax, and 64 MiB of slack."""
     return extra_bytes(row) <= max(3 * CHUNK_BYTES, KEPT_BYTES) + 64 * MIB
 
 
 def report(figures: dict[str, Any]) -> list[str]:
-    """The table of docs/evidence/performance.md, in MiB."""
+    """Return the table of docs/evidence/performance.md, in MiB."""
     lines = [
         "| vocabulary | tokens | chunks, MiB | of that gradients | log_softmax and gather, MiB | ratio | T x V x 4, MiB |",
         "|---|---|---|---|---|---|---|",
@@ -142,11 +142,11 @@ def report(figures: dict[str, Any]) -> list[str]:
             f"{other} | {ratio} | {whole:,.0f} |"
         )
     verdict = "holds" if figures["holds"] else "does not hold"
-    return [*lines, "", f"Bounded beside the gradients, whatever T and V: {verdict}. {figures['seconds']:.0f} s."]
+    return [*lines, "", f"Bounded besides the gradients, whatever T and V: {verdict}. {figures['seconds']:.0f} s."]
 
 
 def plot(figures: dict[str, Any], path: Path) -> None:
-    """Peak memory over tokens, a colour per vocabulary; dashed: log_softmax and gather."""
+    """Plot peak memory over tokens, a colour per vocabulary; dashed: log_softmax and gather."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -177,7 +177,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--vocabularies", type=int, nargs="+", default=list(VOCABULARIES))
     parser.add_argument("--limit-gib", type=float, default=4.0, help="most that log_softmax may take (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the figures there as well")
+    parser.add_argument("--json", type=Path, help="also write the figures there")
     parser.add_argument("--plot", type=Path, help="draw them there")
     parser.add_argument("--measure", nargs=3, metavar=("WAY", "TOKENS", "VOCABULARY"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

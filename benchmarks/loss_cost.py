@@ -1,4 +1,4 @@
-"""What the loss costs: GSPO-token beside plain policy gradient, on the same packed tokens, in time and memory.
+"""The cost of the loss in time and memory: GSPO-token compared with plain policy gradient, on the same packed tokens.
 
 make bench-loss            # or: python benchmarks/loss_cost.py --tokens 1000000 --repeats 5 --json loss_cost.json
 
@@ -6,12 +6,12 @@ Plain policy gradient is -1/N sum_i 1/n_i sum_t A_t log pi(y_t), with the weight
 multiplication and one sum. Two comparisons:
 
 - a step: log-probs from hidden states (output embedding, log-softmax, gather, in chunks), loss, backward. The hidden
-  states and the embedding are those of the smallest model here; everything before them, the model itself, is left
-  out, and larger heads and models make the share of the loss smaller.
+  states and the embedding have the size of the smallest model here. The model before them is left out, and larger heads
+  and models make the share of the loss smaller.
 - the loss alone: given log-probs, loss and backward.
 
-Both kinds take turns in one process, one thread; times are CPU seconds of the process, so that other work on the machine
-weighs little. Memory is the growth of the resident set at its peak, each size in a process of its own.
+Both kinds take turns in one process with one thread. Times are CPU seconds of the process, so that other work on the
+machine matters little. Memory is the peak growth of the resident set, with a new process for each size.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Packed:
 
 
 def packed(num_tokens: int, *, with_head: bool) -> Packed:
-    """Random batch; without a head the hidden states are empty. Ratios scatter about as widely as the clip."""
+    """Draw a random batch; without a head the hidden states are empty. Ratios scatter about as widely as the clip."""
     generator = torch.Generator().manual_seed(0)
     num_sequences = max(1, num_tokens // MEAN_LENGTH)
     cuts = torch.randperm(num_tokens - 1, generator=generator)[: num_sequences - 1] + 1
@@ -99,7 +99,7 @@ def log_probs(hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor) -> Tensor
 
 
 def loss(kind: str, batch: Packed, logprobs_T: Tensor) -> Tensor:
-    """The scalar loss: "plain", or "gspo" as the learner calls it (checks, band, statistics and mismatch KL included)."""
+    """Return the loss: "plain", or "gspo" as the learner calls it, with checks, clip range, statistics and mismatch KL."""
     if kind == "plain":
         return -(logprobs_T * batch.plain_weights_T).sum()
     output = objective_loss(
@@ -117,18 +117,18 @@ def loss(kind: str, batch: Packed, logprobs_T: Tensor) -> Tensor:
 
 
 def step(kind: str, batch: Packed) -> None:
-    """Log-probs, loss and backward."""
+    """Run log-probs, loss and backward."""
     loss(kind, batch, log_probs(batch.hidden_TH, batch.weight_VH, batch.targets_T)).backward()
     batch.hidden_TH.grad = batch.weight_VH.grad = None
 
 
 def loss_alone(kind: str, batch: Packed) -> None:
-    """Loss and backward at given log-probs."""
+    """Run loss and backward at given log-probs."""
     loss(kind, batch, batch.behaviour_T.clone().requires_grad_()).backward()
 
 
 def take_turns(work: Callable[[str, Packed], None], batch: Packed, repeats: int) -> dict[str, Any]:
-    """CPU seconds of each kind (medians), and the ratio: its median over the rounds and its quartiles."""
+    """Return CPU seconds of each kind (medians), and their ratio: its median over the rounds and its quartiles."""
     seconds: dict[str, list[float]] = {kind: [] for kind in LOSSES}
     for round_number in range(repeats + 1):
         for kind in LOSSES if round_number % 2 else reversed(LOSSES):
@@ -149,12 +149,12 @@ def take_turns(work: Callable[[str, Packed], None], batch: Packed, repeats: int)
 
 
 def peak_growth_bytes(kind: str, num_tokens: int, *, with_head: bool) -> int:
-    """Growth of this process's resident set at the peak of one loss and backward, after a small one to warm up."""
+    """Return the peak growth of this process's resident set in one loss and backward, after a small one to warm up."""
     work = step if with_head else loss_alone
     work(kind, packed(1000, with_head=with_head))
     batch = packed(num_tokens, with_head=with_head)
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
+    Path("/proc/self/clear_refs").write_text("5")  # restart the peak from the current resident set
     before = _status_bytes("VmRSS")
     work(kind, batch)
     return _status_bytes("VmHWM") - before
@@ -167,8 +167,8 @@ def _status_bytes(field: str) -> int:
 
 
 def memory(sizes: list[int], *, with_head: bool) -> list[dict[str, Any]]:
-    """Peak growth in bytes by number of tokens, each figure from a process of its own."""
-    # Every tensor in a mapping of its own, gone when freed: what building the batch left behind would be used again unseen.
+    """Return the peak growth in bytes by number of tokens, each figure from its own process."""
+    # Every tensor gets its own mapping, gone when freed: reused memory from building the batch would hide growth.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "16384"}
     rows = []
     for num_tokens in sizes:
@@ -188,7 +188,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write the figures there as well")
+    parser.add_argument("--json", type=Path, help="also write the figures there")
     parser.add_argument("--measure-memory", choices=LOSSES, help=argparse.SUPPRESS)
     parser.add_argument("--with-head", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,10 +1,10 @@
-"""A learner that is far too slow for its rollouts: who waits, how much memory and how long queues that takes, what is lost.
+"""A learner that is far too slow for its rollouts: where work waits, memory, queue lengths, and losses.
 
     python -m benchmarks.slow_learner --batches 10 --train-s 60 --plot docs/evidence/images/slow_learner.png
 
-A real broker process and real rollout connections, one process each, which have no engine: they generate as fast as the
-broker takes it. The learner takes one batch, says after `train-s` that it is trained, and publishes. In between memory and
-queues are sampled. Afterwards the ledger is audited. Nothing may be dropped: admission has to hold generation back.
+A real broker process serves real rollout connections, one process each. They have no engine: they generate as fast as the
+broker accepts. The learner takes one batch, reports it as trained after ``train-s``, and publishes. Memory and queues are
+sampled meanwhile, and the ledger is audited at the end. Nothing may be dropped: admission has to hold generation back.
 """
 
 import argparse
@@ -54,11 +54,11 @@ class Sample:
     time_s: float
     broker_bytes: int
     rollout_bytes: int
-    """Of the largest rollout."""
+    """That of the largest rollout."""
     unacknowledged: int
-    """Messages that the rollouts keep, together."""
+    """Messages that all rollouts keep, together."""
     episodes: int
-    """Under way, together."""
+    """Those under way, in all rollouts together."""
     queue_messages: float
     queue_bytes: float
     groups: float
@@ -81,7 +81,7 @@ class Outcome:
     audit_problems: list[str] = field(default_factory=list)
 
     def summary(self) -> dict[str, float]:
-        """What the table says; growth is from the first batch's end to the last sample."""
+        """Return the rows of the table; growth is from the end of the first batch to the last sample."""
         warm = [sample for sample in self.samples if sample.trained >= 1] or self.samples
         last = self.samples[-1]
         return {
@@ -104,7 +104,7 @@ class Outcome:
 
 @dataclass
 class RolloutProcess:
-    """A rollout in a process of its own, and what it last said of itself."""
+    """A rollout in its own process, and its last report."""
 
     process: asyncio.subprocess.Process
     report: dict[str, int] = field(default_factory=lambda: {"unacknowledged": 0, "episodes": 0})
@@ -138,7 +138,7 @@ async def rollout(endpoint: str, name: str) -> None:
 
     async def report() -> None:
         while True:
-            # What the double remembers for tests is not a rollout's memory.
+            # The double's memory for tests is not a rollout's memory.
             double.seen_leases.clear()
             line = {"unacknowledged": double.peer.num_unacknowledged, "episodes": len(double.episodes_under_way)}
             print(json.dumps(line), flush=True)
@@ -156,7 +156,7 @@ async def rollout(endpoint: str, name: str) -> None:
 
 @dataclass
 class SlowLearner:
-    """Takes a batch, trains nothing for ``train_s``, publishes, reports; ``num_batches`` times."""
+    """Take a batch, train nothing for ``train_s``, publish, report; ``num_batches`` times."""
 
     peer: PeerClient
     num_batches: int
@@ -199,7 +199,7 @@ class SlowLearner:
 
 
 async def sample(broker: BrokerProcess, rollouts: list[RolloutProcess], time_s: float) -> Sample:
-    """What /metrics, the rollouts and the kernel say now."""
+    """Return what /metrics, the rollouts and the kernel report now."""
     _, text = await broker.http("/metrics")
     values: dict[str, float] = {}
     dropped = 0.0
@@ -263,7 +263,7 @@ async def measure(directory: Path, num_batches: int, train_s: float, num_rollout
 
 
 def plot(outcome: Outcome, path: Path) -> None:
-    """Memory above, what waits below, over time."""
+    """Plot memory above and waiting work below, over time."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -290,7 +290,7 @@ def plot(outcome: Outcome, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=10)
-    parser.add_argument("--train-s", type=float, default=60.0, help="seconds that the learner takes for a batch")
+    parser.add_argument("--train-s", type=float, default=60.0, help="seconds that the learner spends on a batch")
     parser.add_argument("--rollouts", type=int, default=2, help="rollout processes")
     parser.add_argument("--plot", type=Path, help="write the curves here (PNG)")
     parser.add_argument("--json", type=Path, help="write all samples here")

@@ -39,7 +39,7 @@ MODELS: dict[str, dict[str, int]] = {
     "larger": {"hidden_size": 256, "num_hidden_layers": 12, "moe_intermediate_size": 400},
 }
 SECONDS = (
-    "batch", "batch_beside_writing", "publish_at_once", "publish_stall", "checkpoint_at_once", "checkpoint_stall",
+    "batch", "batch_while_writing", "publish_at_once", "publish_stall", "checkpoint_at_once", "checkpoint_stall",
     "checkpoint_in_all",
 )  # fmt: skip
 
@@ -89,20 +89,20 @@ class Measured:
         self._newest = snapshot
         return time.perf_counter() - begin, stall
 
-    def _saver(self, beside: bool) -> CheckpointSaver:
+    def _saver(self, in_background: bool) -> CheckpointSaver:
         self._version += 1
-        return CheckpointSaver(self._engine, self._root, keep=1, background=Threads() if beside else None)
+        return CheckpointSaver(self._engine, self._root, keep=1, background=Threads() if in_background else None)
 
     def _state(self) -> CheckpointState:
         return CheckpointState(policy_version=self._version, batch_position=self._version, mismatch={})
 
     def save_at_once(self) -> float:
-        saver = self._saver(beside=False)
+        saver = self._saver(in_background=False)
         return timed(lambda: (saver.begin(self._state()), saver.advance(newest_version=self._version)))
 
-    def save_beside(self) -> tuple[float, float, list[float]]:
+    def save_in_background(self) -> tuple[float, float, list[float]]:
         """Return the seconds that training waits, those until a resume is possible, and those of the batches in between."""
-        saver = self._saver(beside=True)
+        saver = self._saver(in_background=True)
         begin = time.perf_counter()
         saver.begin(self._state())
         stall = time.perf_counter() - begin
@@ -134,10 +134,10 @@ def measure(model: str, directory: Path, rounds: int) -> dict[str, Any]:
         found["publish_at_once"].append(at_once)
         found["publish_stall"].append(stall)
         found["checkpoint_at_once"].append(measured.save_at_once())
-        stall, in_all, batches = measured.save_beside()
+        stall, in_all, batches = measured.save_in_background()
         found["checkpoint_stall"].append(stall)
         found["checkpoint_in_all"].append(in_all)
-        found["batch_beside_writing"] += batches[:-1] or batches  # the last batch runs partly alone
+        found["batch_while_writing"] += batches[:-1] or batches  # the last batch runs partly alone
     measured.close()
     shutil.rmtree(directory / model)
     medians = {f"{name}_s": statistics.median(values) for name, values in found.items() if values}
@@ -156,11 +156,11 @@ def in_a_process(model: str, directory: Path, rounds: int) -> dict[str, Any]:
 
 
 def row(result: dict[str, Any]) -> str:
-    beside = result.get("batch_beside_writing_s")
+    busy = result.get("batch_while_writing_s")
     cells = [
         f"{result['parameters']:,}",
         f"{result['batch_s']:.3f}",
-        "none fits" if beside is None else f"{beside:.3f}",
+        "none fits" if busy is None else f"{busy:.3f}",
         *(
             f"{result[f'{kind}_at_once_s']:.3f} | {result[f'{kind}_stall_s']:.3f} | "
             f"{result[f'{kind}_at_once_s'] / result[f'{kind}_stall_s']:.1f}"
@@ -183,7 +183,7 @@ def main() -> None:
         torch.set_num_threads(1)
         print(json.dumps(measure(arguments.models[0], arguments.directory, arguments.rounds)))
         return
-    heads = ["parameters", "batch (s)", "batch beside writing"]
+    heads = ["parameters", "batch (s)", "batch while writing"]
     heads += [f"{kind}: at once (s) | stall (s) | ratio" for kind in ("version", "checkpoint")]
     heads += ["checkpoint in the background, in all (s)"]
     print(f"| {' | '.join(heads)} |\n|{'---|' * 10}")

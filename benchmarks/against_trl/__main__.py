@@ -3,14 +3,13 @@
     .venv-parity/bin/python -m benchmarks.against_trl --seeds 0 1 2
     .venv-parity/bin/python -m benchmarks.against_trl --task counting
 
-Both train a task's configuration: `examples/arithmetic.toml`, where answers have three tokens and a sample costs what
-is around the model, or `counting.toml` beside this file, where a few answers are far longer than the mean and a
-sample costs what the model does. The same start model, tasks, prompt ids, rewards, samples of a batch, optimizer
-steps, optimizer, learning rate and clip, and the same held-out tasks after every second batch. This project is `gspo
-run`, as a user starts it; TRL is `trl_run.py`. They take turns on the machine. Seconds count from the moment at which
-the first sample can be drawn: imports, loading and the start of SGLang are excluded for both, evaluations are
-included for both. Each is tried with its settings on the first seed, and runs the other seeds with the better one.
-Needs TRL (requirements/parity.txt).
+Both train a task's configuration: ``examples/arithmetic.toml``, where answers have three tokens and most of a sample's cost
+lies outside the model, or ``counting.toml`` next to this file, where a few answers are far longer than the mean and most of
+the cost lies in the model. Both have the same start model, tasks, prompt ids, rewards, samples of a batch, optimizer steps,
+optimizer, learning rate and clip, and the same held-out tasks after every second batch. This project is ``gspo run``, as a
+user starts it; TRL is ``trl_run.py``. They take turns on the machine. Seconds count from the moment at which the first
+sample can be drawn: imports, loading and the start of SGLang are excluded for both, evaluations are included for both. Each
+tries its settings on the first seed, and runs the other seeds with the better one. Needs TRL (requirements/parity.txt).
 """
 
 from __future__ import annotations
@@ -50,17 +49,15 @@ def main() -> None:
     """Run, compare, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=TASKS, default="arithmetic")
-    parser.add_argument("--config", type=Path, help="train this instead of the task's own configuration")
+    parser.add_argument("--config", type=Path, help="train this configuration instead of the task's own")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--batches", type=int, help="of each run (default: the task's own number)")
+    parser.add_argument("--batches", type=int, help="batches of each run (default: the task's own number)")
+    parser.add_argument("--every", type=int, default=2, help="batches between evaluations (default: %(default)s)")
     parser.add_argument(
-        "--every", type=int, default=2, help="batches from one evaluation to the next (default: %(default)s)"
+        "--model", type=Path, help="start from this model for every seed (default: the task's own, made from the seed)"
     )
-    parser.add_argument(
-        "--model", type=Path, help="start from this model, whatever the seed (default: the task's own, made from the seed)"
-    )
-    parser.add_argument("--ours", nargs="+", help="settings of this project to try (default: all of the task)")
-    parser.add_argument("--theirs", nargs="+", help="settings of TRL to try (default: all of the task)")
+    parser.add_argument("--ours", nargs="+", help="settings of this project to try (default: all for the task)")
+    parser.add_argument("--theirs", nargs="+", help="settings of TRL to try (default: all for the task)")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--json", type=Path, help="(default: runs/against-trl-TASK.json)")
     parser.add_argument("--plot", type=Path, help="(default: the task's picture in docs/evidence/images)")
@@ -78,7 +75,7 @@ def main() -> None:
         *arguments.overrides,
     ]
     settings = load_settings(config, overrides)
-    # So that `kill` ends what was started, and removes what was written, as Ctrl-C does.
+    # ``kill`` ends the child processes and removes files, as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="against-trl-") as directory:
         runs = all_runs(
@@ -117,7 +114,7 @@ def all_runs(
     theirs: Mapping[str, Theirs],
     samples_per_batch: int,
 ) -> list[Run]:
-    """Every setting on the first seed, the better one of each system on the others, in turns."""
+    """Run every setting on the first seed, then each system's best setting on the other seeds, in turns."""
     runs: list[Run] = []
     for index, seed in enumerate(seeds):
         common = [*overrides, f"run.seed={seed}", f"model.path={model(directory, seed)}"]
@@ -150,12 +147,12 @@ def all_runs(
 
 
 def tiny_model(directory: Path, seed: int) -> Path:
-    """The tiny model of a seed, as a user makes it."""
+    """Make the tiny model of a seed, as a user does."""
     return _made(directory / f"model-{seed}", "services.cli.main", "model", "tiny", seed=seed)
 
 
 def counting_model(directory: Path, seed: int) -> Path:
-    """The larger model, taught the task with long-tailed answers; kept, because it takes minutes."""
+    """Make the larger model, taught the task with long-tailed answers; it is kept, because it takes minutes."""
     return _made(Path(f"runs/against-trl/counting-{seed}").absolute(), "benchmarks.against_trl.start_model", seed=seed)
 
 
@@ -167,7 +164,7 @@ def _made(path: Path, module: str, *command: str, seed: int) -> Path:
 
 
 START_MODELS: Final[dict[TaskName, Callable[[Path, int], Path]]] = {"arithmetic": tiny_model, "counting": counting_model}
-"""What a task starts from, by a directory for what need not be kept, and by seed."""
+"""Makes a task's start model, from a directory for temporary files and a seed."""
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """A task whose answers have a long tail: counting down.
 
-The policy reads "k04=" and must answer "04k,03k,02k,01k": a short question with worked steps, of which there are as many
-as the problem needs. With the options' defaults a right answer has 24 tokens (bytes and an end) in the mean, and the longest
-has 108.
+The policy reads "k04=" and must answer "04k,03k,02k,01k": a short question with as many worked steps as the problem needs.
+With the default options a right answer has 24 tokens (bytes and an end) on average, and at most 108.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from gspo.environments import (
 from services.environments.generated import GeneratedTasks, draw_problem
 
 GIVES_UP_AT_ONCE = 0.25
-"""How often the careless teacher has no mind to begin."""
+"""How often the careless teacher does not even begin."""
 GIVES_UP = 0.08
-"""How often it stops at a step, each of them: the longer the answer, the rarer is a right one."""
+"""How often it stops, at each step: the longer the answer, the rarer a right one."""
 SLIPS = 0.02
-"""How often it leaves a number out, each time; it goes on from the next."""
+"""How often it leaves out a number, at each step; it continues with the next."""
 
 
 class CountingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far is counted."""
+    """How far problems count down."""
 
     mean_steps: Annotated[float, msgspec.Meta(ge=1, le=99)] = 6.2
-    """How many items an answer has falls off exponentially, with about this mean."""
+    """The number of items in an answer falls off exponentially, with about this mean."""
     most_steps: Annotated[int, msgspec.Meta(ge=1, le=99)] = 27
-    """Longer ones are drawn again."""
+    """Longer answers are drawn again."""
     num_eval_tasks: Annotated[int, msgspec.Meta(ge=1)] = 256
-    """Size of the held-out split; the training split has no end."""
+    """Size of the held-out split; the training split is endless."""
 
 
 class CountingState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +50,7 @@ class CountingState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Counting(DemonstratingEnvironment):
-    """One count, one answer: 1 when every number is there and right, else 0."""
+    """One problem, one answer: 1 when every number is present and right, else 0."""
 
     options_type = CountingOptions
 
@@ -73,7 +72,7 @@ class Counting(DemonstratingEnvironment):
         return Step(state=state, messages=[], reward=float(action.strip() == right_answer(problem)), done=True)
 
     def demonstration(self, rng: random.Random, *, careful: bool) -> list[DemonstrationMessage]:
-        """A training problem with an answer: the right one, or that of the careless teacher."""
+        """Return a training problem with an answer: the right one, or that of the careless teacher."""
         problem = draw_problem(self._draw, "train", rng)
         answer = right_answer(problem) if careful else careless_answer(problem, rng)
         return [
@@ -89,13 +88,16 @@ class Counting(DemonstratingEnvironment):
 
 
 def right_answer(problem: str) -> str:
-    """Every number from the problem's to 1 with its letter: "k02" gives "02k,01k". Raises ValueError for no problem."""
+    """Return every number from the problem's to 1 with its letter: "k02" gives "02k,01k".
+
+    Raises: ValueError for a text that is no problem.
+    """
     letter, count = _parts(problem)
     return ",".join(f"{number:02}{letter}" for number in range(count, 0, -1))
 
 
 def careless_answer(problem: str, rng: random.Random) -> str:
-    """Right up to where the teacher gives up ("?") or leaves out a number, and goes on from there."""
+    """Answer right until the teacher gives up ("?"); where it leaves out a number, it continues with the next."""
     letter, number = _parts(problem)
     if rng.random() < GIVES_UP_AT_ONCE:
         return "?"

@@ -1,4 +1,4 @@
-"""What a run measured, and what follows from it: plain values and arithmetic, without torch or TRL."""
+"""The measurements of a run, and what follows from them: plain values and arithmetic, without torch or TRL."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Point:
     """One evaluation on held-out tasks."""
 
     seconds: float
-    """Since the first sample could be drawn, until the evaluation's result was there."""
+    """From the moment at which the first sample could be drawn to the evaluation's result."""
     samples: int
-    """That the evaluated weights were trained on."""
+    """Samples that the evaluated weights were trained on."""
     evaluation_s: float
-    """Of `seconds`: spent on evaluations, where nothing else went on meanwhile; else 0."""
+    """Part of ``seconds`` spent on evaluations, where nothing else ran meanwhile; else 0."""
     reward: float
 
 
@@ -33,26 +33,26 @@ class Run:
 
     system: System
     setting: str
-    """What was tried on top of the common configuration."""
+    """What the run changed in the common configuration."""
     seed: int
     points: tuple[Point, ...]
     """In order of time."""
     start_s: float
-    """From the command until the first sample could be drawn."""
+    """Seconds from the command until the first sample could be drawn."""
     batch_ends_s: tuple[float, ...]
-    """When each batch was trained, on the clock of `points`."""
+    """When each batch was trained, on the clock of ``points``."""
     seconds: float
-    """Of all the batches, evaluations included."""
+    """Seconds of all batches, evaluations included."""
     batch_parts: dict[str, float]
-    """Seconds of a batch, by what is done; for a system that does these at the same time they add up to more."""
+    """Seconds of a batch by activity; they add up to more in a system with simultaneous activities."""
     cpu_s: dict[str, float]
-    """CPU seconds of a batch, by process, or, of a system with one, by what it does."""
+    """CPU seconds of a batch, by process, or by activity in a system with one process."""
     rates: dict[str, float]
-    """Tokens per second, by what is done."""
+    """Tokens per second, by activity."""
     tokens: dict[str, float] = field(default_factory=dict)
-    """How long answers are, and how much of padded rows they fill."""
+    """Lengths of answers, and the share of padded rows that they fill."""
     learner_parts: dict[str, float] = field(default_factory=dict)
-    """Seconds of a batch, by the learner's own profile, where it made one."""
+    """Seconds of a batch from the learner's own profile, where it made one."""
 
     @property
     def batches(self) -> int:
@@ -65,9 +65,9 @@ class Run:
         return f"{self.seconds / self.batches:.2f} s a batch, {cpu_s:.2f} CPU s a batch, to {TARGET}: {target}"
 
     def seconds_of_a_later_batch(self, first: int) -> float:
-        """Median over the batches from number `first` (counted from 1) to the last but one, end to end.
+        """Return the median over the batches from number ``first`` (counted from 1) to the last but one, end to end.
 
-        Raises ValueError when there is none.
+        Raises: ValueError when there is none.
         """
         ends = self.batch_ends_s[first - 1 :]
         if len(ends) < 2:
@@ -77,7 +77,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """When a run's held-out reward was first at the target."""
+    """When a run's held-out reward first reached the target."""
 
     seconds: float
     seconds_without_evaluation: float
@@ -85,7 +85,7 @@ class Arrival:
 
 
 def arrival(points: Sequence[Point], target: float = TARGET) -> Arrival | None:
-    """The first evaluation at or above `target`; None when there is none."""
+    """Return the first evaluation at or above ``target``; None when there is none."""
     for point in points:
         if point.reward >= target:
             return Arrival(
@@ -97,9 +97,9 @@ def arrival(points: Sequence[Point], target: float = TARGET) -> Arrival | None:
 
 
 def mean_reward(points: Sequence[Point], samples: int) -> float:
-    """Mean held-out reward over the first `samples` samples: the area under the curve, by trapezoids, over its width.
+    """Return the mean held-out reward over the first ``samples`` samples: the area by trapezoids, over the width.
 
-    Raises ValueError for fewer than two evaluations there, or when the last lies before `samples`.
+    Raises: ValueError for fewer than two evaluations there, or when the last lies before ``samples``.
     """
     inside = [point for point in points if point.samples <= samples]
     if len(inside) < 2 or inside[-1].samples != samples:
@@ -110,19 +110,19 @@ def mean_reward(points: Sequence[Point], samples: int) -> float:
 
 
 def common_samples(runs: Sequence[Run]) -> int:
-    """The largest number of samples at which every one of `runs` was evaluated; 0 when there is none but the start."""
+    """Return the largest number of samples at which all ``runs`` were evaluated; 0 when they share only the start."""
     shared = set.intersection(*({point.samples for point in run.points} for run in runs))
     return max(shared, default=0)
 
 
 def mean_arrival_s(runs: Sequence[Run], target: float = TARGET) -> float:
-    """Mean seconds to the target over seeds; infinite when a seed never came there."""
+    """Return the mean seconds to the target over seeds; infinite when a seed never reached it."""
     arrivals = [arrival(run.points, target) for run in runs]
     return fmean(math.inf if each is None else each.seconds for each in arrivals)
 
 
 def best_setting(runs: Sequence[Run], target: float = TARGET) -> str:
-    """The setting of least mean seconds to the target over its seeds; of those that never came there, per batch."""
+    """Return the setting with the least mean seconds to the target; if none reached it, with the least per batch."""
     if not runs:
         raise ValueError("no runs: there is no best setting")
     settings = {run.setting: [each for each in runs if each.setting == run.setting] for run in runs}

@@ -1,4 +1,4 @@
-"""One run of this project on a configuration: `gspo run` as a user starts it, and what it wrote."""
+"""One run of this project on a configuration: ``gspo run`` as a user starts it, and what it wrote."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SAMPLE_S: Final = 1.0
 
 @dataclass
 class CpuSeconds:
-    """What the processes below the run have used, by role, whenever it was looked at."""
+    """CPU use of the run's processes by role, sampled now and then."""
 
     looks: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-    """Batches trained and CPU seconds so far; of a process that ended, what it had when it was last seen."""
+    """Batches trained and CPU seconds so far; a process that ended keeps what it had when last seen."""
     _known: dict[psutil.Process, tuple[str, float]] = field(default_factory=dict)
 
     def look(self, root: psutil.Process, batches: int) -> None:
@@ -35,7 +35,7 @@ class CpuSeconds:
                 name, times = role(process), process.cpu_times()
             except psutil.NoSuchProcess:
                 continue
-            # A process that has just ended has no command line any more: what it was last seen with stays.
+            # A process that has just ended has no command line any more: its last values stay.
             if name:
                 self._known[process] = (name, times.user + times.system)
         used: dict[str, float] = {}
@@ -44,18 +44,18 @@ class CpuSeconds:
         self.looks.append((batches, used))
 
     def of_a_batch(self) -> dict[str, float]:
-        """Between the first batch's end and the last one's, by batch; empty when no two looks saw different batches."""
+        """Return CPU seconds per batch, from the first batch's end to the last one's; empty without two samples."""
         trained = [look for look in self.looks if look[0] >= 1]
         if not trained or trained[-1][0] == trained[0][0]:
             return {}
         first, before = trained[0]
-        # Not the last look: by then processes write reports and end.
+        # Not the last sample: by then processes write reports and end.
         last, after = next(look for look in trained if look[0] == trained[-1][0])
         return {name: (after[name] - before.get(name, 0.0)) / (last - first) for name in sorted(after)}
 
 
 def run_ours(config: Path, directory: Path, overrides: Sequence[str], *, setting: str, seed: int, timeout_s: float) -> Run:
-    """Run to the end of `run.num_batches`. Raises: AssertionError, with the end of its output, when the run fails."""
+    """Run to the end of ``run.num_batches``. Raises: AssertionError, with the end of its output, when the run fails."""
     cpu = CpuSeconds()
     command_at = datetime.now().timestamp()
     with RunProcess(config, directory, *overrides) as run:
@@ -70,10 +70,10 @@ def run_ours(config: Path, directory: Path, overrides: Sequence[str], *, setting
 
 
 def read_ours(directory: Path, cpu_s: dict[str, float], *, setting: str, seed: int, command_at: float) -> Run:
-    """What a finished run recorded; `command_at` is the wall time of its start."""
+    """Read what a finished run recorded; ``command_at`` is the wall time of its start."""
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     batches = [row for row in rows if row["event"] == "batch"]
-    begin = min(served_at(directory))  # From then on samples could be drawn.
+    begin = min(served_at(directory))  # Samples could be drawn from then on.
     samples = [0]
     for row in batches:
         samples.append(samples[-1] + row["num_trajectories"])
@@ -110,7 +110,7 @@ def read_ours(directory: Path, cpu_s: dict[str, float], *, setting: str, seed: i
 
 
 def token_statistics(mean_answer: float, profiles: Sequence[dict[str, Any]], num_samples: int) -> dict[str, float]:
-    """As TRL's: what rows padded to a batch's longest would have, though nothing is padded here."""
+    """Return the figures of rows padded to a batch's longest, as TRL has them; nothing is padded here."""
     if not profiles:
         return {"answer, mean": mean_answer}
     padded = sum(each["tokens"] / each["padding_efficiency"] for each in profiles)
@@ -122,5 +122,5 @@ def token_statistics(mean_answer: float, profiles: Sequence[dict[str, Any]], num
 
 
 def read_lines(path: Path) -> list[str]:
-    """None of a file that there is not: a profile is made where it is asked for."""
+    """Read the profile; None without a file: only runs that request a profile make one."""
     return path.read_text().splitlines() if path.is_file() else []

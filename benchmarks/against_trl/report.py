@@ -21,13 +21,13 @@ from benchmarks.against_trl.curve import (
 )
 
 GOAL: Final = 0.7
-"""Wanted: ours is at the target in at most this share of TRL's seconds."""
+"""The goal: this project reaches the target in at most this share of TRL's seconds."""
 NAMES: Final[dict[System, str]] = {"gspo": "this project", "trl": "TRL"}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of each system's best setting, over the same seeds, and all the others."""
+    """The runs of each system's best setting, over the same seeds, and all other runs."""
 
     ours: tuple[Run, ...]
     theirs: tuple[Run, ...]
@@ -37,7 +37,7 @@ class Comparison:
 
     @classmethod
     def of(cls, runs: Sequence[Run], *, mini_batches: int, samples_per_batch: int) -> Comparison:
-        """Choose each system's best setting by the seeds at which all its settings ran; see `curve.best_setting`."""
+        """Choose each system's best setting by the seeds at which all its settings ran; see ``curve.best_setting``."""
         best = {system: chosen_setting([run for run in runs if run.system == system]) for system in NAMES}
         kept = [run for run in runs if run.setting == best[run.system]]
         return cls(
@@ -50,18 +50,18 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Our mean seconds to the target over TRL's; NaN where either never came there."""
+        """Our mean seconds to the target over TRL's; NaN where either never reached it."""
         ours, theirs = mean_arrival_s(self.ours), mean_arrival_s(self.theirs)
         return ours / theirs if math.isfinite(ours) and math.isfinite(theirs) else math.nan
 
     @property
     def equal_samples(self) -> int:
-        """The samples over which the rewards of both are compared."""
+        """The number of samples over which both rewards are compared."""
         return common_samples([*self.ours, *self.theirs])
 
 
 def chosen_setting(runs: Sequence[Run]) -> str:
-    """The best setting of one system, by the seeds that every setting was run with."""
+    """Return the best setting of one system, judged on the seeds that every setting ran."""
     seeds = set.intersection(*({each.seed for each in runs if each.setting == run.setting} for run in runs))
     return best_setting([run for run in runs if run.seed in seeds])
 
@@ -113,7 +113,7 @@ def table(comparison: Comparison) -> str:
 
 
 def parts_table(comparison: Comparison) -> str:
-    """Markdown: where the time of a batch goes, and tokens per second, for every system and setting."""
+    """Return Markdown: where the time of a batch goes, and tokens per second, for every system and setting."""
     lines = ["| run | seconds of a batch | CPU seconds of a batch | tokens/s | tokens |", "|---|---|---|---|---|"]
     every = [*comparison.ours, *comparison.theirs, *comparison.others]
     for system, setting in dict.fromkeys((run.system, run.setting) for run in every):
@@ -126,7 +126,7 @@ def parts_table(comparison: Comparison) -> str:
 
 
 def learner_table(comparison: Comparison) -> str:
-    """Markdown: this project's learner by its own profile; empty where no run made one."""
+    """Return Markdown: this project's learner by its own profile; empty where no run made one."""
     profiled = [run for run in [*comparison.ours, *comparison.others] if run.learner_parts]
     lines = ["| the learner of | seconds of a batch |", "|---|---|"] if profiled else []
     for setting in dict.fromkeys(run.setting for run in profiled):
@@ -136,15 +136,15 @@ def learner_table(comparison: Comparison) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """One sentence."""
+    """Return the result as one sentence."""
     if math.isnan(comparison.ratio):
-        return f"No ratio: a run did not come to {TARGET}; run more batches."
+        return f"No ratio: a run did not reach {TARGET}; run more batches."
     met = "met" if comparison.ratio <= GOAL else "missed"
     return f"Seconds to {TARGET}: {comparison.ratio:.2f} of TRL's; the goal of {GOAL} is {met}."
 
 
 def as_data(comparison: Comparison) -> dict[str, Any]:
-    """For JSON: every run with its curve. Ratios that do not exist are null."""
+    """Return values for JSON: every run with its curve. Ratios that do not exist are null."""
     return {
         "target": TARGET,
         "goal": GOAL,
@@ -157,7 +157,7 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
 
 
 def plot(comparison: Comparison, path: Path) -> None:
-    """Held-out reward over seconds and over samples: a thin line a seed, a thick one their mean over samples."""
+    """Plot held-out reward over seconds and over samples: a thin line per seed, a thick one for their mean over samples."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""What is compared: the tasks, and what each system is tried with on top of a task's configuration."""
+"""The compared tasks, and the settings that each system tries on top of a task's configuration."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Theirs:
 
     threads: int
     micro_batch: int | None = None
-    """Samples of a forward and backward pass; None: all of an optimizer step."""
+    """Samples in one forward and backward pass; None: all of an optimizer step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A configuration, and what is tried with it on the first seed."""
+    """A configuration, and the settings that are tried with it on the first seed."""
 
     config: Path
     num_batches: int
@@ -35,7 +35,7 @@ OURS: Final[dict[str, list[str]]] = {
     "2 servers": [],
     "1 server": ["rollout.num_servers=1", "rollout.max_running=128"],
 }
-"""Settings of this project: the example as it is, or one SGLang server for all samples, beside the learner."""
+"""Settings of this project: the example unchanged, or one SGLang server for all samples next to the learner."""
 
 THEIRS: Final[dict[str, Theirs]] = {"1 thread": Theirs(threads=1), "2 threads": Theirs(threads=2)}
 """Threads of TRL's process."""
@@ -59,13 +59,13 @@ TASKS: Final[dict[TaskName, Task]] = {
         plot=Path("docs/evidence/images/against-trl-counting.png"),
     ),
 }
-"""Answers of three tokens and a quarter of a million parameters, where a sample costs what is around the model; long-tailed
-answers and 4 million parameters, where it costs what the model does."""
+"""Arithmetic has answers of three tokens and a quarter of a million parameters: most of the cost lies outside the model.
+Counting has long-tailed answers and 4 million parameters: most of the cost lies in the model."""
 
 TIMEOUT_S: Final = 1800.0
-"""Of one run."""
+"""Time limit of one run."""
 
 
 def say(text: str) -> None:
-    """Progress, on the terminal."""
+    """Print progress."""
     print(f"{datetime.now():%H:%M:%S} {text}", flush=True)

@@ -1,9 +1,9 @@
-"""Seconds of a batch of this project and of TRL, by the size of the model: what of them is the model's, and what is not.
+"""Seconds of a batch of this project and of TRL by model size, which shows how much of them the model takes.
 
     .venv-parity/bin/python -m benchmarks.against_trl.sizes
 
-The configuration of `benchmarks.against_trl` with untrained models: answers are as long as they may be and nothing is
-learnt, but a batch is the same work. The median of the later batches, without evaluations.
+The configuration of ``benchmarks.against_trl`` with untrained models: answers reach the maximum length and nothing is
+learnt, but a batch is the same work. The figure is the median of the later batches, without evaluations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIRST: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A Qwen3-MoE as the tiny one, wider and deeper: heads of 16, experts as wide as the model."""
+    """A Qwen3-MoE like the tiny one, wider and deeper: heads of 16, experts as wide as the model."""
 
     hidden_size: int
     num_layers: int
@@ -43,7 +43,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """From "256x4". Raises: ValueError."""
+        """Parse a text such as "256x4". Raises: ValueError for any other text."""
         hidden, separator, layers = text.partition("x")
         if not (separator and hidden.isdigit() and layers.isdigit() and int(layers) > 0 and int(hidden) > 0):
             raise ValueError(f"{text!r} is no shape: give WIDTHxLAYERS, such as 256x4")
@@ -63,7 +63,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Our seconds of a batch over TRL's."""
+        """Our seconds per batch over TRL's."""
         return self.ours.seconds_of_a_later_batch(FIRST) / self.theirs.seconds_of_a_later_batch(FIRST)
 
 
@@ -82,7 +82,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def make_model(directory: Path, shape: Shape, like: Path, seed: int) -> int:
-    """Write an untrained model with the tokenizer and the other settings of `like`; its number of parameters."""
+    """Write an untrained model with the tokenizer and other settings of ``like``; return its number of parameters."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -108,10 +108,12 @@ def main() -> None:
     parser.add_argument(
         "--shapes", type=Shape.parse, nargs="+", default=[Shape.parse(each) for each in ("64x2", "256x4", "512x6")]
     )
-    parser.add_argument("--batches", type=int, default=7, help="of each run (default: %(default)s)")
+    parser.add_argument("--batches", type=int, default=7, help="batches of each run (default: %(default)s)")
     parser.add_argument("--ours", choices=OURS, default="1 server")
     parser.add_argument("--theirs", choices=THEIRS, default="2 threads")
-    parser.add_argument("--like", type=Path, default=Path("models/tiny"), help="whose tokenizer and configuration to take")
+    parser.add_argument(
+        "--like", type=Path, default=Path("models/tiny"), help="the model that lends its tokenizer and configuration"
+    )
     parser.add_argument("--json", type=Path, default=Path("runs/against-trl-sizes.json"))
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

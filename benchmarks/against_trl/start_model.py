@@ -1,8 +1,8 @@
 """The model that both systems start from on the task with long-tailed answers: taught by imitation, and kept on disk.
 
-A mixture of experts as the project's tiny model, but of some 4 million parameters, so that its floating-point work is most
-of what a token costs. First a careful teacher, then a careless one: the skill is there and the policy is bad. Everything
-follows from the seed, on one thread.
+A mixture of experts like the project's tiny model, but with some 4 million parameters, so that floating-point work is most
+of the cost of a token. A careful teacher comes first, then a careless one: the model has the skill but a bad policy.
+Everything follows from the seed, on one thread.
 
     python -m benchmarks.against_trl.start_model models/counting-0 --seed 0
 """
@@ -39,20 +39,23 @@ class School:
     """How the model is taught."""
 
     most_careful_steps: int = 700
-    """With the careful teacher at most: fewer where its answers are known before."""
+    """Most steps with the careful teacher: fewer if the model knows its answers earlier."""
     known_loss: float = 0.02
-    """They are known when the mean loss of a token over the last `window` steps is at most this."""
+    """The answers are known when the mean loss of a token over the last ``window`` steps is at most this."""
     window: int = 20
     careless_steps: int = 60
-    """With the careless teacher, while the learning rate falls to 0."""
+    """Steps with the careless teacher, while the learning rate falls to 0."""
     step_tokens: int = 1_000
-    """Of a step, padding counted."""
+    """Tokens of a step, padding included."""
     learning_rate: float = 1e-3
     warmup_steps: int = 20
 
 
 def start_model(directory: Path, seed: int, *, size: ModelSize = SIZE, school: School | None = None) -> Path:
-    """The start model of `seed` in `directory`, complete or not at all; made when it is not there or was made otherwise."""
+    """Return the start model of ``seed`` in ``directory``; make it when it is missing or has other settings.
+
+    The directory appears complete or not at all.
+    """
     school = school or School()
     record = {"seed": seed, "size": asdict(size), "school": asdict(school)}
     made = directory / RECORD_FILE
@@ -60,7 +63,7 @@ def start_model(directory: Path, seed: int, *, size: ModelSize = SIZE, school: S
         return directory
     unfinished = directory.parent / f".{directory.name}.{os.getpid()}.unfinished"
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # One thread adds in one order, whatever the machine.
+    torch.set_num_threads(1)  # One thread adds in one order on every machine.
     try:
         make_model(unfinished, size, seed)
         model = AutoModelForCausalLM.from_pretrained(unfinished, dtype=torch.float32)
@@ -77,7 +80,7 @@ def start_model(directory: Path, seed: int, *, size: ModelSize = SIZE, school: S
 
 
 def imitate(model: PreTrainedModel, rng: random.Random, school: School) -> list[float]:
-    """Supervised training in place, on steps of answers of about the same length. Returns the careful steps' losses."""
+    """Train in place, supervised, on steps of answers of about the same length. Return the careful steps' losses."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=school.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     losses: list[float] = []
     for lessons in islice(lesson_batches(rng, careful=True, step_tokens=school.step_tokens), school.most_careful_steps):
@@ -95,7 +98,7 @@ def imitate(model: PreTrainedModel, rng: random.Random, school: School) -> list[
 def _step(
     model: PreTrainedModel, optimizer: torch.optim.Optimizer, lessons: Sequence[Lesson], learning_rate: float
 ) -> float:
-    """One optimizer step; the mean cross-entropy of the trained tokens before it."""
+    """Make one optimizer step; return the mean cross-entropy of the trained tokens before it."""
     pad_id = model.config.pad_token_id
     length = max(len(lesson.ids) for lesson in lessons)
     ids_BT = torch.tensor([x.ids + [pad_id] * (length - len(x.ids)) for x in lessons])
@@ -112,7 +115,7 @@ def _step(
 
 
 def lesson_batches(rng: random.Random, *, careful: bool, step_tokens: int) -> Iterator[list[Lesson]]:
-    """Without end: lessons of about the same length, so many that padded they have at most `step_tokens` tokens."""
+    """Yield endless steps of lessons of about the same length, at most ``step_tokens`` tokens with padding."""
     environment, tokenizer = Counting(CountingOptions()), build_tokenizer()
     while True:
         drawn = encode(tokenizer, [environment.demonstration(rng, careful=careful) for _ in range(512)])

@@ -16,7 +16,7 @@ from benchmarks.against_trl.settings import Theirs
 from services.runtime.lifecycle import die_with_parent
 
 PARTS: Final = ("generation", "old log-probs", "evaluation")
-"""What `trl_run` has a clock for; the rest is training: forward, backward, optimizer, and TRL's own between them."""
+"""Phases that ``trl_run`` times; the rest is training: forward, backward, optimizer, and TRL's code between them."""
 
 
 def run_theirs(
@@ -30,7 +30,7 @@ def run_theirs(
     samples_per_batch: int,
     timeout_s: float,
 ) -> Run:
-    """Run to the end of `run.num_batches`. Raises: RuntimeError, with the end of its output, when the run fails."""
+    """Run to the end of ``run.num_batches``. Raises: RuntimeError, with the end of its output, when the run fails."""
     directory.mkdir(parents=True)
     record, output = directory / "record.jsonl", directory / "output.log"
     command = [sys.executable, "-m", "benchmarks.against_trl.trl_run", str(config), "--threads", str(trl.threads)]
@@ -64,7 +64,7 @@ def run_theirs(
 
 
 def read_theirs(rows: Sequence[dict[str, Any]], *, setting: str, seed: int, samples_per_batch: int) -> Run:
-    """What `trl_run` recorded. Raises: ValueError when the record has no batch or no end."""
+    """Read what ``trl_run`` recorded. Raises: ValueError when the record has no batch or no end."""
     batches = [row for row in rows if row["event"] == "batch"]
     if not batches or rows[-1]["event"] != "end":
         raise ValueError(

@@ -1,10 +1,10 @@
-"""One run of TRL's GRPOTrainer on a configuration of this project: `python -m benchmarks.against_trl.trl_run`.
+"""One run of TRL's GRPOTrainer on a configuration of this project: ``python -m benchmarks.against_trl.trl_run``.
 
-As a user of TRL would set it up on a machine without a GPU: one process that generates with transformers' `generate` (vLLM
-needs a GPU, and transformers' continuous batching took some fifty times the CPU), scores, and trains, in turns. Model,
-tasks and their order, prompt ids, reward, samples of a batch, optimizer steps, optimizer, learning rate, clip and evaluation
-are those of the configuration. What TRL does not have: mini-batches of whole groups (it shuffles the samples of a batch).
-Everything measured goes to a JSONL file, one event a line.
+It is what a user of TRL would set up on a machine without a GPU: one process that generates with transformers'
+``generate`` (vLLM needs a GPU, and transformers' continuous batching took some fifty times the CPU), scores, and trains, in
+turns. The configuration gives model, tasks and their order, prompt ids, reward, samples of a batch, optimizer steps,
+optimizer, learning rate, clip and evaluation. TRL has no mini-batches of whole groups (it shuffles the samples of a batch).
+All measurements go to a JSONL file, one event per line.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-# Loaded by transformers' tokenizers where it is installed, not needed here, and sentencepiece 0.2.1 ends an interpreter
-# that exits in good order with a segmentation fault (the destructor of its type capsule).
+# transformers' tokenizers load it where it is installed. It is not needed here, and sentencepiece 0.2.1 crashes an
+# interpreter that exits normally (a segmentation fault in the destructor of its type capsule).
 sys.modules["sentencepiece"] = None  # type: ignore[assignment]
 
 import psutil  # noqa: E402
@@ -48,19 +48,19 @@ PhaseName = Literal["generation", "old log-probs", "evaluation"]
 
 @dataclass
 class Phases:
-    """Seconds, CPU seconds and tokens of the run so far, by what was done."""
+    """Seconds, CPU seconds and tokens of the run so far, by phase."""
 
     seconds: dict[PhaseName, float] = field(default_factory=dict)
     cpu_s: dict[PhaseName, float] = field(default_factory=dict)
     generated_tokens: int = 0
     packed_tokens: int = 0
-    """Prompt and answer, of the samples generated."""
+    """Prompt and answer tokens of the generated samples."""
     padded_tokens: int = 0
-    """What they are in rows padded to the longest prompt and the longest answer of a batch, as TRL trains them."""
+    """The same in rows padded to the longest prompt and longest answer of a batch, as TRL trains them."""
 
     @contextmanager
     def at(self, phase: PhaseName) -> Iterator[None]:
-        """Clocks around one phase."""
+        """Time one phase."""
         begin, cpu_begin = time.monotonic(), time.process_time()
         yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - begin
@@ -76,7 +76,7 @@ class Phases:
 
 @dataclass
 class Record:
-    """The JSONL file; seconds count from the moment at which training begins."""
+    """The JSONL file; seconds count from the start of training."""
 
     path: Path
     phases: Phases = field(default_factory=Phases)
@@ -99,7 +99,7 @@ class Record:
 
 
 class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
-    """TRL's own, with clocks around its generation and around the log-probs that it computes without a gradient."""
+    """TRL's trainer, with clocks around generation and around the log-probs that it computes without a gradient."""
 
     record: Record
 
@@ -118,7 +118,7 @@ class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
 
 @dataclass
 class Evaluation(TrainerCallback):  # type: ignore[misc]
-    """Held-out tasks, sampled as in training, after every so many batches and at the start."""
+    """Evaluates held-out tasks, sampled as in training, at the start and every few batches."""
 
     settings: Settings
     environment: Environment
@@ -149,7 +149,7 @@ class Evaluation(TrainerCallback):  # type: ignore[misc]
 
 @torch.no_grad()
 def held_out_reward(model: Any, tokenizer: PreTrainedTokenizerBase, environment: Environment, settings: Settings) -> float:
-    """Mean reward of the first `evaluation.num_tasks` held-out tasks, one sample of each in one call of `generate`."""
+    """Return the mean reward of the first ``evaluation.num_tasks`` held-out tasks, one sample each in one ``generate``."""
     rows = task_rows(environment, "eval", settings.evaluation.num_tasks)
     texts = [tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True) for row in rows]
     inputs = tokenizer(texts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt")
@@ -174,14 +174,14 @@ def held_out_reward(model: Any, tokenizer: PreTrainedTokenizerBase, environment:
 
 
 def task_rows(environment: Environment, split: Split, num_tasks: int) -> list[dict[str, Any]]:
-    """The first tasks of the split as rows of TRL's data set: the messages that an episode begins with, and its state."""
+    """Return the first tasks of the split as rows of TRL's data set: an episode's first messages, and its state."""
     source = environment.tasks(split)
     starts = [environment.start(source.task(index), seed=0) for index in range(num_tasks)]
     return [{"prompt": list(start.messages), "state": json.dumps(start.state)} for start in starts]
 
 
 def reward_of(environment: Environment, state: Any, answer: str) -> float:
-    """The environment's reward of one turn. Raises ValueError for an environment that needs a process for it."""
+    """Return the environment's reward of one turn. Raises: ValueError for an environment that needs a process for it."""
     reward = environment.step(state, answer).reward
     if isinstance(reward, RewardJob):
         raise ValueError(f"the environment answers with a reward job ({reward.function}): compare one that rewards at once")
@@ -189,10 +189,10 @@ def reward_of(environment: Environment, state: Any, answer: str) -> float:
 
 
 def grpo_config(settings: Settings, directory: Path, micro_batch: int | None = None) -> GRPOConfig:
-    """The configuration's batch, sampling, objective and optimizer in TRL's words.
+    """Translate the configuration's batch, sampling, objective and optimizer into TRL's.
 
-    `micro_batch` samples go through the model at a time; None: all of an optimizer step. Raises ValueError when they are no
-    whole part of it.
+    ``micro_batch`` samples go through the model at a time; None: all of an optimizer step.
+    Raises: ValueError when ``micro_batch`` does not divide the step.
     """
     batch, objective, learner = settings.batch, settings.objective, settings.learner
     step_samples = batch.groups_per_batch * batch.group_size // batch.mini_batches
@@ -241,7 +241,7 @@ def grpo_config(settings: Settings, directory: Path, micro_batch: int | None = N
 
 
 def train(settings: Settings, record: Record, scratch: Path, micro_batch: int | None = None) -> None:
-    """The whole run. Raises ValueError for an environment of several turns or with slow rewards."""
+    """Make the whole run. Raises: ValueError for an environment of several turns or with slow rewards."""
     environment = create_environment(settings.environment.name, settings.environment.options)
     tokenizer = AutoTokenizer.from_pretrained(settings.model.path)
     model = AutoModelForCausalLM.from_pretrained(settings.model.path, dtype=torch.float32)
@@ -270,7 +270,7 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--micro-batch", type=int, help="samples of a forward and backward pass (default: all of a step)")
+    parser.add_argument("--micro-batch", type=int, help="samples in one forward and backward pass (default: all of a step)")
     parser.add_argument("--record", type=Path, required=True, help="the JSONL file to write")
     parser.add_argument("--scratch", type=Path, required=True, help="TRL's output directory")
     arguments = parser.parse_args()

@@ -1,1 +1,1 @@
-"""The size of the fleet under an autoscaler, simulated: `python -m benchmarks.autoscaling`; docs/evidence/autoscaling.md."""
+"""A simulated fleet under an autoscaler: ``python -m benchmarks.autoscaling``; docs/evidence/autoscaling.md."""

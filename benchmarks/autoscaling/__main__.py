@@ -1,4 +1,4 @@
-"""`python -m benchmarks.autoscaling`: everything in docs/evidence/autoscaling.md, in some minutes of one core."""
+"""Make everything in docs/evidence/autoscaling.md, in some minutes of one core: ``python -m benchmarks.autoscaling``."""
 
 import argparse
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 from benchmarks.autoscaling.report import run_all
 
 parser = argparse.ArgumentParser(prog="python -m benchmarks.autoscaling", description=__doc__)
-parser.add_argument("--directory", type=Path, default=Path("runs/autoscaling"), help="where tables, JSON and plots go")
+parser.add_argument("--directory", type=Path, default=Path("runs/autoscaling"), help="directory of tables, JSON and plots")
 parser.add_argument("--seeds", type=int, default=5, help="runs of each case")
 parser.add_argument("--jobs", type=int, default=1, help="processes")
-parser.add_argument("--no-large", action="store_true", help="without the run of thousands of rollouts")
+parser.add_argument("--no-large", action="store_true", help="leave out the run of thousands of rollouts")
 
 if __name__ == "__main__":
     arguments = parser.parse_args()

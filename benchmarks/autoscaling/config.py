@@ -1,4 +1,4 @@
-"""What one simulated run is made of. Times in seconds, lengths in tokens."""
+"""The settings of one simulated run. Times are in seconds, lengths in tokens."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,15 @@ class Lengths:
 
     mean: float = 1000.0
     sigma: float = 0.8
-    """Of the logarithm; 0: all are equally long."""
+    """Deviation of the logarithm; 0: all are equally long."""
     tail_share: float = 0.0
     tail_factor: float = 10.0
     pareto: float = 0.0
-    """Instead of lognormal: Pareto with this exponent (above 1); 0: lognormal."""
+    """Exponent (above 1) of a Pareto distribution instead of the lognormal one; 0: lognormal."""
     most: int = 4096
 
     def draw(self, rng: np.random.Generator, num: int) -> NDArray[np.float64]:
-        """``num`` lengths, at least 1."""
+        """Draw ``num`` lengths, at least 1."""
         if self.pareto:
             lengths = (1 + rng.pareto(self.pareto, num)) * self.mean * (self.pareto - 1) / self.pareto
         else:
@@ -29,21 +29,21 @@ class Lengths:
         return np.clip(np.rint(lengths), 1, self.most)
 
     def expected(self) -> float:
-        """Mean length after the cut, from a million of them."""
+        """Return the mean length after the cut, from a million of them."""
         return float(self.draw(np.random.default_rng(0), 1_000_000).mean())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spot:
-    """How rollouts are lost. A lost pod is replaced at once by one that starts."""
+    """How rollouts are lost; a new pod starts at once for each lost one."""
 
     per_hour: float = 0.0
-    """Of each pod, Poisson."""
+    """Losses of each pod, Poisson."""
     notice_share: float = 0.5
-    """So many losses come with a notice, and all is handed back; without, leases end late and unfinished chunks are lost."""
+    """Share of losses with a notice: all work is handed back. Without, leases end late and unfinished chunks are lost."""
     mass_at_s: float = 0.0
     mass_share: float = 0.0
-    """At this moment this share of the pods goes, without notice."""
+    """At ``mass_at_s`` this share of the pods disappears, without notice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +56,16 @@ class Config:
     step_s: float = 60.0
     """Training on one batch until its version is published."""
     step_sigma: float = 0.05
-    """Of the logarithm of one step's time."""
+    """Deviation of the logarithm of one step's time."""
     fetch_s: float = 5.0
-    """From a publication until a rollout has fetched it; uniform between half and one and a half of it."""
+    """From a publication until a rollout has fetched it; uniform from half to one and a half times this."""
     pause_s: float = 2.0
     """A rollout generates nothing while it loads a version."""
     max_running: int = 8
     tokens_per_s: float = 250.0
-    """Of a rollout with many episodes in flight."""
+    """Speed of a rollout with many episodes in flight."""
     stream_tokens_per_s: float = 60.0
-    """Of one episode when there are few."""
+    """Speed of one episode when there are few."""
     start_s: tuple[float, float] = (90.0, 300.0)
     """From the creation of a pod until it serves; uniform."""
     lease_s: float = 30.0
@@ -74,6 +74,6 @@ class Config:
     spot: Spot = Spot()
 
     def fluid_size(self) -> float:
-        """Rollouts that make a batch's tokens in a learner's step, all of them busy all the time: no wait by chance."""
+        """Return how many rollouts, always busy, make a batch's tokens in a learner's step, without chance waits."""
         tokens = self.group_size * self.groups_per_batch * self.lengths.expected()
         return tokens / (self.tokens_per_s * max(self.step_s - self.pause_s, 1e-9))

@@ -11,13 +11,13 @@ from benchmarks.autoscaling.signals import EVALUATE_AFTER_S, EVALUATE_S, SCRAPE_
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is left of a simulated run: one sample per scrape, one record per batch."""
+    """The record of a simulated run: one sample per scrape, one entry per batch."""
 
     config: Config
     duration_s: float
     scrapes: Sequence[Scrape]
     replicas: Sequence[tuple[float, int]]
-    """Time and number after each sync."""
+    """Time and number of pods after each sync."""
     batches: Sequence[BatchRecord]
     pod_s: Sequence[float]
     """Pod seconds until each scrape."""
@@ -55,7 +55,7 @@ class _Control:
 
 
 def simulate(config: Config, *, signal: Signal, behavior: Behavior, replicas: int, duration_s: float, seed: int) -> Run:
-    """A run that begins with ``replicas`` pods."""
+    """Simulate a run that begins with ``replicas`` pods."""
     fleet = Fleet(config, replicas=replicas, seed=seed)
     control = _Control(fleet, signal, behavior)
     fleet.run_until(duration_s)

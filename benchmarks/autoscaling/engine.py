@@ -1,8 +1,8 @@
 """One rollout: episodes share its token rate evenly.
 
-V is the number of tokens that an episode has been given which was there from the beginning, so an episode of n tokens that
-starts at V ends at V + n, whatever happens between: one heap per rollout, no work per token. C is the integral of the
-version over V: a difference of C is the sum of the versions of an episode's tokens, however often the weights changed.
+V is the number of tokens of an imaginary episode that has run from the beginning. An episode of n tokens that starts at V
+ends at V + n, whatever happens between: one heap per rollout, no work per token. C is the integral of the version over V:
+a difference of C is the sum of the versions of an episode's tokens, however often the weights changed.
 """
 
 import heapq
@@ -23,7 +23,7 @@ class Trajectory:
     done: float = 0.0
     version_sum: float = 0.0
     min_version: int = 0
-    """The oldest version of its tokens or of the engine that it was leased to; 0: there are no tokens, and no lease."""
+    """The oldest version of its tokens or of the engine with its lease; 0: no tokens and no lease."""
     finished: bool = False
     begin_v: float = 0.0
     begin_c: float = 0.0
@@ -31,7 +31,7 @@ class Trajectory:
 
 @dataclass(eq=False, slots=True)
 class Group:
-    """G trajectories of one prompt; ``free`` holds those that nobody extends, the next one last."""
+    """G trajectories of one prompt; ``free`` holds those without a lease, the next one last."""
 
     group_id: int
     oldest_version: int
@@ -45,7 +45,7 @@ class Group:
 
 
 class Engine:
-    """A rollout that serves. Its owner calls ``advance`` before it changes or asks anything."""
+    """A rollout that serves; its owner calls ``advance`` before any other call."""
 
     __slots__ = ("at", "c", "made", "paused", "rate", "running", "stamp", "stream", "total", "v", "version")
 
@@ -57,7 +57,7 @@ class Engine:
         self.made = 0.0
         """Tokens generated here."""
         self.stamp = 0
-        """Grows with every change of what ends next; an event of an older one is void."""
+        """Grows with every change of the next end; an event with an older number is void."""
 
     def advance(self, now: float) -> None:
         """Generate until ``now``."""
@@ -74,7 +74,7 @@ class Engine:
         heapq.heappush(self.running, (end, trajectory.trajectory_id, trajectory))
 
     def take_finished(self) -> list[Trajectory]:
-        """Those that have all their tokens; their version sums are complete."""
+        """Return the trajectories that have all their tokens; their version sums are complete."""
         finished = []
         while self.running and self.running[0][0] <= self.v + EXACT:
             trajectory = heapq.heappop(self.running)[2]
@@ -83,7 +83,7 @@ class Engine:
         return finished
 
     def take_all(self, chunk_tokens: int) -> list[Trajectory]:
-        """Unfinished ones, of which whole chunks count (1: all tokens)."""
+        """Return the unfinished trajectories, of which whole chunks count (1: all tokens)."""
         left = [trajectory for _, _, trajectory in self.running]
         self.running = []
         for trajectory in left:
@@ -97,7 +97,7 @@ class Engine:
             trajectory.done += tokens
 
     def next_end(self) -> float | None:
-        """Set the rate for what is running now; when the next episode ends, None while none does."""
+        """Set the rate for the running episodes; return when the next one ends, or None without any."""
         self.stamp += 1
         if self.paused or not self.running:
             self.rate = 0.0

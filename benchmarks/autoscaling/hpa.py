@@ -1,10 +1,10 @@
-"""What a HorizontalPodAutoscaler (autoscaling/v2) does at each sync with one external metric of type AverageValue.
+"""The decisions of a HorizontalPodAutoscaler (autoscaling/v2) at each sync, for one external metric of type AverageValue.
 
-From the Kubernetes documentation ("Horizontal Pod Autoscaling": algorithm details, configurable scaling behaviour) and,
-where it says less, from the controller's steps: (1) wanted = ceil(metric / target), unless metric / (target * replicas) is
-within the tolerance of 1, then the replicas that there are; (2) stabilisation: out to the least, in to the most that was
-wanted within the direction's window; (3) policies: so many pods or per cent of the replicas at the start of each period,
-out rounded up, in rounded down; (4) the bounds. A KEDA ScaledObject makes exactly this object.
+The source is the Kubernetes documentation ("Horizontal Pod Autoscaling": algorithm details, configurable scaling behaviour)
+and, where it is silent, the controller's steps: (1) wanted = ceil(metric / target), unless metric / (target * replicas) is
+within the tolerance of 1, then the present replicas; (2) stabilisation: out to the smallest, in to the largest number wanted
+within the direction's window; (3) policies: a number of pods, or per cent of the replicas at the start of each period, out
+rounded up, in rounded down; (4) the bounds. A KEDA ScaledObject makes exactly this object.
 """
 
 import math
@@ -33,7 +33,7 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """One direction."""
+    """The rules of one direction."""
 
     stabilization_s: float
     policies: tuple[Policy, ...]
@@ -62,7 +62,7 @@ def _rules(spec: Mapping[str, Any]) -> Rules:
 
 
 def deployed(max_replicas: int, path: Path = MANIFEST) -> Behavior:
-    """The behaviour of the manifest, with another upper bound: that one is a budget, not a property of the loop."""
+    """Return the manifest's behaviour with another upper bound: that bound is a budget, not part of the loop."""
     spec = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]
     return Behavior(
         min_replicas=spec["minReplicas"],
@@ -74,14 +74,14 @@ def deployed(max_replicas: int, path: Path = MANIFEST) -> Behavior:
 
 @dataclass
 class Autoscaler:
-    """The controller's memory of one HPA: what was wanted, and what was done, with their times."""
+    """The controller's memory of one HPA: wanted numbers and changes, with their times."""
 
     behavior: Behavior
     _wanted: list[tuple[float, int]] = field(default_factory=list)
     _changes: list[tuple[float, int]] = field(default_factory=list)
 
     def sync(self, now: float, metric: float | None, replicas: int, target: float = 1.0) -> int:
-        """The number of replicas from now on. ``metric`` None: it cannot be read, and nothing changes.
+        """Return the number of replicas from now on. ``metric`` None: it cannot be read, and nothing changes.
 
         Raises: ValueError for no replicas, which to Kubernetes means that autoscaling is off.
         """
@@ -121,7 +121,7 @@ class Autoscaler:
         return min(max(wanted, rules.min_replicas), rules.max_replicas)
 
     def _limit(self, now: float, replicas: int, rules: Rules, sign: Literal[1, -1]) -> int:
-        """How far the direction's policies allow to go: Max is the policy that allows the larger change."""
+        """Return the limit of the direction's policies: Max selects the policy that allows the larger change."""
         if rules.select == "Disabled":
             return replicas
         limits = []

@@ -1,4 +1,4 @@
-"""The broker's decisions about who may generate what, and what goes into a batch: its own ``Admission``.
+"""The broker's decisions on leases and batches, made by its own ``Admission``.
 
 Grants come in the order of services/broker/ledger/leases.py: unfinished trajectories by the oldest version of their group,
 then those of groups without tokens, then new groups. The window is kept between requests instead of being counted for each:
@@ -31,7 +31,7 @@ class Ledger:
         self.next_version = 1
         """The version at which the next batch will be assembled."""
         self.due: set[int] = set()
-        """Groups that the last choice may not pass over: until one of them is complete there is no other choice."""
+        """Groups that the last choice may not skip: until one of them is complete there is no other choice."""
         self._window = self._count()
 
     @property
@@ -39,11 +39,11 @@ class Ledger:
         return len(self._groups)
 
     def trajectories(self) -> Iterable[Trajectory]:
-        """Of all groups in play."""
+        """Over all groups in play."""
         return (trajectory for group in self._groups.values() for trajectory in group.trajectories)
 
     def counts_right(self) -> bool:
-        """Whether the window that is kept agrees with one that is counted anew."""
+        """Tell whether the kept window agrees with a new count."""
         return vars(self._window) == vars(self._count())
 
     def _oldest_possible_version(self, group: Group) -> int:
@@ -112,7 +112,7 @@ class Ledger:
         return trajectory
 
     def finish(self, trajectory: Trajectory) -> bool:
-        """Says whether a batch may be possible now that was not before."""
+        """Tell whether a batch may have become possible."""
         group = trajectory.group
         trajectory.finished = True
         group.num_finished += 1
@@ -122,7 +122,7 @@ class Ledger:
         return not self.due or group.group_id in self.due
 
     def release(self, trajectories: Iterable[Trajectory]) -> None:
-        """Their leases end; they go on from what is acknowledged."""
+        """End their leases; they continue from the acknowledged tokens."""
         for trajectory in trajectories:
             group = trajectory.group
             if trajectory.done == 0:
@@ -137,13 +137,13 @@ class Ledger:
     # --- learner -------------------------------------------------------------------------------------------------
 
     def published(self) -> None:
-        """The newest batch's version is there."""
+        """Take the version of the newest batch as published."""
         self.newest += 1
         assert self.newest == self.next_version, (self.newest, self.next_version)
         self._window = self._count()
 
     def take_batch(self) -> list[Group]:
-        """The next batch; empty: it has to wait (``due`` may say for what)."""
+        """Return the next batch; empty: it has to wait (``due`` may name the groups it waits for)."""
         if self.num_complete < self._config.groups_per_batch:
             self.due = set()
             return []

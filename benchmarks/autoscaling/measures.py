@@ -1,4 +1,4 @@
-"""What a run comes to."""
+"""The outcome of a run."""
 
 import math
 import statistics
@@ -10,13 +10,13 @@ from benchmarks.autoscaling.control import Run
 from benchmarks.autoscaling.signals import SCRAPE_S
 
 WINDOW_S = 900.0
-"""Settled means: the learner's wait over this time is below ``SETTLED_WAIT``."""
+"""A run is settled when the learner's wait over this time is below ``SETTLED_WAIT``."""
 SETTLED_WAIT = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Of the run's last part unless said otherwise."""
+    """Figures of the run's last part unless stated otherwise."""
 
     settle_min: float
     """Minutes from the start until the first quarter of an hour in which the learner waits less than 5 %; inf: never."""
@@ -25,9 +25,9 @@ class Outcome:
     """Mean lag over max_lag."""
     pods: float
     spread: float
-    """Ninth minus first decile of the number of pods, over its mean."""
+    """Ninth minus first decile of the number of pods, divided by its mean."""
     overshoot: float
-    """Most pods of the whole run over the mean of its last part."""
+    """Most pods of the whole run, divided by the mean of its last part."""
     turns_per_hour: float
     """Changes of direction: an addition after a removal, or the other way round."""
     batches_per_hour: float

@@ -22,7 +22,7 @@ SMOOTH_S = 600.0
 
 
 def draw_map(sizes: Mapping[int, Sequence[Row]], path: Path) -> None:
-    """Wait and lag of fixed fleets by their size."""
+    """Plot wait and lag of fixed fleets by their size."""
     figure, (waits, lags) = plt.subplots(1, 2, figsize=(11, 4))
     for colour, (max_lag, rows) in zip(COLOURS, sizes.items(), strict=False):
         places = [row.quartiles("pods")[1] / row.fluid_size for row in rows]
@@ -41,7 +41,7 @@ def draw_map(sizes: Mapping[int, Sequence[Row]], path: Path) -> None:
 
 
 def draw_signals(runs: Mapping[str, Run], path: Path) -> None:
-    """Pods over time, one line per signal."""
+    """Plot pods over time, one line per signal."""
     figure, axes = plt.subplots(figsize=(9, 4))
     for colour, (name, run) in zip(COLOURS, runs.items(), strict=False):
         axes.step([at / 60 for at, _ in run.replicas], [n for _, n in run.replicas], color=colour, label=name, where="post")
@@ -53,7 +53,7 @@ def draw_signals(runs: Mapping[str, Run], path: Path) -> None:
 
 
 def draw_weathers(runs: Mapping[str, Run], path: Path) -> None:
-    """Pods that serve, the learner's wait over ten minutes, and mean lag."""
+    """Plot serving pods, the learner's wait over ten minutes, and mean lag."""
     figure, rows = plt.subplots(3, len(runs), figsize=(3.4 * len(runs), 7), sharex="col", sharey="row")
     for column, (name, run) in enumerate(runs.items()):
         pods, wait, lag = (rows[index][column] for index in range(3))

@@ -1,4 +1,4 @@
-"""Runs all cases and writes tables, JSON and plots."""
+"""Run all cases and write tables, JSON and plots."""
 
 import json
 import math
@@ -38,7 +38,7 @@ DRAWN = ("base", "spot: half at once", "spot: 5 % lost per hour", "2 % of episod
 
 
 def rows_of(pool: Executor, cases: Sequence[Case], seeds: Sequence[int]) -> list[Row]:
-    """Every case with every seed."""
+    """Run every case with every seed."""
     measured = list(pool.map(_measure, [(case, seed) for case in cases for seed in seeds]))
     return [
         Row(
@@ -60,7 +60,7 @@ def _simulated(case: Case) -> tuple[str, Run]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown: medians, and quartiles in brackets where they differ."""
+    """Return Markdown: medians, and quartiles in brackets where they differ."""
     heads = ["", "fluid size", *(head for head, _ in COLUMNS.values())]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for entry in rows:
@@ -78,7 +78,7 @@ def _said(form: str, value: float) -> str:
 
 
 def run_all(directory: Path, *, seeds: Sequence[int], jobs: int, large: bool) -> None:
-    """Everything into ``directory``: tables.md, results.json and autoscaling_*.png; says on stdout what is done."""
+    """Write everything to ``directory``: tables.md, results.json and autoscaling_*.png; print progress."""
     directory.mkdir(parents=True, exist_ok=True)
     result: dict[str, list[Row]] = {}
     with ProcessPoolExecutor(jobs) as pool:
@@ -113,7 +113,7 @@ def _write(directory: Path, result: Mapping[str, Sequence[Row]], num_seeds: int)
 
 
 def _plain(entry: Row) -> dict[str, Any]:
-    """JSON knows no infinity and no NaN: null."""
+    """Return plain values; infinity and NaN, which JSON lacks, become null."""
     values = {field.name: [getattr(outcome, field.name) for outcome in entry.outcomes] for field in fields(Outcome)}
     finite = {name: [value if math.isfinite(value) else None for value in listed] for name, listed in values.items()}
     return {"name": entry.name, "fluid_size": entry.fluid_size, **finite}

@@ -1,4 +1,4 @@
-"""What is simulated: jobs and weathers, signals, and one change at a time of what was chosen."""
+"""The simulated cases: jobs and weathers, signals, and one change at a time of the chosen rule."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -30,7 +30,7 @@ JOBS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One line of a table: a job under a signal and a behaviour, from ``replicas`` pods."""
+    """One row of a table: a job under a signal and a behaviour, from ``replicas`` pods."""
 
     name: str
     config: Config
@@ -50,7 +50,7 @@ class Case:
         )
 
     def outcome(self, seed: int) -> Outcome:
-        """Over the second half of the run."""
+        """Simulate, and measure the second half of the run."""
         return outcome(self.run(seed), self.hours * 1800)
 
 
@@ -60,7 +60,7 @@ def _fixed(name: str, config: Config, replicas: int) -> Case:
 
 
 def jobs() -> list[Case]:
-    """What was chosen, in all jobs and weathers."""
+    """Return the chosen rule in all jobs and weathers."""
     return [
         Case(
             name=name,
@@ -74,7 +74,7 @@ def jobs() -> list[Case]:
 
 
 def compared(config: Config) -> list[Case]:
-    """What was chosen beside other signals under the same behaviour, and beside fixed fleets."""
+    """Return the chosen rule, other signals under the same behaviour, and fixed fleets."""
     size = round(config.fluid_size())
     behavior = deployed(MOST)
     others: dict[str, Signal] = {
@@ -89,7 +89,7 @@ def compared(config: Config) -> list[Case]:
 
 
 def sensitivity() -> list[Case]:
-    """One change at a time."""
+    """Return cases with one change each."""
     behavior = deployed(MOST)
     signals = {
         "as deployed": Wanted(),
@@ -118,7 +118,7 @@ def sensitivity() -> list[Case]:
 
 
 def map_cases(max_lag: int) -> list[Case]:
-    """Fixed fleets from 0.4 to 2 times the fluid size: what size does to wait and lag."""
+    """Return fixed fleets from 0.4 to 2 times the fluid size, to show how size affects wait and lag."""
     config = replace(BASE, max_lag=max_lag)
     sizes = sorted(
         {round(config.fluid_size() * share) for share in (0.4, 0.6, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2)}
@@ -127,7 +127,7 @@ def map_cases(max_lag: int) -> list[Case]:
 
 
 def large() -> Case:
-    """A job for some four thousand rollouts, which begins with half of them."""
+    """Return a job for some four thousand rollouts, which begins with half of them."""
     config = replace(BASE, groups_per_batch=7680, step_s=240.0, lengths=Lengths(mean=4000.0, most=16384))
     return Case(
         name="7,680 groups a batch", config=config, signal=Wanted(), behavior=deployed(6144), replicas=2048, hours=1.25

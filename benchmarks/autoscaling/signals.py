@@ -1,6 +1,6 @@
-"""What Prometheus scrapes and its rules make of it: the number of rollouts that an autoscaler is told to want.
+"""The scrapes of Prometheus, and the rules that derive from them the number of rollouts wanted.
 
-A signal is a function of what was scraped, as a rule is, and sees nothing else of the simulation.
+A signal, like a rule, is a function of the scrapes, and sees nothing else of the simulation.
 """
 
 import math
@@ -15,12 +15,12 @@ EVALUATE_S: Final = 15.0
 """The interval of the group of rules; the rule sees the scrape before it."""
 EVALUATE_AFTER_S: Final = 10.0
 SYNC_AFTER_S: Final = 14.0
-"""The HPA reads the rule's newest result: 4 s old, of a scrape that is 10 s older, and does so again 15 s later."""
+"""The HPA reads the rule's newest result, 4 s old, from a scrape 10 s older; it reads again 15 s later."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scrape:
-    """One scrape of all processes, summed as the rules sum."""
+    """One scrape of all processes, summed as the rules do."""
 
     at: float
     wait_s: float
@@ -59,7 +59,7 @@ class History:
         )
 
     def last(self, now: float, window_s: float) -> Sequence[Scrape]:
-        """Those of a range selector: after now - window_s, up to now."""
+        """Return the scrapes of a range selector: after now - window_s, up to now."""
         return [scrape for scrape in self.scrapes[-int(window_s / SCRAPE_S) - 2 :] if now - window_s < scrape.at <= now]
 
 
@@ -67,7 +67,7 @@ Signal = Callable[[History, float], float | None]
 
 
 def rate(samples: Sequence[tuple[float, float]], now: float, window_s: float) -> float | None:
-    """PromQL's rate() of a counter that was not reset: extrapolated to the edges of the range where samples come that close.
+    """Return PromQL's rate() of a counter without resets: extrapolated to the edges of the range where samples are close.
 
     ``samples`` (time, value) are those in the range. Source: promql/functions.go, extrapolatedRate, of Prometheus 2.42.
     None for fewer than two samples.
@@ -120,8 +120,10 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitAndLag:
-    """Without how busy rollouts are: out by 1 / (1 - waiting), in by a fifth when the learner hardly waits and lag is near
-    its bound. What a rule of these two metrics alone can say."""
+    """The rule that ignores how busy rollouts are: it has only waiting and lag.
+
+    Out by 1 / (1 - waiting), in by a fifth when the learner hardly waits and lag is near its bound.
+    """
 
     window_s: float = 300.0
     out_wait: float = 0.1
@@ -149,7 +151,7 @@ def utilisation(history: History, now: float) -> float | None:
 
 
 def queue_length(history: History, now: float) -> float | None:
-    """Work that was admitted, against a target of three quarters of what one rollout can have in flight."""
+    """Admitted work, against a target of three quarters of what one rollout can have in flight."""
     scrapes = history.last(now, 60.0)
     if not scrapes:
         return None

@@ -1,1 +1,1 @@
-"""What one broker takes in, beside the two things that it cannot do without: a socket and a disk."""
+"""The intake of one broker, compared with the two things that it needs: a socket and a disk."""

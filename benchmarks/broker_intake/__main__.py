@@ -1,13 +1,12 @@
-"""What one broker takes in: chunks that are on disk and acknowledged, beside raw SQLite and raw ZeroMQ in the same rounds.
+"""The intake of one broker: stored and acknowledged chunks, compared with raw SQLite and raw ZeroMQ in the same rounds.
 
     python -m benchmarks.broker_intake --chunk-tokens 16 64 512 --json broker_intake.json
 
 Real producers (connections with the rollouts' window, 64 leases each) send to a real broker process, with and without
-CURVE. In each round, one after the other: the two brokers; group commits of the same rows to the same tables, with as
-many chunks in each as the broker's had; the same frames from as many DEALERs to a ROUTER that does nothing, with and
-without CURVE.
-A ratio is taken within its round, per processor second of the process that takes in (all its threads), so that producers
-and other work on the machine weigh little. Medians over the rounds, with quartiles.
+CURVE. Each round runs, one after the other: the two brokers; group commits of the same rows to the same tables, with as
+many chunks each as the broker's; the same frames from as many DEALERs to a ROUTER that does nothing, with and without
+CURVE. A ratio is taken within its round, per CPU second of the receiving process (all its threads), so that producers and
+other work on the machine matter little. Figures are medians over the rounds, with quartiles.
 """
 
 import argparse
@@ -58,7 +57,7 @@ class Rate:
     cpu_s: float
     latencies_s: list[float] = field(default_factory=list)
     alone_s: list[float] = field(default_factory=list)
-    """Latencies with one chunk under way per producer."""
+    """Latencies with one chunk in flight per producer."""
     commits: float = 0
 
     @property
@@ -74,14 +73,14 @@ Round = dict[str, Rate]
 
 
 class Intake:
-    """A broker with its producers. ``take`` has each producer send chunks and waits until they are acknowledged."""
+    """A broker with its producers; ``take`` makes each send chunks and waits until they are acknowledged."""
 
     def __init__(self, broker: BrokerProcess, producers: list[Child]) -> None:
         self._broker = broker
         self._producers = producers
 
     async def take(self, num_chunks: int, under_way: int = 0) -> Rate:
-        """``num_chunks`` together. Seconds are those of the slowest producer."""
+        """Take ``num_chunks`` in all. Seconds are those of the slowest producer."""
         share = num_chunks // len(self._producers)
         commits, cpu = await self._commits(), cpu_s(self._broker.pid)
         for producer in self._producers:
@@ -104,7 +103,7 @@ class Intake:
 
 @contextlib.asynccontextmanager
 async def intake(directory: Path, chunk_tokens: int, num_producers: int, keys: Path | None) -> Any:
-    """A broker that has a published version, and producers that hold leases of it."""
+    """Open a broker that has a published version, and producers that hold leases from it."""
     await asyncio.to_thread(directory.mkdir)
     settings: dict[str, dict[str, Any]] = {
         "run": {"num_batches": 1000},
@@ -150,7 +149,7 @@ async def intake(directory: Path, chunk_tokens: int, num_producers: int, keys: P
 
 
 class RawSocket:
-    """DEALERs and a ROUTER in processes of their own."""
+    """Open DEALERs and a ROUTER, each in its own process."""
 
     def __init__(self, router: Child, dealers: list[Child]) -> None:
         self._router = router
@@ -181,7 +180,7 @@ def raw_socket(chunk_tokens: int, num_producers: int, *, curve: bool) -> Iterato
 
 
 async def measure(directory: Path, chunk_tokens: int, num_chunks: int, num_rounds: int, num_producers: int) -> list[Round]:
-    """All kinds in turn, ``num_rounds`` times after one to warm up, which is thrown away."""
+    """Measure all kinds in turn, ``num_rounds`` times after one round to warm up, which does not count."""
     keys = directory / "keys"
     for role in ("broker", "learner", "rollout", "operator"):
         write_key_pair(keys, role, overwrite=False)
@@ -210,11 +209,11 @@ async def measure(directory: Path, chunk_tokens: int, num_chunks: int, num_round
     return rounds[1:]
 
 
-# --- what is said of it ---------------------------------------------------------------------------------------------------
+# --- report ---------------------------------------------------------------------------------------------------------------
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """Lower quartile, median, upper quartile."""
+    """Return lower quartile, median, upper quartile."""
     if len(values) == 1:
         return values[0], values[0], values[0]
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -222,7 +221,7 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 
 
 def ratios(rounds: list[Round], kind: str) -> list[float]:
-    """Per processor second, over the slower half of the same round: a broker with CURVE beside the ROUTER with CURVE."""
+    """Return chunks per CPU second over those of the slower half in the same round; with CURVE, the ROUTER has CURVE too."""
     router = ROUTER_CURVE if kind == BROKER_CURVE else ROUTER
     return [row[kind].per_cpu_s / min(row[SQLITE].per_cpu_s, row[router].per_cpu_s) for row in rounds]
 
@@ -233,7 +232,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def table(chunk_tokens: int, rounds: list[Round]) -> list[str]:
-    """Markdown rows of one chunk size."""
+    """Return the Markdown rows of one chunk size."""
     lines = []
     for kind in KINDS:
         rates = [row[kind] for row in rounds]
@@ -272,7 +271,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--producers", type=int, default=4, help="producer processes")
     parser.add_argument("--directory", type=Path, help="where ledgers are written (default: the temporary directory)")
-    parser.add_argument("--json", type=Path, help="write all that was measured here")
+    parser.add_argument("--json", type=Path, help="write all measurements here")
     arguments = parser.parse_args()
     wanted = (arguments.rounds + 1) * (
         arguments.chunks + LATENCY_CHUNKS

@@ -1,4 +1,4 @@
-"""A process of the benchmark and the conversation with it: one JSON line in, one JSON line out."""
+"""A process of the benchmark that answers requests: one JSON line in, one JSON line out."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import psutil
 
 
 class Child:
-    """`python -m MODULE ARGUMENTS`, which answers each line with one line. Use as a context manager."""
+    """A ``python -m MODULE ARGUMENTS`` that answers each line with one line; use it as a context manager."""
 
     def __init__(self, module: str, *arguments: str) -> None:
         command = [sys.executable, "-m", module, *arguments]
@@ -29,13 +29,13 @@ class Child:
         self._process.stdout.close()
 
     def tell(self, **request: Any) -> None:
-        """Ask for something."""
+        """Send a request."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """What it says to the last request. Raises: RuntimeError when it ended instead."""
+        """Return the answer to the last request. Raises: RuntimeError when the process ended instead."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -51,12 +51,12 @@ class Child:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor seconds that a process has used, all its threads together."""
+    """Return the CPU seconds that a process has used, all its threads together."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """The other end: answer each line of stdin until it is closed."""
+    """Serve in the child: answer each line of stdin until it is closed."""
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), flush=True)

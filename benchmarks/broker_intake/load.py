@@ -1,4 +1,4 @@
-"""The messages that everything here is measured with."""
+"""The messages that all measurements use."""
 
 from typing import Final
 
@@ -9,13 +9,13 @@ from protocol.messages import Chunk, Segment, VersionRun
 
 CHUNKS_PER_TRAJECTORY: Final = 32
 LEASES: Final = 64
-"""Trajectories that one producer extends in turn: `rollout.max_running`."""
+"""Trajectories that one producer extends in turn, as many as ``rollout.max_running``."""
 TOKEN_BYTES: Final = 8
 """An int32 id and a float32 log-prob."""
 
 
 def a_chunk(trajectory_id: int, epoch: int, offset: int, num_tokens: int) -> Chunk:
-    """Tokens of one action turn and one version."""
+    """Make tokens of one action turn and one version."""
     return Chunk(
         trajectory_id=trajectory_id,
         epoch=epoch,

@@ -1,7 +1,9 @@
 """A rollout without an engine: a real connection that sends chunks as fast as they are acknowledged.
 
-python -m benchmarks.broker_intake.producer ENDPOINT NAME CHUNK_TOKENS [KEYS]; each request {"chunks": N, "under_way": U} is
-answered when N more chunks are acknowledged, of which at most U (0: the channel's window) were under way at a time.
+    python -m benchmarks.broker_intake.producer ENDPOINT NAME CHUNK_TOKENS [KEYS]
+
+Each request {"chunks": N, "under_way": U} is answered when N more chunks are acknowledged, of which at most U (0: the
+channel's window) were in flight at a time.
 """
 
 import asyncio
@@ -35,7 +37,7 @@ class Held:
 
 
 class Producer:
-    """Extends its trajectories in turn, finishes them at their full length, and asks for others."""
+    """Extends its trajectories in turn, finishes them at full length, and asks for new ones."""
 
     def __init__(self, peer: PeerClient, chunk_tokens: int) -> None:
         self._peer = peer
@@ -49,7 +51,7 @@ class Producer:
         self._latencies: list[float] = []
 
     async def produce(self, num_chunks: int, under_way: int) -> list[float]:
-        """Send and wait for all acknowledgements; the seconds from sending to knowing, per message."""
+        """Send, wait for all acknowledgements, and return the seconds from each message to its acknowledgement."""
         self._latencies = []
         for _ in range(num_chunks):
             if not self._held:
@@ -107,7 +109,7 @@ class Producer:
         return message
 
     async def heartbeat(self) -> None:
-        """Keep the leases, for ever."""
+        """Keep the leases alive until cancelled."""
         while True:
             leases = [LeaseKey(held.trajectory_id, held.epoch) for held in self._held]
             await self._peer.send(Heartbeat(policy_version=self._version, status="serving", leases=leases))

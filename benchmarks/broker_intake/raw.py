@@ -1,12 +1,12 @@
-"""The two halves of a broker without anything in between, each in processes of its own.
+"""The two halves of a broker with nothing in between, each in its own processes.
 
     python -m benchmarks.broker_intake.raw sqlite PATH CHUNK_TOKENS
     python -m benchmarks.broker_intake.raw router CURVE_SECRET_KEY|-
     python -m benchmarks.broker_intake.raw dealer ENDPOINT CHUNK_TOKENS CURVE_SERVER_KEY|-
 
-sqlite: the store's own tables and pragmas, rows made beforehand. {"chunks": N, "per_commit": R, "leases": L} commits R
-chunks at a time, of L trajectories in turn, and with them the row of each trajectory that they belong to.
-router: {"messages": N} receives N messages and measures from the first on. dealer: {"messages": N} sends as fast as it may.
+sqlite: the store's own tables and pragmas, with rows made beforehand. {"chunks": N, "per_commit": R, "leases": L} commits
+R chunks at a time, of L trajectories in turn, together with the row of each of their trajectories.
+router: {"messages": N} receives N messages and measures from the first. dealer: {"messages": N} sends as fast as it can.
 """
 
 import sqlite3
@@ -29,7 +29,7 @@ INSERT_CHUNK = "INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class RawStore:
-    """A database as the broker's, written without the broker."""
+    """A database like the broker's, written without the broker."""
 
     def __init__(self, path: Path, chunk_tokens: int) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None)
@@ -40,7 +40,7 @@ class RawStore:
         self._next = 0
 
     def write(self, num_chunks: int, per_commit: int, num_leases: int) -> tuple[float, float]:
-        """Wall and processor seconds of the commits alone."""
+        """Return wall and CPU seconds of the commits alone."""
         rows = [
             self._rows(range(first, min(first + per_commit, num_chunks)), num_leases)
             for first in range(0, num_chunks, per_commit)
@@ -98,7 +98,7 @@ def sqlite(path: Path, chunk_tokens: int) -> None:
 
 
 def router(secret_key: str) -> None:
-    """A ROUTER with the work channel's bounds; says its endpoint first."""
+    """Run a ROUTER with the work channel's bounds; print its endpoint first."""
     socket = zmq.Context().socket(zmq.ROUTER)
     socket.setsockopt(zmq.RCVHWM, WORK.window)
     if secret_key != "-":
@@ -119,7 +119,7 @@ def router(secret_key: str) -> None:
 
 
 def dealer(endpoint: str, chunk_tokens: int, server_key: str) -> None:
-    """The frames that a rollout sends, made once."""
+    """Make the frames that a rollout sends, once."""
     socket = zmq.Context().socket(zmq.DEALER)
     socket.setsockopt(zmq.SNDHWM, WORK.window)
     if server_key != "-":

@@ -1,19 +1,19 @@
-"""What a training step costs beside the bare model, and beside TRL's, on the same tokens; and how it grows.
+"""The cost of a training step compared with the bare model and with TRL, on the same tokens; and how it grows.
 
 make bench-step            # or: .venv-parity/bin/python -m benchmarks.learner_step --rounds 9 --json learner_step.json
 
-Everything is on one process and one thread: a tiny Qwen3-MoE (that of the demonstration) and one of 26 million
-parameters, float32 and bfloat16. A step is one optimizer step on one batch with long-tailed lengths of padding
-efficiency 0.3 (`batches`). Compared, taking turns in one process:
+Everything runs in one process with one thread: a tiny Qwen3-MoE (that of the demonstration) and one of 26 million
+parameters, float32 and bfloat16. A step is one optimizer step on one batch with long-tailed lengths and padding
+efficiency 0.3 (``batches``). These take turns in one process:
 
-- learner: `train_batch` on DeepSpeed's engine: advantages, packing, loss, diagnostics, backward, clipping, AdamW.
+- learner: ``train_batch`` on DeepSpeed's engine: advantages, packing, loss, diagnostics, backward, clipping, AdamW.
 - bare: forward, log_softmax and gather, mean, backward of the same packed micro-batches with the same attention; with
-  PyTorch's AdamW and clipping, and without either.
-- learner, proximal; bare, proximal: the same with the forward pass for the log-probs of the batch's start before it.
+  PyTorch's AdamW and clipping, and without both.
+- learner, proximal; bare, proximal: the same after the forward pass for the log-probs of the batch's start.
 - TRL: GRPOTrainer's own training_step on padded rows, clipping and AdamW, where TRL is installed (.venv-parity).
 
-Tokens are real ones: padding counts for nobody. Speed is in CPU seconds, so that other work on the machine weighs little;
-a ratio is of one round, and its median over the rounds.
+Only real tokens count, no padding. Speed is in CPU seconds, so that other work on the machine matters little; a ratio is
+taken within a round, and its median over the rounds.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def compare(
     with_trl: bool,
     work: Path,
 ) -> dict[str, Any]:
-    """All kinds of steps on one batch; costs by kind and ratios."""
+    """Measure all kinds of steps on one batch; return costs by kind and ratios."""
     sequences, longest, budget = size
     groups = groups_of_lengths(long_tailed_lengths(sequences, longest, EFFICIENCY), shape.vocabulary)
     num_micro_batches = len(packed_micro_batches(groups, budget))
@@ -74,7 +74,7 @@ def compare(
     if with_trl:
         from benchmarks.learner_step.trl_step import TrlTrainer
 
-        # As many micro-batches as the packed batch has, so that neither pays for more calls than the other.
+        # As many micro-batches as the packed batch has, so that both pay for the same number of calls.
         while sequences % num_micro_batches:
             num_micro_batches += 1
         trl = TrlTrainer(shape, dtype, work, num_micro_batches=num_micro_batches, rows=sequences)
@@ -98,7 +98,7 @@ def compare(
 
 
 def verdicts(comparisons: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each goal in each comparison, whether it holds."""
+    """Tell for each goal in each comparison whether it holds."""
     goals = (("learner / bare", GOAL_BARE), ("learner / bare + AdamW", GOAL_BARE), ("learner / TRL", GOAL_TRL))
     return [
         {
@@ -118,13 +118,13 @@ def verdicts(comparisons: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> int:
     """Measure, print, write; 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="per comparison (default: %(default)s)")
-    parser.add_argument("--limit-s", type=float, default=120.0, help="of a comparison (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds per comparison (default: %(default)s)")
+    parser.add_argument("--limit-s", type=float, default=120.0, help="seconds per comparison (default: %(default)s)")
     parser.add_argument("--models", nargs="+", choices=sorted(SIZES), default=list(SIZES))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--no-trl", action="store_true", help="leave TRL out, also where it is installed")
-    parser.add_argument("--no-growth", action="store_true", help="leave out how the speed grows")
-    parser.add_argument("--json", type=Path, help="write the figures there as well")
+    parser.add_argument("--no-trl", action="store_true", help="leave TRL out even where it is installed")
+    parser.add_argument("--no-growth", action="store_true", help="leave out the growth of the speed")
+    parser.add_argument("--json", type=Path, help="also write the figures there")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with_trl = not arguments.no_trl and importlib.util.find_spec("trl") is not None

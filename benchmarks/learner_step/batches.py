@@ -1,4 +1,4 @@
-"""One batch for all: groups of trajectories with long-tailed lengths, as this project and as TRL take them."""
+"""One batch for all: groups of trajectories with long-tailed lengths, in this project's layout and in TRL's."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ TEMPERATURE = 1.0
 
 
 def long_tailed_lengths(num_sequences: int, longest: int, efficiency: float, seed: int = 0) -> NDArray[np.int64]:
-    """Answer lengths [S], the longest of them `longest`, whose mean with the prompt is `efficiency` of the longest's.
+    """Return answer lengths [S] up to ``longest``; with the prompt, their mean is ``efficiency`` of the longest.
 
-    A log-normal sample to the power at which it has that mean: most are short, a few are as long as is allowed.
-    Raises ValueError for an efficiency that prompts alone exceed.
+    They are a log-normal sample, raised to the power that gives that mean: most are short, a few have the maximum length.
+    Raises: ValueError for an efficiency that prompts alone exceed.
     """
     row = PROMPT_TOKENS + longest
     if not PROMPT_TOKENS + 1 < efficiency * row <= row:
@@ -37,7 +37,7 @@ def long_tailed_lengths(num_sequences: int, longest: int, efficiency: float, see
 
 
 def groups_of_lengths(lengths_S: NDArray[np.int64], vocabulary: int, seed: int = 0) -> list[TrainGroup]:
-    """Groups of GROUP_SIZE: prompts of PROMPT_TOKENS, answers of these lengths, random tokens and rewards."""
+    """Return groups of GROUP_SIZE: prompts of PROMPT_TOKENS, answers of these lengths, random tokens and rewards."""
     generator = np.random.default_rng(seed)
     groups = []
     for start in range(0, len(lengths_S), GROUP_SIZE):
@@ -66,12 +66,12 @@ def _sequence(prompt: NDArray[np.int64], answer: NDArray[np.int64], generator: n
 
 
 def num_tokens(groups: Sequence[TrainGroup]) -> int:
-    """Real tokens, prompts included."""
+    """Return the number of real tokens, prompts included."""
     return sum(sequence.num_tokens for group in groups for sequence in group.sequences)
 
 
 def padding_efficiency(groups: Sequence[TrainGroup]) -> float:
-    """Real tokens over those of rows padded to the longest."""
+    """Return real tokens over tokens of rows padded to the longest."""
     lengths = [sequence.num_tokens for group in groups for sequence in group.sequences]
     return sum(lengths) / (len(lengths) * max(lengths))
 
@@ -79,7 +79,7 @@ def padding_efficiency(groups: Sequence[TrainGroup]) -> float:
 def padded_micro_batches(
     groups: Sequence[TrainGroup], advantages: Any, num_micro_batches: int, pad: int
 ) -> list[dict[str, Any]]:
-    """What GRPOTrainer hands to its loss: rows padded to the batch's longest answer, split into equal micro-batches."""
+    """Return the inputs of GRPOTrainer's loss: rows padded to the batch's longest answer, in equal micro-batches."""
     members = [sequence for group in groups for sequence in group.sequences]
     longest = max(sequence.num_action_tokens for sequence in members)
     shape = (len(members), longest)

@@ -1,4 +1,4 @@
-"""How the learner's speed grows with the size of a micro-batch and of the model; beside each, the bare step of the same."""
+"""How the learner's speed grows with the size of a micro-batch and of the model, compared with the bare step."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ VARIANTS: dict[str, list[tuple[Any, Shape, int, int]]] = {
     "vocabulary": [
         (vocabulary, replace(BASE, vocabulary=vocabulary), BUDGET, SEQUENCES) for vocabulary in (1024, 8192, 32_768)
     ],
-    # The optimizer's work is per parameter and step: it shows where a step has few tokens for its parameters.
+    # The optimizer works per parameter and step: this shows when a step has few tokens for its parameters.
     "sequences of a step": [(sequences, MEDIUM, BUDGET, sequences) for sequences in (16, 64, 192)],
 }
-"""What grows: its values, each with the model, the token budget, and the number of sequences."""
+"""The growing quantities: their values, each with the model, the token budget, and the number of sequences."""
 
 
 def growth(rounds: int, *, limit_s: float) -> list[dict[str, Any]]:
-    """A row per value, float32."""
+    """Return a row per value, float32."""
     rows = []
     for what, variants in VARIANTS.items():
         for value, shape, budget, sequences in variants:

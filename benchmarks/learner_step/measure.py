@@ -1,4 +1,4 @@
-"""Steps that take turns, and what one costs: CPU seconds and wall clock, medians over rounds, ratios within a round."""
+"""Steps that take turns, and their cost: CPU seconds and wall clock, medians over rounds, ratios within a round."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from benchmarks.learner_step.steps import Step
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one kind of step, a number per round."""
+    """One kind of step, with a number per round."""
 
     cpu_s: list[float]
     wall_s: list[float]
 
 
 def take_turns(steps: Mapping[str, Step], rounds: int, *, limit_s: float = math.inf) -> dict[str, Cost]:
-    """Every step once a round, forwards and backwards in turn, after one round that warms up.
+    """Make every step once per round, in alternating order, after one round to warm up.
 
-    No round begins later than `limit_s` after the beginning, but one is always counted.
+    No round begins later than ``limit_s`` after the start, but at least one counts.
     """
     begin = time.perf_counter()
     costs = {name: Cost([], []) for name in steps}
@@ -42,7 +42,7 @@ def take_turns(steps: Mapping[str, Step], rounds: int, *, limit_s: float = math.
 
 
 def speed_ratio(ours: Cost, theirs: Cost) -> dict[str, float]:
-    """How many times as many tokens per CPU second: median over rounds, quartiles; and the median by wall clock."""
+    """Return the ratio of tokens per CPU second: median over rounds, quartiles; and the median by wall clock."""
     ratios = [b / a for a, b in zip(ours.cpu_s, theirs.cpu_s, strict=True)]
     wall = [b / a for a, b in zip(ours.wall_s, theirs.wall_s, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
@@ -50,7 +50,7 @@ def speed_ratio(ours: Cost, theirs: Cost) -> dict[str, float]:
 
 
 def summary(cost: Cost, num_tokens: int) -> dict[str, Any]:
-    """Medians, and real tokens per second of each clock."""
+    """Return medians, and real tokens per second of each clock."""
     cpu_s, wall_s = statistics.median(cost.cpu_s), statistics.median(cost.wall_s)
     return {
         "cpu_s": cpu_s,

@@ -12,7 +12,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model's cost follows from; two experts of `experts` answer for each token."""
+    """The sizes that set a model's cost; two experts of ``experts`` process each token."""
 
     name: str
     vocabulary: int = 264
@@ -30,7 +30,7 @@ SHAPES = (TINY, MEDIUM)
 
 
 def build(shape: Shape, dtype: str, *, attention: str = "sdpa") -> Any:
-    """A causal language model of this shape, the same weights at each call."""
+    """Return a causal language model of this shape, with the same weights at each call."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(
@@ -56,5 +56,5 @@ def build(shape: Shape, dtype: str, *, attention: str = "sdpa") -> Any:
 
 
 def num_parameters(model: Any) -> int:
-    """Of the whole model, all experts included."""
+    """Return the parameters of the whole model, all experts included."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def print_report(figures: Mapping[str, Any]) -> None:
-    """Print all tables and what became of the goals."""
+    """Print all tables, and whether the goals are met."""
     for line in report_lines(figures):
         print(line)
 

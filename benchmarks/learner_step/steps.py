@@ -1,4 +1,4 @@
-"""The steps that are compared; each is a callable that makes one whole optimizer step on the same tokens."""
+"""The compared steps; each is a callable that makes one whole optimizer step on the same tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Learner:
         self.engine = LearnerEngine.from_model(build(shape, dtype), settings)
 
     def step(self, groups: Sequence[TrainGroup], *, anchor: str = "behaviour") -> Step:
-        """One optimizer step on ``groups``; with anchor "proximal" after a forward pass for the batch's start."""
+        """Make one optimizer step on ``groups``; with anchor "proximal" after a forward pass for the batch's start."""
         objective = Objective(anchor=anchor, mismatch_mode="off")  # type: ignore[arg-type]
 
         def make() -> None:
@@ -56,8 +56,10 @@ class Learner:
 
 
 class Bare:
-    """The same model and segment attention on the same packed micro-batches, and nothing else: log_softmax and gather of
-    the whole logits, their mean, backward. ``with_adam``: and a plain AdamW step of PyTorch."""
+    """The same model and segment attention on the same packed micro-batches, and nothing else.
+
+    It takes log_softmax and gather of the whole logits, their mean, and backward. ``with_adam`` adds PyTorch's plain AdamW.
+    """
 
     def __init__(self, shape: Shape, dtype: str, token_budget: int) -> None:
         self.model: Any = build(shape, dtype, attention=register_segment_attention())
@@ -91,7 +93,7 @@ class Bare:
 
 
 def packed_micro_batches(groups: Sequence[TrainGroup], token_budget: int) -> list[PackedBatch]:
-    """The learner's own micro-batches of one rank."""
+    """Return the learner's own micro-batches of one rank."""
     sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
     (plan,) = plan_micro_batches([sequence.num_tokens for sequence in sequences], token_budget, 1)
     return [pack([sequences[index] for index in indices], policy_version=0, sequence_indices=indices) for indices in plan]

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer, real, making whole optimizer steps on given rows: its own loss, backward, clipping and AdamW."""
+"""TRL's real GRPOTrainer makes whole optimizer steps on given rows: its own loss, backward, clipping and AdamW."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# Loaded by transformers' tokenizers where it is installed, not needed here, and sentencepiece 0.2.1 ends an interpreter
-# that exits in good order with a segmentation fault (the destructor of its type capsule).
+# transformers' tokenizers load it where it is installed. It is not needed here, and sentencepiece 0.2.1 crashes an
+# interpreter that exits normally (a segmentation fault in the destructor of its type capsule).
 sys.modules["sentencepiece"] = None  # type: ignore[assignment]
 
 from datasets import Dataset  # noqa: E402
@@ -31,7 +31,7 @@ class _GivenInputs(GRPOTrainer):  # type: ignore[misc]
 
 
 class TrlTrainer:
-    """GRPOTrainer with sequence ratios, without KL term, in the model's type, on one process."""
+    """Return a GRPOTrainer with sequence ratios, without KL term, in the model's dtype, on one process."""
 
     def __init__(self, shape: Shape, dtype: str, folder: Path, *, num_micro_batches: int, rows: int) -> None:
         words = {f"t{i}": i for i in range(shape.vocabulary - 2)}
@@ -42,7 +42,7 @@ class TrlTrainer:
         settings = GRPOConfig(
             output_dir=str(folder),
             use_cpu=True,
-            bf16=False,  # The model has the type that it is to be trained in; no autocast beside it.
+            bf16=False,  # The model already has its training dtype; there is no autocast.
             gradient_checkpointing=False,
             report_to=[],
             per_device_train_batch_size=rows // num_micro_batches,
@@ -71,8 +71,10 @@ class TrlTrainer:
         self._pad = shape.vocabulary - 2
 
     def step(self, groups: Sequence[TrainGroup]) -> Step:
-        """One optimizer step as transformers' training loop makes it, after generation: training_step for each
-        micro-batch, clipping, AdamW. The rows are padded beforehand."""
+        """Make one optimizer step as transformers' training loop does after generation.
+
+        It calls training_step for each micro-batch, then clipping and AdamW. The rows are padded beforehand.
+        """
         trainer = self._trainer
         rewards = [reward for group in groups for reward in group.rewards.tolist()]
         group_ids = [index for index, group in enumerate(groups) for _ in group.rewards]

@@ -1,1 +1,1 @@
-"""The whole pipeline against its halves: what a run trains beside what SGLang alone makes and the learner alone trains."""
+"""The whole pipeline compared with its halves: SGLang alone and the learner alone."""

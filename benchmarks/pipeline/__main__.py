@@ -1,12 +1,12 @@
-"""What the whole pipeline trains, beside what each half could by itself, and beside taking turns.
+"""The throughput of the whole pipeline, compared with each half alone, and with taking turns.
 
     python -m benchmarks.pipeline --plot docs/evidence/images/pipeline.png --json pipeline.json
 
-First a short run, after which prompts are made so long that generating a batch takes about as long as training it. Then one
-run of everything that `gspo run` starts, with real SGLang, broker and DeepSpeed learner, SGLang and its agent on half of the
-cores and the learner on the other half. Then, each on the same cores as before, SGLang alone with the run's own prompts,
-sampling and concurrency, the learner alone on the run's own batches (`gspo replay`), and these two at the same time. Last
-the run once more with max_lag 0, where generation and training take turns. All in tokens of the policy per second.
+A short run comes first, and sets the length of prompts so that generating a batch takes about as long as training it. Then
+one run of everything that ``gspo run`` starts, with real SGLang, broker and DeepSpeed learner: SGLang and its agent on half
+of the cores, the learner on the other half. Then, each on the same cores as before, SGLang alone with the run's own prompts,
+sampling and concurrency, the learner alone on the run's own batches (``gspo replay``), and both at the same time. Last, the
+run once more with max_lag 0, where generation and training take turns. All figures are tokens of the policy per second.
 """
 
 import argparse
@@ -36,13 +36,13 @@ from services.runtime.logs import configure_logging
 log = structlog.get_logger()
 
 PICTURE_BATCHES: Final = 4
-"""At most so many synchronous batches are in the picture."""
+"""Most synchronous batches in the picture."""
 
 
 async def compare(arguments: argparse.Namespace, directory: Path, stop: asyncio.Event) -> tuple[Comparison, list[Lanes]]:
-    """Run it all below ``directory``; also the lanes of the asynchronous and the synchronous run.
+    """Run everything below ``directory``; also return the lanes of the asynchronous and the synchronous run.
 
-    Raises: what a run ends with; ValueError for too few batches; TimeoutError.
+    Raises: the error of a failed run; ValueError for too few batches; TimeoutError.
     """
     workload, max_lag, limit_s = workload_of(arguments), arguments.max_lag, arguments.limit_s
     cores = choose_cores(arguments.rollout_cores, arguments.learner_cores)
@@ -66,7 +66,7 @@ async def compare(arguments: argparse.Namespace, directory: Path, stop: asyncio.
     log.info("part", what="the halves", requests=len(questions), batches=arguments.replayed)
     async with asyncio.timeout(limit_s):
         halves = await measure_halves(files.settings, tokens, questions, arguments.replayed, cores, directory)
-    # At once: what was too short is said before more time is spent.
+    # At once, so that a run that is too short fails before more time is spent.
     halves_alone = half_figures(halves)
     _go_on(stop)
 
@@ -102,14 +102,14 @@ def _make_model(directory: Path, workload: Workload) -> None:
 
 
 def workload_of(arguments: argparse.Namespace) -> Workload:
-    """The sizes that were asked for; a length of prompts that is not said is the usual one."""
+    """Return the requested sizes, with the usual length of prompts by default."""
     chosen = {each.name: int(vars(arguments)[each.name]) for each in fields(Workload)}
     usual = Workload()
     return replace(usual, **{name: value for name, value in chosen.items() if value})
 
 
 def plot(lanes: list[Lanes], max_lag: int, path: Path) -> None:
-    """Both runs on one scale, from where each is steady, and no further than both are."""
+    """Cut both runs to one scale: from where each is steady, and only as far as both reach."""
     whole, turns = lanes
     num_turns = sum(span.kind == "training" and turns.begin < span.end <= turns.end for span in turns.learner)
     wanted_s = PICTURE_BATCHES * (turns.end - turns.begin) / max(1, num_turns)
@@ -123,28 +123,30 @@ def plot(lanes: list[Lanes], max_lag: int, path: Path) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line: a run's sizes and lengths."""
+    """Return the command line: a run's sizes and lengths."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--batches", type=int, default=14, help="of the asynchronous run")
     made.add_argument("--turns", type=int, default=7, help="batches of the synchronous run")
     made.add_argument("--replayed", type=int, default=9, help="batches that the learner alone trains, twice")
-    made.add_argument("--sglang-batches", type=int, default=3, help="SGLang alone generates so many of the run's batches")
+    made.add_argument("--sglang-batches", type=int, default=3, help="batches of the run that SGLang alone generates")
     made.add_argument("--max-lag", type=int, default=2, help="of the asynchronous run")
-    made.add_argument("--rollout-cores", default="", help="for SGLang and its agent, such as 0 (default: the first half)")
-    made.add_argument("--learner-cores", default="", help="for the learner, such as 1 (default: the other half)")
-    made.add_argument("--limit-s", type=float, default=1200.0, help="each of the parts may take so long")
+    made.add_argument(
+        "--rollout-cores", default="", help="cores for SGLang and its agent, such as 0 (default: the first half)"
+    )
+    made.add_argument("--learner-cores", default="", help="cores for the learner, such as 1 (default: the other half)")
+    made.add_argument("--limit-s", type=float, default=1200.0, help="time limit of each part, in seconds")
     made.add_argument("--plot", type=Path, help="write the timeline here (PNG)")
     made.add_argument("--json", type=Path, help="write all figures here")
     made.add_argument("--keep", type=Path, help="leave the runs here (default: a temporary directory)")
     for each in fields(Workload):
-        # The balance is found by default: the others are as they are.
+        # The balance is found by default; the other sizes have fixed defaults.
         by_default = 0 if each.name == "prompt_letters" else each.default
         made.add_argument(f"--{each.name.replace('_', '-')}", type=int, default=by_default)
     return made
 
 
 def main() -> int:
-    """Measure, print the tables. Returns the exit status: 0 whether or not the goals are met."""
+    """Measure and print the tables. Return the exit status: 0 whether or not the goals are met."""
     arguments = parser().parse_args()
     configure_logging("benchmark")
     directory = arguments.keep or Path(tempfile.mkdtemp(prefix="pipeline-"))

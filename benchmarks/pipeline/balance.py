@@ -1,4 +1,4 @@
-"""Makes the halves even: a short run says what a token costs each, and the length of the prompts is chosen by it."""
+"""Balance the halves: a short run shows the cost of a token in each, which sets the length of the prompts."""
 
 import asyncio
 import dataclasses
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 PILOT_BATCHES: Final = 3
 TARGET: Final = 1.05
-"""Seconds of training to one of generation: the agent and the weight updates are on SGLang's side."""
+"""Seconds of training per second of generation: the agent and the weight updates are on SGLang's side."""
 FEWEST_LETTERS, MOST_LETTERS = 8, 400
 ROLLOUT_ROLES: Final = ("scheduler", "server", "agent")
 
@@ -24,9 +24,9 @@ ROLLOUT_ROLES: Final = ("scheduler", "server", "agent")
 async def balanced(
     workload: Workload, model: Path, cores: Cores, directory: Path, stop: asyncio.Event, limit_s: float
 ) -> Workload:
-    """``workload`` with prompts of such a length that generation and training take about as long.
+    """Return ``workload`` with prompts of a length that makes generation and training take about as long.
 
-    Raises: what a run ends with; TimeoutError after ``limit_s``.
+    Raises: the error of a failed run; TimeoutError after ``limit_s``.
     """
     config = directory / "config.toml"
     write_config(config, workload, model)
@@ -36,13 +36,13 @@ async def balanced(
 
 
 def even_letters(pilot: RunRecord) -> int:
-    """From a run to its end: by processor time, so that it does not matter who waited for whom, nor what else ran."""
+    """Make a run and derive the length from CPU time, so that waiting and other work do not matter."""
     samples, rows = pilot.watch.samples, pilot.rows
     loaded = wall_time(pilot.events("rollout-0", "weights_loaded")[0])
     trained = trained_batches(rows)
     return letters_for(
         rollout_cpu_s=cpu_seconds(samples, loaded, trained[-1].time, ROLLOUT_ROLES),
-        # A learner's first batch takes longer than those that follow.
+        # A learner's first batch takes longer than the next ones.
         learner_cpu_s=cpu_seconds(samples, trained[0].time, trained[-1].time, ("learner",)),
         action_tokens=sum(batch.action_tokens for batch in trained),
         learner_tokens=sum(int(row["num_tokens"]) for row in rows[1:]),
@@ -53,8 +53,9 @@ def even_letters(pilot: RunRecord) -> int:
 def letters_for(
     *, rollout_cpu_s: float, learner_cpu_s: float, action_tokens: int, learner_tokens: int, episodes: int
 ) -> int:
-    """Letters of a prompt. ``rollout_cpu_s``: for the ``action_tokens`` of ``episodes``; ``learner_cpu_s``: for
-    ``learner_tokens``, those of prompts included.
+    """Return the letters of a prompt.
+
+    ``rollout_cpu_s`` is for the ``action_tokens`` of ``episodes``, ``learner_cpu_s`` for ``learner_tokens`` with prompts.
     """
     rollout_s, learner_s = rollout_cpu_s / action_tokens, learner_cpu_s / learner_tokens
     tokens = even_prompt(rollout_s=rollout_s, learner_s=learner_s, action_tokens=action_tokens / episodes, target=TARGET)

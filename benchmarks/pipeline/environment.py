@@ -1,4 +1,4 @@
-"""The task of the measured runs: go on after a line of letters; any answer has a reward, and they differ."""
+"""The task of the measured runs: continue a line of letters; every answer has a reward, and rewards differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class LettersOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long prompts are."""
+    """The lengths of prompts."""
 
     shortest: Annotated[int, msgspec.Meta(ge=8, le=1024)] = 16
     """Letters of the shortest prompt."""
@@ -23,7 +23,7 @@ class LettersOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Letters(Environment):
-    """One turn. The reward is the share of ASCII letters in the answer: hardly ever equal, so that every group trains."""
+    """One turn; the reward is the share of ASCII letters in the answer, hardly ever equal, so that every group trains."""
 
     options_type = LettersOptions
 
@@ -33,7 +33,7 @@ class Letters(Environment):
         self._options = options
 
     def tasks(self, split: Split) -> TaskSource:
-        """Lines of random letters without end."""
+        """Endless lines of random letters."""
         return GeneratedTasks(self._draw, split, None)
 
     def start(self, task: Task, seed: int) -> Start:
@@ -49,5 +49,5 @@ class Letters(Environment):
 
 
 def letter_share(text: str) -> float:
-    """ASCII letters among the characters of ``text``; 0 for an empty one."""
+    """Return the share of ASCII letters among the characters of ``text``; 0 for an empty one."""
     return sum(character.lower() in LETTERS for character in text) / len(text) if text else 0.0

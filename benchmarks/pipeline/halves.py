@@ -1,4 +1,4 @@
-"""The two halves without each other, each on the cores that it has in the run: SGLang, and the learner."""
+"""SGLang and the learner, each alone on the cores that it has in the run."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ SAME_WEIGHTS: Final = "bit for bit the same"
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A prompt that the run had, and the seed that its answer is drawn with."""
+    """A prompt of the run, and the seed of its answer."""
 
     token_ids: list[int]
     seed: int
@@ -34,20 +34,20 @@ class Question:
 
 @dataclass(kw_only=True)
 class Generated:
-    """What a client of SGLang received, and when."""
+    """The answers that a client of SGLang received, with their times."""
 
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    """Moment and number of completion tokens of each piece, in order."""
+    """Time and number of completion tokens of each piece, in order."""
     answered: list[float] = field(default_factory=list)
-    """When each request had its whole answer, in order."""
+    """When each request had its complete answer, in order."""
     end: float = 0.0
-    """When the last request was sent: until then as many were under way as may be."""
+    """When the last request was sent: until then as many as possible were under way."""
     at_a_time: int = 1
     """Requests under way."""
 
 
 def recorded_questions(directory: Path, batches: range) -> list[Question]:
-    """The prompts of some of a run's batches, in their order. Raises: NoLedger, StoreCorrupt."""
+    """Return the prompts of some of a run's batches, in order. Raises: NoLedger, StoreCorrupt."""
     questions = []
     with reading(directory) as connection:
         reader = Reader(directory / LEDGER_FILE, connection)
@@ -60,7 +60,7 @@ def recorded_questions(directory: Path, batches: range) -> list[Question]:
 
 @contextmanager
 def on_cores(cores: frozenset[int]) -> Iterator[None]:
-    """This thread, and what it starts meanwhile, on these cores."""
+    """Pin this thread, and the processes that it starts meanwhile, to these cores."""
     former = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -71,7 +71,7 @@ def on_cores(cores: frozenset[int]) -> Iterator[None]:
 
 @asynccontextmanager
 async def sglang_server(settings: Settings, cores: frozenset[int], log_path: Path) -> AsyncIterator[str]:
-    """The server that the run's rollout starts, without a rollout; its URL. Raises: ServerError."""
+    """Start the server that the run's rollout starts, without a rollout; yield its URL. Raises: ServerError."""
     rollout = settings.rollout
     server = EngineServer(
         ServerOptions(
@@ -94,9 +94,9 @@ async def sglang_server(settings: Settings, cores: frozenset[int], log_path: Pat
 async def ask(
     url: str, settings: Settings, questions: Sequence[Question], cores: frozenset[int], until: asyncio.Event | None = None
 ) -> Generated:
-    """All questions once, or in turns until ``until`` is set, as many at a time as the run has episodes under way.
+    """Ask all questions once, or in turns until ``until`` is set, as many at a time as the run has episodes under way.
 
-    Through the client that the rollout uses, on SGLang's own cores, as the run's agent is. Raises: EngineError.
+    It uses the rollout's client, on SGLang's own cores, as the run's agent does. Raises: EngineError.
     """
     rollout, generated = settings.rollout, Generated(at_a_time=settings.rollout.max_running)
     tokenizer = ChatTokenizer(settings.model.path)
@@ -133,7 +133,7 @@ async def ask(
     )
     with on_cores(cores):
         async with engine:
-            # What was asked before must not be in the prefix cache.
+            # Earlier questions must not be in the prefix cache.
             await engine.control("/flush_cache", {}, timeout_s=rollout.engine_timeout_s)
             async with asyncio.TaskGroup() as tasks:
                 for number in range(rollout.max_running):
@@ -147,14 +147,13 @@ class Replayed:
 
     batches: list[TrainedBatch]
     same_weights: bool
-    """Bit for bit those that the run published, after every batch."""
+    """Its weights equal those that the run published, bit for bit, after every batch."""
 
 
 async def replay(run: Path, out: Path, tokens: dict[int, int], num_batches: int, cores: frozenset[int]) -> Replayed:
-    """``gspo replay``: the learner's own service on the first batches of ``run``, read from its ledger, which makes the
-    directory ``out``. ``tokens``: action tokens by batch.
+    """Run ``gspo replay``: the learner's own service on the first batches of ``run``, read from its ledger.
 
-    Raises: RuntimeError with the end of its output.
+    It makes the directory ``out``. ``tokens``: action tokens by batch. Raises: RuntimeError with the end of its output.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", PINNED, cores_word(cores), "services.runs.replay", str(run), "--out", str(out),
@@ -183,8 +182,9 @@ async def replay(run: Path, out: Path, tokens: dict[int, int], num_batches: int,
 
 @dataclass(frozen=True, kw_only=True)
 class Halves:
-    """Each half with the other's cores idle, and both at the same time, which share the machine's caches and memory and
-    nothing else.
+    """Each half with the other's cores idle, and both at the same time.
+
+    At the same time they share only the machine's caches and memory.
     """
 
     sglang: Generated
@@ -192,7 +192,7 @@ class Halves:
     sglang_at_once: Generated
     learner_at_once: Replayed
     samples: list[CpuSample]
-    """Of their processes, all the time."""
+    """Samples of their processes over the whole time."""
 
 
 async def measure_halves(
@@ -203,10 +203,10 @@ async def measure_halves(
     cores: Cores,
     directory: Path,
 ) -> Halves:
-    """One after the other, then both. ``settings``: the run's, whose directory is read; ``num_batches``: of it are trained
-    again; ``directory``: for what is written.
+    """Measure one after the other, then both.
 
-    Raises: ServerError, EngineError; RuntimeError when the replay fails.
+    ``settings`` are those of the run, and its directory is read. ``num_batches`` of its batches are trained again.
+    ``directory`` takes the output. Raises: ServerError, EngineError; RuntimeError when the replay fails.
     """
     run = settings.run.directory
     watch = ProcessWatch()

@@ -1,4 +1,4 @@
-"""From what was recorded to figures: rates by batch, their medians and spread, who used the processor. Pure."""
+"""Figures from records: rates by batch, their medians and spread, CPU use by role; pure functions."""
 
 import math
 from bisect import bisect_right
@@ -15,24 +15,24 @@ class TrainedBatch:
 
     index: int
     time: float
-    """When it was trained and its weights were published, in seconds of any one clock."""
+    """When it was trained and its weights were published, in seconds of any clock."""
     action_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Several measurements of one thing."""
+    """Several measurements of one quantity."""
 
     median: float
     low: float
-    """The first quartile; the smallest where there are fewer than four."""
+    """First quartile; the smallest value where there are fewer than four."""
     high: float
     count: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuSample:
-    """Processor seconds that each role has used so far, at a moment, and the roles that run or wait for a core."""
+    """CPU seconds that each role has used up to a moment, and the roles that run or wait for a core."""
 
     time: float
     seconds: Mapping[str, float]
@@ -40,7 +40,7 @@ class CpuSample:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Raises: ValueError for no values."""
+    """Summarise values. Raises: ValueError without any."""
     if not values:
         raise ValueError("nothing was measured: measure more batches than are left out at both ends")
     if len(values) < 4:
@@ -50,7 +50,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def trained_batches(rows: Sequence[Mapping[str, Any]]) -> list[TrainedBatch]:
-    """From the "batch" lines of a run's metrics.jsonl, which carry wall-clock time."""
+    """Read the "batch" lines of a run's metrics.jsonl, which have wall-clock times."""
     return [
         TrainedBatch(index=int(row["batch"]), time=float(row["time"]), action_tokens=int(row["num_action_tokens"]))
         for row in rows
@@ -58,8 +58,9 @@ def trained_batches(rows: Sequence[Mapping[str, Any]]) -> list[TrainedBatch]:
 
 
 def steady(batches: Sequence[TrainedBatch], *, first: int, last: int) -> list[TrainedBatch]:
-    """The batches without the ``first`` ones, in which queues fill, and the ``last`` ones, for whose successors nothing is
-    generated any more. What remains begins with one that serves as a starting line alone.
+    """Return the batches without the ``first`` ones, in which queues fill, and the ``last`` ones.
+
+    After the last ones nothing more is generated. The first remaining batch serves only as a starting line.
 
     Raises: ValueError when fewer than two remain.
     """
@@ -70,12 +71,12 @@ def steady(batches: Sequence[TrainedBatch], *, first: int, last: int) -> list[Tr
 
 
 def rates(batches: Sequence[TrainedBatch]) -> list[float]:
-    """Action tokens per second of each batch but the first, from the end of the one before to its own."""
+    """Return action tokens per second of each batch but the first, from the end of the one before to its own."""
     return [after.action_tokens / (after.time - before.time) for before, after in pairwise(batches)]
 
 
 def overall_rate(batches: Sequence[TrainedBatch]) -> float:
-    """Action tokens per second of all but the first together."""
+    """Return action tokens per second of all batches but the first together."""
     return sum(batch.action_tokens for batch in batches[1:]) / (batches[-1].time - batches[0].time)
 
 
@@ -84,7 +85,7 @@ def seconds_per_batch(batches: Sequence[TrainedBatch]) -> list[float]:
 
 
 def cpu_shares(samples: Sequence[CpuSample], begin: float, end: float) -> dict[str, float]:
-    """Cores that each role used between two moments, on average. Raises: ValueError for moments that are not in order."""
+    """Return the average cores that each role used between two moments. Raises: ValueError for moments out of order."""
     if not begin < end:
         raise ValueError(f"begin is {begin} and end is {end}: it must come before")
     before, after = _sample_at(samples, begin), _sample_at(samples, end)
@@ -96,35 +97,35 @@ def cpu_shares(samples: Sequence[CpuSample], begin: float, end: float) -> dict[s
 
 
 def cpu_seconds(samples: Sequence[CpuSample], begin: float, end: float, roles: Sequence[str]) -> float:
-    """Processor seconds of some roles between two moments."""
+    """Return the CPU seconds of some roles between two moments."""
     shares = cpu_shares(samples, begin, end)
     return sum(shares.get(role, 0.0) for role in roles) * (end - begin)
 
 
 def even_prompt(*, rollout_s: float, learner_s: float, action_tokens: float, target: float) -> float:
-    """Prompt tokens with which training an episode of ``action_tokens`` takes ``target`` times as long as generating it.
+    """Return the prompt tokens that make training an episode of ``action_tokens`` ``target`` times as long as generating it.
 
-    ``rollout_s``: processor seconds for an action token; ``learner_s``: for any token, of prompts too. What a longer prompt
-    costs in generation is left out: it is computed once for a whole group.
+    ``rollout_s``: CPU seconds for an action token; ``learner_s``: for any token, prompts included. The cost of a longer
+    prompt in generation is left out: it is computed once for a whole group.
     """
     return max(0.0, action_tokens * (target * rollout_s / learner_s - 1))
 
 
 def _sample_at(samples: Sequence[CpuSample], time: float) -> CpuSample:
-    """The last one that is not later than ``time``, or the first one."""
+    """Return the last sample that is not later than ``time``, or the first one."""
     return samples[max(0, bisect_right(samples, time, key=lambda sample: sample.time) - 1)]
 
 
 def token_rate(arrivals: Sequence[tuple[float, int]], begin: float, end: float) -> float:
-    """Tokens per second among (time, number) between two moments; NaN for an empty span."""
+    """Return tokens per second among (time, number) between two moments; NaN for an empty span."""
     if end <= begin:
         return math.nan
     return sum(number for time, number in arrivals if begin < time <= end) / (end - begin)
 
 
 def waves(answered: Sequence[float], size: int, begin: float, end: float) -> list[float]:
-    """Every ``size``-th of the moments at which something was answered, between two moments.
+    """Return every ``size``-th answer time between two moments.
 
-    Requests that began together end together: only from one such moment to the next there is as much to do as in any other.
+    Requests that began together end together: only the intervals between these times hold equal amounts of work.
     """
     return [time for time in answered[size - 1 :: size] if begin <= time <= end]

@@ -13,7 +13,7 @@ from services.models.tiny import VOCAB_SIZE, build_tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """What decides how long a token takes, here and there."""
+    """The sizes that decide how long a token takes in both halves."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -25,7 +25,7 @@ class ModelSize:
 def make_model(directory: Path, size: ModelSize, seed: int = 0) -> int:
     """Write an ordinary Hugging Face model in float32. Returns its number of parameters.
 
-    Its tokens are close to evenly likely, so that answers end by chance (one token of 264 is the end) or at their limit.
+    Its tokens are almost equally likely, so that answers end by chance (one token of 264 is the end) or at their limit.
     """
     torch.manual_seed(seed)
     tokenizer = build_tokenizer()

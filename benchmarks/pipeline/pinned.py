@@ -1,6 +1,6 @@
-"""Runs a module on chosen cores: `python -m benchmarks.pipeline.pinned 0,2 services.learner CONFIG ...`.
+"""Run a module on chosen cores: ``python -m benchmarks.pipeline.pinned 0,2 services.learner CONFIG ...``.
 
-Before anything is imported, so that all threads and processes that follow inherit it.
+It pins itself before any import, so that all later threads and processes inherit the cores.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 
 
 def parse_cores(text: str) -> set[int]:
-    """Raises: ValueError when it is not a list of core numbers such as 0,2."""
+    """Parse a list of core numbers such as 0,2. Raises: ValueError for anything else."""
     try:
         return {int(word) for word in text.split(",")}
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Watches the processes of a run: how much processor each role has used, and whether each is on its cores."""
+"""Watch the processes of a run: the CPU time of each role, and whether each is on its cores."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from benchmarks.pipeline.measures import CpuSample
 
 SAMPLE_S: Final = 0.1
 LOOK_EVERY: Final = 50
-"""The tree of processes is looked through anew every so many samples."""
+"""Samples between two searches of the process tree."""
 MODULES: Final = {
     "services.broker": "broker",
     "services.learner": "learner",
@@ -42,15 +42,15 @@ class ProcessWatch:
     def __init__(self) -> None:
         self.samples: list[CpuSample] = []
         self.strays: dict[str, str] = {}
-        """Threads found on other cores than their role's, once each: where they may run."""
+        """Threads that may run on other cores than their role's, once each, with those cores."""
         self.num_threads = 0
-        """Most threads seen that have cores of their own."""
+        """Most threads seen with assigned cores."""
         self._roles: dict[psutil.Process, str] = {}
         self._past: dict[str, float] = {}
         self._last: dict[psutil.Process, float] = {}
 
     async def run(self, cores: Mapping[str, frozenset[int]]) -> None:
-        """Sample until cancelled. ``cores``: of the roles that have their own."""
+        """Sample until cancelled. ``cores``: those of the roles with assigned cores."""
         turn = 0
         while True:
             if turn % LOOK_EVERY == 0:
@@ -62,7 +62,7 @@ class ProcessWatch:
 
     def _look(self) -> None:
         for child in psutil.Process().children(recursive=True):
-            # Anew for those that are known: SGLang's processes get their names some time after they are forked.
+            # Known processes are read again: SGLang's processes get their names some time after the fork.
             with suppress(psutil.Error):
                 role = role_of(child.cmdline(), self._roles.get(child.parent(), ""))
                 if role:
@@ -101,22 +101,22 @@ class ProcessWatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What /proc says of one process."""
+    """The state of one process in /proc."""
 
     runs: bool
-    """Its first thread runs, or waits for a core."""
+    """Whether its first thread runs, or waits for a core."""
     cpu_s: float
-    """Of all its threads, so far."""
+    """CPU seconds of all its threads so far."""
 
 
 def process_use(stat: str) -> Use:
-    """From /proc/PID/stat, which costs a hundredth of what asking psutil costs. The name in it may hold anything."""
+    """Read /proc/PID/stat, at a hundredth of the cost of psutil. The name in it may hold any character."""
     words = stat.rpartition(")")[2].split()
     return Use(runs=words[0] == "R", cpu_s=(int(words[11]) + int(words[12])) / TICKS_PER_S)
 
 
 def role_of(words: Sequence[str], parent_role: str) -> str:
-    """From a process's command line; empty for one that is of no interest."""
+    """Return the role from a process's command line; empty for other processes."""
     if words and words[0].startswith("sglang::scheduler"):
         return SCHEDULER
     if any("sglang" in word for word in words[:4]):

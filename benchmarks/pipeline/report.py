@@ -1,4 +1,4 @@
-"""What is said of the measurements: figures, goals, and who waited for whom."""
+"""The report of the measurements: figures, goals, and waits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -29,7 +29,7 @@ SGLANG: Final = (SCHEDULER, SERVER)
 GOAL_OF_HALVES: Final = 0.85
 GOAL_OF_SYNCHRONOUS: Final = 1.5
 LEFT_OUT_ALONE: Final = 2
-"""Batches at the beginning of the learner alone, and of any run; with lag there are queues to be filled, too."""
+"""Batches left out at the beginning of the learner alone, and of any run; with lag, queues must fill too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,11 @@ class RunFigures:
     overall_tokens_per_s: float
     seconds_per_batch: Spread
     learner_trains: float
-    """Shares of the time; the rest of the learner's is its checkpoints and the way between batches."""
+    """Shares of the time; the learner spends the rest on checkpoints and between batches."""
     learner_publishes: float
     learner_waits: float
     rollout_paused: float
-    """Share of the time in which the weights were replaced."""
+    """Share of the time during which weights were replaced."""
     pause_s: Spread
     cpu: dict[str, float]
     """Cores used, by role."""
@@ -61,12 +61,12 @@ class HalfFigures:
     tokens_per_s: Spread
     overall_tokens_per_s: float
     cpu_us: float
-    """Processor microseconds of the half itself (SGLang without its client) for an action token."""
+    """CPU microseconds of the half itself (SGLang without its client) per action token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lanes:
-    """A run's spans, and the steady part of them."""
+    """A run's spans, and their steady part."""
 
     rollout: list[Span]
     learner: list[Span]
@@ -86,7 +86,7 @@ def lanes_of(record: RunRecord, max_lag: int) -> Lanes:
 
 
 def steady_batches(record: RunRecord, max_lag: int) -> list[TrainedBatch]:
-    """Without those that queues are filled for, at the beginning, and those that nothing is generated beside, at the end.
+    """Leave out the first batches, which fill queues, and the last ones, during which nothing is generated.
 
     Raises: ValueError for a run that is too short.
     """
@@ -118,7 +118,7 @@ def run_figures(record: RunRecord, max_lag: int) -> RunFigures:
 
 
 def half_figures(halves: Halves) -> dict[str, HalfFigures]:
-    """Of SGLang and the learner, each alone and both at once. Raises: ValueError for too few requests or batches."""
+    """Measure SGLang and the learner, each alone and both at once. Raises: ValueError for too few requests or batches."""
     at_once = steady(halves.learner_at_once.batches, first=LEFT_OUT_ALONE, last=0)
     return {
         "sglang": sglang_figures(halves.sglang, halves.samples, 0.0, halves.sglang.end),
@@ -129,12 +129,12 @@ def half_figures(halves: Halves) -> dict[str, HalfFigures]:
 
 
 def sglang_figures(generated: Generated, samples: Sequence[CpuSample], begin: float, end: float) -> HalfFigures:
-    """Of what arrived between two moments, by waves. Raises: ValueError for too few requests."""
+    """Measure the arrivals between two moments, by waves. Raises: ValueError for too few requests."""
     marks = waves(generated.answered, generated.at_a_time, begin, end)
     if len(marks) < 2:
         raise ValueError(
-            f"{len(generated.answered)} requests were answered, {generated.at_a_time} at a time: there must be three times "
-            "as many at least; generate for more batches"
+            f"{len(generated.answered)} requests were answered, {generated.at_a_time} at a time: at least three times "
+            "as many are needed; generate for more batches"
         )
     rate = token_rate(generated.arrivals, marks[0], marks[-1])
     return HalfFigures(
@@ -145,7 +145,7 @@ def sglang_figures(generated: Generated, samples: Sequence[CpuSample], begin: fl
 
 
 def learner_figures(replayed: Replayed, samples: Sequence[CpuSample]) -> HalfFigures:
-    """Without the first batches. Raises: ValueError for too few of them."""
+    """Measure without the first batches. Raises: ValueError for too few batches."""
     kept = steady(replayed.batches, first=LEFT_OUT_ALONE, last=0)
     rate = overall_rate(kept)
     used = cpu_shares(samples, kept[0].time, kept[-1].time)
@@ -155,25 +155,25 @@ def learner_figures(replayed: Replayed, samples: Sequence[CpuSample]) -> HalfFig
 
 
 def cpu_us_per_token(cores_used: Mapping[str, float], roles: Sequence[str], tokens_per_s: float) -> float:
-    """Processor microseconds of some roles for a token: what it costs, however long it waits for a core."""
+    """Return CPU microseconds of some roles per token: the cost, however long it waits for a core."""
     return 1e6 * sum(cores_used.get(role, 0.0) for role in roles) / tokens_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Everything, and what follows from it. Ratios are of medians."""
+    """All measurements and what follows from them; ratios are of medians."""
 
     sglang: HalfFigures
     learner: HalfFigures
     sglang_at_once: HalfFigures
-    """While the learner alone trains on the other cores."""
+    """Measured while the learner alone trains on the other cores."""
     learner_at_once: HalfFigures
     whole: RunFigures
     synchronous: RunFigures
     workload: Workload
     max_lag: int
     same_weights: bool
-    """The learner alone made the run's weights, bit for bit: it did the same work."""
+    """Whether the learner alone made the run's weights bit for bit, and so did the same work."""
 
     @property
     def of_slower_half(self) -> float:
@@ -190,16 +190,16 @@ class Comparison:
 
     @property
     def balance(self) -> float:
-        """Seconds of generation for each second of training, of the same batch: 1 is even."""
+        """Seconds of generation per second of training, for the same batch: 1 is even."""
         return self.learner.tokens_per_s.median / self.sglang.tokens_per_s.median
 
     @property
     def most_gain(self) -> float:
-        """What asynchrony could bring with this balance, were there nothing but generation and training: at most 2."""
+        """The most that asynchrony could gain with this balance, with nothing but generation and training: at most 2."""
         return (1 + self.balance) / max(1, self.balance)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, also what is derived."""
+        """Return all values, derived ones included."""
         derived = {
             "of_slower_half": self.of_slower_half,
             "of_slower_half_at_once": self.of_slower_half_at_once,
@@ -211,7 +211,7 @@ class Comparison:
 
 
 def tables(found: Comparison) -> str:
-    """Two Markdown tables: what it comes to, and where the time goes."""
+    """Return two Markdown tables: the results, and where the time goes."""
     measured: list[tuple[str, HalfFigures | RunFigures]] = [
         ("1. SGLang alone", found.sglang),
         ("2. learner alone, with publication", found.learner),
@@ -235,7 +235,7 @@ def tables(found: Comparison) -> str:
 
 
 def goal_word(value: float, goal: float) -> str:
-    """Whether a goal is met, in words."""
+    """Tell in words whether a goal is met."""
     return f"at least {goal}: {'met' if value >= goal else 'missed'}"
 
 

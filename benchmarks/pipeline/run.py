@@ -1,4 +1,4 @@
-"""One whole run, its halves on their cores: everything that ``gspo run`` starts, and a record of who did what when."""
+"""One whole run with its halves on their cores: everything that ``gspo run`` starts, and a record of all activities."""
 
 import asyncio
 import dataclasses
@@ -24,7 +24,7 @@ METRICS_FILE: Final = "metrics.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What a run left: the lines of its record, its logs, and the processor's time by role."""
+    """The output of a run: the lines of its record, its logs, and the CPU time by role."""
 
     directory: Path
     rows: list[dict[str, Any]]
@@ -37,9 +37,9 @@ class RunRecord:
 
 
 async def run_pinned(files: RunFiles, cores: Cores, stop: asyncio.Event, limit_s: float) -> RunRecord:
-    """Run to the end. The broker, and this process, stay on any core.
+    """Run to the end. The broker and this process may use any core.
 
-    Raises: what ``gspo run`` ends with, in a group; TimeoutError after ``limit_s``.
+    Raises: the errors of ``gspo run``, in a group; TimeoutError after ``limit_s``.
     """
     directory = files.settings.run.directory
     directory.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ async def run_pinned(files: RunFiles, cores: Cores, stop: asyncio.Event, limit_s
     with (directory / "run.log").open("w", encoding="utf-8") as output:
         async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(watch.run(places), name="watch")
-            # The processes are started without the working directory on their path; PINNED is a module of this checkout.
+            # The processes start without the working directory on their path, and PINNED is a module of this checkout.
             os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
             await run_processes(files.settings, specs, Console(file=output, width=160), stop, plain=True)
             watching.cancel()
@@ -57,13 +57,13 @@ async def run_pinned(files: RunFiles, cores: Cores, stop: asyncio.Event, limit_s
 
 
 def pinned_specs(specs: list[ProcessSpec], cores: Cores) -> list[ProcessSpec]:
-    """The same processes; rollouts and learner begin on their cores, which all that they start inherits."""
+    """Return the same processes; rollouts and learner begin on their cores, which their children inherit."""
     places = {"services.learner": cores.learner, "services.rollout": cores.rollout}
     return [pinned(spec, places[spec.module]) if spec.module in places else spec for spec in specs]
 
 
 def pinned(spec: ProcessSpec, cores: frozenset[int]) -> ProcessSpec:
-    """The same process, on these cores alone."""
+    """Return the same process on these cores alone."""
     return dataclasses.replace(spec, module=PINNED, arguments=(cores_word(cores), spec.module, *spec.arguments))
 
 
@@ -72,7 +72,7 @@ def cores_word(cores: frozenset[int]) -> str:
 
 
 def log_events(path: Path, event: str) -> list[dict[str, Any]]:
-    """Events of one kind in a log; other lines are left out."""
+    """Return the events of one kind in a log; other lines are left out."""
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("{") and line.endswith("}"):

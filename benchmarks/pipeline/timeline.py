@@ -1,4 +1,4 @@
-"""A run as a picture: what SGLang and the learner did when, from logs, records and samples of the processes."""
+"""A run as a picture: the activities of SGLang and the learner, from logs, records and samples of the processes."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,12 +26,12 @@ MEANINGS: Final[dict[Kind, str]] = {
     "waiting": "waits",
 }
 SHORTEST_WAIT_S: Final = 0.35
-"""A process that is at work sleeps now and then for a moment: what is shorter is no waiting."""
+"""A working process sleeps for a moment now and then: anything shorter than this is no waiting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """What one process did from ``begin`` to ``end``, in wall-clock seconds."""
+    """One process's activity from ``begin`` to ``end``, in wall-clock seconds."""
 
     kind: Kind
     begin: float
@@ -40,13 +40,15 @@ class Span:
 
 
 def wall_time(event: Mapping[str, Any]) -> float:
-    """When a log's event was written."""
+    """Return the time at which a log's event was written."""
     return datetime.fromisoformat(str(event["timestamp"])).timestamp()
 
 
 def learner_spans(trained: Iterable[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """Training, publication and the time between, by batch. ``trained``: the log's events, each written when its batch was
-    trained and published; ``rows``: the record's, with the seconds that both took.
+    """Return spans of training, publication and the time between, by batch.
+
+    ``trained``: the log's events, each written when its batch was trained and published. ``rows``: lines of the record, with
+    the seconds that both took.
     """
     ends = {int(event["batch"]): wall_time(event) for event in trained}
     spans: list[Span] = []
@@ -65,7 +67,7 @@ def learner_spans(trained: Iterable[Mapping[str, Any]], rows: Sequence[Mapping[s
 
 
 def rollout_spans(samples: Sequence[CpuSample], loaded: Iterable[Mapping[str, Any]], role: str) -> list[Span]:
-    """Generation while ``role`` runs, or waits for a core; over it the pauses of the log's ``loaded`` events."""
+    """Return generation while ``role`` runs or waits for a core, overlaid by the pauses of the log's ``loaded`` events."""
     spans: list[Span] = []
     for before, after in pairwise(samples):
         kind: Kind = "generation" if role in after.running else "waiting"
@@ -84,7 +86,7 @@ def rollout_spans(samples: Sequence[CpuSample], loaded: Iterable[Mapping[str, An
 
 
 def share(spans: Iterable[Span], kind: Kind, begin: float, end: float) -> float:
-    """Part of the time between two moments that spans of one kind cover; they must not overlap each other."""
+    """Return the share of the time between two moments that spans of one kind cover; they must not overlap."""
     covered = sum(max(0.0, min(span.end, end) - max(span.begin, begin)) for span in spans if span.kind == kind)
     return covered / (end - begin)
 
@@ -92,8 +94,8 @@ def share(spans: Iterable[Span], kind: Kind, begin: float, end: float) -> float:
 def draw(
     lanes: Mapping[str, Mapping[str, Sequence[Span]]], begins: Mapping[str, float], length_s: float, path: Path
 ) -> None:
-    """One panel for each run, above each other on one scale: ``lanes[run][process]``, from ``begins[run]`` on."""
-    # matplotlib takes a second to import: only when a picture is wanted.
+    """Plot one panel per run, stacked on one scale: ``lanes[run][process]``, from ``begins[run]`` on."""
+    # matplotlib takes a second to import, so only for a picture.
     import matplotlib
 
     matplotlib.use("Agg")

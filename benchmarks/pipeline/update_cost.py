@@ -1,11 +1,11 @@
-"""What a weight update costs an SGLang server in the midst of its answers: tokens computed again, and processor time.
+"""The cost of a weight update to an SGLang server that is answering: recomputed tokens, and CPU time.
 
     python -m benchmarks.pipeline.update_cost --json update_cost.json
 
-A real server, started as a rollout starts it, answers the same questions with the same seeds again and again, as many at a
-time as a run has episodes under way and no two equally far; every other time with weight updates as a rollout makes them
-(pause, load, checksums, go on), of the same weights. Everything else is then the same, and the difference is the updates'.
-Beside it, in turns, servers that are told otherwise. Tokens are sound on a busy machine, processor seconds roughly.
+A real server, started as a rollout starts it, answers the same questions with the same seeds again and again. As many are
+under way as a run has episodes, each at a different point. Every other pass has weight updates as a rollout makes them
+(pause, load, checksums, resume), of the same weights. Everything else is equal, so the difference is due to the updates.
+Servers with other settings take turns with it. Token counts are exact on a busy machine, CPU seconds only rough.
 """
 
 import argparse
@@ -46,30 +46,30 @@ SERVERS: Final[Mapping[str, tuple[PauseMode, tuple[str, ...]]]] = {
     "SGLang's own order": ("retract", ("--schedule-policy", "fcfs", "--chunked-prefill-size", "4096", *AT_ONCE)),
     "in place": ("in_place", ()),
 }
-"""How generation is paused, and what the server is started with beside what it always is."""
+"""How generation is paused, and the extra arguments of the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prefill:
-    """What SGLang's log says of its prefill batches."""
+    """The prefill batches in SGLang's log."""
 
     batches: int = 0
     new_tokens: int = 0
     """Computed."""
     cached_tokens: int = 0
-    """Found in the prefix cache."""
+    """Tokens found in the prefix cache."""
 
 
 @dataclass(kw_only=True)
 class Pass:
-    """All questions answered once."""
+    """One pass over all questions."""
 
     updates: int
     prefill: Prefill = field(default_factory=Prefill)
     cpu_s: dict[str, float] = field(default_factory=dict)
-    """Of SGLang's scheduler, of the rest of the server, and of the client."""
+    """CPU seconds of SGLang's scheduler, of the rest of the server, and of the client."""
     stop_s: list[float] = field(default_factory=list)
-    """The scheduler's processor seconds for each pause; ``load_s`` and ``checksums_s``: for the other parts of an update."""
+    """The scheduler's CPU seconds for each pause; ``load_s`` and ``checksums_s``: for the other parts of an update."""
     load_s: list[float] = field(default_factory=list)
     checksums_s: list[float] = field(default_factory=list)
     action_tokens: int = 0
@@ -77,7 +77,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """As in the whole pipeline's runs."""
+    """The sizes of the whole pipeline's runs."""
 
     groups: int = 16
     group_size: int = 8
@@ -88,15 +88,16 @@ class Sizes:
     layers: int = 2
 
     def limit(self, number: int) -> int:
-        """Most tokens of the answer to the request of this number: the first ones end one after the other, so that from then
-        on no two are equally far.
+        """Return the most tokens of the answer to the request of this number.
+
+        The first requests end one after the other, so that later no two are at the same point.
         """
         first = number < self.at_a_time
         return max(1, self.turn_tokens * (number + 1) // self.at_a_time) if first else self.turn_tokens
 
 
 def prefill_of(text: str) -> Prefill:
-    """Sums over the prefill batches of a piece of SGLang's log."""
+    """Sum over the prefill batches of a piece of SGLang's log."""
     found = [(int(new), int(cached)) for new, cached in PREFILL.findall(text)]
     return Prefill(
         batches=len(found), new_tokens=sum(new for new, _ in found), cached_tokens=sum(cached for _, cached in found)
@@ -104,12 +105,12 @@ def prefill_of(text: str) -> Prefill:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Of all threads of a process, to the nanosecond: its clock's number is clock_getcpuclockid(3)'s."""
+    """Return the CPU seconds of a process's threads, to the nanosecond; the clock id is as in clock_getcpuclockid(3)."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 class Measured:
-    """One server that is asked, and updated."""
+    """One server that answers and is updated."""
 
     def __init__(self, engine: Engine, server: EngineServer, model: Path, log_path: Path, mode: PauseMode) -> None:
         self._engine = engine
@@ -127,7 +128,7 @@ class Measured:
             raise RuntimeError(f"no scheduler among the processes of the server, {server.pid}")
 
     async def answer_all(self, groups: Sequence[Sequence[int]], sizes: Sizes, updates: int) -> Pass:
-        """Ask for ``sizes.group_size`` answers to each prompt, with so many updates spread evenly over them."""
+        """Ask for ``sizes.group_size`` answers to each prompt, with the given number of updates spread evenly over them."""
         found = Pass(updates=updates)
         requests = list(self._requests(groups, sizes))
         await self._engine.control("/flush_cache", {}, timeout_s=60.0)
@@ -194,13 +195,13 @@ class Measured:
 
 
 def summary(name: str, passes: Sequence[Pass]) -> dict[str, Any]:
-    """Medians, per answered token and per update: what passes with updates take more than those without.
+    """Return medians, per answered token and per update, of the extra cost of passes with updates.
 
     Raises: ValueError without both.
     """
     still, updated = [each for each in passes if not each.updates], [each for each in passes if each.updates]
     if not still or not updated:
-        raise ValueError(f"{name}: {len(still)} passes without updates and {len(updated)} with some: there must be both")
+        raise ValueError(f"{name}: {len(still)} passes without updates and {len(updated)} with some: both are needed")
 
     def more(what: Callable[[Pass], float]) -> float:
         return (median(map(what, updated)) - median(map(what, still))) / updated[0].updates
@@ -224,7 +225,7 @@ def summary(name: str, passes: Sequence[Pass]) -> dict[str, Any]:
 
 
 async def measure(names: Sequence[str], directory: Path, sizes: Sizes, updates: int, rounds: int) -> dict[str, list[Pass]]:
-    """Passes without and with updates in turns, of all servers in turns, after a short one of each that does not count."""
+    """Run passes without and with updates in turns, on all servers in turns, after a short pass of each to warm up."""
     model, letters = directory / "model", random.Random(0)
     tokenizer = ChatTokenizer(model)
     lines = ["".join(letters.choices(string.ascii_lowercase, k=sizes.prompt_letters)) for _ in range(sizes.groups)]
@@ -251,7 +252,7 @@ async def _started(stack: AsyncExitStack, name: str, model: Path, log_path: Path
 
 
 def main() -> int:
-    """Measure, print a table. Returns the exit status."""
+    """Measure and print a table. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=list(SERVERS))
     parser.add_argument("--updates", type=int, default=2, help="of a pass")

@@ -1,4 +1,4 @@
-"""What is run: model, tasks and sizes, the same in every part of the comparison; and which part has which core."""
+"""The workload: model, tasks and sizes, the same in every part of the comparison, and the cores of each part."""
 
 import os
 from dataclasses import dataclass, field
@@ -41,13 +41,15 @@ learning_rate = 1e-6
 token_budget = 4096
 """
 MARKERS: Final = 4
-"""Tokens that the chat template puts around a prompt, and one to spare."""
+"""Tokens that the chat template adds around a prompt, plus one spare."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Sizes. With them generating takes longer than training where prompts are short; ``prompt_letters``, which the learner
-    reads once for each episode and SGLang once for each group, evens that out.
+    """The sizes of a run.
+
+    With short prompts, generating takes longer than training. ``prompt_letters`` evens that out: the learner reads them once
+    per episode, SGLang once per group.
     """
 
     hidden_size: int = 256
@@ -72,7 +74,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """Who runs where: SGLang with its agent, and the learner. The broker and whoever watches are on any core."""
+    """Cores of SGLang with its agent, and of the learner; the broker and the watching process use any core."""
 
     rollout: frozenset[int]
     learner: frozenset[int]
@@ -84,7 +86,7 @@ class Cores:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """One run's directory and what it is started with."""
+    """One run's directory and start arguments."""
 
     config: Path
     settings: Settings
@@ -92,9 +94,9 @@ class RunFiles:
 
 
 def choose_cores(rollout: str, learner: str) -> Cores:
-    """From the command line; empty words divide what this process may use in two halves.
+    """Read the command line; empty texts divide the cores of this process into two halves.
 
-    Raises: ValueError for cores that are not there, or the same for both.
+    Raises: ValueError for cores that do not exist, or the same for both.
     """
     available = sorted(os.sched_getaffinity(0))
     half = max(1, len(available) // 2)
@@ -111,7 +113,7 @@ def choose_cores(rollout: str, learner: str) -> Cores:
 
 
 def write_config(path: Path, workload: Workload, model: Path) -> None:
-    """The TOML that all runs share; its directory is made."""
+    """Write the TOML that all runs share, and make its directory."""
     text = CONFIG.format(
         environment=ENVIRONMENT,
         model=model,
@@ -129,7 +131,7 @@ def write_config(path: Path, workload: Workload, model: Path) -> None:
 
 
 def run_files(config: Path, directory: Path, *, num_batches: int, max_lag: int) -> RunFiles:
-    """A run of its own directory and ports."""
+    """Return a run with its own directory and ports."""
     work, batch, weights = free_ports(3)
     overrides = [
         f"run.directory={directory}",

@@ -1,12 +1,12 @@
-"""A run of the demo in which processes are killed at random moments: does it learn, lose nothing, leak nothing?
+"""A run of the demo with processes killed at random moments: does it learn, lose nothing, leak nothing?
 
 make kills                 # or: python -m benchmarks.random_kills --kills 50 --seed 0
 
-Every process of the run is a target: the broker, the learner, the rollouts' agents, and SGLang below them; of five kills
-four are SIGKILL and one is SIGTERM. After the last one the run goes on undisturbed to its end. Checked: the held-out reward,
-the audit of the ledger, that no process and no file outside the run's directory is left; and how each process's memory (USS)
-grew by the minute. Ends with status 1 when something does not hold. A run that was broken off is not resumed: --directory is
-made anew.
+Every process of the run is a target: the broker, the learner, the rollouts' agents, and SGLang below them. Four of five
+kills are SIGKILL, one is SIGTERM. After the last one the run continues undisturbed to its end. The checks are the held-out
+reward, the audit of the ledger, that no process and no file outside the run's directory is left, and how much each process's
+memory (USS) grew per minute. The exit status is 1 when a check fails. An interrupted run is not resumed: --directory is made
+anew.
 """
 
 import argparse
@@ -39,7 +39,7 @@ MEMORY: Final = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Kill:
-    """What was killed, when (seconds since the start), and how many batches were trained by then."""
+    """The killed process, the time (seconds since the start), and the batches trained by then."""
 
     time_s: float
     role: str
@@ -52,9 +52,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("examples/arithmetic.toml"))
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--batches", type=int, default=150, help="the run's length; kills are spread over its first 4/5")
-    parser.add_argument("--delay", type=float, default=10.0, help="a kill follows its batch by up to so many seconds")
-    parser.add_argument("--seed", type=int, default=0, help="of the kills and of the run")
+    parser.add_argument("--batches", type=int, default=150, help="length of the run; kills are spread over its first 4/5")
+    parser.add_argument("--delay", type=float, default=10.0, help="longest delay in seconds between a batch and its kill")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the kills and of the run")
     parser.add_argument("--directory", type=Path, default=Path("runs/kills"))
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE")
     arguments = parser.parse_args()
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def start(arguments: argparse.Namespace, weights: Path) -> "subprocess.Popen[bytes]":
-    """The run, as anybody starts it, allowed to restart what ends as often as it is killed."""
+    """Start the run as a user does; it may restart a process as often as there are kills."""
     directory: Path = arguments.directory
     directory.mkdir(parents=True)
     gspo = [sys.executable, "-m", "services.cli.main"]
@@ -95,10 +95,10 @@ def start(arguments: argparse.Namespace, weights: Path) -> "subprocess.Popen[byt
 
 
 def disturb(process: "subprocess.Popen[bytes]", watch: Watch, arguments: argparse.Namespace) -> list[Kill]:
-    """Kill, look at the memory all the time, and wait for the run's end.
+    """Kill, watch the memory, and wait for the run's end.
 
-    Each kill waits for a batch of its own, drawn uniformly, and then for a random moment: they are spread over the run
-    however long the run takes to recover, and several can fall together.
+    Each kill waits for its own batch, drawn uniformly, and then for a random moment. So kills are spread over the run
+    however long it takes to recover, and several can coincide.
     """
     rng = random.Random(arguments.seed)
     begin = time.monotonic()
@@ -126,7 +126,7 @@ def disturb(process: "subprocess.Popen[bytes]", watch: Watch, arguments: argpars
 
 
 def kill_one(watch: Watch, rng: random.Random, now: float, trained: int) -> Kill | None:
-    """Role first, then one of its processes: roles are met equally often. None: none of that role runs at the moment."""
+    """Choose a role first, then one of its processes, so that roles are hit equally often; None if no such process runs."""
     target = rng.choice(TARGETS)
     number = rng.choice([signal.SIGKILL] * 4 + [signal.SIGTERM])
     candidates = [life.process for life in watch.lives.values() if life.role == target and life.process.is_running()]
@@ -140,14 +140,14 @@ def kill_one(watch: Watch, rng: random.Random, now: float, trained: int) -> Kill
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Ctrl-C, when the run is still there: it stops all that it started."""
+    """Send Ctrl-C if the run is still alive: it stops everything that it started."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         process.wait(GRACE_S)
 
 
 def recorded(directory: Path) -> list[dict[str, Any]]:
-    """Rows of metrics.jsonl; a line that is being written is left out."""
+    """Return the rows of metrics.jsonl, except an incomplete last line."""
     path = directory / "run" / "metrics.jsonl"
     if not path.is_file():
         return []
@@ -162,7 +162,7 @@ def report(
     status: int,
     left_files: list[Path],
 ) -> list[str]:
-    """Print and save what happened; returns what does not hold."""
+    """Print and save the result; return the failed checks."""
     directory: Path = arguments.directory
     audit = audit_run(directory / "run")
     rewards = [row["eval/reward"] for row in rows if row["event"] == "eval"]

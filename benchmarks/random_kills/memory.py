@@ -1,4 +1,4 @@
-"""Memory of every process of a run over time: who it is, how long it lived, how much it grew by the minute."""
+"""Memory of every process of a run over time: its role, its lifetime, and its growth per minute."""
 
 import re
 import statistics
@@ -14,13 +14,13 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 LEAST_S: Final = 60.0
-"""A growth by the minute is told of the second half of a life, if that was so long: a process that starts is no leak."""
+"""Growth per minute is measured over the second half of a life of at least this length: a start is no leak."""
 ROLES: Final = ("gspo run", "broker", "learner", "agent", "reward", "sglang", "scheduler", "detokenizer")
 
 
 @dataclass
 class Life:
-    """One process: ``times`` (seconds since the start of the run) and ``bytes`` that it alone holds (USS)."""
+    """One process: ``times`` (seconds since the start of the run) and ``bytes`` that belong to it alone (USS)."""
 
     role: str
     process: psutil.Process
@@ -29,7 +29,7 @@ class Life:
 
     @property
     def growth(self) -> float | None:
-        """Bytes a minute: median slope over the second half of its life; None of a life that was too short."""
+        """Bytes per minute: median slope over the second half of its life; None for a life that was too short."""
         middle = (self.times[0] + self.times[-1]) / 2
         warm = [(time, size) for time, size in zip(self.times, self.bytes, strict=True) if time >= middle]
         if len(warm) < 2 or warm[-1][0] - warm[0][0] < LEAST_S:
@@ -40,14 +40,14 @@ class Life:
 
 
 class Watch:
-    """All processes below ``root``, also those that are gone."""
+    """All processes below ``root``, including those that have ended."""
 
     def __init__(self, root: psutil.Process) -> None:
         self._root = root
         self.lives: dict[psutil.Process, Life] = {}
 
     def sample(self, time_s: float) -> None:
-        """Look once at everything that runs."""
+        """Sample all running processes once."""
         try:
             processes = [self._root, *self._root.children(recursive=True)]
         except psutil.NoSuchProcess:
@@ -65,12 +65,12 @@ class Watch:
             life.bytes.append(size)
 
     def leftovers(self) -> list[str]:
-        """What the run started and is still there."""
+        """Return processes of the run that are still alive."""
         return [f"{life.role} (pid {process.pid})" for process, life in self.lives.items() if process.is_running()]
 
 
 def role(process: psutil.Process) -> str:
-    """What a process is in the run; empty: between fork and exec, or too short-lived to be anything."""
+    """Return a process's role in the run; empty between fork and exec, or for a process that is too short-lived."""
     command = " ".join(process.cmdline())
     for pattern, name in (
         (r"services\.environments", "reward"),
@@ -88,7 +88,7 @@ def role(process: psutil.Process) -> str:
 
 
 def growth_table(lives: Iterable[Life]) -> str:
-    """Markdown: growth by the minute of each role's processes that lived long enough."""
+    """Return Markdown: growth per minute of each role's processes that lived long enough."""
     lines = ["| process | lives | of them measured | minutes measured | MiB, median | MiB a minute: median | largest |"]
     lines.append("|" + "---|" * 7)
     every = list(lives)
@@ -106,7 +106,7 @@ def growth_table(lives: Iterable[Life]) -> str:
 
 
 def plot(lives: Iterable[Life], kills: Iterable[float], path: Path) -> None:
-    """One panel a role: every process is a line, every kill a mark on the time axis."""
+    """Plot one panel per role: every process is a line, every kill a mark on the time axis."""
     every, marks = list(lives), list(kills)
     shown = [name for name in ROLES if any(life.role == name for life in every)]
     figure, panels = pyplot.subplots(len(shown), 1, figsize=(9, 1.7 * len(shown)), sharex=True, layout="constrained")

@@ -1,7 +1,7 @@
-"""python -m benchmarks.study: make the study's runs, or its tables and plots.
+"""Make the study's runs, or its tables and plots: ``python -m benchmarks.study``.
 
-Runs that are on disk are skipped, so the command can be stopped and given again at any time. The order is that of
-importance: whatever is finished can be evaluated.
+Runs on disk are skipped, so the command can be stopped and repeated at any time. The most important runs come first:
+finished ones can be evaluated at any time.
 """
 
 from __future__ import annotations
@@ -19,20 +19,24 @@ from benchmarks.study.grid import cells, questions, runs
 from benchmarks.study.jobs import make_probes, make_run, make_start
 from benchmarks.study.run_record import record_path
 
-# CPU seconds on one core of 2 (AMD EPYC, virtual), for the estimate before anything has been measured.
+# CPU seconds on one core of 2 (AMD EPYC, virtual), for the estimate before the first measurement.
 SECONDS_PER_BATCH = {"arithmetic": 0.43, "countdown": 0.78}
 START_SECONDS = {"arithmetic": 25.0, "countdown": 55.0}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, and do one of: list, estimate, run, evaluate."""
+    """Parse, then list, estimate, run or evaluate."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.study", description=__doc__)
     parser.add_argument("--directory", type=Path, default=Path("runs/study"), help="where models and records are kept")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, one thread each")
     parser.add_argument("--only", metavar="A,B", help=f"questions: {', '.join(questions())}, b")
-    parser.add_argument("--list", action="store_true", help="the runs and whether they are finished")
-    parser.add_argument("--dry-run", action="store_true", help="how many runs are missing and how long they would take")
-    parser.add_argument("--plots", action="store_true", help="tables and plots from the condensed results, without runs")
+    parser.add_argument("--list", action="store_true", help="list the runs and whether they are finished")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="estimate how many runs are missing and how long they would take"
+    )
+    parser.add_argument(
+        "--plots", action="store_true", help="write tables and plots from the condensed results, without runs"
+    )
     parser.add_argument("--condense", action="store_true", help="condense the records into benchmarks/study/results")
     options = parser.parse_args(arguments)
     if options.jobs < 1:
@@ -57,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def estimate(config: RunConfig) -> float:
-    """CPU seconds that the run takes, roughly: a batch costs in proportion to its sequences."""
+    """Estimate the CPU seconds of a run: a batch costs in proportion to its sequences."""
     usual = {"arithmetic": 256, "countdown": 128}[config.task]
     factor = 1.2 if config.anchor == "proximal" or config.routing_replay else 1.0
     return SECONDS_PER_BATCH[config.task] * config.num_batches * factor * config.num_sequences / usual
@@ -73,8 +77,8 @@ def _list(directory: Path, wanted: list[RunConfig]) -> None:
 
 
 def _run(directory: Path, missing: list[RunConfig], jobs: int, *, probes: bool) -> int:
-    """Start models first, so that no two workers make the same; then the runs in their order."""
-    # Also for the workers' own import of torch: its thread pool is sized once.
+    """Make start models first, so that no two workers make the same one; then the runs in order."""
+    # For the workers' import of torch too: its thread pool is sized once.
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:

@@ -1,7 +1,7 @@
-"""What one run of the study is, as a value: everything that its numbers depend on, and an id that follows from it.
+"""One run of the study as a value: everything that its numbers depend on, and an id that follows from it.
 
-The id is a hash of the fields that differ from their defaults, so that a field added later changes no id of a run that
-does not use it. The same configuration asked for by two questions is one run.
+The id is a hash of the fields that differ from their defaults, so that a field added later does not change the ids of runs
+that do not use it. Two questions with the same configuration share one run.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class RunConfig:
     num_batches: int
     group_size: int = 8
     num_sequences: int = 128
-    """Trajectories of a batch."""
+    """Trajectories in a batch."""
     num_mini_batches: int = 4
-    """Optimizer steps of a batch."""
+    """Optimizer steps in a batch."""
     learning_rate: float = 2e-4
 
     ratio_unit: RatioUnit = "sequence"
@@ -42,21 +42,21 @@ class RunConfig:
     eps_high: float = 4e-4
     clip: Clip = "range"
     clip_target: float = 0.15
-    """For clip "adaptive": the clip fraction aimed at."""
+    """For clip "adaptive": the target clip fraction."""
     clip_range_growth: float = 0.0
     noise_z: float = 0.0
     anchor: Anchor = "behaviour"
     mismatch_mode: MismatchMode = "off"
     routing_replay: bool = False
-    """Training passes use the experts that the weights of the batch's start chose."""
+    """Training passes use the experts chosen by the weights of the batch's start."""
     aggregation: Aggregation = "sequence"
 
     lag: int = 0
-    """Batches by which the sampler's weights are behind; before that many exist, the initial weights."""
+    """Batches by which the sampler's weights lag; the initial weights until that many batches exist."""
     lag_kind: Lag = "fixed"
     """"uniform": each group's lag is drawn from 0 .. ``lag``."""
     noise: Noise = "none"
-    """What separates the sampler from the learner beside lag."""
+    """The difference between sampler and learner besides lag."""
     noise_sigma: float = 0.0
     """"weights": relative deviation of each weight; "logprobs": nats, added to each reported log-prob."""
 
@@ -95,7 +95,7 @@ class RunConfig:
 
     @property
     def family_id(self) -> str:
-        """The same for every seed of one setting."""
+        """An id that is the same for every seed of one setting."""
         told = _told(self)
         told.pop("seed")
         return f"{self.task}-{_digest(told)}"
@@ -106,7 +106,7 @@ class RunConfig:
 
 
 def _told(config: RunConfig) -> dict[str, Any]:
-    """What tells this configuration from the default one; the required fields always."""
+    """Return the fields that differ from their defaults, and always the required ones."""
     values = asdict(config)
     return {field.name: values[field.name] for field in fields(config) if values[field.name] != field.default}
 

@@ -1,9 +1,9 @@
 """The study's long task: the policy reads "87-4" and counts down, "83 79 75 ... 03", until nothing more can be taken.
 
-Every answer is a chain of small steps, all of which must be right: 6 to 20 numbers, 18 to 60 tokens, and the longer the
-chain the harder. The careless teacher slips or gives up at every step with the same small probability, so a model that
-imitates it is right about half of the time and errs anywhere in the chain: reinforcement has to find thousands
-of small decisions, where the arithmetic task has one large one.
+Every answer is a chain of small steps that must all be right: 6 to 20 numbers, 18 to 60 tokens, and longer chains are
+harder. The careless teacher slips or gives up at every step with the same small probability. A model that imitates it is
+right about half of the time and errs anywhere in the chain: reinforcement has to find thousands of small decisions, where
+the arithmetic task has one large one.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ GIVE_UP = "?"
 
 
 class CountdownOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which chains there are, and how often the careless teacher errs."""
+    """The lengths of chains, and how often the careless teacher errs."""
 
     min_numbers: Annotated[int, msgspec.Meta(ge=1)] = 6
     """Shortest chain; a number is two digits and a blank or the end."""
     max_numbers: Annotated[int, msgspec.Meta(ge=1)] = 20
     """Longest chain."""
     slip: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.03
-    """Probability that the careless teacher writes a wrong number, at each number; the chain goes on from it."""
+    """Probability that the careless teacher writes a wrong number, at each number; the chain continues from it."""
     give_up: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.03
-    """Probability that the careless teacher ends with "?" in place of a number, at each number."""
+    """Probability that the careless teacher ends with "?" instead of a number, at each number."""
     num_eval_tasks: Annotated[int, msgspec.Meta(ge=1)] = 256
-    """Size of the held-out split; the training split has no end."""
+    """Size of the held-out split; the training split is endless."""
 
 
 class Countdown(DemonstratingEnvironment):
@@ -74,7 +74,7 @@ class Countdown(DemonstratingEnvironment):
         return Step(state=state, messages=[], reward=reward, done=True)
 
     def demonstration(self, rng: random.Random, *, careful: bool) -> list[DemonstrationMessage]:
-        """A training chain: the right one, or that of the careless teacher."""
+        """Return a training chain: the right one, or that of the careless teacher."""
         problem = draw_problem(self._draw, "train", rng)
         chain = right_chain(problem) if careful else self._careless_chain(problem, rng)
         return [
@@ -99,6 +99,6 @@ class Countdown(DemonstratingEnvironment):
 
 
 def right_chain(problem: str) -> str:
-    """The answer to "start-step": start - step, start - 2 step, ..., down to the remainder, two digits each."""
+    """Return the answer to "start-step": start - step, start - 2 step, ..., down to the remainder, two digits each."""
     start, step = (int(part) for part in problem.split("-"))
     return " ".join(f"{number:02d}" for number in range(start - step, -1, -step))

@@ -1,6 +1,6 @@
-"""The questions of the study, and the runs that answer each. Runs that several questions share are made once.
+"""The questions of the study, and the runs that answer each. Several questions can share a run.
 
-What decides question d, fixed before the first run: a variant is judged over all its lags by (1) collapses (fewest), then
+The rule for question d was fixed before the first run. A variant is judged over all its lags by (1) collapses (fewest), then
 (2) the mean over runs of the held-out reward averaged over the run's evaluations ("area"), where differences within the
 95 % confidence interval of the paired difference to the fixed clip range count as equal, then (3) the clip fraction
 nearest to that of the fixed clip range at lag 0, then (4) simplicity: a default that changes nothing wins a tie.
@@ -80,7 +80,7 @@ GROUP_SIZES = (2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Cell:
-    """One run in one question's table: its row and its column."""
+    """One run in one question's table, with its row and column."""
 
     question: str
     row: str
@@ -89,18 +89,18 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """Every cell, most important first."""
+    """Return every cell, most important first."""
     staleness = [*_staleness_short(), *_staleness_long()]
     return [*staleness, *_objectives(), *_groups(), *_collapse(), *_scaled(), *_wider(), *_more(), *_oldest(), *_precision()]
 
 
 def questions() -> list[str]:
-    """The names of the questions, in the order of their runs."""
+    """Return the names of the questions, in the order of their runs."""
     return list(dict.fromkeys(cell.question for cell in cells()))
 
 
 def runs(chosen: Iterable[str] | None = None) -> list[RunConfig]:
-    """The runs of these questions (all when None), each once, in order of importance.
+    """Return the runs of these questions (all when None), each once, in order of importance.
 
     Raises: ValueError for a question that does not exist.
     """
@@ -215,7 +215,7 @@ def _objectives() -> list[Cell]:
 
 
 def _collapse() -> list[Cell]:
-    """a: two and a half and five times the learning rate: who collapses?"""
+    """a: two and a half and five times the learning rate: which objectives collapse?"""
     names = ("GSPO 3e-4/4e-4", "GSPO 3e-3/4e-3", "GRPO 0.2/0.27", "GRPO + replay")
     return [
         Cell("a-collapse", name, label, replace(LONG, seed=seed, num_batches=count, learning_rate=rate, **OBJECTIVES[name]))
@@ -226,7 +226,7 @@ def _collapse() -> list[Cell]:
 
 
 def _precision() -> list[Cell]:
-    """c: what separates the sampler from the learner, and who bears how much of it."""
+    """c: differences between sampler and learner, and how much each objective tolerates."""
     config = replace(LONG, num_batches=16)
     return [
         Cell("c", anchor, sampler, replace(config, seed=seed, **values, **noise))
@@ -237,7 +237,7 @@ def _precision() -> list[Cell]:
 
 
 def _groups() -> list[Cell]:
-    """e: group size at a constant number of samples, and what a sequence's weight is."""
+    """e: group size at a constant number of samples, and the weight of a sequence."""
     sizes = [
         Cell("e", f"group of {size}", "arithmetic", replace(SHORT, seed=seed, group_size=size))
         for seed in SEEDS

@@ -1,4 +1,4 @@
-"""What the worker processes are given to do; torch is imported there, not in the command that lists and estimates."""
+"""The jobs of the worker processes; only they import torch, not the command that lists and estimates."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from benchmarks.study.config import RunConfig, TaskName
 
 
 def make_start(directory: Path, task: TaskName, seed: int) -> None:
-    """The start model of a task and seed."""
+    """Make the start model of a task and seed."""
     from benchmarks.study.run import prepare_start
 
     prepare_start(directory, task, seed)
 
 
 def make_run(directory: Path, config: RunConfig) -> float:
-    """One run; the CPU seconds it took."""
+    """Make one run; return its CPU seconds."""
     from benchmarks.study.run import execute
 
     began = time.process_time()
@@ -25,7 +25,7 @@ def make_run(directory: Path, config: RunConfig) -> float:
 
 
 def make_probes(directory: Path) -> None:
-    """The probes of question b."""
+    """Make the probes of question b."""
     from benchmarks.study.volatility import execute_probes
 
     execute_probes(directory)

@@ -1,6 +1,6 @@
-"""One batch into optimizer steps, in this process: advantages, packing, log-probs, clip range and loss are the library's.
+"""Turn one batch into optimizer steps, with the library's advantages, packing, log-probs, clip range and loss.
 
-Each mini-batch is two micro-batches of equal size, so that the agreement of their gradients is measured for nothing.
+Each mini-batch is two micro-batches of equal size, so that the agreement of their gradients costs nothing to measure.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ ADAM_BETAS = (0.9, 0.99)
 
 
 class DivergedError(ArithmeticError):
-    """A gradient is not finite: the run has nothing more to say."""
+    """Raised for a gradient that is not finite, which ends the run."""
 
 
 @dataclass
 class MicroBatch:
-    """Half a mini-batch, and what was measured of it under the weights of the batch's start."""
+    """Half a mini-batch, and its measurements under the weights of the batch's start."""
 
     packed: PackedBatch
     lag_S: Tensor
@@ -65,7 +65,7 @@ class Learner:
     """A model with its optimizer, and the running state of the clip range."""
 
     def __init__(self, model: Any, config: RunConfig) -> None:
-        """``model``: a Hugging Face mixture of experts; from here on it returns log-probs of packed sequences."""
+        """Take a Hugging Face mixture of experts, which from now on returns log-probs of packed sequences."""
         prepare_policy(model, logprob_chunk_tokens=LOGPROB_CHUNK_TOKENS)
         self._model = model
         self._config = config
@@ -79,15 +79,15 @@ class Learner:
         self._adaptive = AdaptiveClip(target=config.clip_target)
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of the weights."""
+        """Return a copy of the weights."""
         return {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Take these weights; the optimizer stays as it is."""
+        """Take these weights; the optimizer keeps its state."""
         self._model.load_state_dict(weights)
 
     def state(self) -> dict[str, Any]:
-        """Weights and optimizer, copied."""
+        """Return a copy of weights and optimizer."""
         return copy.deepcopy({"weights": self._model.state_dict(), "optimizer": self._optimizer.state_dict()})
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -100,12 +100,12 @@ class Learner:
     def train(
         self, sequences: Sequence[TrainSequence], rewards: Sequence[float], *, version: int, diagnose: bool
     ) -> dict[str, float]:
-        """Make the optimizer steps of one batch; return what is to be recorded, with CPU seconds by phase.
+        """Make the optimizer steps of one batch; return the values to record, with CPU seconds by phase.
 
         Args:
             sequences: whole groups, one after the other.
             version: of the weights before the batch.
-            diagnose: run the reference pass also where the objective does without it, to see which experts change.
+            diagnose: run the reference pass even where the objective does not need it, to see which experts change.
 
         Raises: DivergedError for a gradient that is not finite.
         """
@@ -155,7 +155,7 @@ class Learner:
         return record
 
     def logprobs(self, packed: PackedBatch, picks: ExpertPicks | None = None) -> TokenLogProbs:
-        """Log-probs with entropy and the experts chosen; with those of ``picks`` replayed, where given."""
+        """Return log-probs with entropy and the chosen experts; ``picks``, if given, are replayed."""
         with self._replay.replaying(picks) if picks is not None else nullcontext(), self._recorder.recording():
             result: TokenLogProbs = self._model(
                 input_ids=packed.input_ids,
@@ -202,7 +202,7 @@ class Learner:
             self._mismatch.update(moments)
 
     def _step_half(self, micro: MicroBatch, version: int, index: int) -> tuple[SequenceStats, Tensor, float | None]:
-        """Add one half's gradient; its statistics, log-ratios at action tokens, and share of changed experts."""
+        """Add one half's gradient; return its statistics, log-ratios at action tokens, and share of changed experts."""
         config, packed = self._config, micro.packed
         result = self.logprobs(packed, micro.start_picks if config.routing_replay else None)
         anchor_T, weights_S = packed.behaviour_T, None
@@ -245,7 +245,7 @@ class Learner:
         return stats, (logprobs_T - anchor_T)[packed.mask_T], changed
 
     def _update_mismatch(self, mini_batch: Sequence[MicroBatch], deltas: Sequence[Tensor], version: int) -> None:
-        """From the first mini-batch, whose log-probs are those of the batch's start."""
+        """Update sigma from the first mini-batch, which has the log-probs of the batch's start."""
         moments = MismatchMoments(0.0, 0.0, 0.0)
         for micro, delta_T in zip(mini_batch, deltas, strict=True):
             fresh_T = delta_T[micro.packed.versions_T[micro.packed.mask_T] == version].double()
@@ -254,14 +254,13 @@ class Learner:
 
 
 def length_weights(lengths: Sequence[int]) -> NDArray[np.float32]:
-    """n_i / mean n: by these factors a mean of sequences, each a mean over its n_i tokens, is a sum over all tokens divided
-    by their number."""
+    """Return n_i / mean n, which turns a mean of sequences, each a mean over n_i tokens, into a mean over all tokens."""
     mean = sum(lengths) / len(lengths)
     return np.array([length / mean for length in lengths], dtype=np.float32)
 
 
 def study_clip_range(config: RunConfig, lag_S: Tensor, *, sigma: float, scale: float) -> ClipRange:
-    """The clip range of the run; without clipping, one with infinite bounds."""
+    """Return the clip range of the run; without clipping its bounds are infinite."""
     if config.clip == "none":
         infinite_S = torch.full_like(lag_S, torch.inf)
         return ClipRange(lag_S, -infinite_S, infinite_S, 0.0)

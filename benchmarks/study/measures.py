@@ -1,4 +1,4 @@
-"""What one batch did, in numbers that do not depend on how it was split; pure functions of tensors."""
+"""Measurements of one batch that do not depend on its split; pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GradientNoise:
 
     With g1, g2 the gradients of the means over n sequences each:  g1 . g2  estimates |G|^2 without bias and
     n |g1 - g2|^2 / 2  the trace of the covariance of one sequence's gradient. Their quotient, in sequences, is the simple
-    noise scale (arXiv 1812.06162): the batch at which noise and signal are alike. Sums are kept, so that a ratio of
+    noise scale (arXiv 1812.06162): the batch size at which noise equals signal. It keeps sums, so that a ratio of
     means can be taken later: a mean of ratios has no expectation where |G|^2 is near 0.
     """
 
@@ -27,7 +27,7 @@ class GradientNoise:
     cosine: list[float] = field(default_factory=list)
 
     def add(self, first: Tensor, second: Tensor, *, num_sequences: int) -> None:
-        """``first``, ``second``: gradients of the means over ``num_sequences`` sequences each."""
+        """Add ``first`` and ``second``, gradients of the means over ``num_sequences`` sequences each."""
         product = float(first @ second)
         lengths = float(first.norm()) * float(second.norm())
         self.signal.append(product)
@@ -35,7 +35,7 @@ class GradientNoise:
         self.cosine.append(product / lengths if lengths > 0 else 0.0)
 
     def record(self) -> dict[str, float]:
-        """Of the first mini-batch, where ratios are 1 at lag 0, and of the later ones, where objectives differ."""
+        """Return the first mini-batch, where ratios are 1 at lag 0, and the later ones, where objectives differ."""
         record = {}
         for name, part in (("first", slice(0, 1)), ("later", slice(1, None))):
             if self.signal[part]:
@@ -45,7 +45,7 @@ class GradientNoise:
 
 
 def ratio_record(log_ratio_T: Tensor, name: str) -> dict[str, float]:
-    """Deviation and quantiles of log-ratios, in nats."""
+    """Return deviation and quantiles of log-ratios, in nats."""
     if log_ratio_T.numel() < 2:
         return {}
     values = log_ratio_T.double()
@@ -56,7 +56,7 @@ def ratio_record(log_ratio_T: Tensor, name: str) -> dict[str, float]:
 
 
 def loss_record(stats: SequenceStats) -> dict[str, float]:
-    """Clipping, effective sample size, entropy and lag; means over the sequences of the batch."""
+    """Return clipping, effective sample size, entropy and lag; means over the sequences of the batch."""
     high, low = float(stats.clipped_high_S.mean()), float(stats.clipped_low_S.mean())
     return {
         "clip": high + low,
@@ -73,5 +73,5 @@ def loss_record(stats: SequenceStats) -> dict[str, float]:
 
 
 def flat_gradient(parameters: list[torch.nn.Parameter]) -> Tensor:
-    """All gradients end to end, copied; zeros where a parameter has none."""
+    """Return a copy of all gradients end to end; zeros where a parameter has none."""
     return torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten().clone() for p in parameters])

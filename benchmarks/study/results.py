@@ -17,7 +17,7 @@ PROBES_FILE = "volatility.jsonl"
 
 
 def condense_records(directory: Path) -> int:
-    """Write the summaries of every finished run of the grid, and the probes; the number of runs."""
+    """Write the summaries of every finished run of the grid, and the probes; return the number of runs."""
     found = [record_path(directory, config) for config in runs()]
     summaries = [summarise_run(read_record(path)) for path in found if path.is_file()]
     probes = [path.read_text() for path in sorted((directory / "probes").glob("*.jsonl"))]
@@ -29,13 +29,13 @@ def condense_records(directory: Path) -> int:
 
 
 def load_summaries(directory: Path = RESULTS) -> dict[str, RunSummary]:
-    """By run id."""
+    """Load the summaries by run id."""
     lines = (directory / RUNS_FILE).read_text().splitlines()
     return {summary.run_id: summary for summary in (RunSummary.from_dict(json.loads(line)) for line in lines)}
 
 
 def load_probes(directory: Path = RESULTS) -> list[dict[str, Any]]:
-    """The records of question b."""
+    """Load the records of question b."""
     return [json.loads(line) for line in (directory / PROBES_FILE).read_text().splitlines()]
 
 
@@ -56,19 +56,20 @@ class Results:
         return list(dict.fromkeys(column for name, _, column in self._by_place if name == question))
 
     def at(self, question: str, row: str, column: str) -> dict[int, RunSummary]:
-        """Finished runs by seed."""
+        """Return finished runs by seed."""
         return self._by_place.get((question, row, column), {})
 
     def mean(self, question: str, row: str, column: str, measure: Callable[[RunSummary], float]) -> Interval:
-        """Over seeds."""
+        """Return the mean over seeds."""
         return interval([measure(summary) for summary in self.at(question, row, column).values()])
 
     def paired(
         self, question: str, row: str, baseline: str, columns: Iterable[str], measure: Callable[[RunSummary], float]
     ) -> Interval:
-        """Over seeds: ``measure`` at ``row`` less that at ``baseline``, averaged over the columns that both have finished.
+        """Return the mean over seeds of ``measure`` at ``row`` minus that at ``baseline``.
 
-        A seed is one value, however many columns: its runs share a start model and are not independent.
+        Differences are averaged over the columns that both have finished. A seed counts as one value, however many columns:
+        its runs share a start model and are not independent.
         """
         by_seed: dict[int, list[float]] = {}
         for column in columns:

@@ -22,11 +22,11 @@ from services.models.tiny import build_tokenizer
 
 TASKS_PER_SEED = 1_000_000
 NUM_START_MODELS = 3
-"""Seeds share start models beyond this number: a model costs as much as a run."""
+"""More seeds than this share start models, because a model costs as much as a run."""
 
 
 def execute(directory: Path, config: RunConfig, *, start_steps: int = NUM_STEPS) -> bool:
-    """Make the run unless its record is there; False if it was. The record appears complete or not at all."""
+    """Make the run unless its record exists; return False if it does. The record appears complete or not at all."""
     path = record_path(directory, config)
     if path.is_file():
         return False
@@ -42,13 +42,13 @@ def execute(directory: Path, config: RunConfig, *, start_steps: int = NUM_STEPS)
 
 
 def prepare_start(directory: Path, task: TaskName, seed: int) -> None:
-    """Make the start model of this task and seed unless it is there."""
+    """Make the start model of this task and seed unless it exists."""
     torch.set_num_threads(1)
     load_start_model(directory / "start", task, seed % NUM_START_MODELS)
 
 
 def batches(directory: Path, config: RunConfig, *, start_steps: int = NUM_STEPS) -> Iterator[dict[str, float]]:
-    """Run it: one record per batch, and one for the evaluation after the last."""
+    """Make the run; yield one record per batch, and one for the evaluation after the last."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     model = load_start_model(directory / "start", config.task, config.seed % NUM_START_MODELS, num_steps=start_steps)
@@ -104,7 +104,7 @@ def _sample(
     batch: int,
     versions: Mapping[int, dict[str, Tensor]],
 ) -> list[tuple[Episode, int]]:
-    """Whole groups in the order of their tasks, each under one version, with that version."""
+    """Sample whole groups in the order of their tasks, each under one version, and return that version too."""
     rng = random.Random(_stream(config.seed, batch, "lag"))
     lags = [rng.randint(0, config.lag) if config.lag_kind == "uniform" else config.lag for _ in tasks]
     made_by = [max(0, batch - lag) for lag in lags]
@@ -125,5 +125,5 @@ def _mean_reward(episodes: Sequence[Episode]) -> float:
 
 
 def _stream(seed: int, batch: int, purpose: str) -> int:
-    """The seed of one random stream."""
+    """Return the seed of one random stream."""
     return random.Random(f"{seed}:{batch}:{purpose}").getrandbits(62)

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: one file of JSON lines, complete or not there."""
+"""The record of a run on disk: one file of JSON lines, complete or absent."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class RunRecord:
 
 
 def record_path(directory: Path, config: RunConfig) -> Path:
-    """Where a run's record stands when it is finished."""
+    """Return the path of a finished run's record."""
     return directory / "records" / f"{config.run_id}.jsonl"
 
 
 def read_record(path: Path) -> RunRecord:
-    """Raises: ValueError for a file that is no record."""
+    """Read a record. Raises: ValueError for a file that is no record."""
     head, *lines = (json.loads(line) for line in path.read_text().splitlines())
     if "config" not in head:
         raise ValueError(f"{path} does not start with a configuration: remove it and run again")

@@ -1,7 +1,7 @@
-"""Episodes of one turn, sampled in one batch with a key-value cache: what an inference engine does, in a page of torch.
+"""Episodes of one turn, sampled in one batch with a key-value cache: a small inference engine in torch.
 
-Reports for every token the log-probability under the very logits it was drawn from, in the sampler's own precision:
-so do engines, and what separates these numbers from the learner's is what a run trains against.
+Every token has its log-probability under the exact logits that it was drawn from, in the sampler's own precision, as in an
+engine. A run trains against the difference between these numbers and the learner's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_NEW_TOKENS = {"arithmetic": 16, "countdown": 64}
 
 @dataclass(frozen=True)
 class Answer:
-    """What the sampler said to one prompt."""
+    """The sampler's answer to one prompt."""
 
     ids: list[int]
     logprobs: list[float]
@@ -40,7 +40,7 @@ class Episode:
     reward: float
 
     def train_sequence(self, version: int) -> TrainSequence:
-        """As the learner takes it, without advantages."""
+        """Return the learner's form of the episode, without advantages."""
         num_prompt, num_answer = len(self.prompt_ids), len(self.answer.ids)
         observed = np.zeros(num_prompt)
         mask = np.concatenate([observed, np.ones(num_answer)]).astype(np.bool_)
@@ -55,7 +55,7 @@ class Episode:
 
 
 class Sampler:
-    """A copy of the learner's model that lags behind it, or is less exact, as the run asks for."""
+    """A copy of the learner's model that lags behind it, or is less exact, as configured."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Sampler:
 
     @torch.no_grad()
     def load(self, weights: dict[str, Tensor], *, seed: int) -> None:
-        """Take these weights; those with noise get the same noise for the same seed."""
+        """Take these weights; the same seed gives the same noise."""
         self._model.load_state_dict(weights)
         if self._noise != "weights":
             return
@@ -88,7 +88,7 @@ class Sampler:
             parameter.mul_(1 + self._noise_sigma * noise)
 
     def play(self, tasks: Sequence[Task], *, seed: int) -> list[Episode]:
-        """One episode of each task."""
+        """Play one episode of each task."""
         starts = [self._environment.start(task, seed=0) for task in tasks]
         prompts = [self._prompt(start.messages[0]) for start in starts]
         generator = torch.Generator().manual_seed(seed)
@@ -98,7 +98,7 @@ class Sampler:
             said = self._tokenizer.decode(answer.ids, skip_special_tokens=True)
             reward = self._environment.step(start.state, said).reward
             if isinstance(reward, RewardJob):
-                raise ValueError("the study's environments must reward at once, not by a reward job")
+                raise ValueError("the study's environments must reward at once, not with a reward job")
             episodes.append(Episode(prompt, answer, reward if answer.ids[-1] == self._tokenizer.eos_token_id else 0.0))
         return episodes
 
@@ -113,13 +113,13 @@ class Sampler:
         noisy = []
         for answer in answers:
             noise = self._noise_sigma * torch.randn(len(answer.logprobs), generator=generator)
-            # A log-prob is at most 0; where a token was nearly certain this halves the noise.
+            # A log-prob is at most 0; for a nearly certain token this halves the noise.
             noisy.append(Answer(answer.ids, (torch.tensor(answer.logprobs) + noise).clamp(max=0.0).tolist()))
         return noisy
 
     @torch.no_grad()
     def _generate(self, prompts: Sequence[list[int]], generator: torch.Generator) -> list[Answer]:
-        """Sample at temperature 1 up to and with the end marker. Finished rows leave the batch."""
+        """Sample at temperature 1 up to and including the end marker. Finished rows leave the batch."""
         answers = [Answer([], []) for _ in prompts]
         length = max(map(len, prompts))
         pad_id, end_id = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id

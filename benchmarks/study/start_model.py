@@ -1,6 +1,6 @@
-"""The model every run starts from: taught by imitation, first of a careful and then of a careless teacher, and kept on disk.
+"""The start model of every run: it imitates first a careful and then a careless teacher, and is kept on disk.
 
-As the project's tiny model, but for one task, so that it costs less and is the same whatever else the project adds.
+It is like the project's tiny model, but for one task: it costs less and does not depend on the project's other tasks.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ DECAY_STEPS = 270
 
 
 def study_environment(task: TaskName) -> DemonstratingEnvironment:
-    """The task's environment with its default options."""
+    """Return the task's environment with its default options."""
     environment = create_environment(ENVIRONMENTS[task], {})
     assert isinstance(environment, DemonstratingEnvironment)
     return environment
 
 
 def load_start_model(directory: Path, task: TaskName, seed: int, *, num_steps: int = NUM_STEPS) -> Qwen3MoeForCausalLM:
-    """The start model of ``task`` and ``seed``, in float32; made and kept under ``directory`` when it is not there."""
+    """Return the start model of ``task`` and ``seed`` in float32; make it under ``directory`` if it is missing."""
     tokenizer = build_tokenizer()
     torch.manual_seed(seed)
     model = build_model(tokenizer)
@@ -64,7 +64,7 @@ def _imitate(
     batch_tokens: int,
     num_steps: int,
 ) -> None:
-    """Supervised training on demonstrations, ``batch_tokens`` of them (padding counted) in a step."""
+    """Train supervised on demonstrations, ``batch_tokens`` tokens of them (padding included) per step."""
     shown = encode(tokenizer, [environment.demonstration(rng, careful=True) for _ in range(32)])
     batch_size = max(1, batch_tokens // max(len(lesson.ids) for lesson in shown))
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)

@@ -1,9 +1,9 @@
-"""Question b: how many chosen experts change with one update, and what that does to the two kinds of ratio.
+"""Question b: how many chosen experts change with one update, and the effect on the two kinds of ratio.
 
-From a model that has trained a little (so that the optimizer's moments are warm), the same updates are made at many
-learning rates, each time from the same state and on the same answers. After 1 and 4 updates the log-probs of
-those answers are compared with those of the weights that sampled them: as the routers choose now, and with the experts
-replayed that were chosen then. What replay removes of a ratio's deviation is due to changed experts.
+Starting from a model that has trained a little (so that the optimizer's moments are warm), the same updates are made at
+many learning rates, each time from the same state and on the same answers. After 1 and 4 updates the log-probs of those
+answers are compared with those of the weights that sampled them: with the routers' present choice, and with the experts
+replayed that were chosen then. The part of a ratio's deviation that replay removes is due to changed experts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PROBE_FILE = "volatility-{seed}.jsonl"
 
 
 def execute_probes(directory: Path, *, seeds: Sequence[int] = SEEDS) -> None:
-    """Make the probes of each seed whose record is missing; a record appears complete or not at all."""
+    """Make the probes of each seed without a record; a record appears complete or not at all."""
     for seed in seeds:
         path = directory / "probes" / PROBE_FILE.format(seed=seed)
         if path.is_file():
@@ -56,7 +56,7 @@ def probe(
     learning_rates: Sequence[float] = LEARNING_RATES,
     start_steps: int = NUM_STEPS,
 ) -> Iterator[dict[str, Any]]:
-    """One record per learning rate, number of updates and precision of the reference; 0 updates: precision alone."""
+    """Yield one record per learning rate, number of updates and precision of the reference; 0 updates: precision alone."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     start = directory / "start", config.task, config.seed % NUM_START_MODELS
@@ -116,7 +116,7 @@ def _measure(learner: Learner, packed: PackedBatch, picks: ExpertPicks | None = 
 def _bf16_reference(
     start: tuple[Path, Any, int], start_steps: int, state: dict[str, Any], packed: PackedBatch
 ) -> tuple[Tensor, ExpertPicks]:
-    """The same weights, rounded to and computed in bf16: what an engine in that precision reports."""
+    """Return what an engine in bf16 reports: the same weights, rounded to and computed in bf16."""
     model = load_start_model(*start, num_steps=start_steps)
     learner = Learner(model, replace(LONG, seed=0))
     learner.load_weights(state["weights"])

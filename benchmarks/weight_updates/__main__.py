@@ -1,12 +1,12 @@
-"""What a weight update costs: bytes of deltas, rates of the codec, the learner's egress to a fleet, the pause of generation.
+"""The cost of a weight update: bytes of deltas, speed of the codec, bytes that the learner sends, the pause of generation.
 
-    python -m benchmarks.weight_updates                                   all parts: some 6 minutes on an idle machine
+    python -m benchmarks.weight_updates                                   all parts, some 6 minutes on an idle machine
     python -m benchmarks.weight_updates --parts sizes rates --json out.json
 
 sizes   a small Qwen3-MoE in bfloat16 with float32 master weights under AdamW: bytes of each step's delta
-rates   encoding and applying a delta, against memcpy, BLAKE2b and zstd of the same bytes, on one core
-fleet   a snapshot and a delta to 1..32 receivers over loopback, with and without weight_peers: bytes that the learner sent
-pause   a real SGLang server: how long generation stands still, against SGLang's own time to load the same file
+rates   encoding and applying a delta, compared with memcpy, BLAKE2b and zstd of the same bytes, on one core
+fleet   a snapshot and a delta to 1..32 receivers over loopback, with and without weight peers: bytes that the learner sent
+pause   a real SGLang server: how long generation stops, compared with SGLang's own time to load the same file
 """
 
 import argparse
@@ -48,8 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--fleets", nargs="+", type=int, default=list(FLEETS), help="numbers of receivers")
-    parser.add_argument("--updates", type=int, default=PAUSES, help="how many of each kind the pause is measured over")
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser.add_argument("--updates", type=int, default=PAUSES, help="updates of each kind in the measurement of the pause")
+    parser.add_argument("--json", type=Path, help="also write the figures there")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, list[dict[str, Any]]] = {}

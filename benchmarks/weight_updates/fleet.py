@@ -1,6 +1,6 @@
-"""A snapshot and a delta to a fleet over loopback, with and without weight_peers: bytes that the learner sent.
+"""A snapshot and a delta to a fleet over loopback, with and without weight peers: bytes that the learner sent.
 
-The receivers share two processes: what is counted are bytes, and 32 processes on two cores would only wait for each other.
+The receivers share two processes: the benchmark counts bytes, and 32 processes on two cores would only wait for each other.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from services.learner.weights.snapshot import Delta, Snapshot
 NUM_BYTES: Final = 16 * 1024 * 1024
 NUM_PROCESSES: Final = 2
 LIMIT_S: Final = 300.0
-"""For a version to reach everybody."""
+"""Time limit for a version to reach every receiver."""
 
 
 def fleet(numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """One row for each number of receivers, without weight_peers and with them.
+    """Return one row for each number of receivers, without weight peers and with them.
 
-    Raises: TimeoutError when a version does not reach everybody within LIMIT_S; RuntimeError when a receiver ends.
+    Raises: TimeoutError when a version does not reach every receiver within LIMIT_S; RuntimeError when a receiver ends.
     """
     first, second = random_versions(NUM_BYTES, 2, 0.01)
     delta = must(encode_delta(first, second))
@@ -48,12 +48,12 @@ async def _one(number: int, weight_peers: bool, versions: tuple[Snapshot, Snapsh
         delta_s, delta_bytes = time.perf_counter() - begin, served.sent_bytes - snapshot_bytes
         return {
             "receivers": number,
-            "weight_peers": "yes" if weight_peers else "no",
+            "weight peers": "yes" if weight_peers else "no",
             "snapshot: sent / full": round(snapshot_bytes / versions[0].manifest.num_bytes, 2),
             "snapshot: s until all hold it": round(snapshot_s, 1),
             "delta: sent / delta": round(delta_bytes / delta.manifest.num_bytes, 2),
             "delta: s until all hold it": round(delta_s, 1),
-            "weight_peers left": served.num_sources_left,
+            "peers left": served.num_sources_left,
         }
 
 
@@ -61,7 +61,7 @@ async def _one(number: int, weight_peers: bool, versions: tuple[Snapshot, Snapsh
 async def _receivers(
     endpoint: str, number: int, weight_peers: bool
 ) -> AsyncIterator[list[tuple[asyncio.subprocess.Process, int]]]:
-    """Processes, each with how many receivers it has."""
+    """Start processes, each with its number of receivers."""
     names = [f"rollout-{index}" for index in range(number)]
     shares = [names[first::NUM_PROCESSES] for first in range(min(NUM_PROCESSES, number))]
     processes: list[tuple[asyncio.subprocess.Process, int]] = []
@@ -69,7 +69,7 @@ async def _receivers(
         for share in shares:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "benchmarks.weight_updates.receivers", endpoint),
-                *(["--weight_peers"] if weight_peers else []),
+                *(["--weight-peers"] if weight_peers else []),
                 *share,
                 stdout=asyncio.subprocess.PIPE,
             )
@@ -89,7 +89,7 @@ async def _until_held(processes: Sequence[tuple[asyncio.subprocess.Process, int]
         assert process.stdout is not None
         while missing:
             line = (await process.stdout.readline()).decode()
-            # Beside the structured log's lines.
+            # Lines of the structured log also arrive here.
             if line.split()[1:] == [str(snapshot.policy_version), snapshot.manifest.digest]:
                 missing -= 1
             elif "source_failed" in line:

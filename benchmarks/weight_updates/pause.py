@@ -1,4 +1,4 @@
-"""How long generation stands still for an update of a real SGLang server, against SGLang's own load of the same file."""
+"""How long an update stops generation in a real SGLang server, compared with SGLang's own load of the same file."""
 
 import asyncio
 import statistics
@@ -32,7 +32,7 @@ CALLS: Final = {
 
 
 class TimedHttp(EngineHttp):
-    """Notes how long each call of the last update took, in seconds."""
+    """Records the seconds of each call of the last update."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, timeout_s=30.0, stall_timeout_s=300.0)
@@ -54,7 +54,7 @@ class TimedEngine(Engine):
 
 
 def pause(num_updates: int) -> list[dict[str, Any]]:
-    """Medians over ``num_updates`` snapshots, and as many deltas of 1 % of the elements, for each size of model."""
+    """Return medians over ``num_updates`` snapshots and as many deltas of 1 % of the elements, for each model size."""
     rows: list[dict[str, Any]] = []
     for hidden in HIDDEN:
         with tempfile.TemporaryDirectory(prefix="gspo-weight-updates-", dir="/dev/shm") as directory:

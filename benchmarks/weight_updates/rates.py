@@ -1,4 +1,4 @@
-"""Encoding and applying a delta, against memcpy, BLAKE2b and zstd of the same bytes, on one core."""
+"""Encoding and applying a delta, compared with memcpy, BLAKE2b and zstd of the same bytes, on one core."""
 
 import os
 import time
@@ -17,7 +17,7 @@ NUM_BYTES = 128 * 1024 * 1024
 
 
 def rates() -> list[dict[str, Any]]:
-    """One row for each operation, the best of a few runs."""
+    """Return one row for each operation, the best of a few runs."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:

@@ -1,6 +1,6 @@
-"""Receivers of weights in one process: ``python -m benchmarks.weight_updates.receivers ENDPOINT [--weight_peers] NAME ...``.
+"""Receivers of weights in one process: ``python -m benchmarks.weight_updates.receivers ENDPOINT [--weight-peers] NAME ...``.
 
-Each fetches as a rollout does, with sockets of its own, and says on standard output which version it holds.
+Each fetches as a rollout does, with its own sockets, and prints the version that it holds.
 """
 
 import argparse
@@ -47,7 +47,7 @@ async def receive(endpoint: str, name: str, weight_peers: bool) -> None:
 
 
 async def receive_all(endpoint: str, names: Sequence[str], weight_peers: bool) -> None:
-    """All of them, until the process is ended."""
+    """Run all receivers until the process ends."""
     async with asyncio.TaskGroup() as tasks:
         for name in names:
             tasks.create_task(receive(endpoint, name, weight_peers), name=name)
@@ -56,7 +56,7 @@ async def receive_all(endpoint: str, names: Sequence[str], weight_peers: bool) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("endpoint")
-    parser.add_argument("--weight_peers", action="store_true")
+    parser.add_argument("--weight-peers", action="store_true")
     parser.add_argument("names", nargs="+")
     arguments = parser.parse_args()
     asyncio.run(receive_all(arguments.endpoint, arguments.names, arguments.weight_peers))

@@ -18,7 +18,7 @@ ANY_PORT: Final = "tcp://127.0.0.1:*"
 
 
 class Serving:
-    """What is served, where, and what it cost."""
+    """A weight server: its endpoint, the served versions, and the costs."""
 
     def __init__(self, store: SnapshotStore, endpoint: str, registry: CollectorRegistry) -> None:
         self.store = store
@@ -27,27 +27,30 @@ class Serving:
 
     @property
     def sent_bytes(self) -> float:
-        """Of weights, to everybody."""
+        """Bytes of weights sent to all receivers."""
         return self._registry.get_sample_value("gspo_learner_weight_bytes_sent_total") or 0.0
 
     @property
     def num_sources_left(self) -> int:
-        """How often a receiver came back from the weight_peer that it was sent to."""
+        """How often a receiver came back from the weight peer to which it was sent."""
         return int(self._registry.get_sample_value("gspo_learner_weight_sources_failed_total") or 0)
 
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[Serving]:
-    """A weight server that runs inside."""
+    """Run a weight server inside the context."""
     context = zmq.asyncio.Context()
     try:
         store, registry = SnapshotStore(), CollectorRegistry()
         metrics = LearnerMetrics(registry)
-        gate = Authenticator(context, PLAINTEXT, MonotonicClock(), metrics.authenticator_counters)
-        channel = RouterChannel(context, WEIGHTS, ANY_PORT, gate)
+        authenticator = Authenticator(context, PLAINTEXT, MonotonicClock(), metrics.authenticator_counters)
+        channel = RouterChannel(context, WEIGHTS, ANY_PORT, authenticator)
         server = WeightServer(channel, store, metrics)
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(gate.run(), name="gate"), tasks.create_task(server.run(), name="weights")]
+            running = [
+                tasks.create_task(authenticator.run(), name="authenticator"),
+                tasks.create_task(server.run(), name="weights"),
+            ]
             yield Serving(store, channel.endpoint, registry)
             for task in running:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""Bytes of each step's delta, of a small Qwen3-MoE in bfloat16 with float32 master weights under AdamW."""
+"""Bytes of each step's delta for a small Qwen3-MoE in bfloat16 with float32 master weights under AdamW."""
 
 import statistics
 from typing import Any
@@ -11,7 +11,7 @@ WARM, MEASURED = 20, 10
 
 
 def sizes() -> list[dict[str, Any]]:
-    """One row for each learning rate, over MEASURED steps after WARM."""
+    """Return one row for each learning rate, over MEASURED steps after WARM."""
     return [_row(learning_rate) for learning_rate in (1e-6, 1e-5, 1e-4)]
 
 

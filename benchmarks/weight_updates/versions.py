@@ -1,4 +1,4 @@
-"""Versions to publish: those of a small model that learns, and random ones of any size."""
+"""Versions to publish: from a small model that learns, and random ones of any size."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -14,7 +14,7 @@ VOCABULARY = 264
 
 
 def a_model(*, hidden: int = 128, layers: int = 4, experts: int = 8) -> Qwen3MoeForCausalLM:
-    """Random, 1.8 million parameters by default."""
+    """Make a random model, of 1.8 million parameters by default."""
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         vocab_size=VOCABULARY,
@@ -34,9 +34,9 @@ def a_model(*, hidden: int = 128, layers: int = 4, experts: int = 8) -> Qwen3Moe
 
 
 def training(model: Qwen3MoeForCausalLM, learning_rate: float) -> Iterator[int]:
-    """One optimizer step for each item: AdamW on a policy gradient's kind of loss, log-probs weighted by random advantages.
+    """Make one AdamW step per item on a loss like a policy gradient's: log-probs weighted by random advantages.
 
-    The forward pass is in the master weights' float32: what is published is rounded to bfloat16, as DeepSpeed does.
+    The forward pass is in float32 like the master weights; the published weights are rounded to bfloat16, as DeepSpeed does.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     generator = torch.Generator().manual_seed(1)
@@ -54,12 +54,12 @@ def training(model: Qwen3MoeForCausalLM, learning_rate: float) -> Iterator[int]:
 
 
 def published(model: Qwen3MoeForCausalLM, version: int) -> Snapshot:
-    """As the learner publishes it: in the serving layout, in bfloat16."""
+    """Return the weights as the learner publishes them: in the serving layout, in bfloat16."""
     return snapshot_of(version, serving_weights(model, gathered=nullcontext, dtype=torch.bfloat16))
 
 
 def random_versions(num_bytes: int, number: int, changed: float) -> list[Snapshot]:
-    """bfloat16 weights in tensors of 2 MiB; each version another one of ``changed`` of their elements by one step."""
+    """Make bfloat16 weights in tensors of 2 MiB; each version moves a share ``changed`` of the elements by one step."""
     rows = num_bytes // 2 // 1024
     weight = torch.randn(rows, 1024, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     tensors = [(f"w{at}", weight[at : at + 1024]) for at in range(0, rows, 1024)]
@@ -76,12 +76,12 @@ def step(tensors: Sequence[torch.Tensor], changed: float, seed: int) -> None:
     for tensor in tensors:
         bits = tensor.view(torch.int16).view(-1)
         chosen = torch.randint(0, len(bits), (max(1, int(changed * len(bits))),), generator=generator)
-        # Never a NaN: the exponent stays what it is.
+        # Never a NaN: the exponent stays the same.
         bits[chosen] ^= 1
 
 
 def must(delta: Delta | None) -> Delta:
-    """Raises: RuntimeError where there is none."""
+    """Return the delta. Raises: RuntimeError without one."""
     if delta is None:
         raise RuntimeError("the delta would not pay")
     return delta

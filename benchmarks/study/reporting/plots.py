@@ -1,4 +1,4 @@
-"""The study's plots. Colours are Okabe and Ito's, which colour-blind readers can tell apart; lines differ in marker too."""
+"""The study's plots, in Okabe and Ito's colours, which colour-blind readers can tell apart; markers differ too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAGS = ("0", "0..2", "1", "4", "16", "64")
 
 
 def draw_all(results: Results, probes: Sequence[dict[str, Any]], directory: Path) -> list[Path]:
-    """Draw every plot whose runs are there; the files."""
+    """Draw every plot that has runs; return the files."""
     directory.mkdir(parents=True, exist_ok=True)
     drawn = []
     choices: list[tuple[str, Callable[[], Any], bool]] = [
@@ -46,7 +46,7 @@ def draw_all(results: Results, probes: Sequence[dict[str, Any]], directory: Path
 
 
 def _curve(runs: Sequence[RunSummary], at: Callable[[RunSummary, int], float]) -> tuple[list[float], list[float]]:
-    """Mean position and mean held-out reward at each evaluation that all runs have."""
+    """Return mean position and mean held-out reward at each evaluation that all runs have."""
     length = min(len(run.evals) for run in runs)
     places = [sum(at(run, index) for run in runs) / len(runs) for index in range(length)]
     return places, [interval([run.evals[index][1] for run in runs]).mean for index in range(length)]
@@ -57,7 +57,7 @@ def _style(index: int) -> dict[str, Any]:
 
 
 def _points(axes: Any, index: int, label: str, places: Sequence[float], values: Sequence[Interval]) -> None:
-    """Means with their confidence intervals."""
+    """Plot means with their confidence intervals."""
     widths = [0.0 if math.isnan(value.half_width) else value.half_width for value in values]
     bars = {"linestyle": "none", "capsize": 2, "elinewidth": 0.9}
     axes.errorbar(places, [value.mean for value in values], yerr=widths, label=label, **_style(index), **bars)
@@ -175,7 +175,7 @@ def _precision(results: Results) -> Any:
 
 
 def _staleness(results: Results) -> Any:
-    """Above short answers, below long ones: reward, its difference to the fixed clip range, and clipping."""
+    """Plot short answers above and long ones below: reward, its difference to the fixed clip range, and clipping."""
     figure, panels = plt.subplots(2, 3, figsize=(15.0, 8.4), constrained_layout=True)
     order = results.rows("d-short")
     for line, (names, title) in enumerate(((("d-short", "d-oldest"), "short answers"), (("d-long",), "long answers"))):

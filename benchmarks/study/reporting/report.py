@@ -1,4 +1,4 @@
-"""Tables into docs/evidence/study.md and plots into docs/evidence/images/study, from the condensed results alone."""
+"""Write tables into docs/evidence/study.md and plots into docs/evidence/images/study, from the condensed results alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLACE = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re
 
 
 def write_report() -> None:
-    """Draw the plots and put every table in its place. Raises: ValueError for a place that no table has."""
+    """Draw the plots and put every table in its place. Raises: ValueError for a place without a table."""
     results, probes = Results(load_summaries()), load_probes()
     made: dict[str, Callable[[], str]] = {
         "objectives": lambda: tables.objectives(results, "a", "2e-4", GSPO),
@@ -57,7 +57,7 @@ def write_report() -> None:
 
 
 def fill(text: str, made: dict[str, Callable[[], str]]) -> str:
-    """``text`` with what stands between "<!-- table: name -->" and "<!-- end -->" replaced."""
+    """Return ``text`` with the parts between "<!-- table: name -->" and "<!-- end -->" replaced."""
 
     def place(match: re.Match[str]) -> str:
         name = match["name"]

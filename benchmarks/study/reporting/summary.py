@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from benchmarks.study.run_record import RunRecord
 
 TARGET = 0.5
-"""The gain that is timed, as a share of what is missing at the start: start models differ in what they can."""
+"""The timed gain, as a share of the reward missing at the start, because start models differ in skill."""
 DIGITS = 5
 COLLAPSE_SHARE = 0.5
 
@@ -47,7 +47,7 @@ class Interval(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean and Student's 95 % half width, t * s / sqrt(n)."""
+    """Return the mean and Student's 95 % half width, t * s / sqrt(n)."""
     num = len(values)
     if num == 0:
         return Interval(math.nan, math.nan, 0)
@@ -61,13 +61,13 @@ def interval(values: Sequence[float]) -> Interval:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What is kept of a run: enough for every table and plot, a hundredth of a record."""
+    """The kept figures of a run: enough for every table and plot, a hundredth of a record."""
 
     config: dict[str, Any]
     """What differs from the defaults, and the required fields."""
     run_id: str
     evals: list[tuple[int, float]]
-    """Batches trained before, and the held-out sampled reward."""
+    """Number of batches trained before, and the held-out sampled reward."""
     reward: list[float]
     """Mean reward of each batch's own samples."""
     clip: list[float]
@@ -76,7 +76,7 @@ class RunSummary:
     cpu: list[float]
     """CPU seconds of sampling, reference pass and training before each evaluation."""
     means: dict[str, float]
-    """Of every other number, over the batches in which it was measured."""
+    """Means of every other number, over the batches in which it was measured."""
     sums: dict[str, float]
     diverged: bool
 
@@ -93,13 +93,13 @@ class RunSummary:
 
     @property
     def batches_to_target(self) -> int | None:
-        """Batches trained when TARGET of the missing held-out reward was first measured to be gained; None: never."""
+        """Batches trained when a measurement first showed TARGET of the missing held-out reward gained; None: never."""
         goal = self.evals[0][1] + TARGET * (1 - self.evals[0][1])
         return next((batch for batch, reward in self.evals if reward >= goal), None)
 
     @property
     def sampled(self) -> float:
-        """Reward of the training samples, averaged over the run; at lag 0 of the policy itself."""
+        """Reward of the training samples, averaged over the run; at lag 0 that of the policy itself."""
         return sum(self.reward) / max(1, len(self.reward))
 
     @property
@@ -121,12 +121,12 @@ class RunSummary:
         return int(self.config["eval_every"])
 
     def as_dict(self) -> dict[str, Any]:
-        """For a line of JSON."""
+        """Return a dictionary for a line of JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunSummary:
-        """Inverse of ``as_dict``. Raises: TypeError for other fields."""
+        """Invert ``as_dict``. Raises: TypeError for other fields."""
         return cls(**{**values, "evals": [(int(batch), float(reward)) for batch, reward in values["evals"]]})
 
 

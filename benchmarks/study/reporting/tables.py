@@ -1,4 +1,4 @@
-"""The study's tables, in Markdown: a mean, a 95 % confidence interval, and how many runs are behind it."""
+"""The study's tables in Markdown: a mean, a 95 % confidence interval, and the number of runs."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def precision_clip(results: Results) -> str:
 
 
 def mismatch(results: Results) -> str:
-    """What each sampler's noise amounts to: sigma, and the truncated weight of a sequence."""
+    """The size of each sampler's noise: sigma, and the truncated weight of a sequence."""
     rows = []
     for column in results.columns("c"):
         found = list(results.at("c", "GSPO proximal, truncated", column).values())
@@ -159,7 +159,7 @@ def proximal_pair(results: Results, questions: Mapping[str, str]) -> str:
 
 
 def volatility(probes: Sequence[dict[str, Any]]) -> str:
-    """Learning rates by what one and four updates change; below, what sampling in bf16 alone changes."""
+    """Changes after one and four updates by learning rate; below, the changes from sampling in bf16 alone."""
     keys = list(dict.fromkeys((probe["reference"], probe["learning_rate"], probe["updates"]) for probe in probes))
     chosen = [key for key in keys if (key[0] == "float32") == (key[2] > 0)]
     names = ("changed", "token_std_free", "token_std_replayed", "sequence_std_free", "sequence_std_replayed")
@@ -184,7 +184,7 @@ def volatility(probes: Sequence[dict[str, Any]]) -> str:
 
 
 def signed(difference: Interval) -> str:
-    """A difference with its interval; bold where the interval does not hold 0."""
+    """Format a difference with its interval; bold where the interval excludes 0."""
     if difference.num == 0:
         return "-"
     sign = "+" if difference.mean >= 0 else "-"
@@ -194,7 +194,7 @@ def signed(difference: Interval) -> str:
 
 
 def percent(share: float) -> str:
-    """Two significant digits at least."""
+    """Format a share with at least two significant digits."""
     if math.isnan(share):
         return "-"
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2f} %"
@@ -205,7 +205,7 @@ def _scientific(value: float) -> str:
 
 
 def _reached(found: Sequence[RunSummary], price: Callable[[RunSummary, int], float], digits: int) -> str:
-    """Median price of the target over runs, those that never reach it being the dearest, and how many did."""
+    """Return the median price of the target over runs (infinite for those that never reach it), and how many did."""
     prices = sorted(
         next((price(run, index) for index, (batch, _) in enumerate(run.evals) if batch == run.batches_to_target), math.inf)
         for run in found
@@ -226,7 +226,7 @@ def _collapsed(found: Sequence[RunSummary]) -> str:
 
 
 def wider_eps(results: Results) -> str:
-    """What ten times the paper's eps gains over the paper's, wherever both were run."""
+    """The gain of ten times the paper's eps over the paper's, wherever both were run."""
     wide, paper = "GSPO 3e-3/4e-3", "GSPO 3e-4/4e-4"
     rows = [
         [f"lag 0, learning rate {rate}", signed(difference), str(difference.num)]

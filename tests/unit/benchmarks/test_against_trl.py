@@ -1,4 +1,4 @@
-"""What the comparison with TRL makes of what both record: arrivals, ratios, settings, tables."""
+"""The comparison with TRL, made from both records: arrivals, ratios, settings, tables."""
 
 import json
 import math
@@ -53,7 +53,7 @@ def point(seconds: float, samples: int, reward: float, evaluation_s: float = 0.0
 def a_run(
     system: System = "gspo", setting: str = "plain", seed: int = 0, *, s_per_batch: float = 2.0, reached: bool = True
 ) -> Run:
-    """Four batches of 256, evaluated at every second; at the target with the last one, or not."""
+    """Make four batches of 256, evaluated at every second one; the last reaches the target, or not."""
     rewards = (0.2, 0.5, 0.9 if reached else 0.8)
     return Run(
         system=system,

@@ -1,4 +1,4 @@
-"""The simulated fleet: closed forms, conservation, the broker's bound, and planted bugs that these find."""
+"""The simulated fleet: closed forms, conservation, the broker's bound, and planted bugs that these tests find."""
 
 import statistics
 from collections.abc import Iterable
@@ -41,14 +41,14 @@ STORMY = Config(
 
 
 def times(config: Config, seconds: float, replicas: int = 1) -> list[float]:
-    """When batches were assembled."""
+    """Return the times at which batches were assembled."""
     fleet = Fleet(config, replicas=replicas, seed=0)
     fleet.run_until(seconds)
     return [batch.at for batch in fleet.batches]
 
 
 def check(fleet: Fleet) -> None:
-    """Nothing is lost, nothing is trained twice, nothing is older than allowed."""
+    """Nothing is lost, nothing is trained twice, and nothing is older than allowed."""
     config, ledger = fleet.config, fleet.ledger
     batched = [group_id for batch in fleet.batches for group_id in batch.group_ids]
     in_play = {trajectory.group.group_id for trajectory in ledger.trajectories()}
@@ -83,7 +83,7 @@ def test_a_learner_that_is_slower_than_the_rollout_sets_the_pace_and_lag_grows_t
     fleet.run_until(2000.0)
     assert fleet.wait_s() == pytest.approx(50.0)
     assert fleet.batches[-1].largest_lag == 1
-    # A group begins when a batch leaves the window, and is all of that batch's version: one version old when it is used.
+    # A group begins when a batch leaves the window and has that batch's version throughout: one version old at its use.
     assert fleet.batches[-1].mean_lag == pytest.approx(1.0)
 
 

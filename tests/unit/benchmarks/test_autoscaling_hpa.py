@@ -41,7 +41,7 @@ def test_of_80_replicas_the_documentations_policies_remove_8_then_8_and_below_40
         policies=(Policy(kind="Pods", value=4, period_s=60), Policy(kind="Percent", value=10, period_s=60)),
     )
     after = syncs(Behavior(max_replicas=100, back=rules), 80, [10.0] * 14, every_s=60.0)
-    # 72 - 7.2 is rounded in favour of going: 8; then 10 % of 64, 57, 51, 45, 40 are 7 (6.4), 6 (5.7), 6 (5.1), 5 (4.5), 4.
+    # 72 - 7.2 is rounded towards removing: 8; then 10 % of 64, 57, 51, 45, 40 are 7 (6.4), 6 (5.7), 6 (5.1), 5 (4.5), 4.
     assert after == [72, 64, 57, 51, 45, 40, 36, 32, 28, 24, 20, 16, 12, 10]
 
 

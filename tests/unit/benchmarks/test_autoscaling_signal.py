@@ -1,4 +1,4 @@
-"""The signal on scrapes made by hand, the rule in Prometheus on the same ones, and what a run is measured by."""
+"""The signal on hand-made scrapes, the rule in Prometheus on the same ones, and the measures of a run."""
 
 import math
 import subprocess
@@ -31,7 +31,7 @@ CASES = {
 
 
 def history(serving: int, running: int, waiting: float, lag: float) -> History:
-    """Twenty minutes in which nothing changes."""
+    """Return twenty minutes without any change."""
     return History(
         MAX_LAG,
         MAX_RUNNING,
@@ -72,7 +72,7 @@ def test_the_rule_in_prometheus_wants_the_same(name: str, tmp_path: Path) -> Non
         series[f'gspo_rollout_policy_version{{{namespace},pod="rollout-{pod}"}}'] = "7x80"
         series[f'gspo_rollout_episodes_running{{{namespace},pod="rollout-{pod}"}}'] = f"{running}x80"
         series[f'gspo_rollout_episodes_limit{{{namespace},pod="rollout-{pod}"}}'] = f"{MAX_RUNNING}x80"
-    # One that starts: no weights, no work.
+    # A starting rollout has no weights and no work.
     series[f'gspo_rollout_policy_version{{{namespace},pod="starting"}}'] = "0x80"
     series[f'gspo_rollout_episodes_running{{{namespace},pod="starting"}}'] = "0x80"
     asked = {
@@ -114,7 +114,7 @@ def test_a_rate_is_extrapolated_to_the_edges_that_samples_come_near() -> None:
     # Samples at 15 .. 300 s, 2 a second: the range begins 15 s before the first one.
     full = [(float(at), 1000.0 + 2 * at) for at in range(15, 301, 15)]
     assert rate(full, 300.0, 300.0) == pytest.approx(2.0)
-    # A series that is there for the last 60 s only counts for those, half an interval before them, and nothing of the rest.
+    # A series that exists only for the last 60 s counts for those and half an interval before them, no more.
     young = [(float(at), 1000.0 + 2 * (at - 240)) for at in range(240, 301, 15)]
     assert rate(young, 300.0, 300.0) == pytest.approx(2 * 67.5 / 300)
     # And not below zero.

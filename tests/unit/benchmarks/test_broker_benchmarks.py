@@ -1,4 +1,4 @@
-"""What the benchmarks of the broker compare, and the ledgers that they make."""
+"""The comparisons of the broker's benchmarks, and the ledgers that they make."""
 
 import sqlite3
 from pathlib import Path
@@ -27,7 +27,7 @@ from services.runs.audit.audit import audit_run
 
 
 def a_round(sqlite: float, router: float, router_curve: float, broker: float, broker_curve: float) -> dict[str, Rate]:
-    """Chunks per processor second of each kind."""
+    """Return chunks per CPU second of each kind."""
     per_cpu_s = {SQLITE: sqlite, ROUTER: router, ROUTER_CURVE: router_curve, BROKER: broker, BROKER_CURVE: broker_curve}
     rates = {kind: Rate(chunks=1000, seconds=2.0, cpu_s=1000 / value) for kind, value in per_cpu_s.items()}
     for kind in (BROKER, BROKER_CURVE):

@@ -1,4 +1,4 @@
-"""What the benchmarks of a training step and of the log-probs' memory compare, and what they conclude."""
+"""The comparisons and conclusions of the benchmarks of a training step and of the log-probs' memory."""
 
 from __future__ import annotations
 

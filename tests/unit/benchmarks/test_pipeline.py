@@ -213,7 +213,7 @@ def test_the_tables_say_figures_ratios_and_whether_a_goal_is_met() -> None:
 
 
 def test_sglang_beside_the_learner_counts_only_while_the_learner_trains() -> None:
-    # A thousand tokens a second until the learner is in its stride, ten until its last batch, then a hundred.
+    # A thousand tokens a second until the learner is steady, ten until its last batch, then a hundred.
     arrivals = [(float(time), 1000 if time <= 10 else 10 if time <= 18 else 100) for time in range(1, 40)]
     trained = [TrainedBatch(index=index, time=6.0 + 4 * index, action_tokens=8) for index in range(4)]
     learner = Replayed(batches=trained, same_weights=True)
@@ -336,7 +336,7 @@ def test_every_answer_has_a_reward_and_letters_pay() -> None:
         Letters(LettersOptions(shortest=40, longest=20))
 
 
-# --- what a weight update costs SGLang ---------------------------------------------------------------------------------
+# --- the cost of a weight update to SGLang -----------------------------------------------------------------------------
 
 LOG = """\
 [2026-11-21 19:20:31] Prefill batch, #new-seq: 1, #new-token: 156, #cached-token: 0, token usage: 0.04, #running-req: 0

@@ -1,4 +1,4 @@
-"""The study's harness: configurations, runs on disk, what is measured, and the numbers that end in its tables."""
+"""The study's harness: configurations, runs on disk, measurements, and the numbers in its tables."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ START_STEPS = 6
 
 @pytest.fixture(scope="module")
 def studio(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the start models of this module's runs are kept."""
+    """Return the folder of the start models of this module's runs."""
     return tmp_path_factory.mktemp("study")
 
 
@@ -88,7 +88,7 @@ def test_two_batches_are_the_same_numbers_every_time(studio: Path) -> None:
 
 
 def _trained(directory: Path, config: RunConfig, lengths: list[int]) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """One batch in which every second answer was right; the record without times, and the weights after it."""
+    """Train one batch in which every second answer is right; return the record without times, and the weights after it."""
     model = load_start_model(directory / "start", config.task, 0, num_steps=START_STEPS)
     learner = Learner(model, config)
     ids = itertools.cycle(range(3, 60))
@@ -231,7 +231,7 @@ def test_a_run_in_numbers() -> None:
     assert summary.final == pytest.approx(0.8)
     assert summary.batches_to_target == 5
     assert not summary.collapsed
-    # Half of what is missing at 0.3 is gained at 0.65.
+    # Half of the reward missing at 0.3 is gained at 0.65.
     assert _summary([0.3, 0.64, 0.66]).batches_to_target == 10
     assert _summary([0.3, 0.64, 0.64]).batches_to_target is None
 
@@ -259,7 +259,7 @@ def test_a_summary_keeps_sums_of_seconds_and_means_of_the_rest() -> None:
 
 
 def _results(areas: dict[tuple[str, str], list[float]]) -> Results:
-    """One question "q": by row and column, a run per seed with this held-out reward at every evaluation."""
+    """Make one question "q": by row and column, a run per seed with this held-out reward at every evaluation."""
     grid, summaries = [], {}
     for (row, column), rewards in areas.items():
         for seed, reward in enumerate(rewards):
