@@ -25,7 +25,8 @@ def test_a_learner_killed_while_its_thread_writes_leaves_only_the_last_checkpoin
     command = [sys.executable, "-m", "tests.support.engines.rows_engine", str(root), str(num_files)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as learner:
         assert learner.stdout is not None
-        assert learner.stdout.readline().strip() == STANDS
+        # DeepSpeed logs to stdout, too.
+        assert any(line.strip() == STANDS for line in learner.stdout)
         learner.send_signal(signal.SIGKILL)
         assert learner.wait(PATIENCE_S) == -signal.SIGKILL
     (partial,) = root.glob(".partial-*")

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from protocol.messages import WeightChunk
@@ -88,7 +89,7 @@ def test_a_server_that_hangs_for_a_while_recovers_and_one_that_hangs_for_ever_en
         (ended,) = fleet.events("rollout-1", "stopped_by_error")
         assert "the engine" in ended["error"]
         assert "no answer in time" in ended["error"]
-        assert not scheduler.is_running()
+        assert is_gone(scheduler)
         fleet.wait_batches(len(fleet.rows("batch")) + 1)
         assert count(fleet, "rollout-0", "trajectory_resumed") > resumed
         fleet.finish()
@@ -96,6 +97,11 @@ def test_a_server_that_hangs_for_a_while_recovers_and_one_that_hangs_for_ever_en
     report = audit(tmp_path)
     assert report.problems == []
     assert report.num_trained_again == 0
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Whether a process has ended, also where process 1 does not reap orphans."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 class Update:
@@ -130,8 +136,9 @@ def test_a_server_killed_or_left_in_the_middle_of_an_update_and_damaged_weights_
         for number, request in enumerate(("/update_weights_from_disk", "/weights_checker"), 1):
             update.strike(request, engine.kill_tree)
             fleet.wait_until("end of the rollout", lambda n=number: len(rollout.ends) >= n)
-            failed = fleet.events("rollout-0", "weights_not_loaded")
-            assert failed, "it did not notice"
+            # The update's own request may fail first, or the watch may find the server dead: each ends the rollout.
+            noticed = fleet.events("rollout-0", "weights_not_loaded") + fleet.events("rollout-0", "stopped_by_error")
+            assert noticed, "it did not notice"
             trained = len(fleet.rows("batch"))
             fleet.wait_batches(trained + 2, 300)
         # The rollout dies and leaves a server that has new weights and does not generate.
