@@ -1,8 +1,7 @@
-"""A learner engine whose state is many files, as a real one's is, written by the real copy of a state.
+"""A learner engine with many state files, like a real one, written by the real copy of a state.
 
-`python -m tests.support.engines.rows_engine DIRECTORY FILES`: saves version 1, begins to save version 2 beside training,
-and stands still, in the thread that writes, behind so many files and half of the next; then it says so, and waits to be
-killed.
+``python -m tests.support.engines.rows_engine DIRECTORY FILES`` saves version 1 and begins to save version 2 during training.
+The writing thread stops after this many files and half of the next; then the process reports it, and waits to be killed.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class RowsEngine(BigramEngine):
 
 @dataclass(frozen=True)
 class HalfFile:
-    """Is written up to its middle, and never further."""
+    """A file that is written up to its middle, and never further."""
 
     file: TensorFile
 
@@ -82,7 +81,7 @@ def main(directory: str, num_files: str) -> None:
     engine.table = (engine.table.detach() + 1).requires_grad_()
     saver = CheckpointSaver(engine, root, keep=2, background=Threads())
     saver.begin(state(2))
-    # Training goes on.
+    # Training continues.
     while saver.advance(newest_version=2, wait_s=1.0) is None:
         engine.table = (engine.table.detach() + 1).requires_grad_()
 
