@@ -1,1 +1,1 @@
-"""The `gspo` command."""
+"""The ``gspo`` command."""

@@ -132,7 +132,7 @@ class Authenticator:
             self._zap.stop()
             self._zap = None
 
-    # --- who may connect ---------------------------------------------------------------------------------------------
+    # --- admission ---------------------------------------------------------------------------------------------
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether the owner of ``key`` (Z85) may use the channel ``domain``; pyzmq's authenticator asks this."""
@@ -186,7 +186,7 @@ class Authenticator:
                     former = names
             await asyncio.sleep(self._reload_s)
 
-    # --- who is refused --------------------------------------------------------------------------------------------------
+    # --- refusals --------------------------------------------------------------------------------------------------
 
     def refuse(self, reason: Reason, /, **fields: object) -> None:
         """Count a refusal, and log it unless one with the same reason was logged lately."""
@@ -203,7 +203,7 @@ class Authenticator:
             else:
                 self.refuse("handshake", channel=spec.name)
 
-    # --- who is ignored ----------------------------------------------------------------------------------------------------
+    # --- penalties ----------------------------------------------------------------------------------------------------
 
     def bad_message(self, spec: ChannelSpec, peer: bytes) -> None:
         """Count an undecodable message of ``peer``. A peer that sends too many is ignored for a while."""

@@ -196,7 +196,7 @@ class AllowList:
             return f"the key {name} belongs to a {key_role(name)} and cannot act as a {role}"
         owner = next((own for own in self._own if key_role(own) == role and _fits(own, peer)), role)
         if name != owner:
-            return f"the key {name} cannot speak for {peer}, whose key is {owner}"
+            return f"the key {name} cannot speak for {peer}, which has the key {owner}"
         return ""
 
 

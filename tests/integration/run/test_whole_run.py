@@ -86,7 +86,7 @@ def test_a_run_with_two_learner_ranks_trains_evaluates_reports_and_exports(tmp_p
         assert rollout["gspo_rollout_engine_metrics_up"] == 1
         assert rollout["sglang:generation_tokens_total"] > 0
         pages = [fetch(port, "/metrics")[1] for port in run.metrics_ports.values()]
-        for server, clients in (("broker", 3), ("learner", 1)):  # a rollout, the learner, `gspo run`; the rollout
+        for server, clients in (("broker", 3), ("learner", 1)):  # a rollout, the learner, ``gspo run``; the rollout
             (page,) = [page for page in pages if f"gspo_{server}_connections_total" in page]
             assert counted(page, f"gspo_{server}_connections_total", outcome="admitted") >= clients
             # Not "handshake": that also counts a connection that is given up while it is being made.

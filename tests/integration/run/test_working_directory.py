@@ -13,7 +13,7 @@ from services.runtime.clock import MonotonicClock
 from tests.support.broker.process import eventually
 from tests.support.processes.run_process import free_ports
 
-COMMAND = (sys.executable, "-P", "-m", "services.cli.main")  # as the installed `gspo`: no directory is added to the path
+COMMAND = (sys.executable, "-P", "-m", "services.cli.main")  # like the installed ``gspo``: no directory is added to the path
 SHADOWS = ("random.py", "msgspec.py", "gspo.py", "services/__init__.py", "protocol/__init__.py")
 
 

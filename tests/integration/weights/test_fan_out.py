@@ -41,8 +41,8 @@ class Learner:
         self.registry = CollectorRegistry()
         self.store = SnapshotStore()
         metrics = LearnerMetrics(self.registry)
-        self.gate = Authenticator(context, security, MonotonicClock(), metrics.authenticator_counters)
-        self.channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.gate)
+        self.authenticator = Authenticator(context, security, MonotonicClock(), metrics.authenticator_counters)
+        self.channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.authenticator)
         self.server = WeightServer(self.channel, self.store, metrics)
         self._weight = torch.randn(300, 700, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
 
@@ -127,7 +127,7 @@ async def a_fleet(
             rollouts.append(Rollout(name, learner, security("rollout", name), connect_s))
         runs = [run for rollout in rollouts for run in (rollout.weight_peers.run(), rollout.client.run())]
         try:
-            async with in_background(learner.gate.run(), learner.server.run(), *runs):
+            async with in_background(learner.authenticator.run(), learner.server.run(), *runs):
                 yield learner, rollouts
         finally:
             for rollout in rollouts:

@@ -176,7 +176,9 @@ async def test_a_hundred_versions_are_bit_exact_with_joins_skips_and_damage() ->
         learner = Learner(server)
         receivers = {name: Receiver(name) for name in ("always", "seldom", "late", "away")}
         clients = {name: a_client(context, WEIGHTS, server.endpoint, name=name) for name in receivers}
-        async with in_background(server.gate.run(), server.server.run(), *(client.run() for client in clients.values())):
+        async with in_background(
+            server.authenticator.run(), server.server.run(), *(client.run() for client in clients.values())
+        ):
             for client in clients.values():
                 await client.connected_welcome()
             for number in range(1, 101):

@@ -78,8 +78,8 @@ class Follow:
         self.store = SnapshotStore()
         self.learner, self.rollout = CollectorRegistry(), CollectorRegistry()
         metrics = LearnerMetrics(self.learner)
-        self.gate = Authenticator(context, PLAINTEXT, MonotonicClock(), metrics.authenticator_counters)
-        channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.gate)
+        self.authenticator = Authenticator(context, PLAINTEXT, MonotonicClock(), metrics.authenticator_counters)
+        channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.authenticator)
         self.endpoint = channel.endpoint
         self.server = WeightServer(channel, self.store, metrics, groups=groups)
         self.sync = WeightSync(
@@ -125,7 +125,7 @@ async def following(
 ) -> AsyncIterator[Follow]:
     async with zmq_context() as context:
         follow = Follow(context, engine, directory, groups, bucket_bytes)
-        async with in_background(follow.gate.run(), follow.server.run(), follow.sync.run()):
+        async with in_background(follow.authenticator.run(), follow.server.run(), follow.sync.run()):
             yield follow
 
 

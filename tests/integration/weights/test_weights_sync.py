@@ -103,7 +103,7 @@ class Following:
 async def following(directory: Path) -> AsyncIterator[Following]:
     async with zmq_context() as context:
         follow = Following(context, directory)
-        async with in_background(follow.served.gate.run(), follow.served.server.run(), follow.sync.run()):
+        async with in_background(follow.served.authenticator.run(), follow.served.server.run(), follow.sync.run()):
             yield follow
 
 
@@ -266,7 +266,7 @@ async def test_an_engine_that_does_not_take_a_version_is_quarantined_and_in_the_
         else:
             follow.engine.refuse_update = "out of memory"
         with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the end of the conversation is what is tested
-            async with in_background(follow.served.gate.run(), follow.served.server.run(), follow.sync.run()):
+            async with in_background(follow.served.authenticator.run(), follow.served.server.run(), follow.sync.run()):
                 follow.publish(2)
                 async with asyncio.timeout(PATIENCE_S):
                     await asyncio.Event().wait()
@@ -338,7 +338,7 @@ async def test_a_full_directory_is_named_with_the_way_out(tmp_path: Path) -> Non
         follow = Following(context, tmp_path)
         follow.work_directory.write_text("a file where a directory should be")
         with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the end of the conversation is what is tested
-            async with in_background(follow.served.gate.run(), follow.served.server.run(), follow.sync.run()):
+            async with in_background(follow.served.authenticator.run(), follow.served.server.run(), follow.sync.run()):
                 follow.publish(1)
                 async with asyncio.timeout(PATIENCE_S):
                     await asyncio.Event().wait()

@@ -37,10 +37,10 @@ def finish(number: int) -> Finish:
     return Finish(trajectory_id=number, epoch=1, num_tokens=5, reason="done", turn_rewards=[1.0])
 
 
-async def ending(conversation: Awaitable[None]) -> BaseException:
+async def ending(running: Awaitable[None]) -> BaseException:
     """The error that ends a connection."""
     try:
-        await conversation
+        await running
     except ExceptionGroup as group:
         (error,) = flatten(group)
         return error
@@ -261,10 +261,10 @@ async def test_a_fatal_refusal_ends_the_connection_with_its_reason() -> None:
         end = ScriptedEnd(context, WORK)
         client = a_client(context, WORK, end.endpoint)
         async with asyncio.TaskGroup() as tasks:
-            conversation = tasks.create_task(ending(client.run()))
+            client_ends = tasks.create_task(ending(client.run()))
             await end.expect(Hello)
             await end.reply(Refused(reason="protocol version 1 does not match 2", fatal=True))
-            error = await conversation
+            error = await client_ends
         assert isinstance(error, ServiceError)
         assert not isinstance(error, ReplacedError)
         assert "protocol version 1 does not match 2" in str(error)
@@ -281,10 +281,10 @@ async def test_a_replaced_process_is_recognised_by_the_brokers_own_words() -> No
         end = ScriptedEnd(context, WORK)
         client = a_client(context, WORK, end.endpoint)
         async with asyncio.TaskGroup() as tasks:
-            conversation = tasks.create_task(ending(client.run()))
+            client_ends = tasks.create_task(ending(client.run()))
             await end.expect(Hello)
             await end.reply(Refused(reason=f"hello: {refusal.value}", fatal=True))
-            error = await conversation
+            error = await client_ends
         assert isinstance(error, ReplacedError)
         assert "stop one of them" in str(error)
 
@@ -296,11 +296,11 @@ async def test_a_process_that_is_asked_to_wait_repeats_hello_and_gives_up_in_the
         end = ScriptedEnd(context, BATCH)
         client = a_client(context, BATCH, end.endpoint, clock=clock, role="learner", name="learner")
         async with asyncio.TaskGroup() as tasks:
-            conversation = tasks.create_task(ending(client.run()))
+            client_ends = tasks.create_task(ending(client.run()))
             # The machine is suspended again and again: 2 s of each gap count.
             for _ in range(int(TURNED_AWAY_S / 2)):
                 await end.expect(Hello)
-                assert not conversation.done()
+                assert not client_ends.done()
                 await end.reply(no_room)
                 await eventually(lambda: client.refused == no_room.reason)
                 client.refused = ""
@@ -308,7 +308,7 @@ async def test_a_process_that_is_asked_to_wait_repeats_hello_and_gives_up_in_the
             assert not client.connected
             await end.expect(Hello)
             await end.reply(no_room)
-            error = await conversation
+            error = await client_ends
         assert isinstance(error, OccupiedError)
         assert "refused this process for 30 s: learner session a has this run" in str(error)
 
@@ -351,12 +351,12 @@ async def test_a_run_with_other_settings_ends_the_connection_and_names_what_must
         end = ScriptedEnd(context, WORK)
         client = a_client(context, WORK, end.endpoint, fingerprint="aaaa")
         async with asyncio.TaskGroup() as tasks:
-            conversation = tasks.create_task(ending(client.run()))
+            client_ends = tasks.create_task(ending(client.run()))
             await end.expect(Hello)
             await end.reply(a_welcome(fingerprint="aaaa"))
             await client.connected_welcome()
             await end.reply(a_welcome(fingerprint="bbbb"))
-            error = await conversation
+            error = await client_ends
         assert isinstance(error, ServiceError)
         assert "fingerprint bbbb, here aaaa" in str(error)
         assert "[sampling]" in str(error)

@@ -61,7 +61,7 @@ async def refusal_of(client: PeerClient) -> str:
         (error,) = flatten(group)
         assert isinstance(error, ServiceError), error
         return str(error)
-    raise AssertionError("it goes on")
+    raise AssertionError("the client continues")
 
 
 async def whole_run(context: zmq.asyncio.Context, broker: BrokerProcess, keys: Path) -> ScriptedLearner:
@@ -143,7 +143,7 @@ def throw(endpoint: str, data: bytes) -> None:
             pass
 
 
-# --- who may say what -------------------------------------------------------------------------------------------------
+# --- claims of an admitted key ----------------------------------------------------------------------------------------
 
 
 def a_hello(role: Role, peer: str) -> Hello:
@@ -184,8 +184,8 @@ async def test_an_admitted_key_cannot_claim_another_role_or_name(
         operator = security_of(keys, "operator")
         claims: list[tuple[ChannelSpec, Security, Role, str, str]] = [
             (WORK, shared, "learner", "learner", "the key rollout belongs to a rollout and cannot act as a learner"),
-            (WORK, shared, "rollout", "rollout-7", "cannot speak for rollout-7, whose key is rollout-7"),
-            (WORK, own, "rollout", "rollout-8", "cannot speak for rollout-8, whose key is rollout"),
+            (WORK, shared, "rollout", "rollout-7", "cannot speak for rollout-7, which has the key rollout-7"),
+            (WORK, own, "rollout", "rollout-8", "cannot speak for rollout-8, which has the key rollout"),
             (BATCH, operator, "learner", "learner", "the key operator belongs to a operator and cannot act as a learner"),
         ]
         for number, (spec, security, role, peer, reason) in enumerate(claims):
@@ -253,7 +253,7 @@ def security_of_secret(keys: Path, name: str) -> Security:
     return security_of(other, "rollout", name)
 
 
-# --- the other end is not who it should be -------------------------------------------------------------------------------
+# --- the other end is the wrong one --------------------------------------------------------------------------------
 
 
 async def test_a_client_with_a_key_says_that_the_other_end_has_none(keys: Path) -> None:
@@ -339,10 +339,12 @@ async def test_only_rollouts_get_weights(keys: Path) -> None:
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry)
     async with zmq_context() as context, zmq_context() as outside:
-        gate = Authenticator(context, security_of(keys, "learner"), MonotonicClock(), metrics.authenticator_counters)
-        channel = RouterChannel(context, WEIGHTS, ANY_PORT, gate)
+        authenticator = Authenticator(
+            context, security_of(keys, "learner"), MonotonicClock(), metrics.authenticator_counters
+        )
+        channel = RouterChannel(context, WEIGHTS, ANY_PORT, authenticator)
         server = WeightServer(channel, SnapshotStore(), metrics)
-        async with in_background(gate.run(), server.run()):
+        async with in_background(authenticator.run(), server.run()):
             rollout = a_client(outside, WEIGHTS, channel.endpoint, security=security_of(keys, "rollout"))
             async with in_background(rollout.run()):
                 assert (await rollout.connected_welcome()).run_id == "weights"

@@ -1,8 +1,8 @@
 """A pytest plugin: a process, a temporary file or shared memory that the tests leave behind is named and fails the session.
 
-The tests have a temporary folder of their own (`tmp_path` stays where pytest keeps it), which also tells their processes
-from everybody else's: it stands in their environment. SGLang's files in /dev/shm tell nobody's: they are judged where no
-other server was on the machine.
+The tests have a temporary folder of their own (``tmp_path`` stays where pytest keeps it). It is in their processes'
+environment, which tells these from all others. SGLang's files in /dev/shm do not name their owner: they are checked only
+when no other server was on the machine.
 """
 
 from __future__ import annotations

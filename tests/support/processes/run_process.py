@@ -32,9 +32,9 @@ def free_pair() -> int:
     """The lower of two consecutive free ports, for the rollouts."""
     while True:
         (port,) = free_ports(1)
-        with socket.socket() as neighbour:
+        with socket.socket() as probe:
             try:
-                neighbour.bind(("127.0.0.1", port + 1))
+                probe.bind(("127.0.0.1", port + 1))
             except OSError:
                 continue
         return port

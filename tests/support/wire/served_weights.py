@@ -55,8 +55,8 @@ class Served:
         self.store = SnapshotStore() if store is None else store
         self.registry = CollectorRegistry()
         metrics = LearnerMetrics(self.registry)
-        self.gate = Authenticator(context, PLAINTEXT, MonotonicClock(), metrics.authenticator_counters)
-        self.channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.gate)
+        self.authenticator = Authenticator(context, PLAINTEXT, MonotonicClock(), metrics.authenticator_counters)
+        self.channel = RouterChannel(context, WEIGHTS, ANY_PORT, self.authenticator)
         self.endpoint = self.channel.endpoint
         self.server = WeightServer(self.channel, self.store, metrics)
 
@@ -70,6 +70,6 @@ async def served() -> AsyncIterator[tuple[Served, PeerClient]]:
     async with zmq_context() as context:
         server = Served(context)
         client = a_client(context, WEIGHTS, server.endpoint)
-        async with in_background(server.gate.run(), server.server.run(), client.run()):
+        async with in_background(server.authenticator.run(), server.server.run(), client.run()):
             await client.connected_welcome()
             yield server, client

@@ -12,7 +12,7 @@ from services.cli.doctor.observe import metrics_of, read_page
 
 
 @contextmanager
-def somebody(answer: bytes) -> Iterator[str]:
+def server_that_says(answer: bytes) -> Iterator[str]:
     """A server that gives every client the same answer."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -44,7 +44,7 @@ def somebody(answer: bytes) -> Iterator[str]:
     ],
 )
 async def test_a_page_of_another_program_is_named_and_stops_nothing(answer: bytes) -> None:
-    with somebody(answer) as url:
+    with server_that_says(answer) as url:
         async with aiohttp.ClientSession() as session:
             page = await read_page(session, url)
     assert page.ready is None
