@@ -17,7 +17,7 @@ from gspo.environments import ChatMessage, Environment, RewardJob, Split, Start,
 
 log = structlog.get_logger(__name__)
 
-VERIFY_ANSWER = "services.environments.math_reward:verify_answer"
+VERIFY_ANSWER = "services.reward_worker.mathematics:verify_answer"
 
 
 class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

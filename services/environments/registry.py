@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gspo.environments import Environment
-from services.environments.importing import import_named
+from services.runtime.importing import import_named
 
 ENVIRONMENTS: Mapping[str, str] = MappingProxyType(
     {

@@ -19,8 +19,8 @@ import msgspec
 import structlog
 
 from gspo.environments import RewardJob
-from services.environments.isolation import worker_environment
-from services.environments.reward_worker import LENGTH, MAX_MESSAGE_BYTES
+from services.reward_worker.isolation import worker_environment
+from services.reward_worker.worker import LENGTH, MAX_MESSAGE_BYTES
 from services.runtime.lifecycle import module_command
 
 log = structlog.get_logger(__name__)
@@ -173,9 +173,7 @@ class _Worker:
     async def _running_process(self) -> asyncio.subprocess.Process:
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
-                *module_command(
-                    "services.environments.reward_worker", str(self._options.memory_bytes), str(self._options.cpu_s)
-                ),
+                *module_command("services.reward_worker", str(self._options.memory_bytes), str(self._options.cpu_s)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,

@@ -7,7 +7,7 @@ import pytest
 from protocol import limits
 from protocol.channels import BATCH, PEER_WEIGHTS, WEIGHTS, WORK
 from services.broker.service import MAX_QUEUED
-from services.environments.isolation import KEPT_VARIABLES
+from services.reward_worker.isolation import KEPT_VARIABLES
 from services.runtime.net.authenticator import AUTHENTICATOR_REASONS, HANDSHAKE_LIMIT_MS, RELOAD_S
 from services.runtime.telemetry import MAX_CONNECTIONS, SILENT_S
 from tests.fuzz.bugs import BUGS

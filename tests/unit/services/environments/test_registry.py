@@ -68,7 +68,7 @@ def test_a_name_and_its_class_agree() -> None:
 FIND = """
 import sys
 from services.environments.registry import find_environment
-from services.environments.reward_worker import find_function
+from services.reward_worker.worker import find_function
 
 assert not {"", sys.argv[1]} & set(sys.path), sys.path
 try:

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from gspo.environments import Plain, RewardJob
 from services.environments.reward_pool import RewardPool, RewardPoolOptions
-from services.environments.reward_worker import MAX_MESSAGE_BYTES
+from services.reward_worker.worker import MAX_MESSAGE_BYTES
 
 OPTIONS = RewardPoolOptions(num_workers=1, memory_bytes=1024**3, cpu_s=1)
 
@@ -182,13 +182,13 @@ async def test_processes_that_a_job_started_end_with_it(pool: RewardPool) -> Non
 
 
 def what_the_kernel_refuses() -> str:
-    code = "from services.environments.isolation import isolate; print(isolate(2**40))"
+    code = "from services.reward_worker.isolation import isolate; print(isolate(2**40))"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_a_refusal_of_the_kernel_is_reported() -> None:
     threaded = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    code = f"{threaded}; from services.environments.isolation import isolate; print(isolate(2**40))"
+    code = f"{threaded}; from services.reward_worker.isolation import isolate; print(isolate(2**40))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("unshare: "), "a process with two threads cannot leave its user namespace"
 

@@ -3,8 +3,6 @@
 Each message is a 4-byte big-endian length and that many bytes of msgpack. First the worker reports whether it is cut off
 from the network. It answers each job twice: when it has found the function (its import may take seconds, once), and with the
 result of the call. The process itself limits memory, files and CPU time; the parent enforces the wall-clock limit by a kill.
-
-Run as: ``python -P -m services.environments.reward_worker MEMORY_BYTES CPU_SECONDS``
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from typing import Any, BinaryIO
 
 import msgpack
 
-from services.environments.importing import import_named
-from services.environments.isolation import isolate
+from services.reward_worker.isolation import isolate
+from services.runtime.importing import import_named
 
 LENGTH = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -120,7 +118,3 @@ def main(memory_bytes: int, cpu_s: int) -> None:
         write_message(results, {"found": True})
         limit_cpu_of_next_job(cpu_s)
         write_message(results, grade(function, job["arguments"]))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

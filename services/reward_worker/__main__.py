@@ -1,0 +1,8 @@
+"""``python -P -m services.reward_worker MEMORY_BYTES CPU_SECONDS``: see ``worker``."""
+
+import sys
+
+from services.reward_worker.worker import main
+
+if __name__ == "__main__":
+    main(memory_bytes=int(sys.argv[1]), cpu_s=int(sys.argv[2]))
