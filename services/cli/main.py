@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from services.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
 from services.runtime.lifecycle import module_command
-from services.runtime.settings import add_configuration_arguments
+from services.runtime.settings import add_configuration_arguments, add_override_argument
 
 PROCESSES: Final = {
     "broker": "start the broker: the durable queue between rollouts and learner",
@@ -177,14 +177,7 @@ def _add_directory_commands(commands: Commands) -> None:
     """Commands that take a run's directory."""
     doctor = _add(commands, "doctor", "say what a run waits for, what is wrong, and what to do", DOCTOR_DESCRIPTION)
     doctor.add_argument("run", type=Path, help="the run's directory, or its TOML file")
-    doctor.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="override one setting of the run, such as --set security.keys=DIR; can be repeated",
-    )
+    add_override_argument(doctor, "override one setting of the run, such as --set security.keys=DIR; can be repeated")
     stop = _add(commands, "stop", "finish a run's current batch, save, and end it", STOP_DESCRIPTION)
     stop.add_argument("--reason", default="gspo stop", help="why; recorded with the run (default: %(default)s)")
     plot = _add(commands, "plot", "draw a run's metrics into plot.png and print its table")

@@ -16,7 +16,14 @@ from services.broker.store import NoLedger
 from services.learner.start import is_rank, run_ranks
 from services.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
 from services.runtime.logs import configure_logging
-from services.runtime.settings import Learner, Settings, override_settings, read_run_settings, require_model
+from services.runtime.settings import (
+    Learner,
+    Settings,
+    add_override_argument,
+    override_settings,
+    read_run_settings,
+    require_model,
+)
 
 RESULT_FILE: Final = "replay.json"
 RECORD_FILE: Final = "metrics.jsonl"
@@ -111,14 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--batches", type=int, metavar="K", help="train K batches (default: all)")
     parser.add_argument("--out", type=Path, help="a new directory for the result (default: RUN_DIR-replay)")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="change a setting of the run",
-    )
+    add_override_argument(parser, "change a setting of the run; can be repeated")
     return parser
 
 

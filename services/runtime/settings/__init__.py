@@ -3,6 +3,7 @@
 from services.runtime.settings.arguments import (
     ProcessArguments,
     add_configuration_arguments,
+    add_override_argument,
     forwarded_arguments,
     parse_process_arguments,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "SecuritySection",
     "Settings",
     "add_configuration_arguments",
+    "add_override_argument",
     "all_keys",
     "close_match",
     "forwarded_arguments",

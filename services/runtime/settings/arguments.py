@@ -21,14 +21,12 @@ class ProcessArguments:
 def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
     """Add CONFIG and --set to a command line."""
     parser.add_argument("config", type=Path, help="the run's TOML file; examples are in examples/")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="override one setting, such as --set batch.max_lag=0; can be repeated",
-    )
+    add_override_argument(parser, "override one setting, such as --set batch.max_lag=0; can be repeated")
+
+
+def add_override_argument(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add --set, with the help ``text``, to a command line; its values are ``overrides``."""
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE", help=text)
 
 
 def parse_process_arguments(
