@@ -132,7 +132,7 @@ class BrokerMetrics:
         for role in ALLOWED:
             self.peers.labels(role).set(len(ledger.peers.of_role(role)))
         statuses = [
-            ledger.fleet.state(peer.who.peer) if now - peer.last_seen <= state.config.lease_s else SILENT
+            ledger.fleet.state(peer.key.peer) if now - peer.last_seen <= state.config.lease_s else SILENT
             for peer in ledger.peers.of_role("rollout")
         ] + ["gone"] * len(ledger.fleet.gone)
         for status in ROLLOUT_STATUSES:

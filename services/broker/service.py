@@ -24,7 +24,7 @@ from services.broker.ledger import (
     Note,
     Reply,
     Save,
-    Who,
+    SessionKey,
     WriteMetrics,
 )
 from services.broker.metrics import BrokerMetrics
@@ -252,47 +252,47 @@ class BrokerService:
     # --- carry out ----------------------------------------------------------------------------------------------------
 
     async def _carry_out(self, effects: list[Action]) -> None:
-        acknowledgements: dict[Who, Ack] = {}
+        acknowledgements: dict[SessionKey, Ack] = {}
         for action in effects:
             match action:
-                case Reply(to=who, message=Ack() as ack):
-                    acknowledgements[who] = ack
-                case Reply(to=who, message=message):
-                    self._count_reply(who, message)
-                    await self._send(who, message)
+                case Reply(to=sender, message=Ack() as ack):
+                    acknowledgements[sender] = ack
+                case Reply(to=sender, message=message):
+                    self._count_reply(sender, message)
+                    await self._send(sender, message)
                 case Answer(spec=spec, identity=identity, message=message):
                     await self._channels[spec].send(identity, message)
                 case Announce(message=message):
                     await self._announce(message)
                 case GrantLease():
                     await self._send_lease(action)
-                case DeliverBatch(to=who, index=index):
-                    await self._send_batch(who, index)
+                case DeliverBatch(to=sender, index=index):
+                    await self._send_batch(sender, index)
                 case Note(event=event, fields=fields, level=level):
                     (log.warning if level == "warning" else log.info)(event, **fields)
                 case _:
                     raise AssertionError(f"{type(action).__name__} is not carried out")
-        for who, ack in acknowledgements.items():
-            await self._send(who, ack)
+        for sender, ack in acknowledgements.items():
+            await self._send(sender, ack)
 
-    async def _send(self, who: Who, message: Message, arrays: dict[str, Array] | None = None) -> bool:
+    async def _send(self, sender: SessionKey, message: Message, arrays: dict[str, Array] | None = None) -> bool:
         """False: the peer is gone or slow. It asks again: every message that must arrive is requested until it does."""
-        route = self._sessions.route(who)
+        route = self._sessions.route(sender)
         if route is None:
             return False
         if isinstance(message, FOR_ONE_LIFE):
             # The connection may already belong to the next process with this name.
-            message = replace(message, session=who.session)
+            message = replace(message, session=sender.session)
         sent = await self._channels[route.spec].send(route.identity, message, arrays)
         if not sent:
-            log.debug("peer_unreachable", peer=who.peer, type=message_type(message))
+            log.debug("peer_unreachable", peer=sender.peer, type=message_type(message))
         return sent
 
     async def _announce(self, message: Message) -> None:
         """Best effort: a rollout that this does not reach hears the same with its next Pulse."""
         identities: dict[ChannelSpec, list[bytes]] = {}
         for peer in self._ledger.peers.of_role("rollout"):
-            route = self._sessions.route(peer.who)
+            route = self._sessions.route(peer.key)
             if route is not None:
                 identities.setdefault(route.spec, []).append(route.identity)
         for spec, of_channel in identities.items():
@@ -326,23 +326,23 @@ class BrokerService:
         reason = f"task {grant.task_index} ({grant.split}) cannot be leased: {type(error).__name__}: {error}"
         self._undelivered.append((grant, reason))
 
-    async def _send_batch(self, who: Who, index: int) -> None:
+    async def _send_batch(self, sender: SessionKey, index: int) -> None:
         row, items = await self._in_thread(lambda: self._store.batch(index))
         message, arrays = batch_message(row, items, self._temperature)
         try:
-            sent = await self._send(who, message, arrays)
+            sent = await self._send(sender, message, arrays)
         except ProtocolError as error:
             raise ServiceError(
                 f"batch {index} does not fit a message: {error}; use a smaller batch.groups_per_batch, batch.group_size or "
                 "sampling.max_tokens"
             ) from error
-        log.info("batch_sent" if sent else "batch_not_sent", batch=index, num_trajectories=len(items), peer=who.peer)
+        log.info("batch_sent" if sent else "batch_not_sent", batch=index, num_trajectories=len(items), peer=sender.peer)
 
-    def _count_reply(self, who: Who, message: Message) -> None:
+    def _count_reply(self, sender: SessionKey, message: Message) -> None:
         if isinstance(message, LeaseEnded):
             self._metrics.leases_ended.inc()
         elif isinstance(message, Refused):
-            self._sessions.count_refusal(who, message)
+            self._sessions.count_refusal(sender, message)
 
 
 def _stored(chunk: Chunk, arrays: dict[str, Array]) -> StoredChunk:

@@ -9,7 +9,7 @@ from protocol.channels import ChannelSpec
 from protocol.codec import Received, message_type
 from protocol.limits import MAX_REASON_CHARS
 from protocol.messages import MESSAGE_TYPES, Hello, Refused
-from services.broker.ledger import UNKNOWN_SESSION, Action, Ledger, Reply, Who
+from services.broker.ledger import UNKNOWN_SESSION, Action, Ledger, Reply, SessionKey
 from services.broker.metrics import BrokerMetrics
 from services.runtime.clock import Clock
 from services.runtime.logs import OccasionalLog
@@ -51,18 +51,18 @@ class Sessions:
         self._ledger = ledger
         self._channels = channels
         self._metrics = metrics
-        self._routes: dict[Who, Route] = {}
+        self._routes: dict[SessionKey, Route] = {}
         # By channel, identity and key: a sender claims its identity and proves its key.
-        self._sessions: dict[tuple[str, bytes, bytes], Who] = {}
+        self._sessions: dict[tuple[str, bytes, bytes], SessionKey] = {}
         self._refusals = OccasionalLog(log, clock)
 
     @property
     def num_routes(self) -> int:
         return len(self._routes)
 
-    def route(self, who: Who) -> Route | None:
+    def route(self, sender: SessionKey) -> Route | None:
         """How a session is reached; None: it is unknown, or known no longer."""
-        return self._routes.get(who)
+        return self._routes.get(sender)
 
     def actions(self, arrival: Arrival, now: float) -> list[Action]:
         """What the ledger decides about one arrival; what the ledger never sees is refused here."""
@@ -76,15 +76,15 @@ class Sessions:
 
     def forget_gone(self) -> None:
         """Drop the routes to sessions that the ledger knows no longer."""
-        for who in [who for who in self._routes if self._ledger.peers.get(who) is None]:
-            del self._routes[who]
-        for key in [key for key, who in self._sessions.items() if who not in self._routes]:
+        for sender in [sender for sender in self._routes if self._ledger.peers.get(sender) is None]:
+            del self._routes[sender]
+        for key in [key for key, sender in self._sessions.items() if sender not in self._routes]:
             del self._sessions[key]
 
-    def count_refusal(self, who: Who, refused: Refused) -> None:
+    def count_refusal(self, sender: SessionKey, refused: Refused) -> None:
         """Count what a session is told in a Refused."""
         label = "fatal" if refused.fatal else "unknown_session" if refused.reason == UNKNOWN_SESSION else "refused"
-        self._count(refused.message_type, label, peer=who.peer, reason=refused.reason)
+        self._count(refused.message_type, label, peer=sender.peer, reason=refused.reason)
 
     # --- inside -----------------------------------------------------------------------------------------------------------
 
@@ -99,20 +99,20 @@ class Sessions:
                 f"{' and '.join(arrival.spec.connects)}: check the endpoint"
             )
             return [self._refuse(arrival, "hello", "fatal", reason)]
-        who = Who(hello.peer, hello.session)
+        sender = SessionKey(hello.peer, hello.session)
         actions = self._ledger.on_hello(hello, now)
-        if self._ledger.peers.get(who) is None:
-            return [self._without_session(arrival, who, action) for action in actions]
-        self._sessions[_key(arrival)] = who
-        self._routes[who] = Route(spec=arrival.spec, identity=arrival.incoming.peer)
+        if self._ledger.peers.get(sender) is None:
+            return [self._without_session(arrival, sender, action) for action in actions]
+        self._sessions[_key(arrival)] = sender
+        self._routes[sender] = Route(spec=arrival.spec, identity=arrival.incoming.peer)
         return actions
 
-    def _without_session(self, arrival: Arrival, who: Who, action: Action) -> Action:
+    def _without_session(self, arrival: Arrival, sender: SessionKey, action: Action) -> Action:
         """The answer to a Hello that was not welcomed goes back over the connection that it came from."""
         if not isinstance(action, Reply) or not isinstance(action.message, Refused):
             return action
-        self.count_refusal(who, action.message)
-        message = replace(action.message, session=who.session)
+        self.count_refusal(sender, action.message)
+        message = replace(action.message, session=sender.session)
         return Answer(spec=arrival.spec, identity=arrival.incoming.peer, message=message)
 
     def _message(self, arrival: Arrival, received: Received, now: float) -> list[Action]:
@@ -132,8 +132,8 @@ class Sessions:
         taken: the sender must end, loudly.
         """
         incoming = arrival.incoming
-        who = self._sessions.get(_key(arrival))
-        peer = None if who is None else self._ledger.peers.get(who)
+        sender = self._sessions.get(_key(arrival))
+        peer = None if sender is None else self._ledger.peers.get(sender)
         terminal = peer is not None and incoming.seq == peer.inbox.next_seq
         kind = incoming.message_type if incoming.message_type in MESSAGE_TYPES else ""
         return self._refuse(arrival, kind, "fatal" if terminal else "undecodable", incoming.error)

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from protocol.messages import Heartbeat
-from services.broker.ledger.actions import Who
+from services.broker.ledger.actions import SessionKey
 from services.broker.metrics import ROLLOUT_STATUSES, SILENT, BrokerMetrics
 from services.learner.metrics import LearnerMetrics
 from services.rollout.metrics import STATUSES, RolloutMetrics
@@ -26,10 +26,10 @@ def test_the_broker_counts_rollouts_by_the_status_that_they_last_reported() -> N
     broker, registry = LedgerHarness(), CollectorRegistry()
     metrics = BrokerMetrics(registry)
     for name, status in (("a", "serving"), ("b", "serving"), ("c", "quarantined"), ("d", "")):
-        who = Who(name, "1")
-        broker.hello(who)
+        sender = SessionKey(name, "1")
+        broker.hello(sender)
         if status:
-            broker.send(who, Heartbeat(policy_version=0, status=status, leases=[]))  # type: ignore[arg-type]
+            broker.send(sender, Heartbeat(policy_version=0, status=status, leases=[]))  # type: ignore[arg-type]
     metrics.observe(broker.ledger, 0, 0, broker.now)
     counted = {status: value(registry, "gspo_broker_rollouts", status=status) for status in ROLLOUT_STATUSES}
     assert counted == {"starting": 1, "verifying": 0, "serving": 2, "draining": 0, "quarantined": 1, "gone": 0, "silent": 0}
@@ -38,9 +38,9 @@ def test_the_broker_counts_rollouts_by_the_status_that_they_last_reported() -> N
 def test_a_rollout_that_is_not_heard_for_a_lease_does_not_count_as_serving() -> None:
     broker, registry = LedgerHarness(), CollectorRegistry()
     metrics = BrokerMetrics(registry)
-    who = Who("a", "1")
-    broker.hello(who)
-    broker.send(who, Heartbeat(policy_version=0, status="serving", leases=[]))
+    sender = SessionKey("a", "1")
+    broker.hello(sender)
+    broker.send(sender, Heartbeat(policy_version=0, status="serving", leases=[]))
     broker.tick(broker.config.lease_s)
     metrics.observe(broker.ledger, 0, 0, broker.now)
     assert value(registry, "gspo_broker_rollouts", status="serving") == 1
@@ -64,7 +64,7 @@ def test_the_broker_exports_the_bounds_for_its_gauges() -> None:
 
 
 def test_the_broker_exports_the_zero_variance_groups_of_the_last_batch() -> None:
-    registry, rollout = CollectorRegistry(), Who("r", "1")
+    registry, rollout = CollectorRegistry(), SessionKey("r", "1")
     metrics = BrokerMetrics(registry)
     broker = LedgerHarness(config_with(groups_per_batch=2))
     broker.hello(LEARNER, "learner")

@@ -94,8 +94,8 @@ BUGS = (
     Bug(
         name="a lease's epoch is not checked",
         module="services.broker.ledger.leases",
-        old='row.status != "leased" or row.epoch != epoch:\n            return None\n        return row if who',
-        new='row.status != "leased":\n            return None\n        return row if who or who',
+        old='row.status != "leased" or row.epoch != epoch:\n            return None\n        return row if sender',
+        new='row.status != "leased":\n            return None\n        return row if sender or sender',
         invariants=("G1",),
         weather=_a_rollout_sleeps_as_long_as_a_lease(),
         seed=53,
@@ -308,7 +308,7 @@ BUGS = (
     Bug(
         name="a second learner is welcomed while the first lives",
         module="services.broker.ledger.fencing",
-        old="            self._require_silence(self.learner, who, now)\n",
+        old="            self._require_silence(self.learner, sender, now)\n",
         new="",
         invariants=("one learner",),
         weather=(Event(at=3.0, kind="second_learner", target=(STANDBY,)),),
@@ -316,8 +316,8 @@ BUGS = (
     Bug(
         name="a learner's message does not count as a sign of life",
         module="services.broker.ledger.fencing",
-        old="        if peer.who == self.learner:\n            self._learner_heard_s = self._listened_s",
-        new="        if peer.who == self.learner:\n            pass",
+        old="        if peer.key == self.learner:\n            self._learner_heard_s = self._listened_s",
+        new="        if peer.key == self.learner:\n            pass",
         invariants=("one learner",),
         weather=(Event(at=6.0, kind="second_learner", target=(STANDBY,)),),
     ),

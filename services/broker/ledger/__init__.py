@@ -9,7 +9,7 @@ from services.broker.ledger.actions import (
     Note,
     Reply,
     Save,
-    Who,
+    SessionKey,
     WriteMetrics,
 )
 from services.broker.ledger.batch_order import REMEMBERED, batch_stats
@@ -33,7 +33,7 @@ __all__ = [
     "Note",
     "Reply",
     "Save",
-    "Who",
+    "SessionKey",
     "WriteMetrics",
     "batch_stats",
     "groups_by_state",

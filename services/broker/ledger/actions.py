@@ -8,7 +8,7 @@ from protocol.messages import Chunk, Message, Split
 from services.broker.rows import Row
 
 
-class Who(NamedTuple):
+class SessionKey(NamedTuple):
     """One life of a peer: its name, and the session that stands for this life."""
 
     peer: str
@@ -34,7 +34,7 @@ class AppendChunk(Action, frozen=True, kw_only=True):
 class Reply(Action, frozen=True, kw_only=True):
     """Send a message without arrays."""
 
-    to: Who
+    to: SessionKey
     message: Message
 
 
@@ -47,7 +47,7 @@ class Announce(Action, frozen=True, kw_only=True):
 class GrantLease(Action, frozen=True, kw_only=True):
     """Send a Lease: the shell adds the task and the acknowledged tokens."""
 
-    to: Who
+    to: SessionKey
     trajectory_id: int
     epoch: int
     group_id: int
@@ -60,7 +60,7 @@ class GrantLease(Action, frozen=True, kw_only=True):
 class DeliverBatch(Action, frozen=True, kw_only=True):
     """Send batch ``index`` as it is recorded."""
 
-    to: Who
+    to: SessionKey
     index: int
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from protocol.delivery import Inbox
 from protocol.limits import MAX_PEERS
 from protocol.messages import Heartbeat, Role
-from services.broker.ledger.actions import Who
+from services.broker.ledger.actions import SessionKey
 
 MAX_FENCED: Final = 1024
 SILENT_S: Final = 300.0
@@ -34,7 +34,7 @@ class PlaceTaken(ValueError):
 class Peer:
     """One session and what is known of it."""
 
-    who: Who
+    key: SessionKey
     role: Role
     inbox: Inbox
     last_seen: float
@@ -45,13 +45,13 @@ class Peer:
 class Peers:
     """Sessions by (peer, session): one learner at a time, one session for each rollout name, any number of operators."""
 
-    def __init__(self, now: float, learner: Who | None = None) -> None:
+    def __init__(self, now: float, learner: SessionKey | None = None) -> None:
         """``learner`` had the run under the last broker: it has the time of a lease to come back before another gets it."""
-        self._peers: dict[Who, Peer] = {}
-        self._fenced: deque[Who] = deque(maxlen=MAX_FENCED)
+        self._peers: dict[SessionKey, Peer] = {}
+        self._fenced: deque[SessionKey] = deque(maxlen=MAX_FENCED)
         self.learner = learner
         """The session that has the run; None: there is none."""
-        self.turned_away: tuple[Who, float] | None = None
+        self.turned_away: tuple[SessionKey, float] | None = None
         """The learner that was last told to wait, and when."""
         self._last_event = now
         self._listened_s = 0.0
@@ -64,44 +64,44 @@ class Peers:
         if passed <= LISTENING_S:
             self._listened_s += passed
 
-    def hello(self, who: Who, role: Role, first_seq: int, now: float) -> list[Who]:
+    def hello(self, sender: SessionKey, role: Role, first_seq: int, now: float) -> list[SessionKey]:
         """Open a session, or continue it; returns the sessions that it replaces.
 
         Raises: SessionRefused for a session that was replaced already, or when there are too many peers; PlaceTaken for a
         learner while another one has the run.
         """
-        if who in self._fenced:
+        if sender in self._fenced:
             raise SessionRefused(
-                f"session {who.session} of {who.peer} was replaced by a newer one: two processes use this name, or this "
-                "learner was silent for too long and another took over; stop one of them"
+                f"session {sender.session} of {sender.peer} was replaced by a newer one: two processes use this name, or "
+                "this learner was silent for too long and another took over; stop one of them"
             )
-        peer = self._peers.get(who)
+        peer = self._peers.get(sender)
         if peer is not None:
             self.hear(peer, now)
             return []
         if len(self._peers) >= MAX_PEERS:
             raise SessionRefused(f"{len(self._peers)} peers are connected, {MAX_PEERS} allowed (MAX_PEERS)")
-        replaced: list[Who] = []
+        replaced: list[SessionKey] = []
         if role == "rollout":
-            replaced = [peer.who for peer in self.of_role("rollout") if peer.who.peer == who.peer]
-        elif role == "learner" and self.learner not in (None, who):
+            replaced = [peer.key for peer in self.of_role("rollout") if peer.key.peer == sender.peer]
+        elif role == "learner" and self.learner not in (None, sender):
             assert self.learner is not None
-            self._require_silence(self.learner, who, now)
+            self._require_silence(self.learner, sender, now)
             replaced = [self.learner]
         for other in replaced:
             self._peers.pop(other, None)
             self._fenced.append(other)
-        peer = self._peers[who] = Peer(who=who, role=role, inbox=Inbox(first_seq), last_seen=now)
+        peer = self._peers[sender] = Peer(key=sender, role=role, inbox=Inbox(first_seq), last_seen=now)
         if role == "learner":
-            self.learner = who
+            self.learner = sender
         self.hear(peer, now)
         return replaced
 
-    def _require_silence(self, holder: Who, who: Who, now: float) -> None:
+    def _require_silence(self, holder: SessionKey, sender: SessionKey, now: float) -> None:
         """Raises: PlaceTaken when the learner that has the run was heard a short time ago."""
         silent_s = self._listened_s - self._learner_heard_s
         if silent_s < LEARNER_LEASE_S:
-            self.turned_away = (who, now)
+            self.turned_away = (sender, now)
             raise PlaceTaken(
                 f"learner session {holder.session} ({holder.peer}) has this run and was heard {silent_s:.1f} s ago, and "
                 f"there is one learner at a time: this one waits, and takes over when that one ends or says nothing for "
@@ -111,7 +111,7 @@ class Peers:
     def hear(self, peer: Peer, now: float) -> None:
         """The session said something."""
         peer.last_seen = now
-        if peer.who == self.learner:
+        if peer.key == self.learner:
             self._learner_heard_s = self._listened_s
 
     def hear_stranger(self, identity: bytes) -> None:
@@ -121,26 +121,26 @@ class Peers:
         if self.learner is not None and identity == f"{self.learner.peer}/{self.learner.session}".encode():
             self._learner_heard_s = self._listened_s
 
-    def get(self, who: Who) -> Peer | None:
-        return self._peers.get(who)
+    def get(self, sender: SessionKey) -> Peer | None:
+        return self._peers.get(sender)
 
-    def heartbeat(self, who: Who, heartbeat: Heartbeat) -> None:
-        peer = self._peers[who]
+    def heartbeat(self, sender: SessionKey, heartbeat: Heartbeat) -> None:
+        peer = self._peers[sender]
         peer.status = heartbeat.status
         peer.policy_version = heartbeat.policy_version
 
-    def leave(self, who: Who) -> None:
+    def leave(self, sender: SessionKey) -> None:
         """The session said Goodbye."""
-        del self._peers[who]
-        if who == self.learner:
+        del self._peers[sender]
+        if sender == self.learner:
             self.learner = None
 
     def of_role(self, role: Role) -> list[Peer]:
         return [peer for peer in self._peers.values() if peer.role == role]
 
-    def prune(self, now: float) -> list[Who]:
+    def prune(self, now: float) -> list[SessionKey]:
         """Forget silent sessions; a learner may be silent while it trains."""
-        gone = [peer.who for peer in self._peers.values() if peer.role != "learner" and now - peer.last_seen > SILENT_S]
-        for who in gone:
-            del self._peers[who]
+        gone = [peer.key for peer in self._peers.values() if peer.role != "learner" and now - peer.last_seen > SILENT_S]
+        for sender in gone:
+            del self._peers[sender]
         return gone

@@ -6,7 +6,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from protocol.messages import Chunk, Finish, Split
-from services.broker.ledger.actions import Who
+from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.admission import Outstanding
 from services.broker.ledger.token_versions import ActionTokens
 from services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow
@@ -116,7 +116,7 @@ class Groups:
         self._refresh_oldest_version(group.group_id)
         return group
 
-    def grant(self, trajectory_id: int, who: Who, engine_version: int) -> TrajectoryRow:
+    def grant(self, trajectory_id: int, sender: SessionKey, engine_version: int) -> TrajectoryRow:
         """Lease the trajectory under its next epoch: a fencing number, which shuts out all former holders."""
         row = self._trajectories[trajectory_id]
         assert row.status == "free", row
@@ -125,8 +125,8 @@ class Groups:
                 row,
                 status="leased",
                 epoch=row.epoch + 1,
-                holder_peer=who.peer,
-                holder_session=who.session,
+                holder_peer=sender.peer,
+                holder_session=sender.session,
                 lease_version=engine_version,
                 lease_start=row.num_tokens,
             )

@@ -15,7 +15,7 @@ from protocol.messages import (
     Refused,
     Release,
 )
-from services.broker.ledger.actions import Action, AppendChunk, GrantLease, Note, Reply, Save, Who
+from services.broker.ledger.actions import Action, AppendChunk, GrantLease, Note, Reply, Save, SessionKey
 from services.broker.ledger.admission import Window
 from services.broker.ledger.fencing import LISTENING_S
 from services.broker.ledger.state import State, lease_ended, saves
@@ -40,26 +40,28 @@ class Leases:
 
     # --- leases ---------------------------------------------------------------------------------------------------------
 
-    def on_lease_request(self, who: Who, request: LeaseRequest, now: float, *, is_serving: bool = True) -> list[Action]:
+    def on_lease_request(
+        self, sender: SessionKey, request: LeaseRequest, now: float, *, is_serving: bool = True
+    ) -> list[Action]:
         """Grant up to ``capacity`` leases: held-out trajectories first, then unfinished ones, then new groups.
 
         ``is_serving``: the rollout has said that its engine serves a verified version.
         """
         state = self._state
         if state.stop_reason or state.finished:
-            return [_no_lease(who, request, "stopping")]
+            return [_no_lease(sender, request, "stopping")]
         if not is_serving:
-            return [_no_lease(who, request, "not_serving")]
+            return [_no_lease(sender, request, "not_serving")]
         if request.policy_version > state.batches.newest_version:
             reason = f"policy_version is {request.policy_version}: {state.batches.newest_version} is the newest published"
-            return [Reply(to=who, message=Refused(reason=reason, message_type="lease_request"))]
-        held = self._num_held(who, request.capacity)
+            return [Reply(to=sender, message=Refused(reason=reason, message_type="lease_request"))]
+        held = self._num_held(sender, request.capacity)
         if held + request.capacity > MAX_LEASES_PER_PEER:
             reason = (
-                f"lease_request: capacity is {request.capacity}, {who.peer} holds {held} leases already, "
+                f"lease_request: capacity is {request.capacity}, {sender.peer} holds {held} leases already, "
                 f"{MAX_LEASES_PER_PEER} allowed (MAX_LEASES_PER_PEER): use a smaller rollout.max_running"
             )
-            return [Reply(to=who, message=Refused(reason=reason, message_type="lease_request"))]
+            return [Reply(to=sender, message=Refused(reason=reason, message_type="lease_request"))]
         actions: list[Action] = []
         window = state.window()
         left = request.capacity
@@ -67,24 +69,24 @@ class Leases:
             if not left:
                 break
             if self._may_grant(window, row, request.policy_version):
-                actions += self._grant(who, row, request.policy_version, now)
+                actions += self._grant(sender, row, request.policy_version, now)
                 left -= 1
         while left and self._may_admit(window, request.policy_version):
             group_id, started = state.start_group()
             actions += started
             for row in state.groups.members(group_id)[:left]:
-                actions += self._grant(who, row, request.policy_version, now)
+                actions += self._grant(sender, row, request.policy_version, now)
                 left -= 1
         if left:
-            actions.append(self._unfilled(who, request))
+            actions.append(self._unfilled(sender, request))
         return actions
 
-    def _num_held(self, who: Who, wanted: int) -> int:
+    def _num_held(self, sender: SessionKey, wanted: int) -> int:
         """Leases that a session holds; 0, without counting, where all sessions together could have ``wanted`` more."""
         groups = self._state.groups
         if groups.num_leased + wanted <= MAX_LEASES_PER_PEER:
             return 0
-        return sum(who == (row.holder_peer, row.holder_session) for row in groups.leased())
+        return sum(sender == (row.holder_peer, row.holder_session) for row in groups.leased())
 
     def _may_grant(self, window: Window, row: TrajectoryRow, version: int) -> bool:
         state = self._state
@@ -99,13 +101,13 @@ class Leases:
         state = self._state
         return state.num_wanted_groups > 0 and window.add(version)
 
-    def _grant(self, who: Who, row: TrajectoryRow, version: int, now: float) -> list[Action]:
+    def _grant(self, sender: SessionKey, row: TrajectoryRow, version: int, now: float) -> list[Action]:
         state = self._state
-        row = state.groups.grant(row.trajectory_id, who, version)
+        row = state.groups.grant(row.trajectory_id, sender, version)
         self._deadlines[row.trajectory_id] = now + state.config.lease_s
         group = state.groups.group(row.group_id)
         grant = GrantLease(
-            to=who,
+            to=sender,
             trajectory_id=row.trajectory_id,
             epoch=row.epoch,
             group_id=row.group_id,
@@ -116,14 +118,14 @@ class Leases:
         )
         return [Save(row=row), grant]
 
-    def _unfilled(self, who: Who, request: LeaseRequest) -> Reply:
+    def _unfilled(self, sender: SessionKey, request: LeaseRequest) -> Reply:
         state = self._state
         newest = state.batches.newest_version
         if newest == 0 or request.policy_version < min(state.oldest_allowed, newest):
-            return _no_lease(who, request, "version_too_old")
+            return _no_lease(sender, request, "version_too_old")
         if state.num_wanted_groups <= 0:
-            return _no_lease(who, request, "no_prompts")
-        return _no_lease(who, request, "window_full")
+            return _no_lease(sender, request, "no_prompts")
+        return _no_lease(sender, request, "window_full")
 
     def undelivered(self, trajectory_id: int, epoch: int, reason: str) -> list[Action]:
         """A Lease could not be sent, so nobody holds it. With a ``reason`` it is a failed attempt."""
@@ -134,15 +136,17 @@ class Leases:
             return self._state.fail_attempt(row, reason)
         return [Save(row=self._state.groups.release(trajectory_id, failed=False))]
 
-    def session_started(self, who: Who) -> list[Action]:
+    def session_started(self, sender: SessionKey) -> list[Action]:
         """End the leases of the peer's former lives: no process is left that could extend them."""
+        leased = self._state.groups.leased()
         return self._end_leases(
-            row for row in self._state.groups.leased() if row.holder_peer == who.peer and row.holder_session != who.session
+            row for row in leased if row.holder_peer == sender.peer and row.holder_session != sender.session
         )
 
-    def session_ended(self, who: Who) -> list[Action]:
+    def session_ended(self, sender: SessionKey) -> list[Action]:
         """A Goodbye ends all of the sender's leases: what it did not hand back resumes elsewhere at once."""
-        return self._end_leases(row for row in self._state.groups.leased() if who == (row.holder_peer, row.holder_session))
+        leased = self._state.groups.leased()
+        return self._end_leases(row for row in leased if sender == (row.holder_peer, row.holder_session))
 
     def _end_leases(self, rows: Iterable[TrajectoryRow]) -> list[Action]:
         actions: list[Action] = []
@@ -152,14 +156,14 @@ class Leases:
             actions.append(Note(event="lease_of_former_session_ended", fields=fields))
         return actions
 
-    def on_heartbeat(self, who: Who, heartbeat: Heartbeat, now: float) -> list[Action]:
+    def on_heartbeat(self, sender: SessionKey, heartbeat: Heartbeat, now: float) -> list[Action]:
         """Renew exactly the leases that it names; a lease that it names and does not hold has ended."""
         state = self._state
         actions: list[Action] = []
         for key in heartbeat.leases:
-            row = self._held(who, key.trajectory_id, key.epoch)
+            row = self._held(sender, key.trajectory_id, key.epoch)
             if row is None:
-                actions.append(_ended(who, key.trajectory_id, key.epoch, "not held by this session"))
+                actions.append(_ended(sender, key.trajectory_id, key.epoch, "not held by this session"))
             else:
                 self._deadlines[row.trajectory_id] = now + state.config.lease_s
         newest = state.batches.newest
@@ -168,7 +172,7 @@ class Leases:
             weights_endpoint=newest.endpoint if newest is not None else "",
             stopping=bool(state.stop_reason) or state.finished,
         )
-        return [*actions, Reply(to=who, message=pulse)]
+        return [*actions, Reply(to=sender, message=pulse)]
 
     def expire(self, now: float) -> list[Action]:
         """End leases whose deadline has passed: their trajectories resume elsewhere.
@@ -202,43 +206,44 @@ class Leases:
 
     # --- episodes ---------------------------------------------------------------------------------------------------------
 
-    def on_chunk(self, who: Who, chunk: Chunk) -> list[Action]:
+    def on_chunk(self, sender: SessionKey, chunk: Chunk) -> list[Action]:
         state = self._state
         if self._is_finished(chunk.trajectory_id, chunk.epoch):
             return []  # delivered again after a broker restart
-        row = self._held(who, chunk.trajectory_id, chunk.epoch)
+        row = self._held(sender, chunk.trajectory_id, chunk.epoch)
         if row is None:
-            return [_ended(who, chunk.trajectory_id, chunk.epoch, "not held by this session")]
+            return [_ended(sender, chunk.trajectory_id, chunk.epoch, "not held by this session")]
         end = chunk.offset + chunk.num_tokens
         if row.lease_start <= chunk.offset and end <= row.num_tokens:
             return []  # delivered again after a broker restart
         if chunk.offset != row.num_tokens:
             return self._refuse(
-                who, row, "chunk", f"gap: offset is {chunk.offset}, {row.num_tokens} tokens are acknowledged"
+                sender, row, "chunk", f"gap: offset is {chunk.offset}, {row.num_tokens} tokens are acknowledged"
             )
         if end > state.config.max_tokens:
-            return self._refuse(who, row, "chunk", f"{end} tokens, {state.config.max_tokens} allowed (sampling.max_tokens)")
+            reason = f"{end} tokens, {state.config.max_tokens} allowed (sampling.max_tokens)"
+            return self._refuse(sender, row, "chunk", reason)
         try:
             actions = action_tokens(chunk, state.batches.newest_version)
         except ValueError as error:
-            return self._refuse(who, row, "chunk", str(error))
+            return self._refuse(sender, row, "chunk", str(error))
         return [Save(row=state.groups.append(chunk, actions)), AppendChunk(chunk=chunk)]
 
-    def on_finish(self, who: Who, finish: Finish) -> list[Action]:
+    def on_finish(self, sender: SessionKey, finish: Finish) -> list[Action]:
         state = self._state
         if self._is_finished(finish.trajectory_id, finish.epoch):
             return []  # delivered again after a broker restart
-        row = self._held(who, finish.trajectory_id, finish.epoch)
+        row = self._held(sender, finish.trajectory_id, finish.epoch)
         if row is None:
-            return [_ended(who, finish.trajectory_id, finish.epoch, "not held by this session")]
+            return [_ended(sender, finish.trajectory_id, finish.epoch, "not held by this session")]
         if finish.num_tokens != row.num_tokens:
             reason = f"num_tokens is {finish.num_tokens}, {row.num_tokens} tokens are acknowledged"
-            return self._refuse(who, row, "finish", reason)
+            return self._refuse(sender, row, "finish", reason)
         if row.num_action_tokens == 0:
-            return self._refuse(who, row, "finish", "it has no action token: there is nothing to train on")
+            return self._refuse(sender, row, "finish", "it has no action token: there is nothing to train on")
         if len(finish.turn_rewards) != row.num_turns:
             reason = f"{len(finish.turn_rewards)} turn_rewards for {row.num_turns} action turns"
-            return self._refuse(who, row, "finish", reason)
+            return self._refuse(sender, row, "finish", reason)
         actions = saves(state.groups.finish(finish))
         group = state.groups.group(row.group_id)
         if group.status == "complete" and group.split == "train":
@@ -248,10 +253,10 @@ class Leases:
             actions.append(Note(event="group_complete", fields=fields))
         return [*actions, *state.close_evaluation()]
 
-    def on_release(self, who: Who, release: Release) -> list[Action]:
-        row = self._held(who, release.trajectory_id, release.epoch)
+    def on_release(self, sender: SessionKey, release: Release) -> list[Action]:
+        row = self._held(sender, release.trajectory_id, release.epoch)
         if row is None:
-            return [_ended(who, release.trajectory_id, release.epoch, "not held by this session")]
+            return [_ended(sender, release.trajectory_id, release.epoch, "not held by this session")]
         if release.failed:
             return self._state.fail_attempt(row, release.reason)
         return [Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
@@ -261,24 +266,24 @@ class Leases:
         row = self._state.groups.trajectory(trajectory_id)
         return row is not None and row.status == "finished" and row.epoch == epoch
 
-    def _held(self, who: Who, trajectory_id: int, epoch: int) -> TrajectoryRow | None:
+    def _held(self, sender: SessionKey, trajectory_id: int, epoch: int) -> TrajectoryRow | None:
         """The trajectory if this session holds it in this epoch."""
         row = self._state.groups.trajectory(trajectory_id)
         if row is None or row.status != "leased" or row.epoch != epoch:
             return None
-        return row if who == (row.holder_peer, row.holder_session) else None
+        return row if sender == (row.holder_peer, row.holder_session) else None
 
-    def _refuse(self, who: Who, row: TrajectoryRow, message_type: str, reason: str) -> list[Action]:
+    def _refuse(self, sender: SessionKey, row: TrajectoryRow, message_type: str, reason: str) -> list[Action]:
         """What the holder sent cannot be accepted: a failed attempt, and the lease ends."""
         text = f"trajectory {row.trajectory_id}: {reason}"
-        refused = Reply(to=who, message=Refused(reason=text, message_type=message_type))
-        return [refused, _ended(who, row.trajectory_id, row.epoch, reason), *self._state.fail_attempt(row, text)]
+        refused = Reply(to=sender, message=Refused(reason=text, message_type=message_type))
+        return [refused, _ended(sender, row.trajectory_id, row.epoch, reason), *self._state.fail_attempt(row, text)]
 
 
-def _ended(who: Who, trajectory_id: int, epoch: int, reason: str) -> Reply:
-    return Reply(to=who, message=LeaseEnded(trajectory_id=trajectory_id, epoch=epoch, reason=reason))
+def _ended(sender: SessionKey, trajectory_id: int, epoch: int, reason: str) -> Reply:
+    return Reply(to=sender, message=LeaseEnded(trajectory_id=trajectory_id, epoch=epoch, reason=reason))
 
 
-def _no_lease(who: Who, request: LeaseRequest, reason: NoLeaseReason) -> Reply:
+def _no_lease(sender: SessionKey, request: LeaseRequest, reason: NoLeaseReason) -> Reply:
     retry_s = RETRY_SOON_S if reason in ("window_full", "version_too_old", "not_serving") else RETRY_LATER_S
-    return Reply(to=who, message=NoLease(request_id=request.request_id, reason=reason, retry_s=retry_s))
+    return Reply(to=sender, message=NoLease(request_id=request.request_id, reason=reason, retry_s=retry_s))

@@ -34,7 +34,7 @@ from protocol.messages import (
     Trained,
     Welcome,
 )
-from services.broker.ledger.actions import Action, Note, Reply, Who
+from services.broker.ledger.actions import Action, Note, Reply, SessionKey
 from services.broker.ledger.fencing import Peer, Peers, PlaceTaken, SessionRefused
 from services.broker.ledger.fleet import Fleet
 from services.broker.ledger.leases import Leases
@@ -58,20 +58,20 @@ class Ledger:
         self.state = State(config, contents)
         run = contents.run
         self.fleet = Fleet()
-        self.peers = Peers(now, Who(run.learner_peer, run.learner_session) if run.learner_session else None)
+        self.peers = Peers(now, SessionKey(run.learner_peer, run.learner_session) if run.learner_session else None)
         self.leases = Leases(self.state, now)
         self.training = Training(self.state, self.leases, now)
 
     def on_hello(self, hello: Hello, now: float) -> list[Action]:
         """First message of a session, or of a connection. The answer is Welcome or Refused: fatal, or to be tried again."""
         self.peers.listen(now)
-        who = Who(hello.peer, hello.session)
+        sender = SessionKey(hello.peer, hello.session)
         if hello.protocol_version != PROTOCOL_VERSION:
             reason = (
                 f"hello: protocol_version is {hello.protocol_version}, this broker speaks {PROTOCOL_VERSION}: "
                 "run the same release everywhere"
             )
-            return [_refused(who, reason, "hello", fatal=True)]
+            return [_refused(sender, reason, "hello", fatal=True)]
         if hello.fingerprint and hello.fingerprint != self.state.config.fingerprint:
             # Before it has a session: another run's process must not take the place of one of this run's.
             reason = (
@@ -79,25 +79,25 @@ class Ledger:
                 f"{hello.fingerprint}): run.seed, the model directory's name, [environment], [sampling] and [batch] must be "
                 "the same everywhere; or is this the broker of another run on the same port?"
             )
-            return [_refused(who, reason, "hello", fatal=True)]
-        is_new = self.peers.get(who) is None
+            return [_refused(sender, reason, "hello", fatal=True)]
+        is_new = self.peers.get(sender) is None
         try:
-            replaced = self.peers.hello(who, hello.role, hello.first_seq, now)
+            replaced = self.peers.hello(sender, hello.role, hello.first_seq, now)
         except SessionRefused as error:
-            return [_refused(who, f"hello: {error}", "hello", fatal=True)]
+            return [_refused(sender, f"hello: {error}", "hello", fatal=True)]
         except PlaceTaken as error:
-            return [_refused(who, f"hello: {error}", "hello")]
+            return [_refused(sender, f"hello: {error}", "hello")]
         actions: list[Action] = [
-            Note(event="session_replaced", fields={"peer": other.peer, "session": other.session, "by": who.peer})
+            Note(event="session_replaced", fields={"peer": other.peer, "session": other.session, "by": sender.peer})
             for other in replaced
         ]
         if hello.role == "rollout":
-            actions += [*(self.fleet.begins(who.peer) if is_new else ()), *self.leases.session_started(who)]
+            actions += [*(self.fleet.begins(sender.peer) if is_new else ()), *self.leases.session_started(sender)]
         elif hello.role == "learner":
-            actions += self.state.change_run(learner_peer=who.peer, learner_session=who.session)
+            actions += self.state.change_run(learner_peer=sender.peer, learner_session=sender.session)
             if replaced:
                 self.training.session_ended()
-        actions.append(Note(event="hello", fields={"peer": who.peer, "session": who.session, "role": hello.role}))
+        actions.append(Note(event="hello", fields={"peer": sender.peer, "session": sender.session, "role": hello.role}))
         newest = self.state.batches.newest
         welcome = Welcome(
             protocol_version=PROTOCOL_VERSION,
@@ -107,26 +107,26 @@ class Ledger:
             next_batch=self.state.batches.checkpointed,
             fingerprint=self.state.config.fingerprint,
         )
-        return [*actions, Reply(to=who, message=welcome), *self._advance(now)]
+        return [*actions, Reply(to=sender, message=welcome), *self._advance(now)]
 
-    def on_message(self, who: Who, message: AnyMessage, seq: int | None, now: float) -> list[Action]:
+    def on_message(self, sender: SessionKey, message: AnyMessage, seq: int | None, now: float) -> list[Action]:
         """Any message of a session. A sequenced one is acknowledged, also when it is a duplicate or refused."""
         self.peers.listen(now)
-        peer = self.peers.get(who)
+        peer = self.peers.get(sender)
         kind = message_type(message)
         if peer is None:
-            return [_refused(who, UNKNOWN_SESSION, kind)]
+            return [_refused(sender, UNKNOWN_SESSION, kind)]
         self.peers.hear(peer, now)
         if not isinstance(message, ALLOWED[peer.role]):
-            return [_refused(who, f"{kind}: not expected from a {peer.role}", kind)]
+            return [_refused(sender, f"{kind}: not expected from a {peer.role}", kind)]
         if not isinstance(message, SEQUENCED):
             return [*self._handle(peer, message, now), *self._advance_after(message, now)]
         if seq is None:
-            return [_refused(who, f"{kind}: has no sequence number, and must arrive", kind)]
+            return [_refused(sender, f"{kind}: has no sequence number, and must arrive", kind)]
         if not peer.inbox.offer(seq):
-            return [Reply(to=who, message=Ack(next_seq=peer.inbox.next_seq))]
+            return [Reply(to=sender, message=Ack(next_seq=peer.inbox.next_seq))]
         actions = self._handle(peer, message, now)
-        ack = Reply(to=who, message=Ack(next_seq=peer.inbox.committed()))
+        ack = Reply(to=sender, message=Ack(next_seq=peer.inbox.committed()))
         return [*actions, ack, *self._advance_after(message, now)]
 
     def on_undelivered(self, trajectory_id: int, epoch: int, reason: str, now: float) -> list[Action]:
@@ -137,10 +137,10 @@ class Ledger:
         """Time has passed: leases expire, silent peers are forgotten, a waiting learner hears what it waits for."""
         self.peers.listen(now)
         gone: list[Action] = []
-        for who in self.peers.prune(now):
+        for sender in self.peers.prune(now):
             gone += [
-                Note(event="peer_forgotten", fields={"peer": who.peer}),
-                *self.fleet.changes(who.peer, "gone", "silent"),
+                Note(event="peer_forgotten", fields={"peer": sender.peer}),
+                *self.fleet.changes(sender.peer, "gone", "silent"),
             ]
         return [*self.leases.expire(now), *gone, *self._advance(now)]
 
@@ -157,57 +157,57 @@ class Ledger:
         return status_of(self.state, self.peers, self.fleet, self.training, now)
 
     def _handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
-        who = peer.who
+        sender = peer.key
         match message:
             case LeaseRequest():
                 peer.policy_version = message.policy_version
-                is_serving = self.fleet.state(who.peer) == "serving"
-                return self.leases.on_lease_request(who, message, now, is_serving=is_serving)
+                is_serving = self.fleet.state(sender.peer) == "serving"
+                return self.leases.on_lease_request(sender, message, now, is_serving=is_serving)
             case Chunk():
-                return self.leases.on_chunk(who, message)
+                return self.leases.on_chunk(sender, message)
             case Finish():
-                return self.leases.on_finish(who, message)
+                return self.leases.on_finish(sender, message)
             case Release():
-                return self.leases.on_release(who, message)
+                return self.leases.on_release(sender, message)
             case Heartbeat() if peer.role == "learner":
                 return []  # It says only that it lives.
             case Heartbeat():
-                self.peers.heartbeat(who, message)
-                changes = self.fleet.changes(who.peer, message.status, "heartbeat")
-                return [*changes, *self.leases.on_heartbeat(who, message, now)]
+                self.peers.heartbeat(sender, message)
+                changes = self.fleet.changes(sender.peer, message.status, "heartbeat")
+                return [*changes, *self.leases.on_heartbeat(sender, message, now)]
             case Goodbye():
                 return self._on_goodbye(peer, message)
             case StatusRequest():
-                return [Reply(to=who, message=Status(status=self.status(now)))]
+                return [Reply(to=sender, message=Status(status=self.status(now)))]
             case StopRequest():
-                return self.state.stop(f"stopped by {who.peer}: {message.reason}")
+                return self.state.stop(f"stopped by {sender.peer}: {message.reason}")
             case _:
-                return self._handle_learners(who, message, now)
+                return self._handle_learners(sender, message, now)
 
-    def _handle_learners(self, who: Who, message: Message, now: float) -> list[Action]:
+    def _handle_learners(self, sender: SessionKey, message: Message, now: float) -> list[Action]:
         match message:
             case BatchRequest():
-                return self.training.on_batch_request(who, message)
+                return self.training.on_batch_request(sender, message)
             case Published():
-                return self.training.on_published(who, message)
+                return self.training.on_published(sender, message)
             case Trained():
-                return self.training.on_trained(who, message, now)
+                return self.training.on_trained(sender, message, now)
             case Checkpointed():
-                return self.training.on_checkpointed(who, message)
+                return self.training.on_checkpointed(sender, message)
             case Resume():
-                return self.training.on_resume(who, message)
+                return self.training.on_resume(sender, message)
             case _:
                 raise AssertionError(f"{message_type(message)} is allowed and not handled")
 
     def _on_goodbye(self, peer: Peer, goodbye: Goodbye) -> list[Action]:
         """Its leases and its place are free at once."""
-        self.peers.leave(peer.who)
-        fields = {"peer": peer.who.peer, "session": peer.who.session, "role": peer.role, "reason": goodbye.reason}
+        self.peers.leave(peer.key)
+        fields = {"peer": peer.key.peer, "session": peer.key.session, "role": peer.role, "reason": goodbye.reason}
         if peer.role == "learner":
             self.training.session_ended()
             return [*self.state.change_run(learner_peer="", learner_session=""), Note(event="goodbye", fields=fields)]
-        ended: list[Action] = [*self.leases.session_ended(peer.who), Note(event="goodbye", fields=fields)]
-        return [*self.fleet.changes(peer.who.peer, "gone", goodbye.reason or "goodbye"), *ended]
+        ended: list[Action] = [*self.leases.session_ended(peer.key), Note(event="goodbye", fields=fields)]
+        return [*self.fleet.changes(peer.key.peer, "gone", goodbye.reason or "goodbye"), *ended]
 
     def _advance_after(self, message: Message, now: float) -> list[Action]:
         """Frequent messages complete no group: what they may change otherwise is seen at the next tick."""
@@ -217,5 +217,5 @@ class Ledger:
         return [*self.state.start_evaluation_if_due(), *self.training.advance(now)]
 
 
-def _refused(who: Who, reason: str, kind: str, *, fatal: bool = False) -> Reply:
-    return Reply(to=who, message=Refused(reason=reason, message_type=kind, fatal=fatal))
+def _refused(sender: SessionKey, reason: str, kind: str, *, fatal: bool = False) -> Reply:
+    return Reply(to=sender, message=Refused(reason=reason, message_type=kind, fatal=fatal))

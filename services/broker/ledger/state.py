@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from protocol.messages import LeaseEnded
-from services.broker.ledger.actions import Action, Note, Reply, Save, Who, WriteMetrics
+from services.broker.ledger.actions import Action, Note, Reply, Save, SessionKey, WriteMetrics
 from services.broker.ledger.admission import Admission, Window
 from services.broker.ledger.batch_order import Batches
 from services.broker.ledger.evaluations import Evaluations
@@ -199,7 +199,7 @@ def saves(rows: Sequence[Row]) -> list[Action]:
 def lease_ended(row: TrajectoryRow, reason: str) -> Reply:
     """Tell the holder of a leased trajectory that its lease has ended."""
     message = LeaseEnded(trajectory_id=row.trajectory_id, epoch=row.epoch, reason=reason)
-    return Reply(to=Who(row.holder_peer, row.holder_session), message=message)
+    return Reply(to=SessionKey(row.holder_peer, row.holder_session), message=message)
 
 
 def evaluation_note(row: EvaluationRow) -> Note:

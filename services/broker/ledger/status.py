@@ -48,8 +48,8 @@ def _learner(peers: Peers, now: float) -> dict[str, Any]:
     waiting = peers.turned_away
     waits = waiting is not None and now - waiting[1] < LEARNER_LEASE_S
     return {
-        "learner": None if holder is None else holder.who.peer,
-        "learner_session": None if holder is None else holder.who.session,
+        "learner": None if holder is None else holder.key.peer,
+        "learner_session": None if holder is None else holder.key.session,
         "learner_silent_s": None if holder is None else now - holder.last_seen,
         "learner_waiting": waiting[0].session if waiting is not None and waits else None,
     }
@@ -67,10 +67,10 @@ def groups_by_state(state: State) -> dict[str, int]:
 
 
 def _rollout(state: State, peer: Peer, fleet: Fleet, now: float) -> dict[str, Any]:
-    leases = sum(1 for row in state.groups.leased() if row.holder_peer == peer.who.peer)
+    leases = sum(1 for row in state.groups.leased() if row.holder_peer == peer.key.peer)
     return {
-        "peer": peer.who.peer,
-        "status": fleet.state(peer.who.peer),
+        "peer": peer.key.peer,
+        "status": fleet.state(peer.key.peer),
         "policy_version": peer.policy_version,
         "leases": leases,
         "silent_s": now - peer.last_seen,

@@ -16,7 +16,7 @@ from protocol.messages import (
     Resume,
     Trained,
 )
-from services.broker.ledger.actions import Action, Announce, DeliverBatch, Note, Reply, Save, Who, WriteMetrics
+from services.broker.ledger.actions import Action, Announce, DeliverBatch, Note, Reply, Save, SessionKey, WriteMetrics
 from services.broker.ledger.admission import Choice
 from services.broker.ledger.leases import Leases
 from services.broker.ledger.state import State, saves
@@ -32,7 +32,7 @@ class Training:
     def __init__(self, state: State, leases: Leases, now: float) -> None:
         self._state = state
         self._leases = leases
-        self._waiting: tuple[Who, BatchRequest] | None = None
+        self._waiting: tuple[SessionKey, BatchRequest] | None = None
         self._last_pending = now - PENDING_INTERVAL_S
         self._last_trained_at: float | None = None
         self._quiet_since = now
@@ -46,12 +46,12 @@ class Training:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def on_published(self, who: Who, published: Published) -> list[Action]:
+    def on_published(self, sender: SessionKey, published: Published) -> list[Action]:
         state = self._state
         try:
             rows = state.batches.publish(published)
         except ValueError as error:
-            return [_refuse(who, f"published: {error}", "published")]
+            return [_refuse(sender, f"published: {error}", "published")]
         if not rows:
             return []
         fields = {"policy_version": published.policy_version, "trained_batches": published.trained_batches}
@@ -60,13 +60,13 @@ class Training:
         )
         return [*saves(rows), Note(event="version_published", fields=fields), Announce(message=pulse), *self._sweep()]
 
-    def on_trained(self, who: Who, trained: Trained, now: float) -> list[Action]:
+    def on_trained(self, sender: SessionKey, trained: Trained, now: float) -> list[Action]:
         state = self._state
         again = state.batches.was_trained(trained.index)
         try:
             rows = state.batches.train(trained)
         except ValueError as error:
-            return [_refuse(who, f"trained: {error}", "trained")]
+            return [_refuse(sender, f"trained: {error}", "trained")]
         if not rows:
             return []
         batch = state.batches.batch(trained.index)
@@ -91,21 +91,21 @@ class Training:
         fields = {"batch": trained.index, "reward": line.get("train/reward"), "lag": line.get("lag/mean"), "again": again}
         return [*saves(rows), WriteMetrics(line=line), Note(event="batch_trained", fields=fields)]
 
-    def on_checkpointed(self, who: Who, checkpointed: Checkpointed) -> list[Action]:
+    def on_checkpointed(self, sender: SessionKey, checkpointed: Checkpointed) -> list[Action]:
         try:
             rows = self._state.batches.checkpoint(checkpointed)
         except ValueError as error:
-            return [_refuse(who, f"checkpointed: {error}", "checkpointed")]
+            return [_refuse(sender, f"checkpointed: {error}", "checkpointed")]
         return [*saves(rows), *(Note(event="batches_checkpointed", fields=msgspec.to_builtins(row)) for row in rows)]
 
-    def on_resume(self, who: Who, resume: Resume) -> list[Action]:
+    def on_resume(self, sender: SessionKey, resume: Resume) -> list[Action]:
         try:
             self._state.batches.check_resume(resume.next_batch)
         except ValueError as error:
-            return [_refuse(who, str(error), "resume")]
+            return [_refuse(sender, str(error), "resume")]
         return [Note(event="learner_resumed", fields={"next_batch": resume.next_batch})]
 
-    def on_batch_request(self, who: Who, request: BatchRequest) -> list[Action]:
+    def on_batch_request(self, sender: SessionKey, request: BatchRequest) -> list[Action]:
         """An assembled batch is delivered at once; a request for the next one waits (see ``advance``)."""
         batches = self._state.batches
         if request.index > batches.num_assembled or request.index < batches.checkpointed:
@@ -113,11 +113,11 @@ class Training:
                 f"batch_request: index is {request.index}: a checkpoint covers those below {batches.checkpointed}, "
                 f"{batches.num_assembled} is the next new one"
             )
-            return [_refuse(who, reason, "batch_request")]
+            return [_refuse(sender, reason, "batch_request")]
         if request.index < batches.num_assembled:
             self._waiting = None
-            return [DeliverBatch(to=who, index=request.index)]
-        self._waiting = (who, request)
+            return [DeliverBatch(to=sender, index=request.index)]
+        self._waiting = (sender, request)
         return []
 
     # --- after every event -------------------------------------------------------------------------------------------
@@ -126,16 +126,16 @@ class Training:
         """Answer the waiting request, if it can be: with a new batch, with the end of the run, or with what it waits for."""
         if self._waiting is None:
             return []
-        who, request = self._waiting
+        sender, request = self._waiting
         state = self._state
         if state.end_reason:
             self._waiting = None
-            return [Reply(to=who, message=EndOfRun(index=request.index, reason=state.end_reason))]
+            return [Reply(to=sender, message=EndOfRun(index=request.index, reason=state.end_reason))]
         actions = self._sweep() if not self._blocked(request) else []
         choice = self._choose() if not self._blocked(request) else Choice(group_ids=())
         if choice.group_ids:
             self._waiting = None
-            return [*actions, *self._assemble(choice.group_ids), DeliverBatch(to=who, index=request.index)]
+            return [*actions, *self._assemble(choice.group_ids), DeliverBatch(to=sender, index=request.index)]
         if now - self._last_pending >= PENDING_INTERVAL_S:
             self._last_pending = now
             pending = BatchPending(
@@ -144,7 +144,7 @@ class Training:
                 groups_needed=state.config.groups_per_batch,
                 waiting_for=self.waiting_for(),
             )
-            actions.append(Reply(to=who, message=pending))
+            actions.append(Reply(to=sender, message=pending))
         return actions
 
     def quiet_s(self, now: float) -> float:
@@ -243,6 +243,6 @@ def _finite(metrics: dict[str, float | None]) -> dict[str, float | None]:
     return {name: value if value is not None and math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def _refuse(who: Who, reason: str, message_type: str) -> Reply:
+def _refuse(sender: SessionKey, reason: str, message_type: str) -> Reply:
     """Refuse for good: a learner that contradicts the ledger cannot repair that by continuing."""
-    return Reply(to=who, message=Refused(reason=reason, message_type=message_type, fatal=True))
+    return Reply(to=sender, message=Refused(reason=reason, message_type=message_type, fatal=True))

@@ -23,7 +23,7 @@ from protocol.messages import (
     Role,
     Welcome,
 )
-from services.broker.ledger.actions import Who
+from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.fencing import Peers, SessionRefused
 from services.runtime.errors import OccupiedError, ReplacedError, ServiceError, flatten
 from services.runtime.net.peer import TURNED_AWAY_S
@@ -274,9 +274,9 @@ async def test_a_fatal_refusal_ends_the_connection_with_its_reason() -> None:
 async def test_a_replaced_process_is_recognised_by_the_brokers_own_words() -> None:
     peers = Peers(0.0)
     for session in ("old", "new"):
-        peers.hello(Who("r", session), "rollout", 0, 0.0)
+        peers.hello(SessionKey("r", session), "rollout", 0, 0.0)
     with pytest.raises(SessionRefused) as refusal:
-        peers.hello(Who("r", "old"), "rollout", 0, 1.0)
+        peers.hello(SessionKey("r", "old"), "rollout", 0, 1.0)
     async with zmq_context() as context:
         end = ScriptedEnd(context, WORK)
         client = a_client(context, WORK, end.endpoint)

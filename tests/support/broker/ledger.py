@@ -24,14 +24,23 @@ from protocol.messages import (
     Trained,
     VersionRun,
 )
-from services.broker.ledger.actions import Action, AppendChunk, DeliverBatch, GrantLease, Reply, Save, Who, WriteMetrics
+from services.broker.ledger.actions import (
+    Action,
+    AppendChunk,
+    DeliverBatch,
+    GrantLease,
+    Reply,
+    Save,
+    SessionKey,
+    WriteMetrics,
+)
 from services.broker.ledger.ledger import Ledger
 from services.broker.ledger.state import LedgerConfig
 from services.broker.store.payload import stored_chunk
 from services.broker.store.store import RowChanges, Store
 from tests.support.broker.peers import logprobs_of, tokens_of
 
-LEARNER = Who("learner", "first")
+LEARNER = SessionKey("learner", "first")
 CONFIG = LedgerConfig(
     run_id="run",
     fingerprint="f",
@@ -66,7 +75,7 @@ class LedgerHarness:
 
     def __post_init__(self) -> None:
         self.store = Store(self.path, fingerprint="f", run_id="run")
-        self._next_seq: dict[Who, int] = {}
+        self._next_seq: dict[SessionKey, int] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -79,27 +88,27 @@ class LedgerHarness:
 
     # --- events ---------------------------------------------------------------------------------------------------------
 
-    def hello(self, who: Who, role: Role = "rollout") -> list[Action]:
+    def hello(self, sender: SessionKey, role: Role = "rollout") -> list[Action]:
         """A handshake; the sequence continues at the sender's next number."""
         hello = Hello(
             protocol_version=PROTOCOL_VERSION,
             role=role,
-            peer=who.peer,
-            session=who.session,
-            first_seq=self._next_seq.get(who, 0),
+            peer=sender.peer,
+            session=sender.session,
+            first_seq=self._next_seq.get(sender, 0),
         )
         return self._carry_out(self.ledger.on_hello(hello, self.now), {})
 
-    def send(self, who: Who, message: AnyMessage, seq: int | None = None) -> list[Action]:
+    def send(self, sender: SessionKey, message: AnyMessage, seq: int | None = None) -> list[Action]:
         """A message of a session, with the scripted tokens if it is a chunk. A given ``seq`` sends one again.
 
         A rollout that asks for leases first reports that it serves.
         """
-        if isinstance(message, LeaseRequest) and self.ledger.fleet.state(who.peer) == "starting":
-            self.send(who, Heartbeat(policy_version=message.policy_version, status="serving", leases=[]))
+        if isinstance(message, LeaseRequest) and self.ledger.fleet.state(sender.peer) == "starting":
+            self.send(sender, Heartbeat(policy_version=message.policy_version, status="serving", leases=[]))
         if seq is None and isinstance(message, SEQUENCED):
-            seq = self._next_seq.get(who, 0)
-            self._next_seq[who] = seq + 1
+            seq = self._next_seq.get(sender, 0)
+            self._next_seq[sender] = seq + 1
         arrays: dict[str, Any] = {}
         if isinstance(message, Chunk):
             end = message.offset + message.num_tokens
@@ -107,7 +116,7 @@ class LedgerHarness:
                 "token_ids": tokens_of(message.trajectory_id, end)[message.offset :],
                 "logprobs": logprobs_of(message.trajectory_id, end)[message.offset :],
             }
-        return self._carry_out(self.ledger.on_message(who, message, seq, self.now), arrays)
+        return self._carry_out(self.ledger.on_message(sender, message, seq, self.now), arrays)
 
     def tick(self, seconds: float = 0.0) -> list[Action]:
         """Time passes, and the ledger hears of it every second."""
@@ -141,28 +150,30 @@ class LedgerHarness:
 
     # --- shorthands -----------------------------------------------------------------------------------------------------
 
-    def publish(self, version: int, trained_batches: int, who: Who = LEARNER) -> list[Action]:
+    def publish(self, version: int, trained_batches: int, sender: SessionKey = LEARNER) -> list[Action]:
         """The learner publishes."""
         message = Published(
             policy_version=version, endpoint="tcp://w", digest="d", num_bytes=1, trained_batches=trained_batches
         )
-        return self.send(who, message)
+        return self.send(sender, message)
 
-    def lease(self, who: Who, capacity: int = 1, version: int = 1) -> list[GrantLease]:
+    def lease(self, sender: SessionKey, capacity: int = 1, version: int = 1) -> list[GrantLease]:
         """What a rollout is granted."""
         request = LeaseRequest(request_id=0, capacity=capacity, policy_version=version)
-        return granted(self.send(who, request))
+        return granted(self.send(sender, request))
 
-    def grow(self, who: Who, lease: GrantLease, num_tokens: int, version: int, offset: int | None = None) -> list[Action]:
+    def grow(
+        self, sender: SessionKey, lease: GrantLease, num_tokens: int, version: int, offset: int | None = None
+    ) -> list[Action]:
         """The holder sends ``num_tokens`` more action tokens."""
         row = self.ledger.state.groups.trajectory(lease.trajectory_id)
         start = offset if offset is not None else row.num_tokens if row is not None else 0
-        return self.send(who, chunk(lease, start, num_tokens, version))
+        return self.send(sender, chunk(lease, start, num_tokens, version))
 
-    def finish(self, who: Who, lease: GrantLease, num_tokens: int, reward: float = 1.0) -> list[Action]:
+    def finish(self, sender: SessionKey, lease: GrantLease, num_tokens: int, reward: float = 1.0) -> list[Action]:
         """The holder says that the episode is complete."""
         return self.send(
-            who,
+            sender,
             Finish(
                 trajectory_id=lease.trajectory_id,
                 epoch=lease.epoch,
@@ -172,26 +183,26 @@ class LedgerHarness:
             ),
         )
 
-    def fail(self, who: Who, lease: GrantLease) -> list[Action]:
+    def fail(self, sender: SessionKey, lease: GrantLease) -> list[Action]:
         """The holder gives up on the episode."""
         return self.send(
-            who, Release(trajectory_id=lease.trajectory_id, epoch=lease.epoch, reason="reward timed out", failed=True)
+            sender, Release(trajectory_id=lease.trajectory_id, epoch=lease.epoch, reason="reward timed out", failed=True)
         )
 
-    def episode(self, who: Who, lease: GrantLease, version: int, reward: float = 1.0, num_tokens: int = 3) -> None:
+    def episode(self, sender: SessionKey, lease: GrantLease, version: int, reward: float = 1.0, num_tokens: int = 3) -> None:
         """A whole (rest of an) episode."""
-        self.grow(who, lease, num_tokens, version)
+        self.grow(sender, lease, num_tokens, version)
         row = self.ledger.state.groups.trajectory(lease.trajectory_id)
         assert row is not None
-        self.finish(who, lease, row.num_tokens, reward)
+        self.finish(sender, lease, row.num_tokens, reward)
 
-    def request_batch(self, index: int, version: int, who: Who = LEARNER) -> list[Action]:
+    def request_batch(self, index: int, version: int, sender: SessionKey = LEARNER) -> list[Action]:
         """The learner asks for a batch."""
-        return self.send(who, BatchRequest(index=index, policy_version=version))
+        return self.send(sender, BatchRequest(index=index, policy_version=version))
 
-    def trained(self, index: int, version: int, who: Who = LEARNER) -> list[Action]:
+    def trained(self, index: int, version: int, sender: SessionKey = LEARNER) -> list[Action]:
         """The learner has trained a batch."""
-        return self.send(who, Trained(index=index, policy_version=version, metrics={"loss": 0.25}))
+        return self.send(sender, Trained(index=index, policy_version=version, metrics={"loss": 0.25}))
 
 
 def chunk(lease: GrantLease, offset: int, num_tokens: int, version: int) -> Chunk:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from services.broker.ledger.actions import Who
+from services.broker.ledger.actions import SessionKey
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
 
-R1 = Who("r1", "a")
-R2 = Who("r2", "a")
+R1 = SessionKey("r1", "a")
+R2 = SessionKey("r2", "a")
 
 
 def harness(version: int = 1, **changes: Any) -> LedgerHarness:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from services.broker.ledger.actions import Action, GrantLease, Who
+from services.broker.ledger.actions import Action, GrantLease, SessionKey
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with, delivered
 
-R1 = Who("r1", "a")
-OPERATOR = Who("operator", "a")
+R1 = SessionKey("r1", "a")
+OPERATOR = SessionKey("operator", "a")
 
 
 def harness(**changes: Any) -> LedgerHarness:

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 from protocol.messages import Checkpointed, Resume
-from services.broker.ledger.actions import Who
+from services.broker.ledger.actions import SessionKey
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.store.reader import LEDGER_FILE
 from services.runtime.settings.run_settings import write_run_settings
 from services.runtime.settings.sections import BatchSection, Run, Settings
 from tests.support.broker.ledger import CONFIG, LEARNER, LedgerHarness
 
-FIRST, SECOND = Who("rollout-0", "a"), Who("rollout-1", "b")
+FIRST, SECOND = SessionKey("rollout-0", "a"), SessionKey("rollout-1", "b")
 NUM_BATCHES = 3
 
 
@@ -30,8 +30,8 @@ def write_small_run(directory: Path) -> None:
     )
     write_run_settings(settings)
     broker = LedgerHarness(path=directory / LEDGER_FILE)
-    for who in (FIRST, SECOND):
-        broker.hello(who)
+    for sender in (FIRST, SECOND):
+        broker.hello(sender)
     broker.hello(LEARNER, "learner")
     broker.publish(1, 0)
     _fail_a_group(broker)
@@ -89,7 +89,7 @@ def _fill(broker: LedgerHarness, version: int) -> None:
 
 def _restart_the_learner(broker: LedgerHarness, version: int) -> int:
     """Resume from the checkpoint after one batch: the first publication is the old weights under a new number."""
-    learner = Who(LEARNER.peer, LEARNER.session)
+    learner = SessionKey(LEARNER.peer, LEARNER.session)
     broker.send(learner, Resume(next_batch=1))
     broker.publish(version + 1, 1)
     broker.request_batch(1, version + 1)

@@ -2,25 +2,25 @@
 
 import pytest
 
-from services.broker.ledger.actions import Who
+from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.fencing import LEARNER_LEASE_S, MAX_PEERS, SILENT_S, Peers, PlaceTaken, SessionRefused
 
 
 def test_a_newer_session_of_a_rollout_replaces_the_older_for_good() -> None:
     peers = Peers(0.0)
-    old, new = Who("r", "1"), Who("r", "2")
+    old, new = SessionKey("r", "1"), SessionKey("r", "2")
     assert peers.hello(old, "rollout", 0, 0.0) == []
-    assert peers.hello(Who("other", "1"), "rollout", 0, 0.0) == []
+    assert peers.hello(SessionKey("other", "1"), "rollout", 0, 0.0) == []
     assert peers.hello(new, "rollout", 0, 1.0) == [old]
     assert peers.get(old) is None
     with pytest.raises(SessionRefused, match="session 1 of r was replaced by a newer one"):
         peers.hello(old, "rollout", 0, 2.0)
 
 
-A, B = Who("learner", "a"), Who("learner", "b")
+A, B = SessionKey("learner", "a"), SessionKey("learner", "b")
 
 
-def pass_time(peers: Peers, begin: float, end: float, *, speaking: Who | None = None) -> None:
+def pass_time(peers: Peers, begin: float, end: float, *, speaking: SessionKey | None = None) -> None:
     """The broker listens, and hears ``speaking`` four times a second."""
     now = begin
     while now < end:
@@ -39,7 +39,7 @@ def test_a_second_learner_is_told_which_one_has_the_run_while_that_one_lives() -
     reason = r"session a \(learner\) has this run and was heard 1.5 s ago.*says nothing for 5 s"
     with pytest.raises(PlaceTaken, match=reason):
         peers.hello(B, "learner", 0, 61.5)
-    assert [peer.who for peer in peers.of_role("learner")] == [A]
+    assert [peer.key for peer in peers.of_role("learner")] == [A]
     assert peers.turned_away == (B, 61.5)
     assert peers.get(B) is None
 
@@ -61,9 +61,9 @@ def test_a_learner_that_is_silent_for_a_lease_is_replaced_for_good(silent_s: flo
 
 def test_there_is_one_learner_whatever_its_name() -> None:
     peers = Peers(0.0)
-    peers.hello(Who("learner-0", "1"), "learner", 0, 0.0)
+    peers.hello(SessionKey("learner-0", "1"), "learner", 0, 0.0)
     with pytest.raises(PlaceTaken):
-        peers.hello(Who("learner-1", "1"), "learner", 0, 0.0)
+        peers.hello(SessionKey("learner-1", "1"), "learner", 0, 0.0)
 
 
 def test_time_in_which_the_broker_did_not_listen_does_not_count_against_the_learner() -> None:
@@ -98,39 +98,39 @@ def test_the_learner_of_the_last_broker_comes_back_before_another_one() -> None:
 
 def test_operators_do_not_disturb_each_other() -> None:
     peers = Peers(0.0)
-    assert peers.hello(Who("operator", "1"), "operator", 0, 0.0) == []
-    assert peers.hello(Who("operator", "2"), "operator", 0, 0.0) == []
+    assert peers.hello(SessionKey("operator", "1"), "operator", 0, 0.0) == []
+    assert peers.hello(SessionKey("operator", "2"), "operator", 0, 0.0) == []
     assert len(peers.of_role("operator")) == 2
 
 
 def test_a_repeated_hello_of_one_session_keeps_its_place_in_the_sequence() -> None:
     peers = Peers(0.0)
-    who = Who("r", "1")
-    peers.hello(who, "rollout", 7, 0.0)
-    peer = peers.get(who)
+    sender = SessionKey("r", "1")
+    peers.hello(sender, "rollout", 7, 0.0)
+    peer = peers.get(sender)
     assert peer is not None
     assert peer.inbox.offer(7)
-    peers.hello(who, "rollout", 7, 1.0)
+    peers.hello(sender, "rollout", 7, 1.0)
     assert not peer.inbox.offer(7)
-    assert peers.get(who) is peer
+    assert peers.get(sender) is peer
 
 
 def test_silent_rollouts_and_operators_are_forgotten_and_a_silent_learner_is_not() -> None:
     peers = Peers(0.0)
-    peers.hello(Who("r", "1"), "rollout", 0, 0.0)
-    peers.hello(Who("l", "1"), "learner", 0, 0.0)
-    peers.hello(Who("fresh", "1"), "rollout", 0, SILENT_S)
+    peers.hello(SessionKey("r", "1"), "rollout", 0, 0.0)
+    peers.hello(SessionKey("l", "1"), "learner", 0, 0.0)
+    peers.hello(SessionKey("fresh", "1"), "rollout", 0, SILENT_S)
     assert peers.prune(SILENT_S) == []
-    assert peers.prune(SILENT_S + 1) == [Who("r", "1")]
-    assert peers.hello(Who("r", "1"), "rollout", 3, SILENT_S + 2) == [], "it may come back"
+    assert peers.prune(SILENT_S + 1) == [SessionKey("r", "1")]
+    assert peers.hello(SessionKey("r", "1"), "rollout", 3, SILENT_S + 2) == [], "it may come back"
 
 
 def test_the_number_of_peers_is_bounded() -> None:
     peers = Peers(0.0)
     for number in range(MAX_PEERS):
-        peers.hello(Who(f"r{number}", "1"), "rollout", 0, 0.0)
+        peers.hello(SessionKey(f"r{number}", "1"), "rollout", 0, 0.0)
     with pytest.raises(SessionRefused, match="4096 allowed"):
-        peers.hello(Who("one more", "1"), "rollout", 0, 0.0)
+        peers.hello(SessionKey("one more", "1"), "rollout", 0, 0.0)
 
 
 def test_a_learner_that_speaks_to_a_restarted_broker_before_its_hello_counts_as_alive() -> None:

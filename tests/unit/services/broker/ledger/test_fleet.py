@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from protocol.messages import Goodbye, Heartbeat, LeaseRequest, NoLease
 from protocol.messages.work import RolloutStatus
-from services.broker.ledger.actions import Action, Note, Who
+from services.broker.ledger.actions import Action, Note, SessionKey
 from services.broker.ledger.fencing import SILENT_S
 from services.broker.ledger.fleet import NEXT, STATES, Fleet
 from tests.support.broker.ledger import LEARNER, LedgerHarness, granted, replies
 
-R = Who("r", "a")
+R = SessionKey("r", "a")
 STATUSES = get_args(RolloutStatus)
 
 
@@ -40,7 +40,7 @@ def test_each_change_is_logged_once_with_both_states() -> None:
     for status in ("starting", "verifying", "serving", "serving", "quarantined", "serving", "draining", "draining"):
         seen += transitions(world.send(R, says(status)))
     seen += transitions(world.send(R, Goodbye(reason="drained")))
-    seen += transitions(world.hello(Who("r", "b")))
+    seen += transitions(world.hello(SessionKey("r", "b")))
     path = ["starting", "verifying", "serving", "quarantined", "serving", "draining", "gone", "starting"]
     assert seen == [(former, state, "info") for former, state in zip([None, *path], path, strict=False)]
 

@@ -26,7 +26,7 @@ from protocol.messages import (
     Release,
     Resume,
 )
-from services.broker.ledger.actions import Action, GrantLease, Who
+from services.broker.ledger.actions import Action, GrantLease, SessionKey
 from services.broker.ledger.fencing import LEARNER_LEASE_S
 from services.broker.ledger.ledger import Ledger
 from tests.support.broker.ledger import LedgerHarness, chunk, config_with, delivered, replies
@@ -63,7 +63,7 @@ def durable_state(ledger: Ledger) -> dict[str, object]:
 class Rollout:
     """What a rollout believes; ``lost`` are leases that it has lost and was not yet told about."""
 
-    who: Who
+    key: SessionKey
     version: int = 0
     leases: list[GrantLease] = field(default_factory=list)
     sent: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -74,8 +74,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.harness = LedgerHarness(CONFIG)
-        self.rollouts = [Rollout(Who(f"r{index}", "0")) for index in range(3)]
-        self.learner = Who("learner", "0")
+        self.rollouts = [Rollout(SessionKey(f"r{index}", "0")) for index in range(3)]
+        self.learner = SessionKey("learner", "0")
         self.lives = 0
         self.version = 0
         self.position = 0
@@ -87,7 +87,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         for rollout in self.rollouts:
-            self.harness.hello(rollout.who)
+            self.harness.hello(rollout.key)
         self.learner_starts(self.learner)
 
     # --- rollouts ---------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 2), capacity=st.integers(1, 6))
     def lease(self, index: int, capacity: int) -> None:
         rollout = self.rollouts[index]
-        for grant in self.harness.lease(rollout.who, capacity, rollout.version):
+        for grant in self.harness.lease(rollout.key, capacity, rollout.version):
             assert (grant.trajectory_id, grant.epoch) not in self.epochs, "two writers of one trajectory"
             self.epochs.add((grant.trajectory_id, grant.epoch))
             assert grant.num_tokens == self.acknowledged.get(grant.trajectory_id, 0)
@@ -118,7 +118,7 @@ class LedgerMachine(RuleBasedStateMachine):
         offset = rollout.sent[key]
         if offset + num_tokens > CONFIG.max_tokens:
             return
-        actions = self.harness.send(rollout.who, chunk(lease, offset, num_tokens, rollout.version))
+        actions = self.harness.send(rollout.key, chunk(lease, offset, num_tokens, rollout.version))
         if self.accepted(actions):
             rollout.sent[key] += num_tokens
             self.acknowledged[lease.trajectory_id] = offset + num_tokens
@@ -139,7 +139,7 @@ class LedgerMachine(RuleBasedStateMachine):
             if lease in rollout.leases:
                 rollout.leases.remove(lease)
                 length = rollout.sent[lease.trajectory_id, lease.epoch]
-                self.harness.finish(rollout.who, lease, length, float(lease.trajectory_id % 2))
+                self.harness.finish(rollout.key, lease, length, float(lease.trajectory_id % 2))
 
     @rule(index=st.integers(0, 2), num_batches=st.integers(1, 2))
     def work_and_train(self, index: int, num_batches: int) -> None:
@@ -154,7 +154,7 @@ class LedgerMachine(RuleBasedStateMachine):
         rollout.leases.remove(lease)
         length = rollout.sent[lease.trajectory_id, lease.epoch]
         if length:
-            self.harness.finish(rollout.who, lease, length, reward)
+            self.harness.finish(rollout.key, lease, length, reward)
 
     @precondition(lambda self: any(rollout.leases for rollout in self.rollouts))
     @rule(pick=st.integers(0, 1000), failed=st.booleans())
@@ -162,7 +162,7 @@ class LedgerMachine(RuleBasedStateMachine):
         rollout, lease = self.pick(pick)
         rollout.leases.remove(lease)
         message = Release(trajectory_id=lease.trajectory_id, epoch=lease.epoch, reason="r", failed=failed)
-        self.harness.send(rollout.who, message)
+        self.harness.send(rollout.key, message)
 
     @rule(index=st.integers(0, 2))
     def an_episode_fails_twice(self, index: int) -> None:
@@ -171,7 +171,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for _ in range(2):
             self.lease(index, 1)
             if rollout.leases:
-                self.harness.fail(rollout.who, rollout.leases.pop())
+                self.harness.fail(rollout.key, rollout.leases.pop())
 
     @precondition(lambda self: any(rollout.sent for rollout in self.rollouts))
     @rule(pick=st.integers(0, 1000), offset=st.integers(0, 8), num_tokens=st.integers(1, 8))
@@ -189,7 +189,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if lease is not None and offset < lease.num_tokens:
             return  # that would be a new chunk in the wrong place, which ends the lease
         old = GrantLease(
-            to=rollout.who,
+            to=rollout.key,
             trajectory_id=trajectory_id,
             epoch=epoch,
             group_id=0,
@@ -199,22 +199,22 @@ class LedgerMachine(RuleBasedStateMachine):
             num_tokens=0,
         )
         before = durable_state(self.harness.restored())
-        self.harness.send(rollout.who, chunk(old, offset, num_tokens, 1))
+        self.harness.send(rollout.key, chunk(old, offset, num_tokens, 1))
         assert durable_state(self.harness.restored()) == before
 
     @rule(index=st.integers(0, 2))
     def heartbeat(self, index: int) -> None:
         rollout = self.rollouts[index]
         keys = [LeaseKey(lease.trajectory_id, lease.epoch) for lease in rollout.leases]
-        actions = self.harness.send(rollout.who, Heartbeat(policy_version=rollout.version, status="serving", leases=keys))
+        actions = self.harness.send(rollout.key, Heartbeat(policy_version=rollout.version, status="serving", leases=keys))
         ended = {(end.trajectory_id, end.epoch) for end in replies(actions, LeaseEnded)}
         rollout.leases = [lease for lease in rollout.leases if (lease.trajectory_id, lease.epoch) not in ended]
 
     @rule(index=st.integers(0, 2))
     def rollout_is_killed(self, index: int) -> None:
         self.lives += 1
-        self.rollouts[index] = Rollout(Who(f"r{index}", f"{self.lives}"))
-        self.harness.hello(self.rollouts[index].who)
+        self.rollouts[index] = Rollout(SessionKey(f"r{index}", f"{self.lives}"))
+        self.harness.hello(self.rollouts[index].key)
 
     # --- time and the broker ------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def broker_is_killed(self) -> None:
         self.harness.restart()
         for rollout in self.rollouts:
-            self.harness.hello(rollout.who)
+            self.harness.hello(rollout.key)
         self.harness.hello(self.learner, "learner")
 
     # --- the learner --------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def a_second_learner_is_turned_away(self) -> None:
         self.harness.send(self.learner, Heartbeat(policy_version=self.version, status="serving", leases=[]))
         before = durable_state(self.harness.ledger)
-        (refused,) = replies(self.harness.hello(Who("learner", "second"), "learner"), Refused)
+        (refused,) = replies(self.harness.hello(SessionKey("learner", "second"), "learner"), Refused)
         assert not refused.fatal
         assert durable_state(self.harness.ledger) == before
         assert durable_state(self.harness.restored()) == before
@@ -279,12 +279,12 @@ class LedgerMachine(RuleBasedStateMachine):
             WEATHER["lease expired"] += len(replies(self.harness.tick(LEARNER_LEASE_S), LeaseEnded))
         self.lives += 1
         self.position = self.checkpoint
-        self.learner_starts(Who("learner", f"{self.lives}"))
+        self.learner_starts(SessionKey("learner", f"{self.lives}"))
 
-    def learner_starts(self, who: Who) -> None:
-        self.learner = who
-        self.harness.hello(who, "learner")
-        assert not replies(self.harness.send(who, Resume(next_batch=self.checkpoint)), Refused)
+    def learner_starts(self, sender: SessionKey) -> None:
+        self.learner = sender
+        self.harness.hello(sender, "learner")
+        assert not replies(self.harness.send(sender, Resume(next_batch=self.checkpoint)), Refused)
         self.publish()
 
     def publish(self) -> None:

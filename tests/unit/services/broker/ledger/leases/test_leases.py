@@ -1,7 +1,7 @@
 """What happens to a lease: renewed, lost, handed back, taken over."""
 
 from protocol.messages import Goodbye, Heartbeat, LeaseEnded, LeaseKey, LeaseRequest, Pulse, Refused, Release
-from services.broker.ledger.actions import Who
+from services.broker.ledger.actions import SessionKey
 from tests.support.broker.ledger import replies
 from tests.support.broker.ledger_leases import R1, R2, harness, tokens_at
 from tests.support.broker.peers import tokens_of
@@ -49,7 +49,7 @@ def test_a_new_session_ends_the_leases_of_the_former_one_also_after_a_broker_res
     (lease,) = world.lease(R1)
     world.grow(R1, lease, 4, 1)
     world.restart()
-    reborn = Who("r1", "b")
+    reborn = SessionKey("r1", "b")
     world.hello(reborn)
     (again,) = world.lease(reborn)
     assert (again.trajectory_id, again.epoch, again.num_tokens) == (lease.trajectory_id, 2, 4)

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.broker.ledger.actions import GrantLease, Who
+from services.broker.ledger.actions import GrantLease, SessionKey
 from services.broker.ledger.admission import Admission, Outstanding, Window
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with, delivered
 
@@ -106,25 +106,25 @@ class Fleet:
                 max_lag=max_lag, groups_per_batch=groups_per_batch, group_size=group_size, num_batches=6, lease_s=50.0
             )
         )
-        self.rollouts = [Who(f"r{index}", "s") for index in range(num_rollouts)]
+        self.rollouts = [SessionKey(f"r{index}", "s") for index in range(num_rollouts)]
         self.versions = dict.fromkeys(self.rollouts, 0)
-        self.leases: list[tuple[Who, GrantLease]] = []
+        self.leases: list[tuple[SessionKey, GrantLease]] = []
         self.version = 1
         self.index = 0
         self.lags: list[int] = []
         self.harness.hello(LEARNER, "learner")
-        for who in self.rollouts:
-            self.harness.hello(who)
+        for sender in self.rollouts:
+            self.harness.hello(sender)
         self.harness.publish(1, 0)
 
     def step(self) -> None:
         action = self.rng.choice(["update", "lease", "lease", "grow", "finish", "finish", "batch", "expire"])
-        who = self.rng.choice(self.rollouts)
+        sender = self.rng.choice(self.rollouts)
         if action == "update":
-            self.versions[who] = self.rng.randint(self.versions[who], self.version)
-        elif action == "lease" and self.versions[who]:
-            grants = self.harness.lease(who, self.rng.randint(1, 5), self.versions[who])
-            self.leases += [(who, grant) for grant in grants]
+            self.versions[sender] = self.rng.randint(self.versions[sender], self.version)
+        elif action == "lease" and self.versions[sender]:
+            grants = self.harness.lease(sender, self.rng.randint(1, 5), self.versions[sender])
+            self.leases += [(sender, grant) for grant in grants]
         elif action in ("grow", "finish") and self.leases:
             holder, lease = self.leases[self.rng.randrange(len(self.leases))]
             self.harness.grow(holder, lease, 1, self.versions[holder])
@@ -172,10 +172,10 @@ def test_without_a_learner_crash_nothing_is_dropped_and_no_run_gets_stuck(
     for _ in range(200):
         if fleet.index == state.config.num_batches:
             break
-        for who in fleet.rollouts:
-            fleet.harness.hello(who)  # It may have been silent for long enough to be forgotten.
-            fleet.versions[who] = fleet.version
-            fleet.leases += [(who, grant) for grant in fleet.harness.lease(who, 50, fleet.version)]
+        for sender in fleet.rollouts:
+            fleet.harness.hello(sender)  # It may have been silent for long enough to be forgotten.
+            fleet.versions[sender] = fleet.version
+            fleet.leases += [(sender, grant) for grant in fleet.harness.lease(sender, 50, fleet.version)]
         for holder, lease in fleet.leases:
             row = state.groups.trajectory(lease.trajectory_id)
             if row is not None and row.status == "leased" and row.epoch == lease.epoch:

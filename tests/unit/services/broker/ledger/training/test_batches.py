@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.messages import BatchPending, Goodbye
-from services.broker.ledger.actions import Who
+from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.fencing import LEARNER_LEASE_S
 from tests.support.broker.ledger import LEARNER, LedgerHarness, delivered, replies
 from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
@@ -127,7 +127,7 @@ def test_a_batch_for_a_version_that_was_never_announced_is_delivered_again_as_it
     world = batch_while_version_2_is_announced(harness())
     content = group_ids(world, 1)
     world.restart()
-    reborn = Who("learner-2", "b")
+    reborn = SessionKey("learner-2", "b")
     world.tick(LEARNER_LEASE_S)
     world.hello(reborn, "learner")
     world.publish(3, 0, reborn)
@@ -145,7 +145,7 @@ def test_a_batch_that_a_departed_learner_requested_goes_to_nobody(in_order: bool
         world.send(LEARNER, Goodbye())
     else:
         world.tick(LEARNER_LEASE_S)
-        world.hello(Who("learner", "next"), "learner")
+        world.hello(SessionKey("learner", "next"), "learner")
     generate(world, 4, 1)
     world.tick()
     status = world.ledger.status(world.now)

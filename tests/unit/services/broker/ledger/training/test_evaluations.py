@@ -42,8 +42,8 @@ def test_evaluations_follow_their_interval_and_survive_restarts() -> None:
     for index in range(5):
         generate(world, 1, version)
         world.restart()
-        for who, role in ((R1, "rollout"), (LEARNER, "learner")):
-            world.hello(who, role)  # type: ignore[arg-type]
+        for sender, role in ((R1, "rollout"), (LEARNER, "learner")):
+            world.hello(sender, role)  # type: ignore[arg-type]
         generate(world, 4, version)
         train_one(world, index, version)
         version += 1

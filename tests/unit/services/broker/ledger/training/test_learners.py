@@ -18,7 +18,7 @@ from protocol.messages import (
     Trained,
     Welcome,
 )
-from services.broker.ledger.actions import Who
+from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.fencing import LEARNER_LEASE_S
 from tests.support.broker.ledger import LEARNER, delivered, replies
 from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
@@ -34,7 +34,7 @@ def test_a_restarted_learner_gets_the_batches_since_its_checkpoint_again_and_new
     generate(world, 4, 3)
     assert delivered(world.request_batch(2, 3)) == [2]
     content = [group_ids(world, index) for index in (1, 2)]
-    reborn = Who("learner-2", "b")
+    reborn = SessionKey("learner-2", "b")
     world.tick(LEARNER_LEASE_S)
     (welcome,) = replies(world.hello(reborn, "learner"), Welcome)
     assert (welcome.next_batch, welcome.policy_version) == (1, 3)
@@ -53,7 +53,7 @@ def test_a_restarted_learner_gets_the_batches_since_its_checkpoint_again_and_new
 def test_a_former_learner_is_fenced_off_for_good() -> None:
     world = harness()
     world.tick(LEARNER_LEASE_S)
-    world.hello(Who("learner", "second"), "learner")
+    world.hello(SessionKey("learner", "second"), "learner")
     (refused,) = replies(world.request_batch(0, 1), Refused)
     assert refused.reason.startswith("unknown session")
     (fatal,) = replies(world.hello(LEARNER, "learner"), Refused)
@@ -65,7 +65,7 @@ def test_a_second_learner_changes_nothing_for_the_first_one_which_lives_while_it
     world = harness()
     generate(world, 4, 1)
     assert delivered(world.request_batch(0, 1)) == [0]
-    second = Who("learner", "second")
+    second = SessionKey("learner", "second")
     for _ in range(12):
         world.tick(1.0)
         assert world.send(LEARNER, Heartbeat(policy_version=1, status="serving", leases=[])) == []
@@ -88,7 +88,7 @@ def test_a_learner_that_says_goodbye_leaves_the_run_to_the_next_one_also_under_a
     world = harness()
     world.send(LEARNER, Goodbye())
     world.restart()
-    assert replies(world.hello(Who("learner", "second"), "learner"), Welcome)
+    assert replies(world.hello(SessionKey("learner", "second"), "learner"), Welcome)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_wrong_checkpoint_is_refused_for_good(next_batch: int, reason: str) ->
     world.send(LEARNER, Checkpointed(next_batch=1, policy_version=2))
     world.restart()
     world.tick(LEARNER_LEASE_S)
-    reborn = Who("learner", "b")
+    reborn = SessionKey("learner", "b")
     world.hello(reborn, "learner")
     (refused,) = replies(world.send(reborn, Resume(next_batch=next_batch)), Refused)
     assert refused.fatal
@@ -143,7 +143,7 @@ def test_a_process_of_another_run_takes_nobodys_place() -> None:
     assert refused.fatal
     assert f"fingerprint {world.config.fingerprint}, sent was another" in refused.reason
     assert world.ledger.peers.get(R1) is not None
-    assert world.ledger.peers.get(Who(R1.peer, "other")) is None
+    assert world.ledger.peers.get(SessionKey(R1.peer, "other")) is None
 
 
 def test_a_message_that_a_role_does_not_send_is_refused() -> None:
