@@ -11,7 +11,7 @@ Groups may be partial (members dropped as stale, or unfinished). The consequence
 - "mean" contains r_i itself, which scales the expected gradient by (G - 1) / G: half for two members, 7/8 for eight.
   Full groups share the factor; partial ones count for less. "leave_one_out" is G / (G - 1) times as large and unbiased
   for any G >= 2, without division by the deviation (``normalise_std=False``; Dr. GRPO, arXiv 2503.20783, drops it too).
-- Division by the deviation biases: std(r) comes from few rewards, r_i among them. With two members the advantages are
+- Division by the deviation is biased: std(r) comes from few rewards, r_i among them. With two members the advantages are
   +-0.71 (leave_one_out: +-1.41), however small the difference; the error falls like 1 / G.
 - No baseline repairs a group whose members are missing *because* they are long or hard: measure what is dropped.
 

@@ -72,7 +72,7 @@ class TaskSource(Protocol):
 
     @property
     def num_tasks(self) -> int | None:
-        """How many there are; None when every index from 0 up has one."""
+        """How many tasks there are; None when every index from 0 up has one."""
         ...
 
     def task(self, index: int) -> Task:

@@ -19,7 +19,7 @@ MOVED: Final = {
 
 
 class MovedModules(MetaPathFinder):
-    """Asked last, when no module of that name exists. Raises: ModuleNotFoundError for a module of ``package`` that moved."""
+    """The last import finder, asked for modules that do not exist. Raises: ModuleNotFoundError for one that has moved."""
 
     def __init__(self, package: str, moved: Mapping[str, str]) -> None:
         self._moved = {f"{package}.{old}": new for old, new in moved.items()}
@@ -32,5 +32,5 @@ class MovedModules(MetaPathFinder):
 
 
 def report_moves(package: str, moved: Mapping[str, str]) -> None:
-    """From now on the import of a ``moved`` module of ``package`` says its new name."""
+    """Make the import of each ``moved`` module of ``package`` fail with its new name."""
     sys.meta_path.append(MovedModules(package, moved))

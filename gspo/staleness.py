@@ -144,7 +144,7 @@ def mismatch_weights(
     mode: MismatchMode,
     cap: float,
 ) -> MismatchWeights:
-    """Return exp(mean(log pi_prox - mu)) per sequence, min(., cap) in mode "truncate", 0 outside [1/cap, cap] in "reject".
+    """Return exp(mean(log pi_prox - log mu)) per sequence: min(., cap) for "truncate", 0 outside [1/cap, cap] for "reject".
 
     Decoupled PPO (arXiv 2110.00641) leaves this factor outside the clip. It is length-normalised like GSPO's ratio: one cap
     serves every length, but the weight is no longer the importance weight of the whole sequence. Truncation: Ionides,
@@ -256,7 +256,7 @@ def mismatch_sums(
 class MismatchTracker:
     """Running sigma: an exponential average of the variance of the per-token mismatch on lag-0 tokens.
 
-    sigma is 0 (the paper's clip) until something has been measured; a batch without lag-0 tokens changes nothing.
+    sigma is 0 (the paper's clip) until something has been measured; a batch with fewer than 2 lag-0 tokens changes nothing.
     Give every rank the same (all-reduced) moments, so that all ranks use the same clip range.
     """
 

@@ -6,7 +6,7 @@ from protocol import limits
 
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One ROUTER/DEALER channel. High-water marks are messages per peer; ``window`` the credit of sequenced messages.
+    """One ROUTER/DEALER channel. High-water marks count messages per peer; ``window`` is the credit of sequenced messages.
 
     ``max_frame_bytes_in``: largest frame that the binding end takes; a peer that sends a larger one is disconnected.
     """

@@ -46,8 +46,8 @@ class _Claim(msgspec.Struct, frozen=True):
 
 
 _CLAIM: Final = msgspec.msgpack.Decoder(_Claim)
-# msgspec finds out what a struct's fields are when it first needs them, and two threads that do so at once end the process
-# with a segmentation fault. A decoder needs them now, while one thread imports this.
+# msgspec resolves a struct's fields at first use, and two threads that do so at once end the process with a segmentation
+# fault. Making a decoder resolves them now, while one thread imports this module.
 _PREPARED: Final = msgspec.msgpack.Decoder(_Header)
 _LARGE: Final = frozenset(str(kind.__struct_config__.tag) for kind in get_args(AnyMessage) if kind.LARGE_HEADER)
 
@@ -115,7 +115,7 @@ def _decoded(plain: object, frames: Sequence[Frame]) -> Received:
 
 
 def message_type(message: Message) -> str:
-    """The tag of a message, as it stands in errors, logs and metrics."""
+    """The tag of a message, as it appears in errors, logs and metrics."""
     return str(message.__struct_config__.tag)
 
 
@@ -139,7 +139,7 @@ def _check_header_size(message: Message, num_bytes: int) -> None:
 
 
 def _check_claim(frame: Frame) -> None:
-    """Before it is unpacked, refuse a header that is too large for what it says it is: each of its bytes could become an
+    """Refuse, before unpacking, a header that is too large for the type that it claims: each of its bytes could become an
     object of 64 bytes.
     """
     if memoryview(frame).nbytes <= limits.MAX_HEADER_BYTES:
@@ -178,7 +178,7 @@ def _header(plain: object) -> _Header:
 
 
 def _claimed_type(plain: object) -> str:
-    """What a malformed message says it is, for the error; bounded, because it comes from outside."""
+    """The type that a malformed message claims, for the error; bounded, because it comes from outside."""
     if isinstance(plain, dict) and isinstance(plain.get("m"), dict):
         claimed = plain["m"].get("type")
         return claimed[:64] if isinstance(claimed, str) else "header"

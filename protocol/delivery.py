@@ -2,8 +2,8 @@
 redelivery, duplicates. Go-back-N with a bounded window; pure (time comes in as a number), no sockets.
 
 The sender keeps every sequenced message until it is acknowledged, and sends all of them again after a reconnect or when no
-acknowledgement came for ``resend_s``. The receiver takes messages in order only: a gap means that something before it was
-lost, so it is ignored and the sender's resend fills it.
+acknowledgement came for ``resend_s``. The receiver takes messages in order only: it ignores a message behind a gap, because
+an earlier one was lost, and the sender's resend fills the gap.
 """
 
 from collections import deque

@@ -3,8 +3,8 @@
 The bytes of both versions are cut into buckets of at most MAX_DELTA_BUCKET_ELEMENTS elements of one size, across the borders
 of tensors, so that small tensors share one. A bucket is written as byte streams:
 
-    gaps       of the changed elements' positions, ascending: how many unchanged ones precede each, as bytes that are added
-               up; 255 says that another one follows
+    gaps       between the changed elements, in ascending order: how many unchanged ones precede each, as bytes that are
+               added up; 255 says that another byte follows
     residues   one byte for each change: the new value, read as an unsigned integer, modulo 8. It stands for the integer with
                that residue within -4 .. +3 of the old one: a change of one step of the floating-point type is +-1. 8: the
                new value is further away
@@ -28,7 +28,7 @@ from protocol.messages.weights import DeltaBucket, TensorInfo
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 DIGEST_BYTES: Final = 16
-"""Kept of each changed tensor's digest: enough to name a wrong one. Manifest.digest covers all of every digest."""
+"""How much of each changed tensor's digest a delta has: enough to name a wrong tensor. Manifest.digest covers all of it."""
 _UNSIGNED: Final = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _MORE: Final = 255
 _RESIDUES: Final = 8
@@ -105,8 +105,8 @@ def stream_lengths(bucket: DeltaBucket) -> list[int]:
 
 
 def check_bucket(bucket: DeltaBucket, num_bytes: int) -> None:
-    """Check a bucket before its streams are decompressed: none is longer than changes of this part of a version of
-    ``num_bytes`` bytes can make it. So a few bytes of delta take at most a small multiple of the version's own memory.
+    """Check a bucket before its streams are decompressed: no stream may be longer than changes to its part of a version of
+    ``num_bytes`` bytes can make it. A few bytes of delta then take at most a small multiple of the version's own memory.
 
     Raises: ValueError when the bucket is outside of the version, or names more changes than it has elements.
     """

@@ -8,6 +8,6 @@ class ProtocolError(ValueError):
     """
 
     message_type: str = ""
-    """What type the message said it has, where that much could be read."""
+    """The type that the message claims, where it could be read."""
     seq: int | None = None
-    """The sequence number that it carried, where that much could be read: its sender keeps it until it is answered."""
+    """The message's sequence number, where it could be read: the sender keeps the message until it is answered."""

@@ -40,11 +40,11 @@ MAX_PEERS: Final = 4096
 MAX_LEASES_PER_PEER: Final = 4096
 """Leases of one rollout: as many as one Heartbeat can renew."""
 MAX_QUEUED_BYTES: Final = 256 * 1024 * 1024
-"""Received and not yet handled, in one broker; beyond it nothing is read until something was handled."""
+"""Bytes received and not yet handled in one broker; above this it reads nothing until something is handled."""
 BAD_MESSAGES_BURST: Final = 32
 """Undecodable messages that a connection may send at once..."""
 BAD_MESSAGES_PER_S: Final = 1.0
-"""...and how many of them are forgiven in a second. Beyond that it is ignored for IGNORED_S seconds."""
+"""...and how many of them are forgiven in a second. A connection that sends more is ignored for IGNORED_S seconds."""
 IGNORED_S: Final = 10.0
 CURVE_OVERHEAD_BYTES: Final = 1024
 """ZeroMQ applies a frame limit to the encrypted frame, which is a little longer."""

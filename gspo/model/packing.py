@@ -33,7 +33,7 @@ _ARRAYS = {
 class TrainSequence:
     """One finished trajectory: action tokens (from the policy) and observation tokens (prompt, tool or user turns).
 
-    Off the actions ``behaviour_logprobs`` is ignored, ``versions`` and ``turn_ids`` are -1. A sequence without any
+    Outside the actions ``behaviour_logprobs`` is ignored, ``versions`` and ``turn_ids`` are -1. A sequence without any
     action token is legal: it counts in N and contributes nothing else.
 
     Raises: ValueError for arrays that do not fit together in type, length or values.

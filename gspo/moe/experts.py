@@ -9,7 +9,7 @@ the k experts that one layer's router chose for one such position.
 - ``experts_changed``: of the picks of training forward passes, the fraction whose expert is not among the picks of the
   same position and layer in the reference pass, which ran under the weights of the batch's start. For tokens of lag 0
   those are the behaviour policy's weights; for older tokens the drift before the batch is not counted. The engine's own
-  choices during sampling are not read: its rounding and its reported experts would be a refinement.
+  choices during sampling (its rounding, its reported experts) are not read: that would be a refinement.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ExpertRecorder:
     """Records the picks of a Hugging Face model's routers, one forward pass at a time.
 
     A router (see ``find_routers``) returns either the indices [T, k] next to its logits, or only logits, of which the
-    ``num_experts_per_tok`` largest count. Nothing is recorded where no module does so, or where layers differ in k or in
+    ``num_experts_per_tok`` largest count. Nothing is recorded where no module returns either, or layers differ in k or in
     the number of experts.
     """
 

@@ -18,7 +18,7 @@ Plain = dict[str, Any]
 """Plain data (null, bool, int, float, str, list, dict): tasks and environment states."""
 
 MAX_LOGPROB = 1e-3
-"""Rounding can put the log-prob of a sure token a little above 0."""
+"""Rounding can put the log-prob of a certain token a little above 0."""
 
 Role = Literal["rollout", "learner", "operator"]
 Split = Literal["train", "eval"]
@@ -64,7 +64,7 @@ def require_finite(field: str, values: list[float]) -> None:
 
 
 def require_plain(field: str, value: Any) -> None:
-    """Check that ``value`` is plain data throughout: a codec or a store returns it as it went in.
+    """Check that ``value`` is plain data throughout, which a codec or a store returns unchanged.
 
     Raises: ValueError naming the field for other types (bytes, dates), keys that are not text, and data nested too deeply.
     """

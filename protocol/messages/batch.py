@@ -30,7 +30,7 @@ class BatchRequest(Message, frozen=True, tag="batch_request"):
 
 
 class BatchPending(Message, frozen=True, tag="batch_pending"):
-    """Broker -> learner: batch ``index`` is not complete yet; what it waits for, so that no wait is silent."""
+    """Broker -> learner: batch ``index`` is not complete yet, and what it waits for, so that no wait is silent."""
 
     index: Count
     groups_ready: Count

@@ -11,7 +11,7 @@ from protocol.messages.base import (
 
 
 class StatusRequest(Message, frozen=True, tag="status_request"):
-    """Operator (``gspo run``) -> broker: how does the run stand?"""
+    """Operator (``gspo run``) -> broker: what is the state of the run?"""
 
 
 class Status(Message, frozen=True, tag="status"):

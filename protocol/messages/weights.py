@@ -30,7 +30,7 @@ class TensorInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
 class DeltaBucket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Changes of ``num_elements`` elements from byte ``offset`` of the version on, written as protocol.deltas says.
 
-    ``stream_bytes``: lengths of its compressed streams, which lie one behind the other.
+    ``stream_bytes``: lengths of its compressed streams, which follow one another.
     """
 
     offset: Count
@@ -57,7 +57,7 @@ class ManifestRequest(Message, frozen=True, tag="manifest_request"):
     endpoint: Annotated[str, Meta(max_length=1024)] = ""
     """Where this rollout serves its replica to others; empty: it does not."""
     direct: bool = False
-    """It must not be sent on to another source: what it got from one was damaged."""
+    """Do not refer this rollout to another source: what it got from one was damaged."""
 
 
 class Manifest(Message, frozen=True, tag="manifest"):
@@ -108,7 +108,7 @@ class WeightChunk(Message, frozen=True, tag="weight_chunk"):
 
 
 class WeightGone(Message, frozen=True, tag="weight_gone"):
-    """Weight server -> rollout: that version is not held, or no longer; ask for the manifest again."""
+    """Weight server -> rollout: it does not have that version, or no longer; ask for the manifest again."""
 
     policy_version: Version
     newest_version: Version
@@ -125,7 +125,7 @@ class ProcessGroupRequest(Message, frozen=True, tag="process_group_request"):
 
 
 class ProcessGroup(Message, frozen=True, tag="process_group"):
-    """Learner -> rollout: it waits for the engine in ``group``, and keeps the version until it was sent."""
+    """Learner -> rollout: the learner waits for the engine in ``group``, and keeps the version until it is sent."""
 
     LARGE_HEADER: ClassVar[bool] = True
 
@@ -142,7 +142,7 @@ class ProcessGroup(Message, frozen=True, tag="process_group"):
 
 
 class BroadcastRequest(Message, frozen=True, tag="broadcast_request"):
-    """Rollout -> learner: send these tensors of the version into the group now, one behind the other, as bytes."""
+    """Rollout -> learner: send these tensors of the version into the group now, one after the other, as bytes."""
 
     policy_version: Version
     group: Name

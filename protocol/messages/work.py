@@ -144,15 +144,15 @@ class LeaseEnded(Message, frozen=True, tag="lease_ended"):
 
 
 RolloutStatus = Literal["starting", "verifying", "serving", "draining", "quarantined"]
-"""What a rollout reports of itself: it has no weights yet; loads its first ones; serves a verified version; hands everything
-back and ends; its engine does not hold what was sent. services/broker/ledger/fleet.py has the broker's table of which state
-may follow which."""
+"""What a rollout reports about itself: it has no weights yet; loads its first ones; serves a verified version; hands
+everything back and ends; its engine does not hold what was sent. services/broker/ledger/fleet.py has the broker's table of
+which state may follow which."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """Rollout -> broker, about every second: renews exactly the leases it names, and says what the engine serves.
 
-    Learner -> broker: it lives, also while it trains, so that it keeps the run. It names no leases.
+    Learner -> broker, also while it trains: the learner is alive and keeps the run. It names no leases.
     """
 
     policy_version: Version
