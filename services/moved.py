@@ -1,4 +1,4 @@
-"""Where modules of ``services`` have gone: the import of an old name says the new one."""
+"""Where modules of ``services`` have gone: the import of an old name fails with the new one."""
 
 from collections.abc import Iterator
 from typing import Final

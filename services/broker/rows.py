@@ -1,5 +1,5 @@
-"""What the broker knows durably: one frozen struct for each row. The ledger's state consists of these same rows, so memory
-and disk cannot drift apart, and recovery reads them back.
+"""What the broker knows durably: one frozen struct for each kind of row. The ledger's state consists of these same rows, so
+memory and disk cannot drift apart, and recovery reads them back.
 """
 
 from typing import Literal
@@ -44,7 +44,7 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
     """Peer and session that hold the lease; empty without a lease."""
     holder_session: str = ""
     lease_version: int = 0
-    """Lower bound of the version of what the holder will still generate; 0 without a lease."""
+    """Lower bound of the versions that the holder will still generate; 0 without a lease."""
     lease_start: int = 0
     """Acknowledged tokens at the grant: the holder's first offset."""
     attempts: int = 0
@@ -67,7 +67,7 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
 
 
 class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a batch when it is assembled. A trajectory's lag is the mean over its action tokens."""
+    """What is known about a batch when it is assembled. A trajectory's lag is the mean over its action tokens."""
 
     num_groups: int
     num_trajectories: int
@@ -128,7 +128,7 @@ class CheckpointedRow(Row, frozen=True, kw_only=True):
 
 
 class RunRow(Row, frozen=True, kw_only=True):
-    """What is known of the run as a whole; there is one. A release ignores fields that it does not know."""
+    """What is known about the run as a whole; there is one. A release ignores fields that it does not know."""
 
     failures_in_a_row: int = 0
     """Training groups dropped as failed since the last one that became complete."""

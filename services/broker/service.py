@@ -252,11 +252,14 @@ class BrokerService:
     # --- carry out ----------------------------------------------------------------------------------------------------
 
     async def _carry_out(self, effects: list[Action]) -> None:
-        acknowledgements: dict[SessionKey, Ack] = {}
+        # A round acknowledges each sender once, with its last Ack, and in its place: a learner that has left hears it before
+        # the next one is welcomed.
+        last_acks = {each.to: each for each in effects if isinstance(each, Reply) and isinstance(each.message, Ack)}
         for action in effects:
             match action:
                 case Reply(to=sender, message=Ack() as ack):
-                    acknowledgements[sender] = ack
+                    if last_acks[sender] is action:
+                        await self._send(sender, ack)
                 case Reply(to=sender, message=message):
                     self._count_reply(sender, message)
                     await self._send(sender, message)
@@ -272,11 +275,9 @@ class BrokerService:
                     (log.warning if level == "warning" else log.info)(event, **fields)
                 case _:
                     raise AssertionError(f"{type(action).__name__} is not carried out")
-        for sender, ack in acknowledgements.items():
-            await self._send(sender, ack)
 
     async def _send(self, sender: SessionKey, message: Message, arrays: dict[str, Array] | None = None) -> bool:
-        """False: the peer is gone or slow. It asks again: every message that must arrive is requested until it does."""
+        """Send; False if the peer is gone or slow. It asks again: a message that must arrive is requested until it does."""
         route = self._sessions.route(sender)
         if route is None:
             return False

@@ -61,7 +61,7 @@ class Sessions:
         return len(self._routes)
 
     def route(self, sender: SessionKey) -> Route | None:
-        """How a session is reached; None: it is unknown, or known no longer."""
+        """How a session is reached; None: it is unknown, or no longer known."""
         return self._routes.get(sender)
 
     def actions(self, arrival: Arrival, now: float) -> list[Action]:
@@ -75,14 +75,14 @@ class Sessions:
         return self._message(arrival, received, now)
 
     def forget_gone(self) -> None:
-        """Drop the routes to sessions that the ledger knows no longer."""
+        """Drop the routes to sessions that the ledger no longer knows."""
         for sender in [sender for sender in self._routes if self._ledger.peers.get(sender) is None]:
             del self._routes[sender]
         for key in [key for key, sender in self._sessions.items() if sender not in self._routes]:
             del self._sessions[key]
 
     def count_refusal(self, sender: SessionKey, refused: Refused) -> None:
-        """Count what a session is told in a Refused."""
+        """Count a Refused that is sent to a session."""
         label = "fatal" if refused.fatal else "unknown_session" if refused.reason == UNKNOWN_SESSION else "refused"
         self._count(refused.message_type, label, peer=sender.peer, reason=refused.reason)
 

@@ -13,7 +13,10 @@ ANSWER_S: Final = 15.0
 
 
 def stop_command(directory: Path, reason: str) -> int:
-    """Returns 0 when the broker agrees, 1 when it does not answer. Raises: ConfigurationError when there is no such run."""
+    """Ask the broker to stop the run. Returns 0 when it agrees, 1 when it does not answer.
+
+    Raises: ConfigurationError when there is no such run.
+    """
     configure_logging("stop")
     settings = read_run_settings(directory)
     try:

@@ -34,7 +34,7 @@ def run_process(service: Callable[[asyncio.Event], Awaitable[None]]) -> int:
 
 
 def run_until_stopped(service: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run ``service(stop)`` in an event loop until it returns. SIGTERM and SIGINT set ``stop``. Raises: what it raises."""
+    """Run ``service(stop)`` in an event loop until it returns. SIGTERM and SIGINT set ``stop``. Raises: its errors."""
     asyncio.run(_with_signals(service))
 
 

@@ -15,7 +15,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class PatientFile:
-    """A text file that leaves out failed writes: a full disk must cost lines of the log, not the process."""
+    """A text file that ignores failed writes: a full disk must cost lines of the log, not the process."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

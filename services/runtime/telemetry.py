@@ -27,7 +27,7 @@ log = structlog.get_logger()
 LOOP_STALL_S: Final = 30.0
 MAX_CONNECTIONS: Final = 64
 SILENT_S: Final = 5.0
-"""For a client to send its next bytes, and to take the whole answer."""
+"""Time for a client to send its next bytes, and to take the whole answer."""
 
 
 class Health:

@@ -20,7 +20,7 @@ REMEMBERED: Final = 64
 
 
 class Batches:
-    """Dense batch indices, growing versions.
+    """The batches and versions of a run: dense batch indices, growing versions.
 
     ``next_version`` is the version at which the next new batch will be assembled: each batch that is assembled but not yet
     part of the newest weights will bring one more publication. After a learner's restart it therefore counts the batches
@@ -54,7 +54,7 @@ class Batches:
         return self.newest_version + self.num_assembled - self.num_trained
 
     def is_next_to_be_published(self, policy_version: int) -> bool:
-        """Whether the learner has these weights and only their announcement is missing, because it already trains on.
+        """Whether the learner has these weights and only their announcement is missing, because it is training already.
 
         A batch is assembled for them anyway: admission counts assembled batches, not announcements. Only one announcement
         may be missing. If the learner dies before it, the version stays reserved and the batch keeps it: no other weights

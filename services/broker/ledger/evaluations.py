@@ -59,7 +59,7 @@ class Evaluations:
         return row
 
     def close(self, evaluation_id: int, trajectories: Sequence[TrajectoryRow]) -> EvaluationRow:
-        """Close one of which all trajectories are finished or failed. A failed one is counted; it is not a reward of 0."""
+        """Close an evaluation whose trajectories all finished or failed. A failed one is counted, never as a reward of 0."""
         rewards = [row.reward for row in trajectories if row.status == "finished"]
         row = replace(
             self._rows[evaluation_id],

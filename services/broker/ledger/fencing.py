@@ -1,7 +1,7 @@
 """Decides which session may use a peer's name, and which learner has the run; keeps what each session last reported.
 
 A newer session of a rollout fences the older ones with that name: they are lives of one process. Learners are different: the
-run belongs to the learner that has it as long as it lives, and it lives as long as it is heard.
+run belongs to its learner as long as that learner lives, and it lives as long as the broker hears it.
 """
 
 from collections import deque
@@ -32,7 +32,7 @@ class PlaceTaken(ValueError):
 
 @dataclass(kw_only=True)
 class Peer:
-    """One session and what is known of it."""
+    """One session and what is known about it."""
 
     key: SessionKey
     role: Role

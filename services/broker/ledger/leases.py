@@ -157,7 +157,7 @@ class Leases:
         return actions
 
     def on_heartbeat(self, sender: SessionKey, heartbeat: Heartbeat, now: float) -> list[Action]:
-        """Renew exactly the leases that it names; a lease that it names and does not hold has ended."""
+        """Renew exactly the leases that ``heartbeat`` names; one that the sender does not hold has ended."""
         state = self._state
         actions: list[Action] = []
         for key in heartbeat.leases:

@@ -63,7 +63,7 @@ class Ledger:
         self.training = Training(self.state, self.leases, now)
 
     def on_hello(self, hello: Hello, now: float) -> list[Action]:
-        """First message of a session, or of a connection. The answer is Welcome or Refused: fatal, or to be tried again."""
+        """First message of a session, or of a connection. The answer is Welcome, or Refused: fatal or to be tried again."""
         self.peers.listen(now)
         sender = SessionKey(hello.peer, hello.session)
         if hello.protocol_version != PROTOCOL_VERSION:
@@ -170,7 +170,7 @@ class Ledger:
             case Release():
                 return self.leases.on_release(sender, message)
             case Heartbeat() if peer.role == "learner":
-                return []  # It says only that it lives.
+                return []  # It says only that the learner lives.
             case Heartbeat():
                 self.peers.heartbeat(sender, message)
                 changes = self.fleet.changes(sender.peer, message.status, "heartbeat")
@@ -200,7 +200,7 @@ class Ledger:
                 raise AssertionError(f"{message_type(message)} is allowed and not handled")
 
     def _on_goodbye(self, peer: Peer, goodbye: Goodbye) -> list[Action]:
-        """Its leases and its place are free at once."""
+        """The sender's leases and its place are free at once."""
         self.peers.leave(peer.key)
         fields = {"peer": peer.key.peer, "session": peer.key.session, "role": peer.role, "reason": goodbye.reason}
         if peer.role == "learner":
@@ -210,7 +210,7 @@ class Ledger:
         return [*self.fleet.changes(peer.key.peer, "gone", goodbye.reason or "goodbye"), *ended]
 
     def _advance_after(self, message: Message, now: float) -> list[Action]:
-        """Frequent messages complete no group: what they may change otherwise is seen at the next tick."""
+        """Frequent messages complete no group: what else they may change is seen at the next tick."""
         return [] if isinstance(message, (LeaseRequest, Chunk, Heartbeat)) else self._advance(now)
 
     def _advance(self, now: float) -> list[Action]:

@@ -60,7 +60,7 @@ class State:
 
     @property
     def stop_reason(self) -> str:
-        """Why no further batch is assembled, from the moment that it is known; empty while there is no reason."""
+        """Why no further batch is assembled, as soon as that is known; empty while there is no reason."""
         return self.run.stop_reason
 
     @property
@@ -86,7 +86,7 @@ class State:
 
     @property
     def finished(self) -> bool:
-        """Nothing is left to do: what was assembled is trained, and nothing more will be."""
+        """Nothing is left to do: every assembled batch is trained, and no more will be assembled."""
         return bool(self.end_reason) and self.batches.num_trained >= self.batches.num_assembled
 
     def window(self) -> Window:
@@ -154,7 +154,7 @@ class State:
         return self.change_run(stop_reason="", error="", failures_in_a_row=0)
 
     def change_run(self, **changes: Any) -> list[Action]:
-        """Change what is known of the run as a whole."""
+        """Change what is known about the run as a whole."""
         run = replace(self.run, **changes)
         if run == self.run:
             return []

@@ -10,7 +10,7 @@ SEED_BITS: Final = 31
 
 class TaskOrder:
     """Order of the training tasks. A finite source is used again and again, each time in its own shuffle; an endless one
-    from index 0 up.
+    is used from index 0 up.
     """
 
     def __init__(self, seed: int, num_tasks: int | None) -> None:

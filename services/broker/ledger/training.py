@@ -148,7 +148,7 @@ class Training:
         return actions
 
     def quiet_s(self, now: float) -> float:
-        """Since a batch was trained, or this broker started."""
+        """Seconds since a batch was trained, or since this broker started."""
         return now - self._quiet_since
 
     def waiting_for(self) -> str:

@@ -123,7 +123,7 @@ def join(chunks: Sequence[StoredChunk]) -> Payload:
 
 
 def merge_segments(segments: Iterable[Segment]) -> list[Segment]:
-    """Merge neighbours of the same kind and turn: how an episode was cut into chunks leaves no trace."""
+    """Merge adjacent segments of the same kind and turn: how an episode was cut into chunks leaves no trace."""
     merged: list[Segment] = []
     for segment in segments:
         if merged and (merged[-1].kind, merged[-1].turn) == (segment.kind, segment.turn):
@@ -133,7 +133,7 @@ def merge_segments(segments: Iterable[Segment]) -> list[Segment]:
 
 
 def merge_runs(runs: Iterable[VersionRun]) -> list[VersionRun]:
-    """Merge neighbours of the same version."""
+    """Merge adjacent runs of the same version."""
     merged: list[VersionRun] = []
     for run in runs:
         if merged and merged[-1].version == run.version:

@@ -48,7 +48,7 @@ def refusing_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        # Its subclasses (busy, full, a constraint) are no damage, except for text that is not UTF-8.
+        # Errors of these subclasses (busy, full, a constraint) are no damage, except for text that is not UTF-8.
         if isinstance(error, sqlite3.OperationalError | sqlite3.IntegrityError) and _NO_TEXT not in str(error):
             raise
         raise StoreCorrupt(

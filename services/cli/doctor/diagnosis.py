@@ -166,7 +166,7 @@ def _progress(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
 
 
 def _quiet(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
-    """No batch has come for long: compared with its usual pace, or with a fixed time before there is one."""
+    """No batch was trained for long, compared with the usual pace, or with a fixed time before there is one."""
     ages, quiet_s = seen.batch_ages_s, status["quiet_s"]
     if len(ages) > 1:
         usual = (ages[0] - ages[-1]) / (len(ages) - 1)

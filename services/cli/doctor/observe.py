@@ -143,7 +143,7 @@ def addresses(settings: Settings) -> dict[str, tuple[str, int]]:
 
 
 def _host(endpoint: str, here: str) -> str:
-    """The host of ``endpoint`` as others reach it; ``here`` where that names no host or loopback."""
+    """The host of ``endpoint`` as others reach it; ``here`` where it names no host, or loopback."""
     host = urlsplit(endpoint).hostname
     return here if host in (None, "*", "0.0.0.0", "::", "127.0.0.1", "localhost") else str(host)
 

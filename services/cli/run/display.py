@@ -33,7 +33,7 @@ class Display:
             self._live.stop()
 
     def show(self, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float) -> None:
-        """Show ``status``, the broker's; None while it does not answer."""
+        """Show the broker's ``status``; None while the broker does not answer."""
         if self._live is not None:
             self._live.update(_render(self._directory, status, children, elapsed_s))
         else:

@@ -1,4 +1,4 @@
-"""Every group and every prompt: whole, in order, and trained or dropped for a stated reason."""
+"""Checks every group and every prompt: whole, in order, and trained or dropped for a stated reason."""
 
 import sqlite3
 from typing import Any, Final, get_args
@@ -48,7 +48,7 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
 
 
 def _audit_prompts(connection: sqlite3.Connection, findings: Findings) -> None:
-    """Each prompt is in exactly one group, in the order of groups."""
+    """Check that each prompt is in exactly one group, in the order of groups."""
     expected = 0
     query = "SELECT prompt, group_id FROM groups WHERE split = 'train' ORDER BY prompt, group_id"
     for prompt, group_id in connection.execute(query):

@@ -1,4 +1,4 @@
-"""The order of batches and versions: no gap, nothing twice, and every training acknowledged."""
+"""Checks the order of batches and versions: no gap, nothing twice, and every training acknowledged."""
 
 import json
 import sqlite3
@@ -111,7 +111,7 @@ def _audit_content(connection: sqlite3.Connection, findings: Findings, where: st
 
 
 def audit_versions(findings: Findings, order: Order) -> list[str]:
-    """Versions are published and acknowledged in order. Returns notes on what is still under way."""
+    """Check that versions are published and acknowledged in order. Returns notes on what is still under way."""
     before = -1
     steps: dict[int, int] = {}
     for version, trained_on in order.trained_batches.items():

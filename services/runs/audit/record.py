@@ -1,4 +1,4 @@
-"""The run's record and the learner's checkpoints against the ledger."""
+"""Checks metrics.jsonl and the learner's checkpoints against the ledger."""
 
 import json
 import sqlite3
@@ -84,7 +84,7 @@ def audit_checkpoints(findings: Findings, order: Order, checkpoints: list[Checkp
 
 
 def audit_record(connection: sqlite3.Connection, findings: Findings, directory: Path) -> list[str]:
-    """Each training and each drop is in the record, and metrics.jsonl equals the store. Returns notes.
+    """Check that each training and each drop has a line in the store, and that metrics.jsonl equals it. Returns notes.
 
     Raises: sqlite3.DatabaseError.
     """

@@ -51,7 +51,7 @@ class TokenCounts:
 
 
 class TokenAudit:
-    """``batch_versions``: the policy version for which each batch was assembled. ``versions``: all published versions."""
+    """Checks all trajectories. ``batch_versions``: the version each batch was assembled for; ``versions``: all published."""
 
     def __init__(self, findings: Findings, rules: Rules, batch_versions: dict[int, int], versions: set[int]) -> None:
         self._findings = findings

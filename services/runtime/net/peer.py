@@ -57,7 +57,7 @@ class _Unacknowledged:
 
 
 class PeerClient:
-    """A connection with the binding end of a channel.
+    """A connection to the binding end of a channel.
 
     produces:     ``inbox``, the messages for the service; ``welcome``, the answer to the last handshake
     waits for:    the other end; credit (``send`` of a sequenced message waits while the window is full)

@@ -22,7 +22,7 @@ RESERVED: Final = frozenset({"GSPO_DATA_DIR", "GSPO_LOG_LEVEL"})
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Settings, and where each that is no default came from."""
+    """Settings, and the source of each value that is not the default."""
 
     settings: Settings
     sources: Mapping[str, str]
@@ -31,7 +31,7 @@ class Configuration:
 
 @dataclass
 class _Given:
-    """What the sources have said so far."""
+    """The values given so far, and their sources."""
 
     plain: dict[str, Any]
     sources: dict[str, str] = field(default_factory=dict)

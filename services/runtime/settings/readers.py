@@ -24,7 +24,7 @@ PROCESSES: Final = {
 """The process of each folder; the rest is shared."""
 
 _DEFINITIONS: Final = "services/runtime/settings/"
-"""Here settings are defined and checked, which is no use of them."""
+"""Settings are defined and checked here, which does not count as reading them."""
 
 _Scope = dict[str, str]
 """The class of each name."""
