@@ -106,7 +106,7 @@ class LearnerService:
             background = Threads()
         self._saver = CheckpointSaver(engine, self._root, keep=settings.learner.keep_checkpoints, background=background)
         self._saved_batch = 0
-        """Where the newest checkpoint stands, also while it is being saved."""
+        """The batch position of the newest checkpoint, also while it is being saved."""
         self._saving_since = 0.0
         self._objective: Objective = settings.objective
         target = self._objective.adaptive_clip_target
@@ -286,7 +286,7 @@ class LearnerService:
         """Publish the checkpoint once every rank has written it and the broker has the reports of its batches; then tell
         the broker that these batches need not be delivered again. Collective.
 
-        Nobody trains a batch again that a checkpoint covers: if its report were lost with this process, it would stay lost.
+        A batch that a checkpoint covers is never trained again: a report lost with this process would stay lost.
         """
         state = self._saver.pending
         if state is None:
@@ -301,7 +301,7 @@ class LearnerService:
     def _finish_saving(self) -> None:
         """Return when no checkpoint is being saved. Collective.
 
-        Without the broker there is nothing else to do, so that waiting for it costs nothing. But if this learner is stopped
+        Without the broker there is nothing else to do, so waiting for it costs nothing. But if this learner is stopped
         and the broker is silent for FLUSH_S, it gives the checkpoint up: the batches since the previous one will be trained
         again.
         """

@@ -56,7 +56,7 @@ class AdvantageSettings:
     """How rewards become advantages: the settings of these names."""
 
     advantage: Literal["sequence", "turn"] = "sequence"
-    """One advantage per sequence from its reward, or one per turn from the rewards of it and all later turns."""
+    """One advantage per sequence from its reward, or one per turn from the rewards of that turn and all later ones."""
     normalise_by_std: bool = True
     """Divide by the group's standard deviation; False only subtracts the mean."""
 
@@ -102,7 +102,7 @@ def train_batch(
         mismatch: updated from the first forward pass of the batch, the same on every rank.
         adaptive_clip: scales the batch's clip ranges, and is then updated from its clip fraction; None: no scale.
         max_lag: the oldest token that may be trained on, in versions; None for any. The broker enforces it by admission,
-            and assembles no batch with an older token. This check is the one guard at the door of training.
+            and assembles no batch with an older token. This check is the last one before training.
         advantages: None for the defaults.
         profile: told the batch's contents and where its time goes.
 
@@ -142,7 +142,7 @@ def train_batch(
 
 def _follow_clip_fraction(adaptive_clip: AdaptiveClip, summary: dict[str, float]) -> None:
     """Update the scale, without sequences that have no advantage: they are never clipped, and would narrow the clip range
-    as more groups become all right."""
+    as more groups get every answer right."""
     num_sequences = summary["sequences/all"]
     num_with_signal = num_sequences - summary.get("zero_advantage_sequences/all", 0.0)
     if num_with_signal > 0:
@@ -272,7 +272,7 @@ class _BatchRun:
         """Keyed by the rows of a micro-batch's sequences in the batch."""
         self._experts = ExpertTally()
         self._start_experts: dict[tuple[int, ...], ExpertPicks] = {}
-        """Those of the first pass, until the micro-batch is trained: layers x k x 1 or 2 bytes per token."""
+        """The experts of the first pass, until the micro-batch is trained: layers x k x 1 or 2 bytes per token."""
 
     @property
     def needs_first_pass(self) -> bool:

@@ -20,7 +20,7 @@ MAX_FILE_BYTES: Final = 0
 """The size of a file that a job writes: no file may grow. Pipes to the parent are not files."""
 MAX_OPEN_FILES: Final = 256
 MAX_PROCESSES: Final = 64
-"""Includes threads. It binds ordinary users; root is exempt."""
+"""Threads included. The limit binds ordinary users; root is exempt."""
 KEPT_VARIABLES: Final = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH",
     "OMP_NUM_THREADS",

@@ -80,14 +80,14 @@ async def run_rollout(arguments: ProcessArguments, stop: asyncio.Event, clock: C
 
 
 async def _cancel_the_start(working: asyncio.Task[None], stop: asyncio.Event, started: asyncio.Event) -> None:
-    """SGLang takes a minute to start, and a rollout has nothing to hand back before."""
+    """Cancel a start that ``stop`` interrupts: SGLang takes a minute, and a rollout has nothing to hand back before."""
     await stop.wait()
     if not started.is_set():
         working.cancel("stopped while starting")
 
 
 async def _beat_while_starting(health: Health, started: asyncio.Event) -> None:
-    """A model may load for minutes (rollout.start_timeout_s), and this process must count as alive meanwhile."""
+    """Count as alive during the start: a model may load for minutes (rollout.start_timeout_s)."""
     while not await until_stopped(started, BEAT_S):
         health.beat()
 
@@ -226,7 +226,7 @@ async def _engine(settings: Settings, name: str, vocab_size: int, registry: Coll
 
 @asynccontextmanager
 async def _watched(*watches: Coroutine[None, None, NoReturn]) -> AsyncIterator[None]:
-    """An error of a watch ends the body of the context."""
+    """Run ``watches`` beside the body of the context; an error of one ends the body."""
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(watch, name="watch-server") for watch in watches]
         try:

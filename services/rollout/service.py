@@ -44,7 +44,7 @@ BROKER_SILENT_S: Final = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """A lease that is worked on."""
+    """A lease, and the task that works on it."""
 
     lease: Lease
     trajectory: Trajectory
@@ -225,7 +225,7 @@ class RolloutService:
             await self._release(lease, f"engine: {error}", failed=False)
             self._on_engine_error(error)
         finally:
-            # While draining it stays on the list: its unsent tokens are still to be handed back.
+            # While draining, the episode stays on the list: its unsent tokens are still to be handed back.
             if not self._draining:
                 self._forget(lease)
             self._metrics.episode_seconds.observe(self._clock.now() - begin)

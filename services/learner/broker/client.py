@@ -17,7 +17,7 @@ CALL_TIMEOUT_S: Final = 600.0
 
 
 class BrokerClient(BrokerPort):
-    """The training thread's side of a ``BrokerLoop``. A subclass says how a call reaches the loop, and what ``take`` is."""
+    """The training thread's side of a ``BrokerLoop``. A subclass defines ``take``, and how a call reaches the loop."""
 
     _loop: BrokerLoop
 
@@ -58,7 +58,7 @@ class BrokerClient(BrokerPort):
         return True
 
     def _wait_for(self, event: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> None:
-        """Give the broker ``timeout_s``, again and again while digests or a delta are computed: no broker hastens those."""
+        """Wait ``timeout_s`` for ``event``; start over while digests or a delta are computed: no broker can hurry those."""
         while True:
             try:
                 return self._call(event(), timeout_s)

@@ -118,7 +118,7 @@ class BrokerLoop:
         self._handshakes_seen = 0
         self._announcements: asyncio.Queue[_Publication | Trained] = asyncio.Queue(MAX_ANNOUNCEMENTS)
         self._unacknowledged: deque[tuple[int, int]] = deque()
-        """For each report that was sent: how many messages the broker has acknowledged when it has it; the next batch."""
+        """For each report sent: how many messages are acknowledged once the broker has the report; the next batch."""
         self._acknowledged_batches = 0
 
     @property
@@ -134,7 +134,7 @@ class BrokerLoop:
         return self._pending if self._client.connected else f"no answer from the broker at {self.endpoint}"
 
     async def run(self, started: Callable[[], None]) -> None:
-        """Keep the connections going until cancelled; ``started`` is called when they go. Raises: ServiceError."""
+        """Run the connections until cancelled; ``started`` is called once they run. Raises: ServiceError."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._authenticator.run(), name="authenticator")
@@ -266,7 +266,7 @@ class BrokerLoop:
             await asyncio.sleep(self._request_interval_s)
 
     async def _beat(self) -> None:
-        """Tell the broker that this learner lives, whatever its training thread does: the run stays its own."""
+        """Tell the broker that this learner lives, whatever its training thread does, so that it keeps the run."""
         while True:
             await self._client.send(Heartbeat(policy_version=self._policy_version, status="serving", leases=[]))
             await asyncio.sleep(HEARTBEAT_S)

@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 
 class BrokerThread(BrokerClient):
-    """A ``BrokerClient`` and the thread that its loop runs in, a context manager. What ended the loop is raised by every
-    later call.
+    """A ``BrokerClient`` and the thread that its loop runs in, a context manager. Every later call raises what ended
+    the loop.
 
     produces:     batches and ends of run, in order of request
     waits for:    the broker

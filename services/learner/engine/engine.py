@@ -208,7 +208,7 @@ class LearnerEngine:
         return grad_norm
 
     def _clip_replicated(self) -> float:
-        """Clip gradients that no ZeRO stage has partitioned. Returns their norm before. Collective."""
+        """Clip gradients that no ZeRO stage has partitioned. Returns their norm before clipping. Collective."""
         slabs = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) in self._shares]
         others = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) not in self._shares]
         square = torch.nn.utils.get_total_norm(others) ** 2

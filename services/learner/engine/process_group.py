@@ -26,7 +26,7 @@ def init_distributed(device: Device, timeout_s: float = 1800.0) -> None:
     found = get_accelerator().device_name()
     if found != device:
         raise RuntimeError(f"DeepSpeed has chosen {found}; set DS_ACCELERATOR={device} before the process starts")
-    # It needs SIMD kernels that a compiler would have to build; gloo alone is enough.
+    # This one needs SIMD kernels that a compiler would have to build; gloo alone is enough.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if torch.distributed.is_initialized():
         return

@@ -52,7 +52,7 @@ class Phases(Protocol):
     def planned(
         self, sequences: Sequence[TrainSequence], micro_batches: Sequence[Sequence[PackedBatch]], *, first_pass: bool
     ) -> None:
-        """The batch's sequences on all ranks, and this rank's micro-batches of each mini-batch."""
+        """The batch has these sequences on all ranks, and this rank has these micro-batches of each mini-batch."""
 
     def end_batch(self, index: int, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """The batch is over. Collective."""
@@ -226,7 +226,7 @@ class StepProfile:
     def planned(
         self, sequences: Sequence[TrainSequence], micro_batches: Sequence[Sequence[PackedBatch]], *, first_pass: bool
     ) -> None:
-        """The batch's sequences on all ranks, and this rank's micro-batches of each mini-batch."""
+        """The batch has these sequences on all ranks, and this rank has these micro-batches of each mini-batch."""
         self._lengths = [sequence.num_tokens for sequence in sequences]
         self._own_tokens = sum(packed.num_tokens for part in micro_batches for packed in part)
         self._num_micro_batches = sum(len(part) for part in micro_batches)

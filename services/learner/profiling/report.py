@@ -45,7 +45,7 @@ class ProfiledEngine(Protocol):
 
 
 class ProfileFiles:
-    """Rank 0 writes ``profile.jsonl`` in the run's directory, which grows, and ``profile.md`` on this process's batches."""
+    """The files of rank 0: ``profile.jsonl`` in the run's directory grows; ``profile.md`` has this process's batches."""
 
     def __init__(self, directory: Path) -> None:
         """Makes ``directory`` if it is not there. Raises: OSError."""
@@ -100,7 +100,7 @@ def profiled(settings: Settings, engine: ProfiledEngine, clock: Clock) -> Iterat
 
 
 def _ignore(_: BatchProfile) -> None:
-    """For all ranks but 0, which writes for all."""
+    """Report nothing: rank 0 writes for all."""
 
 
 def _peak_flops(settings: Settings, device: torch.device) -> float | None:

@@ -128,7 +128,7 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: Callable[[], float
 
 
 def _failed(process: subprocess.Popen[bytes], *, asked: bool) -> bool:
-    """Whether the rank has failed. One that is asked to stop while it waits for others ends by the signal: no failure."""
+    """Whether the rank has failed. A rank that waits for others when it is asked to stop ends by the signal: no failure."""
     return bool(process.returncode) and not (asked and process.returncode == -signal.SIGTERM)
 
 

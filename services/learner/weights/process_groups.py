@@ -28,7 +28,7 @@ MAX_QUEUED: Final = 64
 TIMEOUT_S: Final = 60.0
 """Time for the engine to join, and to take one broadcast."""
 UNASKED_S: Final = 60.0
-"""Time for a rollout to ask for the promised version. It may be gone, and its engine hang in a wait for the broadcast."""
+"""Time for a rollout to ask for the promised version. It may be gone while its engine waits for the broadcast."""
 IDLE_S: Final = 1800.0
 """A group that sends nothing for this long is closed: its engine may be gone, or fetch chunks by now."""
 
@@ -123,7 +123,7 @@ class SendingGroup:
                 if tensor.is_cuda:
                     torch.cuda.synchronize(tensor.device)
         finally:
-            # Its connections close with the last reference to it.
+            # The connections of a group close with the last reference to it.
             dist.destroy_process_group(group)
             del group
 
@@ -163,7 +163,7 @@ class SendingGroups:
         if group is not None and group.name == name and not group.ended:
             return group
         self.leave(peer)
-        # Rollouts that are gone do not say so.
+        # Rollouts disappear without notice.
         self._groups = {known: each for known, each in self._groups.items() if not each.ended}
         made = self._groups[peer] = self._kind(self._options)
         log.info("weights_group_opened", peer=peer.decode(errors="replace"), group=made.name, port=made.port)

@@ -41,7 +41,7 @@ class CopiedTensor:
 
 
 class WeightCopy:
-    """The weights of one moment, on the CPU: training may continue, whatever happens to them afterwards."""
+    """The weights of one moment, copied to the CPU: training may continue, and change the originals."""
 
     def __init__(self, tensors: list[CopiedTensor]) -> None:
         self.tensors = tensors
@@ -130,18 +130,18 @@ class SnapshotStore:
         return next(reversed(self._snapshots.values())) if self._snapshots else None
 
     def get(self, policy_version: int, base_version: int = 0) -> Parts | None:
-        """The snapshot of a version, or its delta against ``base_version``; None: not held (any more)."""
+        """The snapshot of a version, or its delta against ``base_version``; None: not stored (any more)."""
         if not base_version:
             return self._snapshots.get(policy_version)
         delta = self._deltas.get(base_version)
         return delta if delta is not None and delta.policy_version == policy_version else None
 
     def snapshot(self, policy_version: int) -> Snapshot | None:
-        """The snapshot of a version; None: not held (any more)."""
+        """The snapshot of a version; None: not stored (any more)."""
         return self._snapshots.get(policy_version)
 
     def manifest_for(self, have_version: int) -> Manifest | None:
-        """What a peer that holds ``have_version`` should fetch next; None: nothing is held.
+        """What a peer that has ``have_version`` should fetch next; None: the store is empty.
 
         A delta, if a chain of deltas from there to the newest version has fewer bytes than its snapshot; otherwise that
         snapshot.
@@ -159,7 +159,7 @@ class SnapshotStore:
         return first if first.policy_version == version else structs.replace(first, newest_version=version)
 
     def add(self, snapshot: Snapshot, delta: Delta | None = None) -> None:
-        """Hold ``snapshot`` as the newest; ``delta`` is against the one before (None: there is no such delta).
+        """Add ``snapshot`` as the newest; ``delta`` is against the one before (None: there is no such delta).
 
         Raises: ValueError when its version is not newer, or the delta is between other versions.
         """

@@ -45,7 +45,7 @@ _NO_WEIGHTS: Final = "a weight update failed, so nobody knows the engine's weigh
 class Engine:
     """One SGLang server. Use as a context manager; all methods may be called concurrently.
 
-    One engine object per server makes all of its weight updates, because it tells token versions apart by them.
+    One engine object makes all weight updates of a server, because it tells token versions apart by them.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ def _generate_body(
 
 
 def _true_reason(reason: FinishReason | None, given: list[int], sampling: SamplingParameters) -> FinishReason | None:
-    """SGLang lets an abort hide a stop token or the length limit that the request reached in the same step.
+    """The reason behind an abort: SGLang lets it hide a stop token or the length limit reached in the same step.
 
     Asking for the rest after such an end would continue behind the stop token.
     """

@@ -118,7 +118,7 @@ class EngineHttp:
 
 
 async def events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
-    """The payloads of server-sent events, of which SGLang writes each as one ``data:`` line.
+    """The payloads of server-sent events; SGLang writes each as one ``data:`` line.
 
     Other lines are skipped, and so is a last line that the end of the stream cut off.
     Raises: EngineError for a line that the reader's buffer cannot hold.

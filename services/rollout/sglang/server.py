@@ -28,9 +28,9 @@ _PROGRESS_S: Final = 5.0
 _TERM_GRACE_S: Final = 1.0
 _TAIL_LINES: Final = 25
 DECODE_STEPS: Final = 8
-"""Decode steps between two passes in which requests begin (on CPU)."""
+"""Decode steps between two prefill passes, in which requests begin (on CPU)."""
 PREFILL_TOKENS: Final = 1024
-"""Tokens of such a pass."""
+"""Tokens of a prefill pass (on CPU)."""
 _NOISE: Final = (" - leaked ", " - ... skipped", "nanobind: ", "See https://nanobind", "warnings.warn(")
 """Every SGLang process writes these lines when it ends; they would push the error out of the tail."""
 _LOAD_FILES: Final = "/dev/shm/sglang_loads_"

@@ -161,7 +161,7 @@ def _same(replica: Replica, manifest: Manifest) -> Replica:
 
 
 def _check_delta(manifest: Manifest, replica: Replica) -> None:
-    """The delta fits the replica and is smaller: a manifest must not take more memory than the version that it describes."""
+    """Check that the delta fits the replica and is no larger: a manifest must not take more memory than its version."""
     if replica.manifest is None or manifest.base_version != replica.policy_version:
         raise FetchError(
             f"version {manifest.policy_version} is a delta against {manifest.base_version}, the replica has "
@@ -177,7 +177,7 @@ def _check_delta(manifest: Manifest, replica: Replica) -> None:
 
 
 def _check_layout(manifest: Manifest) -> None:
-    """There is at least one tensor; names differ; the tensors follow each other and fill the version exactly."""
+    """Check that there is a tensor, that names differ, and that tensors follow each other and fill the version exactly."""
     if manifest.kind != "snapshot":
         raise FetchError(f"manifest: version {manifest.policy_version} is a {manifest.kind}, a snapshot was asked for")
     if not manifest.tensors:

@@ -26,11 +26,11 @@ from services.weights import ChunkServer, Parts
 log = structlog.get_logger()
 
 KEEP_DELTAS: Final = 4
-"""For rollouts that are a little behind."""
+"""Deltas kept for rollouts that are a little behind."""
 CONNECT_S: Final = 3.0
 STALL_S: Final = 3.0
 PATIENCE_S: Final = 3.0
-"""How long to wait for a source that does not even fetch the version yet. A source that fetches it is waited for."""
+"""How long to wait for a source that does not even fetch the version yet. There is no limit while it fetches it."""
 POLL_S: Final = 0.05
 PATIENCE_GROWTH: Final = 4.0
 """The second source may take this many times as long as the first: if all are slow, the learner would serve everybody."""
@@ -178,7 +178,7 @@ class WeightPeers:
                 try:
                     return await self._fetch_in_time(client, manifest, patience)
                 except GoneError as gone:
-                    # The newest version may be one that the source is fetching: it will have that soon.
+                    # The newest version may be one that the source is fetching, and will have soon.
                     is_coming = gone.newest_version == manifest.policy_version
                     if gone.newest_version > manifest.policy_version or (not is_coming and waited_s >= self._patience_s):
                         raise

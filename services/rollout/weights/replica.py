@@ -30,7 +30,7 @@ class DamagedWeightsError(ValueError):
 
 
 class Replica:
-    """Empty at first; then one verified version, from a snapshot or from deltas applied to one.
+    """One verified version, from a snapshot or from deltas applied to one; empty at first.
 
     ``manifest`` describes the version as a snapshot, however it was fetched. It is None while the replica is empty, while a
     delta is applied, and after a damaged delta.
@@ -99,7 +99,7 @@ class Replica:
         return self._some(range(len(self._current().tensors)))
 
     def unloaded_tensors(self) -> Iterator[tuple[TensorInfo, memoryview]]:
-        """Tensors that changed since ``was_loaded``; all without it. Never none: an engine needs a tensor to load."""
+        """Tensors that changed since ``was_loaded``; all without that call. Never none: an engine needs a tensor to load."""
         tensors = self._current().tensors
         if self._unloaded is None:
             return self.tensors()
@@ -218,7 +218,7 @@ class Replica:
 
 
 def _check_buckets(delta: Manifest, tensors: list[TensorInfo], changed: Iterable[int], begin: int) -> None:
-    """Buckets follow each other, touch only changed tensors, and fill the payload. Raises: ValueError."""
+    """Check that buckets follow each other, touch only changed tensors, and fill the payload. Raises: ValueError."""
     num_bytes = begin + sum(sum(bucket.stream_bytes) for bucket in delta.buckets)
     if num_bytes != delta.num_bytes:
         raise ValueError(f"head and buckets have {num_bytes} bytes, num_bytes is {delta.num_bytes}")

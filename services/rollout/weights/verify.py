@@ -34,7 +34,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """No parameter contradicts; the caller still has to look at ``unverified``."""
+        """No parameter differs, is missing or unsent; the caller still has to look at ``unverified``."""
         return not (self.mismatched or self.missing or self.unsent)
 
 
@@ -125,6 +125,6 @@ def compare_checksums(expected: Mapping[str, str], actual: Mapping[str, str]) ->
 
 
 def _is_tied_head(parameter: Parameter, parameters: Mapping[str, Parameter]) -> bool:
-    """An output layer that is the embedding: some checkpoints have it twice, the engine once."""
+    """Whether this is an output layer that is the embedding: some checkpoints have it twice, the engine once."""
     embedding = parameters.get(EMBEDDING)
     return parameter.name == HEAD and embedding is not None and parameter.parts[0] == embedding.parts[0]
