@@ -24,7 +24,8 @@ from typing import Any
 
 from benchmarks.broker_resume import GROUP_SIZE, GROUPS_PER_BATCH, num_batches_of, write_ledger
 from services.runtime.settings import load_settings, run_fingerprint
-from tests.support.broker.process import BrokerProcess, free_port
+from tests.support.broker.process import BrokerProcess
+from tests.support.processes.ports import free_port
 
 MODELS: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "moe_intermediate_size": 64},

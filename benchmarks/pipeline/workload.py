@@ -7,7 +7,7 @@ from typing import Final
 
 from benchmarks.pipeline.pinned import parse_cores
 from services.runtime.settings import Settings, load_settings
-from tests.support.processes.run_process import free_ports
+from tests.support.processes.ports import free_ports
 
 ENVIRONMENT: Final = "benchmarks.pipeline.environment:Letters"
 CONFIG: Final = """\

@@ -19,7 +19,8 @@ import psutil
 
 from services.broker.store.reader import LEDGER_FILE
 from services.rollout.sglang.server import ServerOptions, server_command, server_environment
-from tests.support.processes.run_process import REPOSITORY, free_ports
+from tests.support.processes.ports import free_ports
+from tests.support.processes.run_process import REPOSITORY
 
 POLL_S: Final = 0.05
 RESTART_S: Final = 3.0

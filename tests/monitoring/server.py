@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from deploy.monitoring.generate import RULES
 from deploy.monitoring.monitor import command, configuration
-from tests.support.broker.process import free_port
+from tests.support.processes.ports import free_port
 
 FASTER = 10
 """Windows and waits are shorter than in the rules by this factor."""

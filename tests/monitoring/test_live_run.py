@@ -21,7 +21,8 @@ from deploy.monitoring.content import DASHBOARDS
 from protocol.channels import WORK
 from services.runtime.errors import ServiceError
 from tests.monitoring.server import PrometheusServer
-from tests.support.processes.run_process import REPOSITORY, RunProcess, free_ports
+from tests.support.processes.ports import free_ports
+from tests.support.processes.run_process import REPOSITORY, RunProcess
 from tests.support.wire.keys import make_keys, security_of
 from tests.support.wire.zmq_ends import a_client, zmq_context
 

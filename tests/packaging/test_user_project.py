@@ -20,7 +20,7 @@ from tests.packaging.installation import (
     pip,
     show_third_parties,
 )
-from tests.support.processes.run_process import free_ports
+from tests.support.processes.ports import free_ports
 
 pytestmark = [pytest.mark.packaging, pytest.mark.timeout(600)]
 

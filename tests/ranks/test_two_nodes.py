@@ -27,7 +27,7 @@ from services.learner.checkpoints.state_files import TensorDirectory
 from services.rollout.weights.fetch import fetch_newest, write_for_engine
 from tests.support.learner.scripted_broker import a_training_batch
 from tests.support.learner.tiny_model import save_tiny_model
-from tests.support.processes.run_process import free_ports
+from tests.support.processes.ports import free_ports
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, a_welcome, in_background, zmq_context
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(1000)]

@@ -13,7 +13,7 @@ from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import Hello, Message, Published, Pulse, Role, Welcome
 from services.broker.entry import run_broker
 from services.runtime.settings import Settings
-from tests.support.broker.process import free_port
+from tests.support.processes.ports import free_port
 from tests.support.wire.zmq_ends import PATIENCE_S, in_background, zmq_context
 
 NUM_ROLLOUTS = 5

@@ -11,8 +11,8 @@ from services.rollout.sglang.client import Engine
 from services.rollout.sglang.generation import GenerateRequest, SamplingParameters
 from services.rollout.sglang.metrics import ENGINE_METRICS, EngineMetrics
 from tests.integration.conftest import SglangServer
-from tests.support.broker.process import free_port
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE
+from tests.support.processes.ports import free_port
 
 UP = "gspo_rollout_engine_metrics_up"
 

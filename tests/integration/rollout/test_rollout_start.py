@@ -16,10 +16,10 @@ from services.rollout.__main__ import run_rollout
 from services.runtime.settings.arguments import ProcessArguments
 from services.runtime.settings.sections import Broker, Model, Rollout, Run, Settings
 from services.runtime.telemetry import LOOP_STALL_S
-from tests.support.broker.process import free_port
 from tests.support.broker.scripted_broker import ScriptedBroker
 from tests.support.clocks import VirtualClock
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
+from tests.support.processes.ports import free_port
 from tests.support.wire.zmq_ends import PATIENCE_S, in_background, zmq_context
 
 

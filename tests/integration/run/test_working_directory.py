@@ -11,7 +11,7 @@ import pytest
 from services.cli.run.supervisor import ProcessSpec, Supervisor
 from services.runtime.clock import MonotonicClock
 from tests.support.broker.process import eventually
-from tests.support.processes.run_process import free_ports
+from tests.support.processes.ports import free_ports
 
 COMMAND = (sys.executable, "-P", "-m", "services.cli.main")  # like the installed ``gspo``: no directory is added to the path
 SHADOWS = ("random.py", "msgspec.py", "gspo.py", "services/__init__.py", "protocol/__init__.py")

@@ -30,7 +30,7 @@ from services.runtime.net.security import PLAINTEXT
 from tests.integration.conftest import SglangServer
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors
-from tests.support.processes.run_process import free_ports
+from tests.support.processes.ports import free_ports
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, in_background, zmq_context
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.support.processes.ports import free_port
 
 TAIL_BYTES = 4000
 
@@ -31,7 +32,7 @@ class Ranks:
         common = {"DS_ACCELERATOR": self._accelerator, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         if num_ranks > 1:
             common |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
-            common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+            common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         for rank, log in enumerate(self._logs):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if num_ranks > 1 else {}
             with log.open("wb") as output:
@@ -52,12 +53,6 @@ class Ranks:
         for process in self._processes:
             process.kill()
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _tail(log: Path) -> str:

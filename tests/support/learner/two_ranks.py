@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.support.processes.ports import free_port
 
 PATIENCE_S = 120.0
 
@@ -16,10 +17,7 @@ PATIENCE_S = 120.0
 @contextlib.contextmanager
 def two_ranks(work: Path, timeout_s: float) -> Iterator[list[subprocess.Popen[str]]]:
     """Two ranks that are training and have trained a batch."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "tests.support.learner.lost_rank_worker", str(work), str(timeout_s)]
     ranks: list[subprocess.Popen[str]] = []

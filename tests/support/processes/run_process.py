@@ -3,41 +3,20 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tests.support.processes.ports import free_pair, free_ports
+
 POLL_S = 0.2
 REPOSITORY = Path(__file__).parents[3]
-
-
-def free_ports(count: int) -> list[int]:
-    """Distinct free ports of the loopback interface."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
-def free_pair() -> int:
-    """The lower of two consecutive free ports, for the rollouts."""
-    while True:
-        (port,) = free_ports(1)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-        return port
 
 
 class RunProcess:

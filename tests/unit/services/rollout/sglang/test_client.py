@@ -12,7 +12,7 @@ import pytest
 from services.rollout.sglang.client import Engine, EngineError, EngineRefused, EngineUnreachable
 from services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
 from services.rollout.sglang.http import EngineHttp
-from tests.support.broker.process import free_port
+from tests.support.processes.ports import free_port
 
 INFO = {
     "version": "0.5.23", "device": "cpu", "dtype": "float32", "tp_size": 1, "model_path": "/m",
