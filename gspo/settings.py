@@ -93,9 +93,9 @@ class Objective:
 
     adaptive_clip_target: Annotated[float | None, _FRACTION] = None
     """The clip fraction that AdaptiveClip steers to: after each batch the clip range is widened or narrowed, until this
-    share of the sequences with an advantage is clipped (the paper: 0.15 of all). Nothing reaches a target above about 0.4,
-    because half of them have the other sign. The factor is the metric clip_scale; a restart keeps it. Not set: the width
-    stays as the fields above give it."""
+    share of the sequences with an advantage is clipped (the paper: 0.15 of all). No run reaches a target above about 0.4,
+    because half of them lie on the side where their sign is never clipped. The factor is the metric clip_scale; a restart
+    keeps it. Not set: the width stays as the fields above give it."""
 
     @classmethod
     def gspo(cls, ratio_unit: Literal["sequence", "turn"] = "sequence") -> Self:

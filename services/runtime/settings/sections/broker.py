@@ -18,8 +18,8 @@ class Broker(Section):
     """A lease that is not renewed for this long ends. Another rollout continues its trajectory from the last acknowledged
     token."""
     max_attempts: int = Field(4, ge=1)
-    """A trajectory that fails this many times is dropped with its group, and reported. Being handed back or lost is no
-    failure."""
+    """A trajectory that fails this many times is dropped with its group, and reported. Being handed back or lost is
+    not a failure."""
     commit_interval_s: Annotated[float, Field(ge=0, le=1)] = 0.005
     """How long messages are gathered before one commit and its acknowledgements."""
     failure_budget: int = Field(20, ge=1)

@@ -26,9 +26,9 @@ class Learner(Section):
     """Ranks that share a layer's experts (DeepSpeed's AutoEP). It must divide the number of ranks and the number of experts.
     1: every rank has all experts, and only ZeRO partitions them. See docs/guide/learner.md."""
     offload: Literal["none", "optimizer", "optimizer_and_parameters"] = "none"
-    """What is kept in the host's memory and not in the GPU's; slower. optimizer: master weights and Adam's moments, and Adam
-    steps there; needs zero_stage 1 or higher. optimizer_and_parameters: the weights too, fetched layer by layer; needs
-    zero_stage 3."""
+    """What is kept in the host's memory instead of the GPU's; this is slower. optimizer: master weights and Adam's moments,
+    and Adam steps there; needs zero_stage 1 or higher. optimizer_and_parameters: the weights too, fetched layer by layer;
+    needs zero_stage 3."""
     collective_timeout_s: float = Field(1800.0, ge=1)
     """How long the ranks wait in a collective for a missing one before they end with an error. On CPU, a rank that dies is
     noticed at once."""
@@ -58,7 +58,8 @@ class Learner(Section):
     """Peak of one rank's device in this dtype, in TFLOP/s. A profile reports the share of it that was used (MFU). Not set:
     known for some GPUs in bfloat16; otherwise a profile has no MFU."""
     checkpoint_every_batches: int = Field(10, ge=1)
-    """Save a checkpoint after this many batches. A crash repeats at most as many."""
+    """Save a checkpoint after this many batches. A crash repeats at most this many, and those trained while one
+    is written."""
     checkpoint_in_background: bool = True
     """true: training waits only for a copy of what a checkpoint holds, and continues while it is written. Until then each
     rank holds its share in CPU memory (12 bytes per parameter, over all ranks), and rank 0 holds all weights as well. false:
@@ -72,10 +73,10 @@ class Learner(Section):
     "group". nccl: where the engines' GPUs reach the learner's. gloo: between CPUs. Process groups are neither encrypted nor
     authenticated, and torch chooses their ports. Empty: chunks only. See docs/guide/weights.md."""
     advertised_weights_endpoint: str = ""
-    """What rollouts connect to where it differs from weights_endpoint, such as a service name. Empty: the same."""
+    """What rollouts connect to, if it differs from weights_endpoint, such as a service name. Empty: the same."""
     metrics_port: Port = 9102
     """/metrics, /healthz and /readyz, on each machine; 0: any free port (logged). Machines other than number 0 serve no
-    metrics there, but say whether they live and train."""
+    metrics there, but report whether they live and train."""
 
     @model_validator(mode="after")
     def _stage_fits(self) -> "Learner":

@@ -37,20 +37,20 @@ class Rollout(Section):
     (learner.weights_group_backend must be set), and chunks are used where that fails. See docs/guide/weights.md."""
     peer_weights_endpoint: str = ""
     """Fetch weights from other rollouts too, and serve them here. The learner then sends each version to only a few
-    rollouts, however many there are. An address of this host that the others reach, such as "tcp://10.0.3.7:7004"; port *
-    is any free one. Empty: the learner serves every rollout. With security.keys each rollout needs the others' public
-    keys."""
+    rollouts, however many there are. Give an address of this host that the others can reach, such as
+    "tcp://10.0.3.7:7004"; port * is any free one. Empty: the learner serves every rollout. With security.keys each rollout
+    needs the others' public keys."""
     start_timeout_s: PositiveSeconds = 600.0
     """SGLang must be healthy within this time."""
     engine_timeout_s: PositiveSeconds = 300.0
     """A generation is given up when SGLang adds nothing to it for this long, including waits for weight updates. So is a
     weight update that takes longer. Their trajectories continue elsewhere. The rollout of a server that hangs ends after
-    three such times, or when three weight updates in a row have failed."""
+    three such timeouts, or when three weight updates in a row have failed."""
     drain_s: PositiveSeconds = 10.0
     """On SIGTERM: time to hand unfinished trajectories back."""
     linger: bool = False
     """When the run is complete: false ends the process with status 0. true ends only SGLang; the process then waits for
-    SIGTERM, alive and not ready, as a Deployment needs that restarts whatever ends. ``gspo run`` sets false."""
+    SIGTERM, alive and not ready. A Deployment needs that, because it restarts whatever ends. ``gspo run`` sets false."""
     reward_workers: int = Field(1, ge=1)
     """Killable worker processes for slow rewards (math-verify)."""
     metrics_port: Port = 9110

@@ -18,7 +18,7 @@ class Run(Section):
     seed: int = Field(0, ge=0, lt=2**31)
     """Seeds task order, sampling and the learner."""
     max_restarts: int = Field(5, ge=0)
-    """``gspo run`` restarts a process that ended. It gives up when one ends more often than this within 5 minutes."""
+    """``gspo run`` restarts a process that ends early. It gives up when one ends more often than this within 5 minutes."""
 
 
 class Model(Section):
@@ -96,6 +96,6 @@ class Evaluation(Section):
     """Held-out problems, sampled as in training, never trained on."""
 
     every_batches: int = Field(5, ge=0)
-    """Evaluate the newest version after each such number of batches, and at the start and end. 0: never."""
+    """Evaluate the newest version once every this many batches, and at the start and end. 0: never."""
     num_tasks: int = Field(64, ge=1)
     """Held-out tasks per evaluation, the same each time."""
