@@ -167,7 +167,7 @@ def _unpacked(frame: Frame) -> object:
 
 
 def _no_extension(code: int, _: bytes) -> object:
-    raise ValueError(f"extension type {code}: there are none in a message")
+    raise ValueError(f"extension type {code}: messages have no extension types")
 
 
 def _header(plain: object) -> _Header:

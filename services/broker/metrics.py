@@ -29,63 +29,63 @@ class BrokerMetrics:
         def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
             return Gauge(f"gspo_broker_{name}", text, labels, registry=registry)
 
-        self.messages = counter("messages_total", "Messages received, by type.", ("type",))
-        self.refused = counter("refused_total", "Messages refused, by type and reason.", ("type", "reason"))
+        self.messages = counter("messages_total", "Messages received, by type", ("type",))
+        self.refused = counter("refused_total", "Messages refused, by type and reason", ("type", "reason"))
         self.refused_connections = counter(
-            "refused_connections_total", "Connections refused or ignored, by reason (docs/guide/security.md).", ("reason",)
+            "refused_connections_total", "Connections refused or ignored, by reason (docs/guide/security.md)", ("reason",)
         )
         self.connections = counter(
-            "connections_total", "Connections accepted (TCP) and admitted (their handshake passed).", ("outcome",)
+            "connections_total", "Connections accepted (TCP) and admitted (their handshake passed)", ("outcome",)
         )
-        self.chunks = counter("chunks_total", "Chunks stored.")
-        self.tokens = counter("tokens_total", "Tokens stored.")
-        self.leases_granted = counter("leases_granted_total", "Leases granted.")
-        self.leases_ended = counter("leases_ended_total", "LeaseEnded sent: expired, fenced, refused or dropped.")
-        self.dropped = counter("dropped_groups_total", "Groups dropped, by reason.", ("reason",))
-        self.commit_failures = counter("commit_failures_total", "Commits that failed and were tried again.")
+        self.chunks = counter("chunks_total", "Chunks stored")
+        self.tokens = counter("tokens_total", "Tokens stored")
+        self.leases_granted = counter("leases_granted_total", "Leases granted")
+        self.leases_ended = counter("leases_ended_total", "LeaseEnded sent: expired, fenced, refused or dropped")
+        self.dropped = counter("dropped_groups_total", "Groups dropped, by reason", ("reason",))
+        self.commit_failures = counter("commit_failures_total", "Commits that failed and were tried again")
         self.commit_s = Histogram(
-            "gspo_broker_commit_seconds", "Duration of a commit.", buckets=COMMIT_BUCKETS, registry=registry
+            "gspo_broker_commit_seconds", "Duration of a commit", buckets=COMMIT_BUCKETS, registry=registry
         )
         self.trajectory_tokens = Histogram(
             "gspo_broker_trajectory_tokens",
-            "Length of finished trajectories and of those in dropped groups: shows the length bias of drops.",
+            "Length of finished trajectories and of those in dropped groups: shows the length bias of drops",
             ("outcome",),
             buckets=LENGTH_BUCKETS,
             registry=registry,
         )
-        self.queue = gauge("queue_messages", "Messages received and not yet handled.")
-        self.queue_bytes = gauge("queue_bytes", "Bytes received and not yet handled.")
-        self.leases = gauge("leases", "Leases held now.")
-        self.free = gauge("free_trajectories", "Admitted trajectories that no rollout extends now.")
-        self.groups = gauge("groups", "Training groups, by state.", ("state",))
-        self.outstanding = gauge("admission_groups", "Groups admitted and not yet batched or dropped.")
-        self.window = gauge("admission_limit_groups", "Most groups that may be admitted at a time.")
-        self.assembled = gauge("batches_assembled", "Batches assembled: the index of the next one.")
-        self.trained = gauge("batches_trained", "Batches that the newest weights were trained on.")
-        self.checkpointed = gauge("batches_checkpointed", "Batches covered by a checkpoint.")
-        self.version = gauge("policy_version", "Newest published policy version.")
-        self.train_reward = gauge("train_reward", "Mean reward of the last batch.")
-        self.eval_reward = gauge("eval_reward", "Mean reward of the last evaluation on held-out tasks.")
-        self.lag_mean = gauge("lag_mean_versions", "Mean lag of the last batch's trajectories.")
-        self.lag_max = gauge("lag_max_versions", "Largest lag of an action token of the last batch.")
-        self.max_lag = gauge("max_lag_versions", "Largest lag that may be trained on (batch.max_lag).")
+        self.queue = gauge("queue_messages", "Messages received and not yet handled")
+        self.queue_bytes = gauge("queue_bytes", "Bytes received and not yet handled")
+        self.leases = gauge("leases", "Leases held now")
+        self.free = gauge("free_trajectories", "Admitted trajectories that no rollout extends now")
+        self.groups = gauge("groups", "Training groups, by state", ("state",))
+        self.outstanding = gauge("admission_groups", "Groups admitted and not yet batched or dropped")
+        self.window = gauge("admission_limit_groups", "Most groups that may be admitted at a time")
+        self.assembled = gauge("batches_assembled", "Batches assembled: the index of the next one")
+        self.trained = gauge("batches_trained", "Batches that the newest weights were trained on")
+        self.checkpointed = gauge("batches_checkpointed", "Batches covered by a checkpoint")
+        self.version = gauge("policy_version", "Newest published policy version")
+        self.train_reward = gauge("train_reward", "Mean reward of the last batch")
+        self.eval_reward = gauge("eval_reward", "Mean reward of the last evaluation on held-out tasks")
+        self.lag_mean = gauge("lag_mean_versions", "Mean lag of the last batch's trajectories")
+        self.lag_max = gauge("lag_max_versions", "Largest lag of an action token of the last batch")
+        self.max_lag = gauge("max_lag_versions", "Largest lag that may be trained on (batch.max_lag)")
         self.zero_variance_groups = gauge(
             "zero_variance_groups", "Groups of the last batch whose rewards are all equal: no signal."
         )
-        self.groups_per_batch = gauge("batch_groups", "Groups of a batch (batch.groups_per_batch).")
-        self.wanted = gauge("batches_wanted", "Batches after which the run ends (run.num_batches).")
+        self.groups_per_batch = gauge("batch_groups", "Groups of a batch (batch.groups_per_batch)")
+        self.wanted = gauge("batches_wanted", "Batches after which the run ends (run.num_batches)")
         self.last_batch = gauge(
             "last_batch_timestamp_seconds",
-            "Unix time at which the last batch was reported trained; before the first one, of this broker's start.",
+            "Unix time at which the last batch was reported trained; before the first one, of this broker's start",
         )
         self.rollouts = gauge(
-            "rollouts", "Rollouts by status; silent: not heard from for a lease; gone: has left.", ("status",)
+            "rollouts", "Rollouts by status; silent: not heard from for a lease; gone: has left", ("status",)
         )
-        self.peers = gauge("peers", "Known sessions, by role.", ("role",))
-        self.database_bytes = gauge("database_bytes", "Size of the ledger's database.")
-        self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes of the file system that holds the ledger.")
-        self.disk_bytes = gauge("disk_bytes", "Size of the file system that holds the ledger.")
-        self.stopping = gauge("stopping", "1 while the run stops or is finished.")
+        self.peers = gauge("peers", "Known sessions, by role", ("role",))
+        self.database_bytes = gauge("database_bytes", "Size of the ledger's database")
+        self.disk_free_bytes = gauge("disk_free_bytes", "Free bytes of the file system that holds the ledger")
+        self.disk_bytes = gauge("disk_bytes", "Size of the file system that holds the ledger")
+        self.stopping = gauge("stopping", "1 while the run stops or is finished")
         for unknown in (self.train_reward, self.eval_reward, self.lag_mean, self.lag_max, self.zero_variance_groups):
             # NaN until there is a batch: 0 would be a reward.
             unknown.set(math.nan)

@@ -61,13 +61,13 @@ class LearnerMetrics:
         )
         self.refused_connections = Counter(
             "gspo_learner_refused_connections_total",
-            "Connections to the weight server refused or ignored, by reason (docs/guide/security.md).",
+            "Connections to the weight server refused or ignored, by reason (docs/guide/security.md)",
             ["reason"],
             registry=registry,
         )
         self.connections = Counter(
             "gspo_learner_connections_total",
-            "Connections to the weight server accepted (TCP) and admitted (their handshake passed).",
+            "Connections to the weight server accepted (TCP) and admitted (their handshake passed)",
             ["outcome"],
             registry=registry,
         )

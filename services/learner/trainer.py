@@ -289,7 +289,10 @@ class _BatchRun:
             for packed in mini_batch.micro_batches:
                 result = self._engine.logprobs(packed)
                 if self._engine.replays_routing and result.experts is None:
-                    raise ValueError("the routers' choices cannot be recorded, so none can be replayed; switch it off")
+                    raise ValueError(
+                        "this model's router choices cannot be recorded, so they cannot be replayed; set "
+                        "objective.routing_replay = false"
+                    )
                 if packed.is_empty:
                     continue
                 rows, logprobs_T = _rows(mini_batch, packed), result.logprobs_T

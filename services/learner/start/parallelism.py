@@ -64,7 +64,7 @@ def require_supported(plan: Parallelism) -> None:
     if plan.routing_replay and plan.num_experts == 0:
         raise ValueError(
             f"routing_replay is on and a {plan.model_type} model has no routers: routing replay needs a mixture of experts; "
-            "switch it off"
+            "set objective.routing_replay = false"
         )
     size = plan.expert_parallel
     if size < 1:

@@ -272,7 +272,7 @@ class Engine:
         if lowest < 0 or (self._vocab_size is not None and highest >= self._vocab_size):
             raise ValueError(
                 f"request {request.rid}: token ids go from {lowest} to {highest}, the vocabulary has {self._vocab_size}: "
-                f"the server would die of it"
+                "such an id kills the server"
             )
 
 

@@ -32,7 +32,7 @@ def audit_run(directory: Path) -> Audit:
             run_id = str(connection.execute("SELECT max(value) FROM meta WHERE key = 'run_id'").fetchone()[0])
             _audit_database(connection, findings)
             if not audit_values(connection, findings):
-                raise sqlite3.DatabaseError("its rows hold what no broker writes there")
+                raise sqlite3.DatabaseError("its rows hold values that no broker writes")
             order = read_order(connection)
             found = outcomes(connection)
             audit_groups(connection, findings, rules)

@@ -40,7 +40,7 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
         if status == "batched" and not batch_exists:
             findings.add("batch missing", f"{where} is in batch {batch}, which is not there")
         if status != "batched" and batch is not None:
-            findings.add("group is in a batch and is not", f"{where} is {status}, and in batch {batch}")
+            findings.add("group and batch disagree", f"{where} is {status}, and in batch {batch}")
         if status == "dropped" and reason not in REASONS:
             findings.add(
                 "dropped without a reason", f"{where} is dropped, its reason is {reason!r}: {', '.join(REASONS)} are known"

@@ -78,7 +78,7 @@ def audit_batches(connection: sqlite3.Connection, findings: Findings, rules: Rul
         _audit_members(connection, findings, batch, group_ids, listed)
         if claimed.get(batch, 0) != len(listed):
             text = f"{where} lists {len(listed)} groups, {claimed.get(batch, 0)} groups say that they are in it"
-            findings.add("group is in a batch and is not", text)
+            findings.add("group and batch disagree", text)
         _audit_content(connection, findings, where, group_ids, stats)
 
 
@@ -98,7 +98,7 @@ def _audit_members(
         if status == "batched" and own != batch:
             findings.add("trained twice", f"group {group_id} is in batches {own} and {batch}")
         elif status != "batched":
-            findings.add("group is in a batch and is not", f"group {group_id} is in batch {batch}, and is {status}")
+            findings.add("group and batch disagree", f"group {group_id} is in batch {batch}, and is {status}")
 
 
 def _audit_content(connection: sqlite3.Connection, findings: Findings, where: str, group_ids: str, stats: str) -> None:

@@ -63,5 +63,5 @@ def audit_values(connection: sqlite3.Connection, findings: Findings) -> bool:
         good = " AND ".join(f"({kind.format(column)})" for column, kind in kinds.items())
         (wrong,) = connection.execute(f"SELECT count(*) FROM {table} WHERE NOT coalesce({good}, FALSE)").fetchone()
         if wrong:
-            findings.add("value of another kind", f"{wrong} rows of {table} hold what no broker writes there")
+            findings.add("value of another kind", f"{wrong} rows of {table} hold values that no broker writes")
     return findings.counts["value of another kind"] == before

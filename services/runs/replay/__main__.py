@@ -133,7 +133,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     num_batches = RecordedRun(source, settings).num_batches
     first: int = arguments.from_checkpoint or 0
     if arguments.batches is not None and arguments.batches < 1:
-        raise ConfigurationError(f"--batches is {arguments.batches}: at least 1")
+        raise ConfigurationError(f"--batches is {arguments.batches}: use at least 1")
     end = num_batches if arguments.batches is None else min(num_batches, first + arguments.batches)
     if first >= end:
         raise ConfigurationError(f"{source} has {num_batches} batches, and --from-checkpoint is {first}: none is left")

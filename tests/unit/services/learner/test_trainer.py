@@ -289,7 +289,7 @@ def test_routing_replay_of_a_model_whose_experts_cannot_be_recorded_is_refused_b
     dense = Qwen3ForCausalLM(Qwen3Config(vocab_size=TINY_VOCAB_SIZE, hidden_size=32, num_hidden_layers=1, head_dim=8))
     steps: list[Any] = []
     engine = MoeEngine(dense, update=steps.append, replays_routing=True)
-    with pytest.raises(ValueError, match="choices cannot be recorded, so none can be replayed"):
+    with pytest.raises(ValueError, match="choices cannot be recorded, so they cannot be replayed"):
         train(engine, random_groups(2, 3, seed=13, vocab_size=TINY_VOCAB_SIZE))
     assert steps == []
 

@@ -163,7 +163,7 @@ def test_versions_that_the_run_did_not_publish_are_not_compared(run: Path) -> No
         (["--set", "model.path=nowhere"], "model.path is nowhere: no config.json there"),
         (["--from-checkpoint", "2"], "has checkpoints after these batches: 1"),
         (["--from-checkpoint", "3"], "has 3 batches, and --from-checkpoint is 3: none is left"),
-        (["--batches", "0"], "--batches is 0: at least 1"),
+        (["--batches", "0"], "--batches is 0: use at least 1"),
         (["--set", "objective.eps_lo=1"], "did you mean 'eps_low'?"),
         (["--out", "."], "is not empty"),
     ],
