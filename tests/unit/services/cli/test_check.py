@@ -42,7 +42,7 @@ def test_a_key_is_explained_with_value_source_default_type_and_meaning(
         "    default: 2",
         "    type:    integer, at least 0",
     ]
-    assert entries["batch.max_lag"][4].startswith("    The oldest token that is trained on")
+    assert entries["batch.max_lag"][4].startswith("    How old a trained token may be")
     assert "".join(line.strip() for line in entries["run.seed"][1:]).startswith(f"from:{'':4}{config}default: 0")
     assert entries["batch.group_size"][1] == "    from:    environment GSPO_BATCH__GROUP_SIZE"
     assert entries["batch.mini_batches"][1:3] == ["    from:    default", "    default: 4"]
