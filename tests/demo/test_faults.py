@@ -6,11 +6,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.broker.store import reading
 from tests.support.broker.ledger_audit import audit
 from tests.support.processes.run_process import REPOSITORY, RunProcess
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(1500)]
 MODEL = REPOSITORY / "models" / "tiny"
+MANY = 8
+"""Some of them end between the look and the kill."""
 
 
 def multi_turn_run(directory: Path, *overrides: str) -> RunProcess:
@@ -26,11 +29,19 @@ def multi_turn_run(directory: Path, *overrides: str) -> RunProcess:
     )
 
 
+def num_begun(directory: Path, rollout: str) -> int:
+    """How many trajectories a rollout has a lease of and acknowledged action tokens in."""
+    query = "SELECT count(*) FROM trajectories WHERE status = 'leased' AND holder_peer = ? AND num_action_tokens > 0"
+    with reading(directory) as connection:
+        return int(connection.execute(query, (rollout,)).fetchone()[0])
+
+
 def test_killed_rollouts_lose_nothing_and_their_trajectories_continue_elsewhere(tmp_path: Path) -> None:
     with multi_turn_run(tmp_path, "run.num_batches=14") as run:
         run.wait_until("third batch", lambda: len(run.rows("batch")) >= 3, 300)
         agent = psutil.Process(run.pid_of("services.rollout", "rollout-0"))
         engines = agent.children(recursive=True)
+        run.wait_until("tokens to resume from", lambda: num_begun(run.directory, "rollout-0") >= MANY, 300)
         run.kill("services.rollout", "rollout-0")
         _, alive = psutil.wait_procs(engines, timeout=20)
         assert not alive, "SGLang outlived the rollout that started it"
