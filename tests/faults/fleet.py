@@ -66,6 +66,11 @@ class Member:
             self.ended_at = time.monotonic()
         return self.process is not None
 
+    @property
+    def is_up(self) -> bool:
+        """Whether it runs, or will not be started again."""
+        return self.look() or not self.keep or self.ends[-1] == 0
+
     def keep_running(self) -> None:
         """Start it again a moment after it fails, as a process manager does; status 0 means that the run is over."""
         if not self.look() and self.keep and self.ends[-1] != 0 and time.monotonic() - self.ended_at > RESTART_S:
@@ -183,6 +188,8 @@ class Fleet:
 
     def finish(self, timeout_s: float = 900.0) -> None:
         """Tell the run to stop, then wait until every process has ended with status 0."""
+        # One that failed a moment ago is started again first, so that it too ends with the run.
+        self.wait_until("every process", lambda: all(member.is_up for member in self.members.values()))
         command = [sys.executable, "-m", "services.cli.main", "stop", str(self.directory)]
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr + self.tails()

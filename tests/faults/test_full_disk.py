@@ -188,4 +188,5 @@ def test_a_learner_without_room_for_a_checkpoint_ends_with_the_reason_and_resume
         assert fleet.events("learner", "resumed")[-1]["next_batch"] == saved["next_batch"]
         report = audit(tmp_path)
     assert report.problems == []
-    assert report.num_trained_again == 2
+    # Those since the last checkpoint, and those trained while the next one was being written.
+    assert 2 <= report.num_trained_again <= 4
