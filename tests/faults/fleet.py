@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -123,6 +125,8 @@ class Fleet:
 
     def __enter__(self) -> Self:
         (self.directory / "logs").mkdir(parents=True, exist_ok=True)
+        # What is killed leaves its temporary files. The path is short, because sockets are among them.
+        self._temporary = Path(tempfile.mkdtemp(prefix="fleet-"))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -132,6 +136,7 @@ class Fleet:
                 member.kill_tree()
                 assert process is not None
                 process.wait(20)
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def start(self, role: str, *settings: str, name: str = "") -> Member:
         """Start a process with additional settings; rollouts get a name."""
@@ -141,7 +146,12 @@ class Fleet:
         if name:
             command += ["--name", name]
         name = name or role
-        member = Member(name=name, command=command, log=self.directory / "logs" / f"{name}.log")
+        member = Member(
+            name=name,
+            command=command,
+            log=self.directory / "logs" / f"{name}.log",
+            environment={"TMPDIR": str(self._temporary)},
+        )
         member.start()
         self.members[name] = member
         return member
@@ -154,7 +164,7 @@ class Fleet:
             name=name,
             command=server_command(options, port=self.engine_port, cuda=False),
             log=log,
-            environment=server_environment({}, cuda=False),
+            environment=server_environment({}, cuda=False) | {"TMPDIR": str(self._temporary)},
         )
         member.start()
         self.members[name] = member

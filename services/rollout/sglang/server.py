@@ -1,7 +1,9 @@
 """Starts and stops an SGLang server as a child process: unchanged on CUDA, through the platform plug-in on a CPU."""
 
 import asyncio
+import hashlib
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -62,6 +64,15 @@ class ServerOptions:
     start_timeout_s: float = 600.0
 
 
+def _temporary_directory(log_path: Path) -> Path:
+    """Where the server that writes this log keeps temporary files.
+
+    The log gives the name, so that a rollout that starts again after a kill removes what the former one left.
+    """
+    digest = hashlib.blake2b(os.fsencode(log_path.resolve()), digest_size=8).hexdigest()
+    return Path(tempfile.gettempdir()) / f"gspo-sglang-{digest}"
+
+
 class EngineServer:
     """One SGLang server process and everything that it starts. Use as a context manager: ready inside, gone after.
 
@@ -72,7 +83,7 @@ class EngineServer:
         self._options = options
         self._process: asyncio.subprocess.Process | None = None
         self._port = options.port
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self.temporary = _temporary_directory(options.log_path)
         self._load_files: set[Path] = set()
 
     @property
@@ -108,8 +119,14 @@ class EngineServer:
         except OSError as error:
             raise ServerError(f"{self._options.log_path}: the server's log cannot be written: {error.strerror}") from error
         # Otherwise its files (metrics, sockets, a lock for each path from which an update failed) would stay.
-        self._temporary = tempfile.TemporaryDirectory(prefix="gspo-sglang-", ignore_cleanup_errors=True)
-        environment = server_environment(os.environ, cuda=cuda) | temporary_files(Path(self._temporary.name))
+        try:
+            if self.temporary.exists():
+                shutil.rmtree(self.temporary)
+            self.temporary.mkdir(mode=0o700)
+        except OSError as error:
+            log_file.close()
+            raise ServerError(f"{self.temporary}: no directory for SGLang's temporary files: {error.strerror}") from error
+        environment = server_environment(os.environ, cuda=cuda) | temporary_files(self.temporary)
         with log_file as output:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *command,
@@ -156,8 +173,7 @@ class EngineServer:
             if member.is_running():
                 _kill(member)
         await process.wait()
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        shutil.rmtree(self.temporary, ignore_errors=True)
         for path in self._load_files:
             path.unlink(missing_ok=True)
 

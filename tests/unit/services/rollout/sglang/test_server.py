@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -143,6 +144,21 @@ async def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ServerError, match=r"file/logs/rollout-0-sglang\.log: the server's log cannot be written: Not a dir"):
         await EngineServer(options(log_path=tmp_path / "file" / "logs" / "rollout-0-sglang.log")).start()
+
+
+async def test_a_server_removes_the_temporary_files_that_a_killed_one_of_its_log_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    server = EngineServer(options(log_path=tmp_path / "logs" / "rollout-0-sglang.log", start_timeout_s=0.1))
+    killed = EngineServer(options(log_path=tmp_path / "logs" / "rollout-0-sglang.log")).temporary
+    (killed / "metrics").mkdir(parents=True)
+    other = EngineServer(options(log_path=tmp_path / "logs" / "rollout-1-sglang.log")).temporary
+    other.mkdir()
+    with pytest.raises(ServerError, match="was not ready within 0 s"):
+        await server.start()
+    assert not killed.exists()
+    assert other.exists()
 
 
 def test_the_tail_of_the_log_leaves_out_the_noise_of_every_exit(tmp_path: Path) -> None:
