@@ -36,6 +36,7 @@ PREFILL_TOKENS: Final = 1024
 _NOISE: Final = (" - leaked ", " - ... skipped", "nanobind: ", "See https://nanobind", "warnings.warn(")
 """Every SGLang process writes these lines when it ends; they would push the error out of the tail."""
 _LOAD_FILES: Final = "/dev/shm/sglang_loads_"
+_LISTED: Final = "load_files"
 
 
 class ServerError(RuntimeError):
@@ -71,6 +72,16 @@ def _temporary_directory(log_path: Path) -> Path:
     """
     digest = hashlib.blake2b(os.fsencode(log_path.resolve()), digest_size=8).hexdigest()
     return Path(tempfile.gettempdir()) / f"gspo-sglang-{digest}"
+
+
+def _remove_former(temporary: Path) -> None:
+    """Remove what a killed server left: its temporary files, and those in shared memory that it listed there."""
+    if (temporary / _LISTED).is_file():
+        for name in (temporary / _LISTED).read_text(encoding="utf-8", errors="replace").splitlines():
+            if name.startswith(_LOAD_FILES) and Path(name).parent == Path(_LOAD_FILES).parent:
+                Path(name).unlink(missing_ok=True)
+    if temporary.exists():
+        shutil.rmtree(temporary)
 
 
 class EngineServer:
@@ -120,8 +131,7 @@ class EngineServer:
             raise ServerError(f"{self._options.log_path}: the server's log cannot be written: {error.strerror}") from error
         # Otherwise its files (metrics, sockets, a lock for each path from which an update failed) would stay.
         try:
-            if self.temporary.exists():
-                shutil.rmtree(self.temporary)
+            _remove_former(self.temporary)
             self.temporary.mkdir(mode=0o700)
         except OSError as error:
             log_file.close()
@@ -214,6 +224,7 @@ class EngineServer:
                     log.info("engine_server_starting", waited_s=round(waited_s), last_line=last[:200])
         # In case the server dies before it is stopped.
         self._load_files = load_files(member.pid for member in _tree(self.pid))
+        (self.temporary / _LISTED).write_text("\n".join(map(str, self._load_files)), encoding="utf-8")
         log.info("engine_server_ready", pid=self.pid, url=self.url, start_s=round(clock() - begin, 1))
 
 
