@@ -153,8 +153,8 @@ async def test_a_server_removes_the_temporary_files_that_a_killed_one_of_its_log
     server = EngineServer(options(log_path=tmp_path / "logs" / "rollout-0-sglang.log", start_timeout_s=0.1))
     killed = EngineServer(options(log_path=tmp_path / "logs" / "rollout-0-sglang.log")).temporary
     (killed / "metrics").mkdir(parents=True)
-    load_file, stranger = Path(f"/dev/shm/sglang_loads_{os.getpid()}_test.shm"), tmp_path / "sglang_loads_of_nobody.shm"
-    load_file.touch()
+    load_file, stranger = f"/dev/shm/sglang_loads_{os.getpid()}_test.shm", tmp_path / "sglang_loads_of_nobody.shm"
+    os.close(os.open(load_file, os.O_CREAT))
     stranger.touch()
     (killed / "load_files").write_text(f"{load_file}\n{stranger}\n/dev/shm/sglang_loads_/../../{stranger}\n")
     other = EngineServer(options(log_path=tmp_path / "logs" / "rollout-1-sglang.log")).temporary
@@ -162,7 +162,7 @@ async def test_a_server_removes_the_temporary_files_that_a_killed_one_of_its_log
     with pytest.raises(ServerError, match="was not ready within 0 s"):
         await server.start()
     assert not killed.exists()
-    assert not load_file.exists()
+    assert not os.access(load_file, os.F_OK)
     assert stranger.exists()
     assert other.exists()
 
