@@ -17,7 +17,7 @@ _ROOMS: Final = (
     ("learner", "learner.checkpoints", "canary saving state_copy state_files"),
     ("learner", "learner.engine", "expert_parallel gradients optimizer_state process_group step"),
     ("learner", "learner.profiling", "flops profile"),
-    ("learner", "learner.start", "engine_settings parallelism"),
+    ("learner", "learner.start", "engine_settings parallelism ranks"),
     ("learner", "learner.weights", "delta fan_out snapshot"),
     ("learner", "models", "tiny"),
     ("learner", "runtime", "durable"),
