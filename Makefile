@@ -25,7 +25,7 @@ export TOKENIZERS_PARALLELISM := false
 .PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
 	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-pipeline bench-update bench-trl bench-weights \
 	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-deploy test-pods test-faults test-ranks test-gpu \
-	test-monitoring test-soak kills fuzz monitor docs-settings images clean
+	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -168,6 +168,9 @@ test-soak: setup ## 5,000 simulated runs in all weathers, on all cores
 
 kills: setup ## the demo with 50 processes killed at random moments: reward, audit, leaks, memory; about 20 minutes
 	$(BIN)/python -m benchmarks.random_kills --kills 50
+
+test-storm: setup ## an hour of kills, suspensions, full disks, flipped bits and a hostile peer against one run
+	$(BIN)/python -m tests.storm $(STORM_ARGS)
 
 fuzz: $(FUZZ)/.installed ## ten million inputs for all decoders and loaders, guided by coverage; hours; needs the package index
 	$(FUZZ)/bin/python -m tests.fuzz --jobs $(shell nproc) $(FUZZ_ARGS)

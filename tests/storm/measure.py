@@ -1,0 +1,88 @@
+"""Whether a run stood the storm: its throughput, its memory, its files."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.random_kills.memory import ROLES, Life
+from tests.storm.run import Trained
+
+WARM_S: Final = 60.0
+"""A process that has lived for less than this is still starting."""
+MIB: Final = 2**20
+GROWTH: Final = 1.15
+ROOM_BYTES: Final = 24 * MIB
+"""Memory of a role in the last third of the storm, against that in the first: this much more, or the factor, is growth."""
+
+
+def trajectories_per_s(batches: Iterable[Trained], begin_s: float, end_s: float) -> float:
+    """Trajectories trained for the first time per second between two Unix times."""
+    return sum(each.num_trajectories for each in batches if begin_s <= each.time_s < end_s) / (end_s - begin_s)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Largest memory (bytes, USS) of a warm process of one role, in the first and the last third of the storm."""
+
+    role: str
+    first: int
+    last: int
+
+    @property
+    def grew(self) -> bool:
+        return self.last > max(GROWTH * self.first, self.first + ROOM_BYTES)
+
+
+def memory_by_role(lives: Sequence[Life], begin_s: float, end_s: float) -> list[Memory]:
+    """One for each role with warm processes in both thirds. Times as in ``Life.times``."""
+    third = (end_s - begin_s) / 3
+    found = []
+    for role in ROLES:
+        samples = [
+            (time_s, size)
+            for life in lives
+            if life.role == role
+            for time_s, size in zip(life.times, life.bytes, strict=True)
+            if time_s - life.times[0] >= WARM_S
+        ]
+        first = [size for time_s, size in samples if begin_s <= time_s < begin_s + third]
+        last = [size for time_s, size in samples if end_s - third <= time_s <= end_s]
+        if first and last:
+            found.append(Memory(role, max(first), max(last)))
+    return found
+
+
+@dataclass(frozen=True)
+class Files:
+    """What lies in a run's directory, without what is meant to grow with the run (ledger, archive, metrics, evidence)."""
+
+    number: int
+    num_bytes: int
+
+
+def files_of(directory: Path, growing: Sequence[str]) -> Files:
+    """``growing``: beginnings of the names that are left out."""
+    sizes = []
+    for path in directory.rglob("*"):
+        if str(path.relative_to(directory)).startswith(tuple(growing)):
+            continue
+        try:
+            if path.is_file():
+                sizes.append(path.stat().st_size)
+        except FileNotFoundError:
+            continue  # A checkpoint that was just removed.
+    return Files(len(sizes), sum(sizes))
+
+
+def largest_median(files: Sequence[Files]) -> tuple[Files, Files]:
+    """The medians of the first and of the last third of the samples."""
+    third = max(1, len(files) // 3)
+    return _median(files[:third]), _median(files[-third:])
+
+
+def _median(files: Sequence[Files]) -> Files:
+    return Files(
+        round(statistics.median(each.number for each in files)), round(statistics.median(each.num_bytes for each in files))
+    )
