@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import psutil
 
 from services.broker.store.reader import LEDGER_FILE
-from services.rollout.sglang.server import ServerOptions, server_command, server_environment
+from services.rollout.sglang.server import ServerOptions, load_files, server_command, server_environment
 from tests.support.processes.ports import free_ports
 from tests.support.processes.run_process import REPOSITORY
 
@@ -82,10 +82,14 @@ class Member:
         os.kill(self.pid, number)
 
     def kill_tree(self) -> None:
-        """Send SIGKILL to it and to everything that it has started."""
-        for process in [*psutil.Process(self.pid).children(recursive=True), psutil.Process(self.pid)]:
+        """Send SIGKILL to it and to everything that it has started; remove what an SGLang among them leaves in shared memory."""
+        tree = [*psutil.Process(self.pid).children(recursive=True), psutil.Process(self.pid)]
+        left = load_files(process.pid for process in tree)
+        for process in tree:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+        for path in left:
+            path.unlink(missing_ok=True)
 
     def scheduler(self) -> psutil.Process:
         """The SGLang scheduler that this rollout has started."""
