@@ -82,7 +82,7 @@ class Member:
         os.kill(self.pid, number)
 
     def kill_tree(self) -> None:
-        """Send SIGKILL to it and to everything that it has started; remove what an SGLang among them leaves in shared memory."""
+        """Send SIGKILL to it and to all that it has started; remove what an SGLang among them leaves in shared memory."""
         tree = [*psutil.Process(self.pid).children(recursive=True), psutil.Process(self.pid)]
         left = load_files(process.pid for process in tree)
         for process in tree:
