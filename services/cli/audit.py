@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
 from rich.table import Table
 
+from services.cli.console import PlainConsole
 from services.runs.audit import Audit, audit_run
 
 EXIT_VIOLATIONS: Final = 1
@@ -20,11 +20,12 @@ def audit_command(directory: Path, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(audit.as_plain(), indent=2))
     else:
-        _print(audit, Console())
+        print_audit(audit, PlainConsole())
     return 0 if audit.clean else EXIT_VIOLATIONS
 
 
-def _print(audit: Audit, console: Console) -> None:
+def print_audit(audit: Audit, console: PlainConsole) -> None:
+    """The outcomes, and what is wrong, for people."""
     table = Table(title=f"Audit of {audit.directory}")
     for heading in ("outcome", "groups", "trajectories", "tokens", "action tokens"):
         table.add_column(heading, justify="left" if heading == "outcome" else "right")
@@ -41,13 +42,15 @@ def _print(audit: Audit, console: Console) -> None:
     again = f", {audit.num_trained_again} of them once more after a restart" if audit.num_trained_again else ""
     console.print(
         f"batches: {audit.num_batches:,} assembled, {audit.num_trained_batches:,} trained{again}; "
-        f"policy versions: {audit.num_versions:,}\n"
+        f"policy versions: {audit.num_versions:,}",
+        soft_wrap=True,
+    )
+    console.print(
         f"chunks: {audit.num_chunks:,}; trajectories continued under another lease: {audit.num_resumed:,}",
         soft_wrap=True,
-        highlight=False,
     )
     for note in audit.notes[:SHOWN_NOTES]:
-        console.print(f"note: {note}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"note: {note}", soft_wrap=True)
     if len(audit.notes) > SHOWN_NOTES:
         console.print(f"... and {len(audit.notes) - SHOWN_NOTES} more notes")
     if audit.clean:
@@ -55,8 +58,8 @@ def _print(audit: Audit, console: Console) -> None:
         return
     for name, count in audit.findings.counts.items():
         texts = audit.findings.texts[name]
-        console.print(f"{name}: {count}", style="bold red", highlight=False, markup=False)
+        console.print(f"{name}: {count}", style="bold red")
         for text in texts:
-            console.print(f"    {text}", soft_wrap=True, highlight=False, markup=False)
+            console.print(f"    {text}", soft_wrap=True)
         if count > len(texts):
             console.print(f"    ... and {count - len(texts)} more")

@@ -1,5 +1,6 @@
 """``gspo check``: is a configuration good, what are its values, where does each come from, and what does it mean?"""
 
+import json
 import shutil
 import sys
 import textwrap
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from services.runtime.errors import ConfigurationError
+from services.runtime.plain_text import one_line
 from services.runtime.settings import (
     RENAMED,
     Configuration,
@@ -31,11 +33,17 @@ def check_command(config: Path, overrides: Sequence[str], explained: Sequence[st
     """
     configuration = load_configuration(config, overrides)
     if explained is None:
-        sys.stdout.write(configuration.settings.model_dump_json(indent=2) + "\n")
+        sys.stdout.write(_as_json(configuration) + "\n")
         return 0
     width = max(MIN_WIDTH, shutil.get_terminal_size().columns)
     sys.stdout.write("\n".join(explanation(configuration, explained, width)) + "\n")
     return 0
+
+
+def _as_json(configuration: Configuration) -> str:
+    """The settings; other letters than ASCII's are escaped where one of them could act on a terminal."""
+    text = configuration.settings.model_dump_json(indent=2)
+    return text if text.replace("\n", "").isprintable() else json.dumps(json.loads(text), indent=2)
 
 
 def explanation(configuration: Configuration, words: Sequence[str], width: int) -> Iterator[str]:
@@ -77,4 +85,4 @@ def _explained(key: Key, value: str, source: str, width: int) -> Iterator[str]:
 
 
 def _wrapped(text: str, width: int, indent: int = 4) -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
+    return textwrap.wrap(one_line(text, sys.maxsize), width, subsequent_indent=" " * indent, break_on_hyphens=False)

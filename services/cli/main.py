@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 
 from services.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
 from services.runtime.lifecycle import module_command
+from services.runtime.plain_text import indented_lines
 from services.runtime.settings import add_configuration_arguments, add_override_argument
 
 PROCESSES: Final = {
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _act(arguments)
     except (ConfigurationError, ValueError) as error:
-        print(f"gspo {arguments.command}: {error}", file=sys.stderr)
+        print(indented_lines(f"gspo {arguments.command}: {error}"), file=sys.stderr)
         return EXIT_CONFIGURATION
 
 
@@ -223,13 +224,13 @@ def _act(arguments: argparse.Namespace) -> int:
 
 
 def _plot(directory: Path) -> int:
-    from rich.console import Console
-
+    from services.cli.console import PlainConsole
     from services.cli.run import summary_table, write_plot
 
     path = write_plot(directory)
-    Console().print(summary_table(directory))
-    print(path)
+    console = PlainConsole()
+    console.print(summary_table(directory))
+    console.print(str(path), soft_wrap=True)
     return 0
 
 

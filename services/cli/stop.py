@@ -7,6 +7,7 @@ from typing import Final
 
 from services.cli.operator import NoAnswer, operator
 from services.runtime.logs import configure_logging
+from services.runtime.plain_text import one_line
 from services.runtime.settings import Settings, read_run_settings
 
 ANSWER_S: Final = 15.0
@@ -22,9 +23,9 @@ def stop_command(directory: Path, reason: str) -> int:
     try:
         text = asyncio.run(_stop(settings, reason))
     except NoAnswer as error:
-        print(f"gspo stop: {error}; `gspo doctor {directory}` says what is running", file=sys.stderr)
+        print(one_line(f"gspo stop: {error}; `gspo doctor {directory}` says what is running"), file=sys.stderr)
         return 1
-    print(text)
+    print(one_line(text))
     return 0
 
 

@@ -5,13 +5,16 @@ import os
 import sys
 from collections.abc import Hashable
 from contextlib import suppress
-from typing import TextIO, cast
+from typing import Final, TextIO, cast
 
 import structlog
 
 from services.runtime.clock import Clock
+from services.runtime.plain_text import indented_lines
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+MOST_CHARACTERS: Final = 8192
+"""Of one text in a line of the log: readers of a log's end find whole lines in it."""
 
 
 class PatientFile:
@@ -53,6 +56,21 @@ class OccasionalLog:
         self._log.warning(event, **fields, **({"left_out": left_out} if left_out else {}))
 
 
+def bound_texts(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """A processor: no text takes more than a part of the log."""
+    for name, value in event.items():
+        if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+            event[name] = f"{value[:MOST_CHARACTERS]}... ({len(value):,} characters)"
+    return event
+
+
+def show_traceback_plainly(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """A processor for a terminal: a traceback keeps its lines, and has no control characters that a peer said."""
+    if isinstance(event.get("exception"), str):
+        event["exception"] = indented_lines(event["exception"])
+    return event
+
+
 def configure_logging(service: str) -> None:
     """Set up structlog for this process, at the level GSPO_LOG_LEVEL: debug, info (default), warning or error.
 
@@ -61,8 +79,11 @@ def configure_logging(service: str) -> None:
     level = os.environ.get("GSPO_LOG_LEVEL", "info").lower()
     if level not in LEVELS:
         raise ValueError(f"GSPO_LOG_LEVEL is {level!r}: use one of {', '.join(LEVELS)}")
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    rendering: list[structlog.typing.Processor] = (
+        # ``repr`` escapes control characters, and so does JSON.
+        [show_traceback_plainly, structlog.dev.ConsoleRenderer(repr_native_str=True)]
+        if sys.stderr.isatty()
+        else [structlog.processors.JSONRenderer()]
     )
     structlog.configure(
         processors=[
@@ -70,7 +91,8 @@ def configure_logging(service: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            renderer,
+            bound_texts,
+            *rendering,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
         logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", PatientFile(sys.stderr))),

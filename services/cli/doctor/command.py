@@ -6,16 +6,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from services.cli.console import PlainConsole
 from services.cli.doctor.diagnosis import diagnose
 from services.cli.doctor.observe import Observation, observe, process_names
 from services.runtime.logs import configure_logging
+from services.runtime.plain_text import one_line
 from services.runtime.settings import Settings, load_settings, override_settings, read_run_settings
 
 EXIT_WRONG: Final = 1
+CELL_CHARACTERS: Final = 200
 HEADINGS: Final = ("process", "state", "waits for", "last event", "version", "lag", "work")
 
 
@@ -27,12 +28,17 @@ def doctor_command(run: Path, overrides: Sequence[str]) -> int:
     configure_logging("doctor")
     settings = _settings(run, overrides)
     seen = asyncio.run(observe(settings, datetime.now(tz=UTC)))
-    console = Console()
+    return report(seen, PlainConsole())
+
+
+def report(seen: Observation, console: PlainConsole) -> int:
+    """Print what was seen and what it means. Returns the exit status."""
     console.print(processes_table(seen))
     remarks = diagnose(seen)
     for remark in remarks:
-        mark = Text("wrong: ", style="bold red") if remark.wrong else Text("note: ")
-        console.print(mark + Text(remark.text), soft_wrap=True)
+        mark, style = ("wrong:", "bold red") if remark.wrong else ("note:", "")
+        console.print(mark, style=style, end=" ")
+        console.print(remark.text, soft_wrap=True)
     if not any(remark.wrong for remark in remarks):
         console.print("nothing is wrong", style="bold green")
         return 0
@@ -53,7 +59,8 @@ def processes_table(seen: Observation) -> Table:
         table.add_column(heading)
     rollouts = {} if seen.status is None else {rollout["peer"]: rollout for rollout in seen.status["rollouts"]}
     for name in process_names(seen.settings, seen.status):
-        table.add_row(name, *_row(seen, name, rollouts.get(name)))
+        row = (name, *_row(seen, name, rollouts.get(name)))
+        table.add_row(*(one_line(cell, CELL_CHARACTERS) for cell in row))
     return table
 
 

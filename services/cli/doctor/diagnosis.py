@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from services.cli.doctor.observe import RECENT_LINES_S, Observation
+from services.runtime.plain_text import one_line
 
 FREE_LEAST_BYTES: Final = 1 << 30
 SILENT_S: Final = 10.0
@@ -16,6 +17,8 @@ QUIET_START_S: Final = 300.0
 REPEATED: Final = 6
 """A warning that comes this often within RECENT_LINES_S is worth a remark."""
 FOR_ANOTHER: Final = "message_for_another_session"
+SAID_CHARACTERS: Final = 500
+"""Of what a process said: what to do about it comes after."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ def _without_broker(seen: Observation) -> Iterator[Remark]:
     ledger = seen.ledger
     log = seen.logs.get("broker")
     if seen.turned_away:
-        yield Remark(text=f"the broker turns this command away: {seen.no_status}")
+        yield Remark(text=f"the broker turns this command away: {_said(seen.no_status)}")
         return
     page = seen.pages.get("broker")
     if page is not None and page.up:
@@ -55,13 +58,13 @@ def _without_broker(seen: Observation) -> Iterator[Remark]:
         )
         return
     if ledger is None:
-        yield Remark(text=f"there is no broker, and no ledger: {seen.no_ledger}")
+        yield Remark(text=f"there is no broker, and no ledger: {_said(seen.no_ledger)}")
         return
     if ledger.trained >= goal:
         text = f"the run is complete: {ledger.trained} of {goal} batches are trained, and no process is running"
         yield Remark(text=text, wrong=False)
         return
-    error = f" It ended with: {log.error}." if log is not None and log.error else ""
+    error = f" It ended with: {_said(log.error)}." if log is not None and log.error else ""
     yield Remark(
         text=f"the broker is not running.{error} {ledger.trained} of {goal} batches are trained, and the ledger holds "
         "everything that was acknowledged: start it (`gspo run CONFIG`, or `gspo broker CONFIG`), and the run continues"
@@ -70,13 +73,14 @@ def _without_broker(seen: Observation) -> Iterator[Remark]:
 
 def _with_broker(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
     if status["error"]:
-        yield Remark(text=f"the run has failed: {status['error']}")
+        yield Remark(text=f"the run has failed: {_said(status['error'])}")
     if status["finished"]:
-        text = f"the run has ended after {status['batches_trained']} batches ({status['stopping'] or 'all are trained'})"
+        why = _said(status["stopping"] or "all are trained")
+        text = f"the run has ended after {status['batches_trained']} batches ({why})"
         yield Remark(text=text, wrong=False)
         return
     if status["stopping"]:
-        yield Remark(text=f"the run is stopping: {status['stopping']}", wrong=False)
+        yield Remark(text=f"the run is stopping: {_said(status['stopping'])}", wrong=False)
     yield from _processes(seen, status)
     yield from _warnings(seen)
     yield from _progress(seen, status)
@@ -88,10 +92,10 @@ def _processes(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
     yield from _learner(status)
     broker = seen.pages.get("broker")
     if broker is not None and broker.ready is False:
-        yield Remark(text=f"the broker is not ready: {broker.text}")
+        yield Remark(text=f"the broker is not ready: {_said(broker.text)}")
     learner = seen.pages.get("learner")
     if learner is not None and learner.ready is False and status["learner"] is not None:
-        yield Remark(text=f"the learner is not ready: {learner.text}")
+        yield Remark(text=f"the learner is not ready: {_said(learner.text)}")
     rollouts = {rollout["peer"]: rollout for rollout in status["rollouts"]}
     if not rollouts and not seen.settings.rollout.num_servers:
         yield Remark(text="no rollout is connected: start one (`gspo rollout CONFIG --name rollout-0`)")
@@ -99,7 +103,7 @@ def _processes(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
         name = f"rollout-{index}"
         if name not in rollouts:
             page = seen.pages.get(name)
-            starting = f"; it says: {page.text}" if page is not None and page.up else ""
+            starting = f"; it says: {_said(page.text)}" if page is not None and page.up else ""
             yield Remark(
                 text=f"{name} is not connected{starting or _ended(seen, name)}: it joins by itself once it is started "
                 f"(`gspo rollout CONFIG --name {name}`); SGLang takes about a minute to start"
@@ -117,14 +121,14 @@ def _learner(status: dict[str, Any]) -> Iterator[Remark]:
         )
     if status.get("learner_waiting"):
         yield Remark(
-            text=f"a second learner (session {status['learner_waiting']}) waits while session "
+            text=f"a second learner (session {_said(status['learner_waiting'])}) waits while session "
             f"{status['learner_session']} has the run; it ends by itself after 30 s. Stop one of them unless you want both"
         )
 
 
 def _rollout(seen: Observation, status: dict[str, Any], name: str, rollout: dict[str, Any]) -> Iterator[Remark]:
     page = seen.pages.get(name)
-    why = f": {page.text}" if page is not None and page.ready is False else ""
+    why = f": {_said(page.text)}" if page is not None and page.ready is False else ""
     lag = status["policy_version"] - rollout["policy_version"]
     if rollout["silent_s"] > SILENT_S:
         yield Remark(
@@ -156,10 +160,10 @@ def _progress(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
             "failed": "the rollouts' logs say why attempts fail (environment, reward, or engine)",
             "stale": "the learner restarted and trained batches again, so older groups were left behind",
         }
-        yield Remark(text=f"{number} groups were dropped as {reason}: {ways.get(reason, 'see the log')}", wrong=False)
+        yield Remark(text=f"{number} groups were dropped as {_said(reason)}: {ways.get(reason, 'see the log')}", wrong=False)
     if status["waiting_for"]:
         batch, total = status["batches_assembled"], status["batches_total"]
-        text = f"batch {batch} of {total} waits for {status['waiting_for']}"
+        text = f"batch {batch} of {total} waits for {_said(status['waiting_for'])}"
         yield Remark(text=text, wrong=False)
     if status["batches_trained"] < status["batches_total"] and not status["stopping"]:
         yield from _quiet(seen, status)
@@ -191,10 +195,15 @@ def _warnings(seen: Observation) -> Iterator[Remark]:
                 )
                 yield Remark(text=text)
             elif number >= REPEATED:
-                text = f"{name} warns again and again: {event}, {number} times within {RECENT_LINES_S:.0f} s; see its log"
+                often = f"{number} times within {RECENT_LINES_S:.0f} s"
+                text = f"{name} warns again and again: {_said(event)}, {often}; see its log"
                 yield Remark(text=text, wrong=False)
 
 
 def _ended(seen: Observation, name: str) -> str:
     log = seen.logs.get(name)
-    return f" (it ended with: {log.error})" if log is not None and log.error else ""
+    return f" (it ended with: {_said(log.error)})" if log is not None and log.error else ""
+
+
+def _said(text: object) -> str:
+    return one_line(text, SAID_CHARACTERS)

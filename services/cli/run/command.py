@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
-from rich.console import Console
 
+from services.cli.console import PlainConsole
 from services.cli.operator import Operator, connection
 from services.cli.run.display import Display
 from services.cli.run.processes import process_specs
@@ -31,7 +31,7 @@ def run_command(config: Path, overrides: Sequence[str], *, plain: bool) -> int:
     settings = load_settings(config, overrides)
     require_model(settings.model.path)
     specs = process_specs(settings, forwarded_arguments(config, overrides))
-    console = Console()
+    console = PlainConsole()
     status = run_process(lambda stop: run_processes(settings, specs, console, stop, plain=plain))
     _report(settings.run.directory, console)
     return status
@@ -45,7 +45,7 @@ def is_finished(status: dict[str, Any]) -> bool:
 async def run_processes(
     settings: Settings,
     specs: Sequence[ProcessSpec],
-    console: Console,
+    console: PlainConsole,
     stop: asyncio.Event,
     *,
     plain: bool,
@@ -118,11 +118,12 @@ class Watcher:
                 break
 
 
-def _report(directory: Path, console: Console) -> None:
+def _report(directory: Path, console: PlainConsole) -> None:
     try:
         path = write_plot(directory)
     except (OSError, ValueError) as error:
         console.print(f"no report: {error}", soft_wrap=True)
         return
     console.print(summary_table(directory))
-    console.print(f"metrics: {directory / 'metrics.jsonl'}\nplot:    {path}", soft_wrap=True)
+    console.print(f"metrics: {directory / 'metrics.jsonl'}", soft_wrap=True)
+    console.print(f"plot:    {path}", soft_wrap=True)

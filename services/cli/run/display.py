@@ -4,20 +4,24 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from services.cli.console import PlainConsole
 from services.cli.run.supervisor import Child
+from services.runtime.plain_text import one_line
 
 BAR_WIDTH: Final = 40
+MOST_CHARACTERS: Final = 300
+"""Of a text that a process said: more would push the rest of the table off the screen."""
 
 
 class Display:
     """Shows the run's status again and again. Use as a context manager."""
 
-    def __init__(self, console: Console, directory: str, *, plain: bool) -> None:
+    def __init__(self, console: PlainConsole, directory: str, *, plain: bool) -> None:
         self._console = console
         self._directory = directory
         self._live = None if plain or not console.is_terminal else Live(console=console, refresh_per_second=4)
@@ -41,7 +45,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self._console.print(Text(text))
+        self._console.print(text, soft_wrap=True)
 
     def _print_changes(self, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float) -> None:
         key: tuple[Any, ...]
@@ -54,7 +58,7 @@ class Display:
             line = _line(status, serving)
         if key != self._seen:
             self._seen = key
-            self._console.print(Text(f"[{elapsed_s:6.1f} s] {line}"), soft_wrap=True)
+            self._console.print(f"[{elapsed_s:6.1f} s] {line}", soft_wrap=True)
 
 
 def _line(status: dict[str, Any], serving: int) -> str:
@@ -73,7 +77,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def _render(directory: str, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float) -> RenderableType:
     head = Table.grid(padding=(0, 2))
-    head.add_row(Text("GSPO run", style="bold"), directory, f"{elapsed_s:.0f} s")
+    head.add_row(Text("GSPO run", style="bold"), one_line(directory, MOST_CHARACTERS), f"{elapsed_s:.0f} s")
     parts: list[RenderableType] = [head]
     if status is not None:
         parts.append(_progress(status))
@@ -91,7 +95,8 @@ def _progress(status: dict[str, Any]) -> Table:
     grid.add_row("speed", f"{number(status['tokens_per_s'], 0)} tokens/s", f"policy version {status['policy_version']}")
     groups = status["groups"]
     grid.add_row("groups", f"{groups['open']} open, {groups['complete']} ready", f"{groups['dropped']} dropped")
-    grid.add_row("waiting", status["waiting_for"] or "-", status["stopping"] or status["error"] or "")
+    end = one_line(status["stopping"] or status["error"] or "", MOST_CHARACTERS)
+    grid.add_row("waiting", one_line(status["waiting_for"] or "-", MOST_CHARACTERS), end)
     return grid
 
 
@@ -105,7 +110,6 @@ def _processes(status: dict[str, Any] | None, children: Sequence[Child]) -> Tabl
         rollout = rollouts.get(child.spec.name)
         if rollout is not None:
             doing = f"{rollout['status']}, version {rollout['policy_version']}, {rollout['leases']} episodes"
-        table.add_row(
-            child.spec.name, child.state, str(child.pid if child.pid is not None else "-"), str(child.num_restarts), doing
-        )
+        row = (child.spec.name, child.state, "-" if child.pid is None else child.pid, child.num_restarts, doing)
+        table.add_row(*(one_line(cell, MOST_CHARACTERS) for cell in row))
     return table

@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 Row = dict[str, Any]
+
+LARGEST: Final = 1e100
+"""No measure of a run is larger. The difference of two floats near the largest one overflows, and a plot takes many."""
 
 
 def read_rows(path: Path, event: str) -> list[Row]:
@@ -14,7 +17,7 @@ def read_rows(path: Path, event: str) -> list[Row]:
     """
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -41,10 +44,9 @@ def _number(batch: object) -> int:
 
 
 def column(rows: list[Row], key: str) -> list[float]:
-    """Values of ``key``; NaN where a row lacks it, so that plots show a gap."""
-    return [float(row[key]) if _is_float(row.get(key)) else float("nan") for row in rows]
+    """Values of ``key``; NaN where a row lacks it or has more than LARGEST, so that plots show a gap."""
+    return [float(row[key]) if _is_drawable(row.get(key)) else float("nan") for row in rows]
 
 
-def _is_float(value: object) -> bool:
-    """Whether ``value`` is a number that fits a float."""
-    return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
+def _is_drawable(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) <= LARGEST

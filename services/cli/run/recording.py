@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from services.cli.console import PlainConsole
 from services.cli.run.command import run_processes
 from services.cli.run.processes import GRACE_S, process_specs
 from services.cli.run.supervisor import ProcessSpec
@@ -24,7 +23,7 @@ def record_command(config: Path, overrides: Sequence[str], out: Path, num_groups
     require_model(settings.model.path)
     wanted = settings.run.num_batches * settings.batch.groups_per_batch
     specs = recording_specs(settings, forwarded_arguments(config, [*overrides, *own]))
-    console = Console()
+    console = PlainConsole()
     done = partial(_is_complete, wanted=wanted)
     status = run_process(lambda stop: run_processes(settings, specs, console, stop, plain=plain, done=done))
     if status == 0:

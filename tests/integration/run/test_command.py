@@ -10,11 +10,11 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from protocol.channels import BATCH
 from protocol.messages import Status, StatusRequest
 from services.broker.store.reader import LEDGER_FILE
+from services.cli.console import PlainConsole
 from services.cli.operator import connection
 from services.cli.run.command import Watcher
 from services.cli.run.display import Display
@@ -141,7 +141,7 @@ def test_an_unknown_log_level_is_refused_by_the_command() -> None:
 async def test_watching_ends_when_all_processes_have_ended(tmp_path: Path) -> None:
     clock = MonotonicClock()
     settings = Settings(broker=Broker(batch_endpoint="tcp://127.0.0.1:9"))
-    with Display(Console(file=StringIO()), "runs/x", plain=True) as display:
+    with Display(PlainConsole(file=StringIO()), "runs/x", plain=True) as display:
         async with asyncio.timeout(120), connection(settings, clock) as broker:
             watcher = Watcher(broker, Supervisor([], tmp_path, clock), clock)
             await watcher.watch(asyncio.Event(), display)
@@ -153,7 +153,7 @@ async def test_the_run_is_watched_until_the_broker_says_that_it_is_finished(
     answers: tuple[bool, ...], tmp_path: Path
 ) -> None:
     output = StringIO()
-    console = Console(file=output, width=200)
+    console = PlainConsole(file=output, width=200)
     async with zmq_context() as context:
         end = ScriptedEnd(context, BATCH)
         clock = MonotonicClock()

@@ -4,8 +4,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from services.cli.console import PlainConsole
 from services.cli.run.display import Display, number
 from services.cli.run.supervisor import Child, ProcessSpec
 
@@ -30,7 +29,7 @@ def a_status(**changes: Any) -> dict[str, Any]:
 
 def shown(*snapshots: dict[str, Any] | None, terminal: bool = False, plain: bool = False) -> str:
     output = StringIO()
-    console = Console(file=output, width=120, force_terminal=terminal, color_system=None)
+    console = PlainConsole(file=output, width=120, force_terminal=terminal, color_system=None)
     with Display(console, "runs/x", plain=plain) as display:
         for elapsed, status in enumerate(snapshots):
             display.show(status, [a_child("broker"), a_child("rollout-0"), a_child("rollout-1", "starting")], float(elapsed))

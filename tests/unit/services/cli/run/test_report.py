@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from services.cli.console import PlainConsole
 from services.cli.run.metrics_reader import batch_rows, column, read_rows
 from services.cli.run.report import summary_table, write_plot
 
@@ -32,7 +32,7 @@ def recorded(directory: Path, *rows: dict[str, Any], tail: str = "") -> Path:
 def table(directory: Path) -> dict[str, list[str]]:
     """The other columns by the first, as a person reads them."""
     output = StringIO()
-    Console(file=output, width=200).print(summary_table(directory))
+    PlainConsole(file=output, width=200).print(summary_table(directory))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.getvalue().splitlines() if "│" in line]
     return {name: cells for name, *cells in rows}
 
