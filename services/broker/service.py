@@ -14,6 +14,7 @@ from protocol.codec import Array, message_type
 from protocol.errors import ProtocolError
 from protocol.limits import MAX_QUEUED_BYTES
 from protocol.messages import FOR_ONE_LIFE, Ack, Chunk, LeaseEnded, Message, Refused
+from protocol.sessions import shown_identity
 from services.broker.ledger import (
     Action,
     Announce,
@@ -298,7 +299,7 @@ class BrokerService:
                 identities.setdefault(route.spec, []).append(route.identity)
         for spec, of_channel in identities.items():
             for identity in await self._channels[spec].send_to_each(of_channel, message):
-                log.debug("peer_unreachable", peer=identity.decode(errors="replace"), type=message_type(message))
+                log.debug("peer_unreachable", peer=shown_identity(identity), type=message_type(message))
 
     async def _send_lease(self, grant: GrantLease) -> None:
         payload = NO_TOKENS

@@ -9,6 +9,7 @@ from protocol.channels import ChannelSpec
 from protocol.codec import Received, message_type
 from protocol.limits import MAX_REASON_CHARS
 from protocol.messages import MESSAGE_TYPES, Hello, Refused
+from protocol.sessions import shown_identity
 from services.broker.ledger import UNKNOWN_SESSION, Action, Ledger, Reply, SessionKey
 from services.broker.metrics import BrokerMetrics
 from services.runtime.clock import Clock
@@ -28,10 +29,12 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """How a session is reached."""
+    """How a session is reached: over the connection on which it last said Hello."""
 
     spec: ChannelSpec
     identity: bytes
+    key: bytes
+    """The public key of the connection; empty without keys."""
 
 
 class Answer(Action, frozen=True, kw_only=True):
@@ -52,13 +55,18 @@ class Sessions:
         self._channels = channels
         self._metrics = metrics
         self._routes: dict[SessionKey, Route] = {}
-        # By channel, identity and key: a sender claims its identity and proves its key.
+        # By channel, identity and key: a sender claims its identity and proves its key. Each session has one.
         self._sessions: dict[tuple[str, bytes, bytes], SessionKey] = {}
         self._refusals = OccasionalLog(log, clock)
 
     @property
     def num_routes(self) -> int:
         return len(self._routes)
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that belong to a session: at most one for each."""
+        return len(self._sessions)
 
     def route(self, sender: SessionKey) -> Route | None:
         """How a session is reached; None: it is unknown, or no longer known."""
@@ -77,9 +85,7 @@ class Sessions:
     def forget_gone(self) -> None:
         """Drop the routes to sessions that the ledger no longer knows."""
         for sender in [sender for sender in self._routes if self._ledger.peers.get(sender) is None]:
-            del self._routes[sender]
-        for key in [key for key, sender in self._sessions.items() if sender not in self._routes]:
-            del self._sessions[key]
+            self._disconnect(sender)
 
     def count_refusal(self, sender: SessionKey, refused: Refused) -> None:
         """Count a Refused that is sent to a session."""
@@ -100,12 +106,30 @@ class Sessions:
             )
             return [self._refuse(arrival, "hello", "fatal", reason)]
         sender = SessionKey(hello.peer, hello.session)
-        actions = self._ledger.on_hello(hello, now)
+        objection = self._ledger.peers.objection(sender, hello.role, arrival.incoming.key)
+        if objection:
+            self._channels[arrival.spec].count_impostor(hello, objection)
+            return [self._refuse(arrival, "hello", "fatal", f"hello: {objection}")]
+        actions = self._ledger.on_hello(hello, now, arrival.incoming.key)
         if self._ledger.peers.get(sender) is None:
             return [self._without_session(arrival, sender, action) for action in actions]
-        self._sessions[_key(arrival)] = sender
-        self._routes[sender] = Route(spec=arrival.spec, identity=arrival.incoming.peer)
+        self._connect(arrival, sender)
         return actions
+
+    def _connect(self, arrival: Arrival, sender: SessionKey) -> None:
+        """A session is reached over the connection on which it was welcomed last, and speaks over no other."""
+        self._disconnect(sender)
+        self._sessions[_key(arrival)] = sender
+        self._routes[sender] = Route(spec=arrival.spec, identity=arrival.incoming.peer, key=arrival.incoming.key)
+
+    def _disconnect(self, sender: SessionKey) -> None:
+        former = self._routes.pop(sender, None)
+        if former is None:
+            return
+        connection = (former.spec.name, former.identity, former.key)
+        # Another session may have been welcomed over the same connection since.
+        if self._sessions.get(connection) == sender:
+            del self._sessions[connection]
 
     def _without_session(self, arrival: Arrival, sender: SessionKey, action: Action) -> Action:
         """The answer to a Hello that was not welcomed goes back over the connection that it came from."""
@@ -140,7 +164,7 @@ class Sessions:
 
     def _refuse(self, arrival: Arrival, kind: str, label: str, reason: str) -> Answer:
         """Answer a connection that has no session."""
-        name = arrival.incoming.peer.decode(errors="replace")
+        name = shown_identity(arrival.incoming.peer)
         self._count(kind, label, peer=name, reason=reason, channel=arrival.spec.name)
         message = Refused(reason=reason[:MAX_REASON_CHARS], message_type=kind, fatal=label == "fatal")
         return Answer(spec=arrival.spec, identity=arrival.incoming.peer, message=message)

@@ -1,7 +1,6 @@
 """Asks a run's broker for its status, or to stop the run, for ``gspo run``, ``gspo doctor`` and ``gspo stop``."""
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -10,6 +9,7 @@ import zmq.asyncio
 
 from protocol.channels import BATCH
 from protocol.messages import Status, StatusRequest, StopRequest
+from protocol.sessions import new_session, session_tag
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError, EndpointError, ServiceError, flatten
 from services.runtime.net import PeerClient, Security
@@ -97,15 +97,15 @@ async def connection(settings: Settings, clock: Clock) -> AsyncIterator[Operator
     Raises: EndpointError, ConfigurationError; ServiceError, in a group and also from the block, when the broker refuses us.
     """
     context = zmq.asyncio.Context()
-    endpoint = settings.broker.batch_endpoint
+    endpoint, session = settings.broker.batch_endpoint, new_session()
     try:
         client = PeerClient(
             context,
             BATCH,
             endpoint,
             role="operator",
-            peer=f"operator-{uuid.uuid4().hex[:8]}",
-            session=uuid.uuid4().hex,
+            peer=f"operator-{session_tag(session)}",
+            session=session,
             clock=clock,
             # Another run's broker on this port must not be taken for ours.
             fingerprint=run_fingerprint(settings),

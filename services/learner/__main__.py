@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import threading
-import uuid
 from contextlib import nullcontext
 from functools import partial
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 import structlog
 from prometheus_client import CollectorRegistry
 
+from protocol.sessions import new_session
 from services.learner.start import (
     Node,
     ended_by_signals,
@@ -118,7 +118,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         else nullcontext()
     )
     broker = (
-        BrokerThread(settings, session=uuid.uuid4().hex, clock=clock, health=health, metrics=metrics)
+        BrokerThread(settings, session=new_session(), clock=clock, health=health, metrics=metrics)
         if rank == 0
         else nullcontext()
     )

@@ -6,7 +6,6 @@
 import signal
 import sys
 import threading
-import uuid
 from contextlib import nullcontext
 from functools import partial
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 import structlog
 from prometheus_client import CollectorRegistry
 
+from protocol.sessions import new_session
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import ConfigurationError, exit_status
 from services.runtime.logs import configure_logging
@@ -52,7 +52,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     clock, registry = MonotonicClock(), CollectorRegistry()
     metrics, health = LearnerMetrics(registry), Health(clock, MAX_QUIET_S)
     telemetry = TelemetryServer(settings.security.metrics_host, settings.learner.metrics_port, registry, health)
-    broker = BrokerThread(settings, session=uuid.uuid4().hex, clock=clock, health=health, metrics=metrics)
+    broker = BrokerThread(settings, session=new_session(), clock=clock, health=health, metrics=metrics)
     with telemetry, broker:
         try:
             model = load_policy(settings.model.path, DTYPES[settings.learner.dtype])

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -13,6 +12,7 @@ import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
 from protocol.channels import WORK
+from protocol.sessions import new_session
 from services.environments import RewardPool, RewardPoolOptions, create_environment
 from services.rollout.agent import Agent
 from services.rollout.metrics import RolloutMetrics
@@ -121,7 +121,6 @@ async def _generate(
     except (TokenizerError, ValueError) as error:
         raise ConfigurationError(str(error)) from error
     security = Security.load(settings.security, "rollout", arguments.name)
-    session = uuid.uuid4().hex
     context = zmq.asyncio.Context()
     try:
         async with AsyncExitStack() as stack:
@@ -130,8 +129,8 @@ async def _generate(
             rewards = await stack.enter_async_context(pool)
             broker = PeerClient(
                 context, WORK, settings.broker.work_endpoint,
-                role="rollout", peer=arguments.name, session=session, clock=clock, fingerprint=run_fingerprint(settings),
-                security=security,
+                role="rollout", peer=arguments.name, session=new_session(), clock=clock, security=security,
+                fingerprint=run_fingerprint(settings),
             )  # fmt: skip
             stack.callback(broker.close)
             directory = stack.enter_context(weights_directory(settings, arguments.name))
@@ -139,7 +138,7 @@ async def _generate(
             if settings.rollout.peer_weights_endpoint:
                 weight_peers = WeightPeers(
                     context, settings.rollout.peer_weights_endpoint,
-                    peer=arguments.name, session=session, clock=clock, metrics=metrics, security=security,
+                    peer=arguments.name, session=new_session(), clock=clock, metrics=metrics, security=security,
                 )  # fmt: skip
                 stack.callback(weight_peers.close)
             sync = WeightSync(
@@ -148,7 +147,7 @@ async def _generate(
                 work_directory=directory,
                 pause_mode=settings.rollout.pause_mode,
                 peer=arguments.name,
-                session=session,
+                session=new_session(),
                 clock=clock,
                 metrics=metrics,
                 security=security,

@@ -24,6 +24,7 @@ from protocol.messages import (
     WeightRequest,
     Welcome,
 )
+from protocol.sessions import shown_identity
 from services.runtime.net import UNKNOWN_SESSION, Incoming, RouterChannel
 
 log = structlog.get_logger()
@@ -116,7 +117,7 @@ class ChunkServer(ABC):
         peer = incoming.peer
         if incoming.received is None:
             self._refused()
-            log.warning("message_refused", channel=self._spec.name, peer=peer.decode(errors="replace"), error=incoming.error)
+            log.warning("message_refused", channel=self._spec.name, peer=shown_identity(peer), error=incoming.error)
             await self._channel.send(peer, Refused(reason=incoming.error[:MAX_REASON_CHARS]))
             return
         message = incoming.received.message

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from protocol.messages import Chunk, Message, Split
+from protocol.sessions import session_tag
 from services.broker.rows import Row
 
 
@@ -13,6 +14,11 @@ class SessionKey(NamedTuple):
 
     peer: str
     session: str
+
+    @property
+    def tag(self) -> str:
+        """What stands for the session in texts: the session itself is a secret."""
+        return session_tag(self.session)
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):

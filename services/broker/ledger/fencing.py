@@ -11,6 +11,7 @@ from typing import Final
 from protocol.delivery import Inbox
 from protocol.limits import MAX_PEERS
 from protocol.messages import Heartbeat, Role
+from protocol.sessions import connection_identity
 from services.broker.ledger.actions import SessionKey
 
 MAX_FENCED: Final = 1024
@@ -36,6 +37,8 @@ class Peer:
 
     key: SessionKey
     role: Role
+    owner: bytes
+    """The key that it proved when it first said Hello; empty without keys."""
     inbox: Inbox
     last_seen: float
     status: str = ""
@@ -64,15 +67,31 @@ class Peers:
         if passed <= LISTENING_S:
             self._listened_s += passed
 
-    def hello(self, sender: SessionKey, role: Role, first_seq: int, now: float) -> list[SessionKey]:
+    def objection(self, sender: SessionKey, role: Role, owner: bytes) -> str:
+        """Why the owner of a key must not speak for a session with this role; empty when it may.
+
+        A session belongs for good to the role and the key that it first said Hello with.
+        """
+        peer = self._peers.get(sender)
+        bound = peer.role if peer is not None else "learner" if sender == self.learner else role
+        if role != bound:
+            return f"session {sender.tag} of {sender.peer} belongs to the role {bound}, not to {role}"
+        if peer is not None and owner != peer.owner:
+            return f"session {sender.tag} of {sender.peer} belongs to another key"
+        return ""
+
+    def hello(self, sender: SessionKey, role: Role, first_seq: int, now: float, owner: bytes = b"") -> list[SessionKey]:
         """Open a session, or continue it; returns the sessions that it replaces.
 
-        Raises: SessionRefused for a session that was replaced already, or when there are too many peers; PlaceTaken for a
-        learner while another one has the run.
+        Raises: SessionRefused for a session that was replaced already or belongs to another, or when there are too many
+        peers; PlaceTaken for a learner while another one has the run.
         """
+        objection = self.objection(sender, role, owner)
+        if objection:
+            raise SessionRefused(objection)
         if sender in self._fenced:
             raise SessionRefused(
-                f"session {sender.session} of {sender.peer} was replaced by a newer one: two processes use this name, or "
+                f"session {sender.tag} of {sender.peer} was replaced by a newer one: two processes use this name, or "
                 "this learner was silent for too long and another took over; stop one of them"
             )
         peer = self._peers.get(sender)
@@ -91,7 +110,7 @@ class Peers:
         for other in replaced:
             self._peers.pop(other, None)
             self._fenced.append(other)
-        peer = self._peers[sender] = Peer(key=sender, role=role, inbox=Inbox(first_seq), last_seen=now)
+        peer = self._peers[sender] = Peer(key=sender, role=role, owner=owner, inbox=Inbox(first_seq), last_seen=now)
         if role == "learner":
             self.learner = sender
         self.hear(peer, now)
@@ -103,7 +122,7 @@ class Peers:
         if silent_s < LEARNER_LEASE_S:
             self.turned_away = (sender, now)
             raise PlaceTaken(
-                f"learner session {holder.session} ({holder.peer}) has this run and was heard {silent_s:.1f} s ago, and "
+                f"learner session {holder.tag} ({holder.peer}) has this run and was heard {silent_s:.1f} s ago, and "
                 f"there is one learner at a time: this one waits, and takes over when that one ends or says nothing for "
                 f"{LEARNER_LEASE_S:g} s. If both were meant to train, give this one a broker and a run.directory of its own"
             )
@@ -118,7 +137,7 @@ class Peers:
         """A connection without a session spoke. After a restart of the broker it may be that of the learner that has the
         run: that learner lives, and will say Hello when it is told to.
         """
-        if self.learner is not None and identity == f"{self.learner.peer}/{self.learner.session}".encode():
+        if self.learner is not None and identity == connection_identity(*self.learner).encode():
             self._learner_heard_s = self._listened_s
 
     def get(self, sender: SessionKey) -> Peer | None:
@@ -138,9 +157,9 @@ class Peers:
     def of_role(self, role: Role) -> list[Peer]:
         return [peer for peer in self._peers.values() if peer.role == role]
 
-    def prune(self, now: float) -> list[SessionKey]:
-        """Forget silent sessions; a learner may be silent while it trains."""
-        gone = [peer.key for peer in self._peers.values() if peer.role != "learner" and now - peer.last_seen > SILENT_S]
-        for sender in gone:
-            del self._peers[sender]
+    def prune(self, now: float) -> list[Peer]:
+        """Forget silent sessions, and return them; a learner may be silent while it trains."""
+        gone = [peer for peer in self._peers.values() if peer.role != "learner" and now - peer.last_seen > SILENT_S]
+        for peer in gone:
+            del self._peers[peer.key]
         return gone

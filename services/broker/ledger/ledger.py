@@ -62,8 +62,11 @@ class Ledger:
         self.leases = Leases(self.state, now)
         self.training = Training(self.state, self.leases, now)
 
-    def on_hello(self, hello: Hello, now: float) -> list[Action]:
-        """First message of a session, or of a connection. The answer is Welcome, or Refused: fatal or to be tried again."""
+    def on_hello(self, hello: Hello, now: float, owner: bytes = b"") -> list[Action]:
+        """First message of a session, or of a connection. The answer is Welcome, or Refused: fatal or to be tried again.
+
+        ``owner``: the key that the sender proved; empty without keys.
+        """
         self.peers.listen(now)
         sender = SessionKey(hello.peer, hello.session)
         if hello.protocol_version != PROTOCOL_VERSION:
@@ -82,13 +85,16 @@ class Ledger:
             return [_refused(sender, reason, "hello", fatal=True)]
         is_new = self.peers.get(sender) is None
         try:
-            replaced = self.peers.hello(sender, hello.role, hello.first_seq, now)
+            replaced = self.peers.hello(sender, hello.role, hello.first_seq, now, owner)
         except SessionRefused as error:
             return [_refused(sender, f"hello: {error}", "hello", fatal=True)]
         except PlaceTaken as error:
             return [_refused(sender, f"hello: {error}", "hello")]
         actions: list[Action] = [
-            Note(event="session_replaced", fields={"peer": other.peer, "session": other.session, "by": sender.peer})
+            Note(
+                event="session_replaced",
+                fields={"peer": other.peer, "session": other.tag, "by": sender.peer},
+            )
             for other in replaced
         ]
         if hello.role == "rollout":
@@ -97,7 +103,7 @@ class Ledger:
             actions += self.state.change_run(learner_peer=sender.peer, learner_session=sender.session)
             if replaced:
                 self.training.session_ended()
-        actions.append(Note(event="hello", fields={"peer": sender.peer, "session": sender.session, "role": hello.role}))
+        actions.append(Note(event="hello", fields={"peer": sender.peer, "session": sender.tag, "role": hello.role}))
         newest = self.state.batches.newest
         welcome = Welcome(
             protocol_version=PROTOCOL_VERSION,
@@ -137,10 +143,10 @@ class Ledger:
         """Time has passed: leases expire, silent peers are forgotten, a waiting learner hears what it waits for."""
         self.peers.listen(now)
         gone: list[Action] = []
-        for sender in self.peers.prune(now):
+        for peer in self.peers.prune(now):
             gone += [
-                Note(event="peer_forgotten", fields={"peer": sender.peer}),
-                *self.fleet.changes(sender.peer, "gone", "silent"),
+                Note(event="peer_forgotten", fields={"peer": peer.key.peer, "role": peer.role}),
+                *self._left(peer, "silent"),
             ]
         return [*self.leases.expire(now), *gone, *self._advance(now)]
 
@@ -202,12 +208,21 @@ class Ledger:
     def _on_goodbye(self, peer: Peer, goodbye: Goodbye) -> list[Action]:
         """The sender's leases and its place are free at once."""
         self.peers.leave(peer.key)
-        fields = {"peer": peer.key.peer, "session": peer.key.session, "role": peer.role, "reason": goodbye.reason}
+        fields = {
+            "peer": peer.key.peer,
+            "session": peer.key.tag,
+            "role": peer.role,
+            "reason": goodbye.reason,
+        }
         if peer.role == "learner":
             self.training.session_ended()
             return [*self.state.change_run(learner_peer="", learner_session=""), Note(event="goodbye", fields=fields)]
         ended: list[Action] = [*self.leases.session_ended(peer.key), Note(event="goodbye", fields=fields)]
-        return [*self.fleet.changes(peer.key.peer, "gone", goodbye.reason or "goodbye"), *ended]
+        return [*self._left(peer, goodbye.reason or "goodbye"), *ended]
+
+    def _left(self, peer: Peer, reason: str) -> list[Note]:
+        """Only the end of a rollout's session ends a rollout, whatever name another peer has."""
+        return self.fleet.changes(peer.key.peer, "gone", reason) if peer.role == "rollout" else []
 
     def _advance_after(self, message: Message, now: float) -> list[Action]:
         """Frequent messages complete no group: what else they may change is seen at the next tick."""

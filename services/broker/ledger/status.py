@@ -43,15 +43,15 @@ def status_of(state: State, peers: Peers, fleet: Fleet, training: Training, now:
 
 
 def _learner(peers: Peers, now: float) -> dict[str, Any]:
-    """The learner that has the run, if it is connected, and the session of another one that wants the run."""
+    """The learner that has the run, if it is connected, and another one that wants the run, by their tags."""
     holder = next(iter(peers.of_role("learner")), None)
     waiting = peers.turned_away
     waits = waiting is not None and now - waiting[1] < LEARNER_LEASE_S
     return {
         "learner": None if holder is None else holder.key.peer,
-        "learner_session": None if holder is None else holder.key.session,
+        "learner_session": None if holder is None else holder.key.tag,
         "learner_silent_s": None if holder is None else now - holder.last_seen,
-        "learner_waiting": waiting[0].session if waiting is not None and waits else None,
+        "learner_waiting": waiting[0].tag if waiting is not None and waits else None,
     }
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Backend, GroupName, PrefixStore, _new_process_group_helper, _world
 
+from protocol.sessions import shown_identity
 from services.learner.weights.snapshot import Snapshot
 
 log = structlog.get_logger()
@@ -166,7 +167,7 @@ class SendingGroups:
         # Rollouts disappear without notice.
         self._groups = {known: each for known, each in self._groups.items() if not each.ended}
         made = self._groups[peer] = self._kind(self._options)
-        log.info("weights_group_opened", peer=peer.decode(errors="replace"), group=made.name, port=made.port)
+        log.info("weights_group_opened", peer=shown_identity(peer), group=made.name, port=made.port)
         return made
 
     def get(self, peer: bytes, name: str) -> SendingGroup | None:

@@ -21,6 +21,7 @@ from protocol.messages import (
     WeightGone,
     WeightRequest,
 )
+from protocol.sessions import shown_identity
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights.fan_out import FanOut
 from services.learner.weights.process_groups import SendingGroups
@@ -97,7 +98,7 @@ class WeightServer(ChunkServer):
         self._num_failed = self._fan_out.num_failed
 
     def on_loaded(self, incoming: Incoming, loaded: Loaded) -> None:
-        name = incoming.peer.decode(errors="replace")
+        name = shown_identity(incoming.peer)
         if loaded.error:
             self._metrics.weight_loads_failed.inc()
             log.error("weights_not_loaded", peer=name, policy_version=loaded.policy_version, error=loaded.error)

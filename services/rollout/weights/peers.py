@@ -15,6 +15,7 @@ import zmq.asyncio
 
 from protocol.channels import PEER_WEIGHTS
 from protocol.messages import Loaded, Manifest, ManifestRequest, Source, WeightRequest
+from protocol.sessions import session_towards, shown_identity
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.weights.fetch import FetchError, GoneError, fetch_chunks
 from services.rollout.weights.replica import Replica
@@ -65,7 +66,7 @@ class PeerWeightServer(ChunkServer):
         return self._replica.parts(request.policy_version, request.base_version)
 
     def on_loaded(self, incoming: Incoming, loaded: Loaded) -> None:
-        log.debug("loaded_elsewhere", peer=incoming.peer.decode(errors="replace"), policy_version=loaded.policy_version)
+        log.debug("loaded_elsewhere", peer=shown_identity(incoming.peer), policy_version=loaded.policy_version)
 
 
 class WeightPeers:
@@ -210,7 +211,7 @@ class WeightPeers:
             source.endpoint,
             role="rollout",
             peer=self._peer,
-            session=self._session,
+            session=session_towards(self._session, source.endpoint),
             clock=self._clock,
             security=self._security.with_server("rollout", source.key),
         ).running("peer-weights-client")

@@ -18,6 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 from protocol import limits
 from protocol.channels import ChannelSpec
 from protocol.messages import Hello
+from protocol.sessions import shown_identity
 from services.runtime.clock import Clock
 from services.runtime.logs import OccasionalLog
 from services.runtime.net.security import AllowList, KeyFileError, Security, read_public_keys
@@ -27,7 +28,7 @@ log = structlog.get_logger()
 Reason = Literal["unknown_key", "wrong_role", "handshake", "impostor", "bad_messages"]
 AUTHENTICATOR_REASONS: Final[tuple[Reason, ...]] = ("unknown_key", "wrong_role", "handshake", "impostor", "bad_messages")
 """unknown_key: not in the allow-list. wrong_role: listed, but not for this channel. handshake: no key, not ZeroMQ, or broken
-off. impostor: an admitted key claimed another role or name. bad_messages: the connection is ignored for a while."""
+off. impostor: an admitted key claimed another role, name or session. bad_messages: the connection is ignored for a while."""
 
 RELOAD_S: Final = 2.0
 HANDSHAKE_LIMIT_MS: Final = 10_000
@@ -208,7 +209,7 @@ class Authenticator:
     def bad_message(self, spec: ChannelSpec, peer: bytes) -> None:
         """Count an undecodable message of ``peer``. A peer that sends too many is ignored for a while."""
         if self._penalties.offend((spec.name, peer), self._clock.now()):
-            self.refuse("bad_messages", channel=spec.name, peer=peer.decode(errors="replace"), ignored_s=limits.IGNORED_S)
+            self.refuse("bad_messages", channel=spec.name, peer=shown_identity(peer), ignored_s=limits.IGNORED_S)
 
     def ignores(self, spec: ChannelSpec, peer: bytes) -> bool:
         """Whether messages of ``peer`` are now thrown away unread."""

@@ -126,10 +126,15 @@ class RouterChannel:
             return ""
         objection = self._authenticator.objection(incoming.key, hello)
         if objection:
+            self.count_impostor(hello, objection)
+        return objection
+
+    def count_impostor(self, hello: Hello, objection: str) -> None:
+        """Count and log that an admitted peer claimed in ``hello`` to be another."""
+        if self._authenticator is not None:
             self._authenticator.refuse(
                 "impostor", channel=self._spec.name, claimed=hello.peer, role=hello.role, objection=objection
             )
-        return objection
 
     def admits(self, incoming: Incoming) -> bool:
         """Whether the key of a message's connection is (still) in the allow-list."""

@@ -19,6 +19,7 @@ from protocol.codec import Array, Frame, decode, encode, message_type
 from protocol.delivery import Outbox
 from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import FOR_ONE_LIFE, SEQUENCED, Ack, AnyMessage, Goodbye, Hello, Message, Refused, Role, Welcome
+from protocol.sessions import connection_identity, session_tag
 from services.runtime.clock import Clock
 from services.runtime.errors import OccupiedError, ReplacedError, ServiceError
 from services.runtime.logs import OccasionalLog
@@ -83,7 +84,7 @@ class PeerClient:
         """
         # Two processes of one name may exist at once. Under one identity the other end would answer only the one that
         # connected last, and the answers to the first would be lost.
-        self._channel = DealerChannel(context, spec, endpoint, f"{peer}/{session}", security)
+        self._channel = DealerChannel(context, spec, endpoint, connection_identity(peer, session), security)
         self._spec = spec
         self._endpoint = endpoint
         self._role: Role = role
@@ -221,7 +222,7 @@ class PeerClient:
         message = incoming.received.message
         if isinstance(message, FOR_ONE_LIFE) and message.session not in ("", self._session):
             # Its acknowledgements are not for us. Our identity holds our session, so the sender mixes sessions up.
-            fields = {"type": message_type(message), "session": message.session}
+            fields = {"type": message_type(message), "session": session_tag(message.session)}
             self._warnings.warning("message_for_another_session", "session", channel=self._spec.name, **fields)
         elif isinstance(message, Welcome):
             await self._on_welcome(message)

@@ -11,6 +11,7 @@ import zmq.asyncio
 
 from protocol.channels import BATCH
 from protocol.messages import Heartbeat, Published
+from protocol.sessions import session_tag
 from services.broker.rows import TrajectoryRow
 from services.broker.store.store import Store
 from services.runtime.clock import MonotonicClock
@@ -165,7 +166,7 @@ async def test_a_second_learner_waits_for_the_first_also_behind_a_new_broker_and
             beating = tasks.create_task(beat(first))
             await first.connected_welcome()
             waiting = tasks.create_task(second.run())
-            await eventually(lambda: "session first (learner) has this run" in second.refused)
+            await eventually(lambda: f"session {session_tag('first')} (learner) has this run" in second.refused)
             await first.send(published)
             await first.flushed()
             await broker.kill()
@@ -199,7 +200,9 @@ async def test_a_second_rollout_of_one_name_gets_the_work_and_the_first_one_ends
             tasks.create_task(second.run())
             error = await fenced
             assert isinstance(error, ReplacedError)
-            assert "session first of r was replaced by a newer one: two processes use this name" in str(error)
+            assert f"session {session_tag('first')} of r was replaced by a newer one: two processes use this name" in str(
+                error
+            )
         assert learner.end is not None
         resumed = [lease for lease in second.seen_leases if lease.num_tokens > PROMPT_TOKENS]
         assert {lease.trajectory_id for lease in resumed} == {lease.trajectory_id for lease in first.seen_leases}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from protocol.messages import Role
 from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.fencing import LEARNER_LEASE_S, MAX_PEERS, SILENT_S, Peers, PlaceTaken, SessionRefused
 
@@ -13,7 +14,7 @@ def test_a_newer_session_of_a_rollout_replaces_the_older_for_good() -> None:
     assert peers.hello(SessionKey("other", "1"), "rollout", 0, 0.0) == []
     assert peers.hello(new, "rollout", 0, 1.0) == [old]
     assert peers.get(old) is None
-    with pytest.raises(SessionRefused, match="session 1 of r was replaced by a newer one"):
+    with pytest.raises(SessionRefused, match=f"session {old.tag} of r was replaced by a newer one"):
         peers.hello(old, "rollout", 0, 2.0)
 
 
@@ -36,7 +37,7 @@ def test_a_second_learner_is_told_which_one_has_the_run_while_that_one_lives() -
     peers.hello(A, "learner", 0, 0.0)
     pass_time(peers, 0.0, 60.0, speaking=A)
     pass_time(peers, 60.0, 61.5)
-    reason = r"session a \(learner\) has this run and was heard 1.5 s ago.*says nothing for 5 s"
+    reason = rf"session {A.tag} \(learner\) has this run and was heard 1.5 s ago.*says nothing for 5 s"
     with pytest.raises(PlaceTaken, match=reason):
         peers.hello(B, "learner", 0, 61.5)
     assert [peer.key for peer in peers.of_role("learner")] == [A]
@@ -55,7 +56,7 @@ def test_a_learner_that_is_silent_for_a_lease_is_replaced_for_good(silent_s: flo
         return
     assert peers.hello(B, "learner", 0, silent_s) == [A]
     assert peers.learner == B
-    with pytest.raises(SessionRefused, match="session a of learner was replaced by a newer one"):
+    with pytest.raises(SessionRefused, match=f"session {A.tag} of learner was replaced by a newer one"):
         peers.hello(A, "learner", 0, silent_s + 1)
 
 
@@ -86,7 +87,7 @@ def test_a_learner_that_said_goodbye_is_followed_at_once() -> None:
 
 def test_the_learner_of_the_last_broker_comes_back_before_another_one() -> None:
     peers = Peers(1000.0, A)
-    with pytest.raises(PlaceTaken, match="session a"):
+    with pytest.raises(PlaceTaken, match=f"session {A.tag}"):
         peers.hello(B, "learner", 0, 1000.1)
     assert peers.hello(A, "learner", 7, 1001.0) == []
     peers = Peers(1000.0, A)
@@ -121,7 +122,7 @@ def test_silent_rollouts_and_operators_are_forgotten_and_a_silent_learner_is_not
     peers.hello(SessionKey("l", "1"), "learner", 0, 0.0)
     peers.hello(SessionKey("fresh", "1"), "rollout", 0, SILENT_S)
     assert peers.prune(SILENT_S) == []
-    assert peers.prune(SILENT_S + 1) == [SessionKey("r", "1")]
+    assert [peer.key for peer in peers.prune(SILENT_S + 1)] == [SessionKey("r", "1")]
     assert peers.hello(SessionKey("r", "1"), "rollout", 3, SILENT_S + 2) == [], "it may come back"
 
 
@@ -141,3 +142,23 @@ def test_a_learner_that_speaks_to_a_restarted_broker_before_its_hello_counts_as_
     pass_time(peers, 4.0, 5.5)
     with pytest.raises(PlaceTaken, match=r"was heard 1\.5 s ago"):
         peers.hello(B, "learner", 0, 5.5)
+
+
+@pytest.mark.parametrize(("role", "owner"), [("operator", b"k"), ("learner", b"k"), ("rollout", b"l"), ("rollout", b"")])
+def test_a_session_cannot_be_taken_with_another_role_or_key(role: Role, owner: bytes) -> None:
+    peers = Peers(0.0)
+    sender = SessionKey("r", "1")
+    peers.hello(sender, "rollout", 0, 0.0, b"k")
+    with pytest.raises(SessionRefused, match=f"session {sender.tag} of r belongs to"):
+        peers.hello(sender, role, 0, 1.0, owner)
+    peer = peers.get(sender)
+    assert peer is not None
+    assert (peer.role, peer.owner, peer.last_seen) == ("rollout", b"k", 0.0)
+    assert peers.hello(sender, "rollout", 0, 2.0, b"k") == [], "its owner continues"
+
+
+def test_nobody_takes_the_learners_place_under_another_role_while_it_is_away() -> None:
+    peers = Peers(0.0, A)
+    with pytest.raises(SessionRefused, match="belongs to the role learner, not to operator"):
+        peers.hello(A, "operator", 0, 0.5)
+    assert peers.hello(A, "learner", 0, 1.0) == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.messages import Goodbye, Heartbeat, LeaseRequest, NoLease
+from protocol.messages import Goodbye, Heartbeat, LeaseRequest, NoLease, Refused, Role
 from protocol.messages.work import RolloutStatus
 from services.broker.ledger.actions import Action, Note, SessionKey
 from services.broker.ledger.fencing import SILENT_S
@@ -108,3 +108,23 @@ def test_whatever_is_reported_every_rollout_is_in_one_state_and_impossible_steps
     assert {peer: fleet.state(peer) for peer in model} == model
     assert fleet.counts() == {state: list(model.values()).count(state) for state in STATES}
     assert set(fleet.gone) == {peer for peer, state in model.items() if state == "gone"}
+
+
+@pytest.mark.parametrize("role", ["operator", "learner"])
+def test_only_a_rollout_can_put_itself_out_of_service(role: Role) -> None:
+    world = LedgerHarness()
+    world.hello(R)
+    world.send(R, says("serving"))
+    namesake = SessionKey(R.peer, "another")
+    assert not replies(world.hello(namesake, role), Refused)
+    world.send(namesake, Goodbye())
+    assert world.ledger.fleet.state(R.peer) == "serving"
+    world.hello(namesake, role)
+    world.send(R, says("serving"))
+    world.now += SILENT_S - 1
+    world.send(R, says("serving"))
+    world.tick(2.0)
+    assert world.ledger.fleet.state(R.peer) == "serving", "an operator that is forgotten changes nothing, either"
+    world.now += SILENT_S
+    world.tick(2.0)
+    assert world.ledger.fleet.state(R.peer) == "gone"

@@ -71,9 +71,13 @@ def test_a_second_learner_changes_nothing_for_the_first_one_which_lives_while_it
         assert world.send(LEARNER, Heartbeat(policy_version=1, status="serving", leases=[])) == []
         (refused,) = replies(world.hello(second, "learner"), Refused)
         assert not refused.fatal
-        assert "session first (learner) has this run and was heard 0.0 s ago" in refused.reason
+        assert f"session {LEARNER.tag} (learner) has this run and was heard 0.0 s ago" in refused.reason
     status = world.ledger.status(world.now)
-    assert (status["learner_session"], status["learner_silent_s"], status["learner_waiting"]) == ("first", 0.0, "second")
+    assert (status["learner_session"], status["learner_silent_s"], status["learner_waiting"]) == (
+        LEARNER.tag,
+        0.0,
+        second.tag,
+    )
     later = world.ledger.status(world.now + LEARNER_LEASE_S)
     assert (later["learner_silent_s"], later["learner_waiting"]) == (LEARNER_LEASE_S, None), "it has asked no more"
     assert replies(world.trained(0, 1), Refused) == []

@@ -1,0 +1,38 @@
+"""Sessions: a session is one life of a process, and its name is a secret between the process and the other end.
+
+Without keys, whoever knows a session can speak for it. So nobody can guess one, and none is shown: texts, logs and statuses
+show its tag, from which it cannot be computed.
+"""
+
+import hashlib
+import secrets
+from typing import Final
+
+SESSION_BYTES: Final = 16
+TAG_BYTES: Final = 4
+
+
+def new_session() -> str:
+    """A session that nobody can guess: 128 random bits, hexadecimal."""
+    return secrets.token_hex(SESSION_BYTES)
+
+
+def session_towards(session: str, other_end: str) -> str:
+    """The session of a process that has many other ends: none of these can speak for it to another one."""
+    return hashlib.blake2b(f"{session}\0{other_end}".encode(), digest_size=SESSION_BYTES).hexdigest()
+
+
+def session_tag(session: str) -> str:
+    """Eight characters that stand for a session where people read them."""
+    return hashlib.blake2b(session.encode(), digest_size=TAG_BYTES).hexdigest()
+
+
+def connection_identity(peer: str, session: str) -> str:
+    """What a process calls its connection; see services.runtime.net.peer."""
+    return f"{peer}/{session}"
+
+
+def shown_identity(identity: bytes) -> str:
+    """A connection's identity with the tag instead of the session."""
+    peer, slash, session = identity.decode(errors="replace").rpartition("/")
+    return f"{peer}/{session_tag(session)}" if slash else session
