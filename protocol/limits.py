@@ -2,7 +2,7 @@
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 
 MAX_HEADER_BYTES: Final = 1024 * 1024
 """The header of most messages; also bounds tasks and environment states."""
@@ -34,6 +34,8 @@ MAX_DELTA_BUCKETS: Final = 262_144
 MAX_SOURCES: Final = 16
 """Rollouts that a manifest names as sources of the same bytes."""
 MAX_METRICS: Final = 4096
+MAX_BATCHES_RELEASED: Final = 4096
+"""Batches that one ReleaseRequest names."""
 
 MAX_PEERS: Final = 4096
 """Sessions that a broker or weight server keeps."""

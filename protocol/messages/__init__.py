@@ -9,6 +9,7 @@ from typing import get_args
 from protocol.messages.base import Count, Message, Name, Plain, Reason, Role, Segment, Split, Version, VersionRun
 from protocol.messages.batch import (
     Batch,
+    BatchFailed,
     BatchItem,
     BatchPending,
     BatchRequest,
@@ -16,10 +17,11 @@ from protocol.messages.batch import (
     EndOfRun,
     Published,
     Resume,
+    SkipBatch,
     Trained,
 )
 from protocol.messages.connection import Ack, Goodbye, Hello, Refused, Welcome
-from protocol.messages.operator import Status, StatusRequest, StopRequest
+from protocol.messages.operator import ReleaseRequest, Status, StatusRequest, StopRequest
 from protocol.messages.weights import (
     BroadcastRequest,
     DeltaBucket,
@@ -50,12 +52,12 @@ from protocol.messages.work import (
 AnyMessage = (
     Hello | Goodbye | Welcome | Refused | Ack
     | LeaseRequest | Lease | NoLease | Chunk | Finish | Release | LeaseEnded | Heartbeat | Pulse
-    | BatchRequest | BatchPending | Batch | EndOfRun | Published | Trained | Checkpointed | Resume
+    | BatchRequest | BatchPending | Batch | SkipBatch | EndOfRun | Published | Trained | BatchFailed | Checkpointed | Resume
     | ManifestRequest | Manifest | WeightRequest | WeightChunk | WeightGone | Loaded
     | ProcessGroupRequest | ProcessGroup | BroadcastRequest
-    | StatusRequest | Status | StopRequest
+    | StatusRequest | Status | StopRequest | ReleaseRequest
 )  # fmt: skip
-SEQUENCED = (Chunk, Finish, Release, Published, Trained, Checkpointed)
+SEQUENCED = (Chunk, Finish, Release, Published, Trained, BatchFailed, Checkpointed)
 """Messages that must arrive: sent with a sequence number, kept by the sender until acknowledged."""
 
 FOR_ONE_LIFE = (Welcome, Ack, Refused)
@@ -71,6 +73,7 @@ __all__ = [
     "Ack",
     "AnyMessage",
     "Batch",
+    "BatchFailed",
     "BatchItem",
     "BatchPending",
     "BatchRequest",
@@ -102,9 +105,11 @@ __all__ = [
     "Reason",
     "Refused",
     "Release",
+    "ReleaseRequest",
     "Resume",
     "Role",
     "Segment",
+    "SkipBatch",
     "Source",
     "Split",
     "Status",

@@ -70,6 +70,15 @@ class Batch(Message, frozen=True, tag="batch"):
         check_tokens(arrays, sum(item.num_tokens for item in self.items))
 
 
+class SkipBatch(Message, frozen=True, tag="skip_batch"):
+    """Broker -> learner: batch ``index`` was set aside, and ``reason`` says why. Nothing is trained for it; the learner
+    publishes its weights as the next version, so that batches and versions stay in step.
+    """
+
+    index: Count
+    reason: Reason
+
+
 class EndOfRun(Message, frozen=True, tag="end_of_run"):
     """Broker -> learner: there is no batch ``index``: the run is complete (or stops) after the batches before it."""
 
@@ -89,11 +98,27 @@ class Published(Message, frozen=True, tag="published"):
 
 
 class Trained(Message, frozen=True, tag="trained"):
-    """Learner -> broker: batch ``index`` has been trained; its metrics, for metrics.jsonl."""
+    """Learner -> broker: batch ``index`` has been trained; its metrics, for metrics.jsonl.
+
+    ``skipped``: nothing was trained, because the broker has set the batch aside.
+    """
 
     index: Count
     policy_version: Version
     metrics: Annotated[dict[str, float | None], Meta(max_length=limits.MAX_METRICS)]
+    skipped: bool = False
+
+
+class BatchFailed(Message, frozen=True, tag="batch_failed"):
+    """Learner -> broker, before it ends: it could not train batch ``index``.
+
+    ``raised``: training raised, and ``reason`` is the error. Otherwise one of the learner's ranks ended without a word
+    meanwhile, as a learner of one rank does when it is killed.
+    """
+
+    index: Count
+    reason: Reason
+    raised: bool
 
 
 class Checkpointed(Message, frozen=True, tag="checkpointed"):

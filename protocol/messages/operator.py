@@ -1,8 +1,12 @@
-"""Messages of the batch channel, operator <-> broker: to watch a run and to stop it."""
+"""Messages of the batch channel, operator <-> broker: to watch a run, to stop it, to give back what it has set aside."""
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from msgspec import Meta
+
+from protocol import limits
 from protocol.messages.base import (
+    Count,
     Message,
     Plain,
     Reason,
@@ -29,3 +33,9 @@ class StopRequest(Message, frozen=True, tag="stop_request"):
     """Operator -> broker: finish the batch under way and stop the run."""
 
     reason: Reason
+
+
+class ReleaseRequest(Message, frozen=True, tag="release_request"):
+    """Operator (``gspo release``) -> broker: use the groups of these set-aside batches again; of all if none is named."""
+
+    batches: Annotated[list[Count], Meta(max_length=limits.MAX_BATCHES_RELEASED)]

@@ -8,7 +8,9 @@ import msgspec
 
 from protocol.messages import Split
 
-GroupStatus = Literal["open", "complete", "batched", "dropped", "evaluated"]
+GroupStatus = Literal["open", "complete", "batched", "dropped", "evaluated", "set_aside", "released", "resampled"]
+"""set_aside: its batch ended the learner again and again; released: an operator gave it back, and it waits for room;
+resampled: it was too old by then, and another group has its prompt."""
 TrajectoryStatus = Literal["free", "leased", "finished", "failed"]
 DropReason = Literal["stale", "failed"]
 
@@ -29,8 +31,10 @@ class GroupRow(Row, frozen=True, kw_only=True):
     """The evaluation it belongs to; None for training."""
     status: GroupStatus
     batch: int | None = None
-    """The batch it went into; None before, and for dropped and held-out groups."""
+    """The batch it went into, also when that was set aside; None before, and for dropped and held-out groups."""
     drop_reason: DropReason | None = None
+    replaces: int | None = None
+    """The resampled group whose prompt this one has."""
 
 
 class TrajectoryRow(Row, frozen=True, kw_only=True):
@@ -105,6 +109,32 @@ class TrainedRow(Row, frozen=True, kw_only=True):
 
     index: int
     policy_version: int
+    how: Literal["trained", "skipped"] = "trained"
+    """skipped: the batch was set aside, and the version has the weights of the one before."""
+
+
+class FailureRow(Row, frozen=True, kw_only=True):
+    """How often a batch has ended its learner since it was last trained."""
+
+    index: int
+    reported: int = 0
+    """Learners that said why they could not train it."""
+    silent: int = 0
+    """Learners in a row that ended without a word while they trained it."""
+    session: str = ""
+    """The learner that reported last: one learner counts once."""
+    reason: str = ""
+    """What it said."""
+
+
+class SetAsideRow(Row, frozen=True, kw_only=True):
+    """Batch ``index`` is not trained any more: it is delivered as one to be skipped. For good, also after a release of its
+    groups."""
+
+    index: int
+    policy_version: int
+    """The newest version at that time."""
+    reason: str
 
 
 class EvaluationRow(Row, frozen=True, kw_only=True):
@@ -139,6 +169,8 @@ class RunRow(Row, frozen=True, kw_only=True):
     learner_peer: str = ""
     """Peer and session of the learner that has the run; empty when the last one said Goodbye."""
     learner_session: str = ""
+    learner_batch: int | None = None
+    """The batch that was delivered to this learner last, until there is a sign that it was trained."""
 
 
 class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +187,13 @@ class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):
     trained: tuple[TrainedRow, ...] = ()
     """Trainings of batches that no checkpoint covers, and some before."""
     evaluations: tuple[EvaluationRow, ...] = ()
+    failures: tuple[FailureRow, ...] = ()
+    """Of batches that no checkpoint covers."""
+    set_aside: tuple[SetAsideRow, ...] = ()
+    shelved_groups: tuple[GroupRow, ...] = ()
+    """Those of batches that no checkpoint covers, and all that are set aside or released, by id."""
+    shelved_trajectories: tuple[TrajectoryRow, ...] = ()
+    """Those of ``shelved_groups``, by id."""
     run: RunRow = RunRow()
     next_batch_checkpointed: int = 0
     next_group_id: int = 0

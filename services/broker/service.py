@@ -33,9 +33,8 @@ from services.broker.metrics_file import MetricsFile
 from services.broker.outgoing import NO_TOKENS, batch_message, lease_message
 from services.broker.rows import TrajectoryRow
 from services.broker.sessions import Answer, Arrival, Sessions
-from services.broker.store import RowChanges, Store, StoredChunk, StoreUnavailable, stored_chunk
+from services.broker.store import RowChanges, Store, StoreCorrupt, StoredChunk, StoreUnavailable, stored_chunk
 from services.runtime.clock import Clock
-from services.runtime.errors import ServiceError
 from services.runtime.lifecycle import until_stopped
 from services.runtime.net import RouterChannel
 from services.runtime.telemetry import Health
@@ -91,6 +90,7 @@ class BrokerService:
         self._room = asyncio.Event()
         self._room.set()
         self._undelivered: list[tuple[GrantLease, str]] = []
+        self._unreadable: list[tuple[SessionKey, int, str]] = []
         self._metrics_file_is_behind = True
         # The store has one connection, used by this one thread.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
@@ -175,6 +175,9 @@ class BrokerService:
         for grant, reason in self._undelivered:
             self._sort(self._ledger.on_undelivered(grant.trajectory_id, grant.epoch, reason, now), {}, changes, effects)
         self._undelivered.clear()
+        for sender, index, reason in self._unreadable:
+            self._sort(self._ledger.on_unreadable_batch(sender, index, reason, now), {}, changes, effects)
+        self._unreadable.clear()
         for arrival in arrivals:
             received = arrival.incoming.received
             arrays = {} if received is None else received.arrays
@@ -303,8 +306,13 @@ class BrokerService:
 
     async def _send_lease(self, grant: GrantLease) -> None:
         payload = NO_TOKENS
-        if grant.num_tokens:
-            payload = await self._in_thread(lambda: self._store.payload(grant.trajectory_id))
+        try:
+            if grant.num_tokens:
+                payload = await self._in_thread(lambda: self._store.payload(grant.trajectory_id))
+        except StoreCorrupt as error:
+            log.error("trajectory_unreadable", trajectory_id=grant.trajectory_id, error=str(error))
+            self._give_up_lease(grant, error)
+            return
         try:
             task = dict(self._tasks[grant.split].task(grant.task_index))
         # The environment is the user's own code: whatever it raises concerns this task only.
@@ -329,15 +337,14 @@ class BrokerService:
         self._undelivered.append((grant, reason))
 
     async def _send_batch(self, sender: SessionKey, index: int) -> None:
-        row, items = await self._in_thread(lambda: self._store.batch(index))
-        message, arrays = batch_message(row, items, self._temperature)
         try:
+            row, items = await self._in_thread(lambda: self._store.batch(index))
+            message, arrays = batch_message(row, items, self._temperature)
             sent = await self._send(sender, message, arrays)
-        except ProtocolError as error:
-            raise ServiceError(
-                f"batch {index} does not fit a message: {error}; use a smaller batch.groups_per_batch, batch.group_size or "
-                "sampling.max_tokens"
-            ) from error
+        except (StoreCorrupt, ProtocolError, TypeError, ValueError, OverflowError) as error:
+            log.error("batch_unreadable", batch=index, error=str(error))
+            self._unreadable.append((sender, index, f"{type(error).__name__}: {error}"))
+            return
         log.info("batch_sent" if sent else "batch_not_sent", batch=index, num_trajectories=len(items), peer=sender.peer)
 
     def _count_reply(self, sender: SessionKey, message: Message) -> None:

@@ -1,7 +1,7 @@
 """Decides which batch and which version come next, and which publications, trainings and checkpoints fit that order."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from protocol.messages import Checkpointed, Published, Trained
 from services.broker.rows import (
@@ -117,7 +117,8 @@ class Batches:
         """
         if trained.index >= self.num_assembled:
             raise ValueError(f"index is {trained.index}: only {self.num_assembled} batches exist")
-        row = TrainedRow(index=trained.index, policy_version=trained.policy_version)
+        how: Literal["trained", "skipped"] = "skipped" if trained.skipped else "trained"
+        row = TrainedRow(index=trained.index, policy_version=trained.policy_version, how=how)
         if row in self._trained:
             return []
         self._trained = [*self._trained[1 - REMEMBERED :], row]

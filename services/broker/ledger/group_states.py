@@ -93,7 +93,9 @@ class Groups:
 
     # --- transitions ----------------------------------------------------------------------------------------------
 
-    def start(self, split: Split, prompt: int, task_index: int, size: int, evaluation: int | None) -> GroupRow:
+    def start(
+        self, split: Split, prompt: int, task_index: int, size: int, evaluation: int | None, *, replaces: int | None = None
+    ) -> GroupRow:
         """A new group of ``size`` free trajectories (see ``members``); its id is the largest so far."""
         group = GroupRow(
             group_id=self._next_group_id,
@@ -102,6 +104,7 @@ class Groups:
             task_index=task_index,
             evaluation=evaluation,
             status="open",
+            replaces=replaces,
         )
         self._next_group_id += 1
         rows = [
@@ -168,10 +171,19 @@ class Groups:
         row = self._end_lease(self._trajectories[trajectory_id], "failed")
         return [row, *self._complete_if_all_done(row.group_id)]
 
-    def close(self, group_ids: Iterable[int], batch: int | None) -> list[Row]:
+    def close(self, group_ids: Iterable[int], batch: int | None) -> list[GroupRow]:
         """The groups went into ``batch``, or (None) their evaluation is over."""
         status: Literal["batched", "evaluated"] = "evaluated" if batch is None else "batched"
         return [replace(self._forget(group_id), status=status, batch=batch) for group_id in group_ids]
+
+    def take_back(self, group: GroupRow, members: Iterable[TrajectoryRow]) -> None:
+        """A complete group is in play again."""
+        rows = list(members)
+        self._groups[group.group_id] = group
+        self._members[group.group_id] = tuple(row.trajectory_id for row in rows)
+        for row in rows:
+            self._trajectories[row.trajectory_id] = row
+        self._refresh_oldest_version(group.group_id)
 
     def drop(self, group_id: int, reason: DropReason) -> GroupRow:
         return replace(self._forget(group_id), status="dropped", drop_reason=reason)

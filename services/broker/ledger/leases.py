@@ -71,6 +71,7 @@ class Leases:
             if self._may_grant(window, row, request.policy_version):
                 actions += self._grant(sender, row, request.policy_version, now)
                 left -= 1
+        actions += state.take_back(window)
         while left and self._may_admit(window, request.policy_version):
             group_id, started = state.start_group()
             actions += started

@@ -14,6 +14,7 @@ from protocol.messages import (
     SEQUENCED,
     Ack,
     AnyMessage,
+    BatchFailed,
     BatchRequest,
     Checkpointed,
     Chunk,
@@ -26,6 +27,7 @@ from protocol.messages import (
     Published,
     Refused,
     Release,
+    ReleaseRequest,
     Resume,
     Role,
     Status,
@@ -46,8 +48,8 @@ from services.broker.rows import LedgerContents
 UNKNOWN_SESSION: Final = "unknown session: say hello"
 ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
     "rollout": (LeaseRequest, Chunk, Finish, Release, Heartbeat, Goodbye),
-    "learner": (BatchRequest, Published, Trained, Checkpointed, Resume, Heartbeat, Goodbye),
-    "operator": (StatusRequest, StopRequest, Goodbye),
+    "learner": (BatchRequest, Published, Trained, BatchFailed, Checkpointed, Resume, Heartbeat, Goodbye),
+    "operator": (StatusRequest, StopRequest, ReleaseRequest, Goodbye),
 }
 
 
@@ -100,9 +102,10 @@ class Ledger:
         if hello.role == "rollout":
             actions += [*(self.fleet.begins(sender.peer) if is_new else ()), *self.leases.session_started(sender)]
         elif hello.role == "learner":
-            actions += self.state.change_run(learner_peer=sender.peer, learner_session=sender.session)
             if replaced:
+                actions += [*self.training.learner_lost(), *self.state.change_run(learner_batch=None)]
                 self.training.session_ended()
+            actions += self.state.change_run(learner_peer=sender.peer, learner_session=sender.session)
         actions.append(Note(event="hello", fields={"peer": sender.peer, "session": sender.tag, "role": hello.role}))
         newest = self.state.batches.newest
         welcome = Welcome(
@@ -138,6 +141,10 @@ class Ledger:
     def on_undelivered(self, trajectory_id: int, epoch: int, reason: str, now: float) -> list[Action]:
         """A Lease could not be sent; ``reason`` says why it never can be, and is empty when the peer is away."""
         return [*self.leases.undelivered(trajectory_id, epoch, reason), *self._advance(now)]
+
+    def on_unreadable_batch(self, sender: SessionKey, index: int, reason: str, now: float) -> list[Action]:
+        """A batch could not be read or encoded for ``sender``."""
+        return [*self.training.on_unreadable(sender, index, reason), *self._advance(now)]
 
     def on_tick(self, now: float) -> list[Action]:
         """Time has passed: leases expire, silent peers are forgotten, a waiting learner hears what it waits for."""
@@ -185,6 +192,8 @@ class Ledger:
                 return self._on_goodbye(peer, message)
             case StatusRequest():
                 return [Reply(to=sender, message=Status(status=self.status(now)))]
+            case ReleaseRequest():
+                return self._on_release(sender, message)
             case StopRequest():
                 return self.state.stop(f"stopped by {sender.peer}: {message.reason}")
             case _:
@@ -198,6 +207,8 @@ class Ledger:
                 return self.training.on_published(sender, message)
             case Trained():
                 return self.training.on_trained(sender, message, now)
+            case BatchFailed():
+                return self.training.on_failed(sender, message)
             case Checkpointed():
                 return self.training.on_checkpointed(sender, message)
             case Resume():
@@ -216,13 +227,20 @@ class Ledger:
         }
         if peer.role == "learner":
             self.training.session_ended()
-            return [*self.state.change_run(learner_peer="", learner_session=""), Note(event="goodbye", fields=fields)]
+            gone = self.state.change_run(learner_peer="", learner_session="", learner_batch=None)
+            return [*gone, Note(event="goodbye", fields=fields)]
         ended: list[Action] = [*self.leases.session_ended(peer.key), Note(event="goodbye", fields=fields)]
         return [*self._left(peer, goodbye.reason or "goodbye"), *ended]
 
     def _left(self, peer: Peer, reason: str) -> list[Note]:
         """Only the end of a rollout's session ends a rollout, whatever name another peer has."""
         return self.fleet.changes(peer.key.peer, "gone", reason) if peer.role == "rollout" else []
+
+    def _on_release(self, sender: SessionKey, request: ReleaseRequest) -> list[Action]:
+        try:
+            return self.state.release(request.batches, sender.peer)
+        except ValueError as error:
+            return [_refused(sender, f"release_request: {error}", "release_request")]
 
     def _advance_after(self, message: Message, now: float) -> list[Action]:
         """Frequent messages complete no group: what else they may change is seen at the next tick."""

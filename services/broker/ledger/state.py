@@ -10,6 +10,7 @@ from protocol.messages import LeaseEnded
 from services.broker.ledger.actions import Action, Note, Reply, Save, SessionKey, WriteMetrics
 from services.broker.ledger.admission import Admission, Window
 from services.broker.ledger.batch_order import Batches
+from services.broker.ledger.dead_letters import IN_A_ROW, DeadLetters, Failures
 from services.broker.ledger.evaluations import Evaluations
 from services.broker.ledger.group_states import Groups
 from services.broker.ledger.task_order import TaskOrder
@@ -52,6 +53,8 @@ class State:
             num_batches=config.num_batches,
             num_tasks=config.num_eval_tasks,
         )
+        self.failures = Failures(contents)
+        self.dead_letters = DeadLetters(contents)
         self.order = TaskOrder(config.seed, config.num_train_tasks)
         self.next_prompt = contents.next_prompt
         self.num_batched_groups = contents.num_batched_groups
@@ -98,7 +101,14 @@ class State:
     # --- changes -----------------------------------------------------------------------------------------------------
 
     def start_group(self) -> tuple[int, list[Action]]:
-        """Admit the next prompt; returns the group's id and the actions."""
+        """Admit the next prompt, or one whose group was given back too late; returns the group's id and the actions."""
+        for shelved in self.dead_letters.released:
+            if shelved.oldest_version < self.oldest_allowed:
+                former = self.dead_letters.resample(shelved.group.group_id)
+                group = self.groups.start(
+                    "train", former.prompt, former.task_index, self.config.group_size, None, replaces=former.group_id
+                )
+                return group.group_id, [Save(row=former), Save(row=group), *saves(self.groups.members(group.group_id))]
         prompt = self.next_prompt
         self.next_prompt += 1
         group = self.groups.start("train", prompt, self.order.task_index(prompt), self.config.group_size, None)
@@ -121,6 +131,65 @@ class State:
         ended = [lease_ended(member, f"its group was dropped: {reason}") for member in members if member.status == "leased"]
         note = Note(event="group_dropped", fields={"group_id": group_id, "reason": reason}, level="warning")
         return [Save(row=row), *ended, WriteMetrics(line=line), note]
+
+    def take_back(self, window: Window) -> list[Action]:
+        """Put groups that an operator gave back among the complete ones: those that are fresh, if ``window`` has room."""
+        actions: list[Action] = []
+        for shelved in self.dead_letters.released:
+            fresh = shelved.oldest_version >= self.oldest_allowed
+            if self.num_wanted_groups <= 0 or not fresh or not window.add(shelved.oldest_version):
+                continue
+            back = self.dead_letters.take_back(shelved.group.group_id)
+            self.groups.take_back(back.group, back.members)
+            actions += [Save(row=back.group), Note(event="group_taken_back", fields={"group_id": back.group.group_id})]
+        return actions
+
+    def set_aside(self, index: int, reason: str) -> list[Action]:
+        """No learner gets the batch any more. The run goes on without it, unless that happens to one batch after another."""
+        row, shelved = self.dead_letters.set_aside(index, self.batches.newest_version, reason)
+        self.num_batched_groups -= len(shelved)
+        line = {
+            "event": "set_aside",
+            "batch": index,
+            "reason": row.reason,
+            "policy_version": row.policy_version,
+            "groups": [each.group.group_id for each in shelved],
+            "num_tokens": [member.num_tokens for each in shelved for member in each.members],
+        }
+        fields = {"batch": index, "reason": row.reason, "num_groups": len(shelved)}
+        note = Note(event="batch_set_aside", fields=fields, level="warning")
+        actions = [Save(row=row), *(Save(row=each.group) for each in shelved), WriteMetrics(line=line), note]
+        if self.dead_letters.is_one_too_many(index) and not self.stop_reason:
+            error = (
+                f"{IN_A_ROW} batches in a row were set aside, so the fault is not in the data; the last one, batch {index}, "
+                f"because {row.reason}"
+            )
+            actions += [*self.change_run(error=error), *self.stop(error)]
+        return actions
+
+    def release(self, indices: Sequence[int], by: str) -> list[Action]:
+        """Give the groups of these set-aside batches back, or of all if none is named.
+
+        Raises: ValueError for a batch that is not set aside.
+        """
+        waiting = self.dead_letters.waiting()
+        unknown = [index for index in indices if index not in waiting]
+        if unknown:
+            known = ", ".join(map(str, waiting)) or "none"
+            raise ValueError(f"batch {unknown[0]} is not set aside, or was released before; set aside are: {known}")
+        released = self.dead_letters.release(indices or waiting)
+        if not released:
+            return []
+        batches = sorted({each.group.batch for each in released if each.group.batch is not None})
+        line = {
+            "event": "released",
+            "batches": batches,
+            "by": by,
+            "policy_version": self.batches.newest_version,
+            "groups": [each.group.group_id for each in released],
+        }
+        note = Note(event="batches_released", fields={"batches": batches, "by": by, "num_groups": len(released)})
+        return [*(Save(row=each.group) for each in released), WriteMetrics(line=line), note]
 
     def fail_attempt(self, row: TrajectoryRow, reason: str) -> list[Action]:
         """An attempt at a leased trajectory failed by itself, not with its lease: try once more, or give it up."""

@@ -1,11 +1,14 @@
 """The run as plain data, for its operators."""
 
-from typing import Any
+from typing import Any, Final
 
 from services.broker.ledger.fencing import LEARNER_LEASE_S, Peer, Peers
 from services.broker.ledger.fleet import Fleet
 from services.broker.ledger.state import State
 from services.broker.ledger.training import Training
+
+NAMED_BATCHES: Final = 8
+"""At most this many of the batches that are set aside are described; the others are counted."""
 
 
 def status_of(state: State, peers: Peers, fleet: Fleet, training: Training, now: float) -> dict[str, Any]:
@@ -30,6 +33,7 @@ def status_of(state: State, peers: Peers, fleet: Fleet, training: Training, now:
         "tokens_per_s": training.tokens_per_s,
         "groups": groups_by_state(state),
         "dropped": dict(state.num_dropped),
+        "set_aside": _set_aside(state),
         "prompts_started": state.next_prompt,
         "rollouts": [_rollout(state, peer, fleet, now) for peer in peers.of_role("rollout")],
         "rollouts_gone": fleet.gone,
@@ -55,6 +59,20 @@ def _learner(peers: Peers, now: float) -> dict[str, Any]:
     }
 
 
+def _set_aside(state: State) -> dict[str, Any]:
+    """What waits for an operator: the newest batches by name."""
+    waiting = state.dead_letters.waiting()
+    named = [row for row in state.dead_letters.batches if row.index in waiting][-NAMED_BATCHES:]
+    return {
+        "batches": len(waiting),
+        "groups": sum(waiting.values()),
+        "newest": [
+            {"batch": row.index, "groups": waiting[row.index], "policy_version": row.policy_version, "reason": row.reason}
+            for row in named
+        ],
+    }
+
+
 def groups_by_state(state: State) -> dict[str, int]:
     """Training groups by what became of them."""
     complete = state.groups.num_complete
@@ -63,6 +81,7 @@ def groups_by_state(state: State) -> dict[str, int]:
         "complete": complete,
         "batched": state.num_batched_groups,
         "dropped": sum(state.num_dropped.values()),
+        "set_aside": state.dead_letters.num_groups,
     }
 
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from protocol.messages import (
+    BatchFailed,
     BatchPending,
     BatchRequest,
     Checkpointed,
@@ -14,6 +15,7 @@ from protocol.messages import (
     Pulse,
     Refused,
     Resume,
+    SkipBatch,
     Trained,
 )
 from services.broker.ledger.actions import Action, Announce, DeliverBatch, Note, Reply, Save, SessionKey, WriteMetrics
@@ -39,6 +41,16 @@ class Training:
         self.tokens_per_s: float | None = None
         """Tokens of the last trained batch over the time since the one before."""
 
+    def learner_lost(self) -> list[Action]:
+        """The learner was replaced: it ended without a word, perhaps because of the batch that it had."""
+        state = self._state
+        index = state.run.learner_batch
+        if index is None or state.batches.batch(index) is None:
+            return []
+        rows = state.failures.ended_silently(index)
+        note = Note(event="learner_ended_silently", fields={"batch": index}, level="warning")
+        return [*saves(rows), note, *self._judge(index)]
+
     def session_ended(self) -> None:
         """The learner left, or was replaced: its request for a batch is void."""
         self._waiting = None
@@ -58,10 +70,20 @@ class Training:
         pulse = Pulse(
             policy_version=published.policy_version, weights_endpoint=published.endpoint, stopping=bool(state.stop_reason)
         )
-        return [*saves(rows), Note(event="version_published", fields=fields), Announce(message=pulse), *self._sweep()]
+        return [
+            *saves(rows),
+            *self._survived(published.trained_batches),
+            Note(event="version_published", fields=fields),
+            Announce(message=pulse),
+            *self._sweep(),
+        ]
 
     def on_trained(self, sender: SessionKey, trained: Trained, now: float) -> list[Action]:
         state = self._state
+        set_aside = state.dead_letters.reason(trained.index)
+        if trained.skipped != bool(set_aside):
+            text = f"was set aside ({set_aside}), and must be skipped" if set_aside else "was not set aside: train it"
+            return [_refuse(sender, f"trained: batch {trained.index} {text}", "trained")]
         again = state.batches.was_trained(trained.index)
         try:
             rows = state.batches.train(trained)
@@ -69,12 +91,16 @@ class Training:
             return [_refuse(sender, f"trained: {error}", "trained")]
         if not rows:
             return []
+        line: dict[str, Any]
+        if trained.skipped:
+            line = {"event": "batch_skipped", "batch": trained.index, "policy_version": trained.policy_version}
+            return [*saves(rows), WriteMetrics(line=line), Note(event="batch_skipped", fields={"batch": trained.index})]
         batch = state.batches.batch(trained.index)
         self.tokens_per_s = None
         if batch is not None and self._last_trained_at is not None and now > self._last_trained_at:
             self.tokens_per_s = batch.stats.num_tokens / (now - self._last_trained_at)
         self._last_trained_at = self._quiet_since = now
-        line: dict[str, Any] = {"event": "batch", **_finite(trained.metrics), "batch": trained.index}
+        line = {"event": "batch", **_finite(trained.metrics), "batch": trained.index}
         line |= {"policy_version": trained.policy_version, "again": again, "tokens_per_s": self.tokens_per_s}
         if batch is not None:
             stats = batch.stats
@@ -89,13 +115,40 @@ class Training:
                 "lag/max": stats.max_lag,
             }
         fields = {"batch": trained.index, "reward": line.get("train/reward"), "lag": line.get("lag/mean"), "again": again}
-        return [*saves(rows), WriteMetrics(line=line), Note(event="batch_trained", fields=fields)]
+        note = Note(event="batch_trained", fields=fields)
+        return [*saves(rows), *saves(state.failures.trained(trained.index)), WriteMetrics(line=line), note]
+
+    def on_failed(self, sender: SessionKey, failed: BatchFailed) -> list[Action]:
+        """The learner ends, because it could not train a batch."""
+        state = self._state
+        index = failed.index
+        if index >= state.batches.num_assembled:
+            reason = f"batch_failed: index is {index}: only {state.batches.num_assembled} batches exist"
+            return [_refuse(sender, reason, "batch_failed")]
+        actions = state.change_run(learner_batch=None)
+        if state.batches.batch(index) is None or state.dead_letters.reason(index):
+            return actions  # It was trained before, or is skipped already.
+        if failed.raised:
+            rows = state.failures.report(index, sender.tag, failed.reason)
+        else:
+            rows = state.failures.ended_silently(index)
+        fields = {"batch": index, "reason": failed.reason, "raised": failed.raised}
+        note = Note(event="batch_failed", fields=fields, level="warning")
+        return [*actions, *saves(rows), note, *self._judge(index)]
+
+    def on_unreadable(self, sender: SessionKey, index: int, reason: str) -> list[Action]:
+        """A batch cannot be read, or does not fit a message: nobody will ever train it."""
+        if self._state.dead_letters.reason(index):
+            return []
+        return [*self._state.set_aside(index, f"it cannot be delivered: {reason}"), *self._deliver(sender, index)]
 
     def on_checkpointed(self, sender: SessionKey, checkpointed: Checkpointed) -> list[Action]:
         try:
             rows = self._state.batches.checkpoint(checkpointed)
         except ValueError as error:
             return [_refuse(sender, f"checkpointed: {error}", "checkpointed")]
+        self._state.failures.forget_below(self._state.batches.checkpointed)
+        self._state.dead_letters.forget_below(self._state.batches.checkpointed)
         return [*saves(rows), *(Note(event="batches_checkpointed", fields=msgspec.to_builtins(row)) for row in rows)]
 
     def on_resume(self, sender: SessionKey, resume: Resume) -> list[Action]:
@@ -114,11 +167,12 @@ class Training:
                 f"{batches.num_assembled} is the next new one"
             )
             return [_refuse(sender, reason, "batch_request")]
+        survived = self._survived(request.index)
         if request.index < batches.num_assembled:
             self._waiting = None
-            return [DeliverBatch(to=sender, index=request.index)]
+            return [*survived, *self._deliver(sender, request.index)]
         self._waiting = (sender, request)
-        return []
+        return survived
 
     # --- after every event -------------------------------------------------------------------------------------------
 
@@ -135,7 +189,7 @@ class Training:
         choice = self._choose() if not self._blocked(request) else Choice(group_ids=())
         if choice.group_ids:
             self._waiting = None
-            return [*actions, *self._assemble(choice.group_ids), DeliverBatch(to=sender, index=request.index)]
+            return [*actions, *self._assemble(choice.group_ids), *self._deliver(sender, request.index)]
         if now - self._last_pending >= PENDING_INTERVAL_S:
             self._last_pending = now
             pending = BatchPending(
@@ -195,6 +249,25 @@ class Training:
             )
         return ""
 
+    def _deliver(self, sender: SessionKey, index: int) -> list[Action]:
+        """Send a batch, or that it is to be skipped. Which batch the learner has is durable before it gets it."""
+        reason = self._state.dead_letters.reason(index)
+        if reason:
+            skip = Reply(to=sender, message=SkipBatch(index=index, reason=reason))
+            return [*self._state.change_run(learner_batch=None), skip]
+        return [*self._state.change_run(learner_batch=index), DeliverBatch(to=sender, index=index)]
+
+    def _survived(self, next_batch: int) -> list[Action]:
+        """The learner has trained the batches below ``next_batch``."""
+        index = self._state.run.learner_batch
+        if index is None or index >= next_batch:
+            return []
+        return [*self._state.change_run(learner_batch=None), *saves(self._state.failures.trained(index))]
+
+    def _judge(self, index: int) -> list[Action]:
+        verdict = self._state.failures.verdict(index)
+        return self._state.set_aside(index, verdict) if verdict else []
+
     def _choose(self) -> Choice:
         state = self._state
         groups = state.groups.outstanding(state.batches.newest_version)
@@ -207,6 +280,8 @@ class Training:
         assert all(state.admission.allows(row.min_version, version) for group in members for row in group)
         batch = state.batches.assemble(version, members)
         rows = state.groups.close(group_ids, batch.index)
+        for row, trajectories in zip(rows, members, strict=True):
+            state.dead_letters.keep(row, trajectories)
         state.num_batched_groups += len(rows)
         fields = {"batch": batch.index, "policy_version": version, **msgspec.to_builtins(batch.stats)}
         return [Save(row=batch), *saves(rows), Note(event="batch_assembled", fields=fields), *self._sweep()]

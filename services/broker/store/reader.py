@@ -15,10 +15,12 @@ from services.broker.ledger import REMEMBERED
 from services.broker.rows import (
     BatchRow,
     EvaluationRow,
+    FailureRow,
     GroupRow,
     LedgerContents,
     Row,
     RunRow,
+    SetAsideRow,
     TrainedRow,
     TrajectoryRow,
     VersionRow,
@@ -30,6 +32,11 @@ from services.runtime.errors import ServiceError
 LEDGER_FILE: Final = "ledger.sqlite3"
 WAL_SUFFIX: Final = "-wal"
 BUSY_S: Final = 5.0
+SHELVED: Final = """
+SELECT group_id FROM groups WHERE status IN ('set_aside', 'released') UNION
+SELECT value FROM batches, json_each(batches.group_ids) WHERE batches.batch >= ?
+"""
+"""Groups that may be set aside, or given back; the parameter is the first batch that no checkpoint covers."""
 _NO_TEXT: Final = "Could not decode to UTF-8"
 RowType = TypeVar("RowType", bound=Row)
 
@@ -132,6 +139,7 @@ class Reader:
         last = int(self._one("SELECT max(batch) FROM batches", default=0))
         versions = self.rows(VersionRow, f"ORDER BY policy_version DESC LIMIT {REMEMBERED}")
         trained = self.rows(TrainedRow, f"ORDER BY policy_version DESC, batch DESC LIMIT {REMEMBERED}")
+        shelved = f"group_id IN ({SHELVED})"
         dropped = self._select("SELECT drop_reason, count(*) FROM groups WHERE status = 'dropped' GROUP BY drop_reason")
         return LedgerContents(
             groups=tuple(groups),
@@ -140,6 +148,10 @@ class Reader:
             versions=tuple(reversed(versions)),
             trained=tuple(reversed(trained)),
             evaluations=tuple(self.rows(EvaluationRow, "ORDER BY evaluation_id")),
+            failures=tuple(self.rows(FailureRow, "WHERE batch >= ? ORDER BY batch", (checkpointed,))),
+            set_aside=tuple(self.rows(SetAsideRow, "ORDER BY batch")),
+            shelved_groups=tuple(self.rows(GroupRow, f"WHERE {shelved} ORDER BY group_id", (checkpointed,))),
+            shelved_trajectories=tuple(self.rows(TrajectoryRow, f"WHERE {shelved} ORDER BY trajectory_id", (checkpointed,))),
             run=self._run(),
             next_batch_checkpointed=checkpointed,
             next_group_id=int(self._one("SELECT max(group_id) + 1 FROM groups", default=0)),
@@ -192,6 +204,10 @@ class Reader:
                     )
                 items.append((trajectory, payload))
         return items
+
+    def set_aside(self) -> dict[int, SetAsideRow]:
+        """The batches that were set aside, by index."""
+        return {row.index: row for row in self.rows(SetAsideRow, "ORDER BY batch")}
 
     def metrics_after(self, number: int) -> list[dict[str, Any]]:
         """Lines of metrics.jsonl after line ``number``, in order, each with its own number as "record"."""

@@ -10,19 +10,21 @@ from services.broker.rows import (
     BatchRow,
     CheckpointedRow,
     EvaluationRow,
+    FailureRow,
     GroupRow,
     Row,
+    SetAsideRow,
     TrainedRow,
     TrajectoryRow,
     VersionRow,
 )
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 CREATE: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY, split TEXT NOT NULL, prompt INTEGER NOT NULL, task_index INTEGER NOT NULL,
-    evaluation INTEGER, status TEXT NOT NULL, batch INTEGER, drop_reason TEXT
+    evaluation INTEGER, status TEXT NOT NULL, batch INTEGER, drop_reason TEXT, replaces INTEGER
 );
 CREATE INDEX groups_by_status ON groups (status);
 CREATE TABLE trajectories (
@@ -46,8 +48,13 @@ CREATE TABLE versions (
     trained_batches INTEGER NOT NULL
 );
 CREATE TABLE trained (
-    batch INTEGER NOT NULL, policy_version INTEGER NOT NULL, PRIMARY KEY (batch, policy_version)
+    batch INTEGER NOT NULL, policy_version INTEGER NOT NULL, how TEXT NOT NULL, PRIMARY KEY (batch, policy_version)
 ) WITHOUT ROWID;
+CREATE TABLE failures (
+    batch INTEGER PRIMARY KEY, reported INTEGER NOT NULL, silent INTEGER NOT NULL, session TEXT NOT NULL,
+    reason TEXT NOT NULL
+);
+CREATE TABLE set_aside (batch INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, reason TEXT NOT NULL);
 CREATE TABLE evaluations (
     evaluation_id INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, batch INTEGER NOT NULL,
     num_tasks INTEGER NOT NULL, status TEXT NOT NULL, reward REAL, num_finished INTEGER NOT NULL,
@@ -112,6 +119,8 @@ TABLES: Final[dict[type[Row], Table]] = {
         _table("batches", BatchRow, json_fields=("group_ids", "stats"), index="batch"),
         _table("versions", VersionRow),
         _table("trained", TrainedRow, index="batch"),
+        _table("failures", FailureRow, index="batch"),
+        _table("set_aside", SetAsideRow, index="batch"),
         _table("evaluations", EvaluationRow),
     )
 }

@@ -4,8 +4,8 @@ import threading
 
 import numpy as np
 
-from protocol.messages import Batch, BatchItem, BatchRequest, EndOfRun, Segment, VersionRun, Welcome
-from services.learner.broker.batches import BatchArrived
+from protocol.messages import Batch, BatchItem, BatchRequest, Segment, VersionRun, Welcome
+from services.learner.broker.batches import Answer, BatchArrived
 from services.learner.broker.port import BrokerPort, ToBroker
 from services.learner.weights.snapshot import WeightCopy
 from tests.support.wire.zmq_ends import a_welcome
@@ -47,7 +47,7 @@ class ScriptedBroker(BrokerPort):
         if isinstance(message, BatchRequest):
             self._wanted = message.index
 
-    def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None:
+    def take(self, timeout_s: float) -> Answer | None:
         wanted, self._wanted = self._wanted, None
         if wanted is None or wanted >= self._num_batches:
             self._stop.set()

@@ -79,7 +79,7 @@ def test_a_directory_without_a_ledger_of_this_release_is_named(tmp_path: Path) -
     connection = sqlite3.connect(tmp_path / LEDGER_FILE)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(NoLedger, match="schema 99, this release reads 3"), reading(tmp_path):
+    with pytest.raises(NoLedger, match="schema 99, this release reads 4"), reading(tmp_path):
         pass
 
 

@@ -133,7 +133,7 @@ def test_another_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(StoreMismatch, match="schema 99, this release uses 3"):
+    with pytest.raises(StoreMismatch, match="schema 99, this release uses 4"):
         open_store(path)
 
 
