@@ -11,8 +11,9 @@ from gspo.adaptive import AdaptiveClip
 from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
 from gspo.staleness import MismatchTracker
-from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, Trained
-from services.learner.broker import BatchArrived, BrokerPort, groups_of
+from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
+from services.learner.batch_failures import BatchFailures
+from services.learner.broker import Answer, BatchArrived, BrokerPort, groups_of
 from services.learner.checkpoints import (
     Background,
     CheckpointSaver,
@@ -105,6 +106,7 @@ class LearnerService:
         elif background is None:
             background = Threads()
         self._saver = CheckpointSaver(engine, self._root, keep=settings.learner.keep_checkpoints, background=background)
+        self._failures = BatchFailures(broker, settings.run.directory)
         self._saved_batch = 0
         """The batch position of the newest checkpoint, also while it is being saved."""
         self._saving_since = 0.0
@@ -123,6 +125,7 @@ class LearnerService:
             self._saver.abandon()
 
     def _run(self) -> None:
+        self._failures.begin()
         self._resume()
         self._publish()
         while True:
@@ -137,7 +140,10 @@ class LearnerService:
             if isinstance(directive, EndOfRun):
                 self._finish(directive)
                 return
-            self._train(directive)
+            if isinstance(directive, SkipBatch):
+                self._skip(directive)
+            else:
+                self._train(directive)
 
     def _resume(self) -> None:
         find_latest(self._root)  # A missing checkpoint ends the process before it waits for the broker.
@@ -180,8 +186,8 @@ class LearnerService:
                 return answer
             self._health.not_ready("rank 0 waits for the broker" if self._broker is None else self._broker.reason_to_wait)
 
-    def _next(self) -> BatchArrived | EndOfRun | None:
-        """The next batch or the end of the run, on every rank; None: stop."""
+    def _next(self) -> Answer | None:
+        """The next batch, or that it is to be skipped, or the end of the run, on every rank; None: stop."""
         if self._broker is not None:
             self._broker.tell(BatchRequest(index=self._next_batch, policy_version=self._policy_version))
         waited_until = last_log = self._clock.now()
@@ -201,29 +207,44 @@ class LearnerService:
     def _train(self, arrived: BatchArrived) -> None:
         batch = arrived.batch
         begin = self._clock.now()
-        with self._profile.phase("prepare"):
-            groups = groups_of(batch, arrived.arrays)
-        report = self._train_batch(
-            self._engine,
-            groups,
-            objective=self._objective,
-            policy_version=batch.policy_version,
-            num_mini_batches=self._settings.batch.mini_batches,
-            mismatch=self._mismatch,
-            adaptive_clip=self._adaptive_clip,
-            max_lag=self._settings.batch.max_lag,
-            advantages=self._advantages,
-        )
+        with self._failures.of(batch.index):
+            with self._profile.phase("prepare"):
+                groups = groups_of(batch, arrived.arrays)
+            report = self._train_batch(
+                self._engine,
+                groups,
+                objective=self._objective,
+                policy_version=batch.policy_version,
+                num_mini_batches=self._settings.batch.mini_batches,
+                mismatch=self._mismatch,
+                adaptive_clip=self._adaptive_clip,
+                max_lag=self._settings.batch.max_lag,
+                advantages=self._advantages,
+            )
         trained = self._clock.now()
         self._next_batch = batch.index + 1
         self._publish()
         metrics = {**report.metrics, "train_s": trained - begin, "publish_s": self._clock.now() - trained}
         self._report(batch.index, metrics, num_tokens=int(arrived.arrays["token_ids"].shape[0]), items=len(batch.items))
         with self._profile.phase("checkpoint"):
-            self._advance_saving()
-            if self._next_batch - self._saved_batch >= self._settings.learner.checkpoint_every_batches:
-                self._checkpoint()
+            self._save_if_due()
         self._profile.end_batch(batch.index, self._engine.sum_over_ranks)
+
+    def _skip(self, skipped: SkipBatch) -> None:
+        """The broker has set the batch aside: the next version has the same weights."""
+        self._next_batch = skipped.index + 1
+        self._publish()
+        self._metrics.next_batch.set(self._next_batch)
+        if self._broker is not None:
+            log.warning("batch_skipped", batch=skipped.index, reason=skipped.reason)
+            report = Trained(index=skipped.index, policy_version=self._policy_version, metrics={}, skipped=True)
+            self._broker.tell(report)
+        self._save_if_due()
+
+    def _save_if_due(self) -> None:
+        self._advance_saving()
+        if self._next_batch - self._saved_batch >= self._settings.learner.checkpoint_every_batches:
+            self._checkpoint()
 
     def _report(self, index: int, metrics: Mapping[str, float], *, num_tokens: int, items: int) -> None:
         self._health.progress()

@@ -7,17 +7,18 @@ import numpy as np
 import torch
 
 from protocol.codec import decode, encode
-from protocol.messages import Batch, EndOfRun
-from services.learner.broker import BatchArrived
+from protocol.messages import Batch, EndOfRun, SkipBatch
+from services.learner.broker import Answer, BatchArrived
 
 WAIT: Final = 0
 BATCH: Final = 1
 END: Final = 2
 STOP: Final = 3
+SKIP: Final = 4
 MAX_SHARED_FRAMES: Final = 4
 NO_FRAME: Final = -1
 
-Directive = BatchArrived | EndOfRun | None
+Directive = Answer | None
 """What to do next; None: stop, or nothing has arrived yet (see ``stop`` of ``share``)."""
 
 
@@ -49,7 +50,7 @@ def share(engine: Broadcaster, arrived: Directive, stop: bool) -> tuple[Directiv
     stop = stop_anywhere(engine, stop)
     frames = _frames(arrived) if engine.rank == 0 else []
     sizes = [len(frame) for frame in frames]
-    kind = STOP if stop else BATCH if isinstance(arrived, BatchArrived) else END if arrived is not None else WAIT
+    kind = STOP if stop else _kind(arrived)
     head = torch.tensor([kind, *sizes, *[NO_FRAME] * (MAX_SHARED_FRAMES - len(sizes))], dtype=torch.int64)
     head = engine.broadcast(head)
     kind, *sizes = (int(number) for number in head.tolist())
@@ -64,6 +65,18 @@ def share(engine: Broadcaster, arrived: Directive, stop: bool) -> tuple[Directiv
     if engine.rank == 0:
         return arrived, False
     return _decode(data.tobytes(), sizes), False
+
+
+def _kind(arrived: Directive) -> int:
+    match arrived:
+        case None:
+            return WAIT
+        case BatchArrived():
+            return BATCH
+        case SkipBatch():
+            return SKIP
+        case EndOfRun():
+            return END
 
 
 def _frames(arrived: Directive) -> Sequence[bytes]:
@@ -81,5 +94,5 @@ def _decode(data: bytes, sizes: Sequence[int]) -> Directive:
     received = decode(frames)
     if isinstance(received.message, Batch):
         return BatchArrived(batch=received.message, arrays=received.arrays)
-    assert isinstance(received.message, EndOfRun)
+    assert isinstance(received.message, SkipBatch | EndOfRun)
     return received.message

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from gspo.model.packing import TrainGroup
-from protocol.messages import EndOfRun
-from services.learner.broker.batches import BatchArrived
+from services.learner.broker.batches import Answer, BatchArrived
 from services.learner.broker.client import BrokerClient
 from services.learner.broker.loop import BrokerLoop
 from services.learner.engine.engine import LearnerEngine
@@ -98,14 +97,14 @@ class Turns:
 class SimBrokerClient(BrokerClient):
     """``BrokerThread`` without its thread: the same calls, which take virtual time."""
 
-    def __init__(self, loop: BrokerLoop, arrived: "asyncio.Queue[BatchArrived | EndOfRun]", audit: Audit) -> None:
+    def __init__(self, loop: BrokerLoop, arrived: "asyncio.Queue[Answer]", audit: Audit) -> None:
         self._loop = loop
         self._arrived = arrived
         self._audit = audit
         self.turns: Turns
         self.taken: BatchArrived | None = None
 
-    def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None:
+    def take(self, timeout_s: float) -> Answer | None:
         try:
             taken = self._call(self._arrived.get(), timeout_s)
         except TimeoutError:

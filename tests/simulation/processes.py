@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.channels import BATCH, WORK, ChannelSpec
 from protocol.codec import Array
-from protocol.messages import EndOfRun, Message
+from protocol.messages import Message
 from services.broker.entry import ledger_config
 from services.broker.ledger.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
@@ -21,7 +21,7 @@ from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.service import MAX_QUEUED, BrokerService
 from services.broker.store.reader import LEDGER_FILE
 from services.broker.store.store import RowChanges, Store
-from services.learner.broker.batches import BatchArrived
+from services.learner.broker.batches import Answer
 from services.learner.broker.loop import BrokerLoop
 from services.learner.metrics import LearnerMetrics
 from services.learner.service import LearnerService
@@ -315,7 +315,7 @@ class LearnerProcess:
         self._machinery = machinery
         self._process = process
         self._weights_endpoint = weights_endpoint
-        self._arrived: asyncio.Queue[BatchArrived | EndOfRun] = asyncio.Queue(maxsize=4)
+        self._arrived: asyncio.Queue[Answer] = asyncio.Queue(maxsize=4)
         self.trainer = SimTrainer(process, rng, machinery.audit, batch_s=batch_s, has_tables=has_tables)
 
     async def run(self, stop: asyncio.Event) -> None:

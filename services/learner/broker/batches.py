@@ -8,7 +8,7 @@ import numpy as np
 
 from gspo.model.packing import TrainGroup, TrainSequence
 from protocol.codec import Array
-from protocol.messages import Batch, BatchItem
+from protocol.messages import Batch, BatchItem, EndOfRun, SkipBatch
 
 OBSERVATION_TURN: Final = -1
 
@@ -19,6 +19,10 @@ class BatchArrived:
 
     batch: Batch
     arrays: dict[str, Array]
+
+
+Answer = BatchArrived | SkipBatch | EndOfRun
+"""What follows a BatchRequest: the batch, or that it is to be skipped, or that there is none."""
 
 
 def groups_of(batch: Batch, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[TrainGroup]:

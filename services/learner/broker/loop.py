@@ -15,6 +15,7 @@ import zmq.asyncio
 from protocol.channels import BATCH, WEIGHTS
 from protocol.messages import (
     Batch,
+    BatchFailed,
     BatchPending,
     BatchRequest,
     EndOfRun,
@@ -22,10 +23,11 @@ from protocol.messages import (
     Message,
     Published,
     Resume,
+    SkipBatch,
     Trained,
     Welcome,
 )
-from services.learner.broker.batches import BatchArrived
+from services.learner.broker.batches import Answer, BatchArrived
 from services.learner.broker.port import ToBroker
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights import (
@@ -78,7 +80,7 @@ class BrokerLoop:
         clock: Clock,
         health: Health,
         metrics: LearnerMetrics,
-        arrived: Callable[[BatchArrived | EndOfRun], None],
+        arrived: Callable[[Answer], None],
         request_interval_s: float = REQUEST_INTERVAL_S,
     ) -> None:
         """Bind and connect. ``request_interval_s``: time between repetitions of an unanswered request.
@@ -163,7 +165,7 @@ class BrokerLoop:
             return
         if isinstance(message, BatchRequest):
             self._wanted = message
-        else:
+        elif not isinstance(message, BatchFailed):
             self._resume = Resume(next_batch=message.next_batch)
         await self._client.send(message)
 
@@ -245,7 +247,7 @@ class BrokerLoop:
     async def _on_message(self, delivered: Delivered) -> None:
         message = delivered.message
         wanted = self._wanted
-        if isinstance(message, Batch | EndOfRun):
+        if isinstance(message, Batch | SkipBatch | EndOfRun):
             if wanted is None or message.index != wanted.index:
                 return  # the request was answered before
             self._wanted = None

@@ -2,11 +2,11 @@
 
 from abc import ABC, abstractmethod
 
-from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, Trained, Welcome
-from services.learner.broker.batches import BatchArrived
+from protocol.messages import BatchFailed, BatchRequest, Checkpointed, Resume, Trained, Welcome
+from services.learner.broker.batches import Answer
 from services.learner.weights import WeightCopy
 
-ToBroker = Resume | BatchRequest | Trained | Checkpointed
+ToBroker = Resume | BatchRequest | Trained | BatchFailed | Checkpointed
 
 
 class BrokerPort(ABC):
@@ -30,7 +30,7 @@ class BrokerPort(ABC):
         """
 
     @abstractmethod
-    def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None:
+    def take(self, timeout_s: float) -> Answer | None:
         """The answer to the last BatchRequest; None when it did not come in time."""
 
     @abstractmethod

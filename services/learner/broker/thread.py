@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 import structlog
 import zmq.asyncio
 
-from protocol.messages import EndOfRun
-from services.learner.broker.batches import BatchArrived
+from services.learner.broker.batches import Answer
 from services.learner.broker.client import CALL_TIMEOUT_S, BrokerClient
 from services.learner.broker.loop import REQUEST_INTERVAL_S, BrokerLoop
 from services.learner.metrics import LearnerMetrics
@@ -56,7 +55,7 @@ class BrokerThread(BrokerClient):
         self._health = health
         self._metrics = metrics
         # One request is under way at a time, so that there is room.
-        self._arrived: queue.Queue[BatchArrived | EndOfRun] = queue.Queue(maxsize=4)
+        self._arrived: queue.Queue[Answer] = queue.Queue(maxsize=4)
         self._started: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run_thread, name="broker-loop", daemon=True)
@@ -77,7 +76,7 @@ class BrokerThread(BrokerClient):
 
     # --- called by the training thread -------------------------------------------------------------------------------
 
-    def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None:
+    def take(self, timeout_s: float) -> Answer | None:
         self._require_alive()
         try:
             return self._arrived.get(timeout=timeout_s)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import BatchRequest, EndOfRun, Trained, Welcome
+from protocol.messages import BatchRequest, EndOfRun, SkipBatch, Trained, Welcome
 from services.broker.ledger import batch_stats
 from services.broker.outgoing import batch_message
 from services.broker.rows import BatchRow, TrajectoryRow
 from services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
-from services.learner.broker import BatchArrived, BrokerPort, ToBroker
+from services.learner.broker import Answer, BatchArrived, BrokerPort, ToBroker
 from services.learner.weights import WeightCopy, build_snapshot
 from services.runtime.settings import Settings
 
@@ -48,10 +48,16 @@ class RecordedRun:
         """Batches that can be trained: the recorded ones or, if none was assembled, as many as complete groups make."""
         return self.num_assembled or len(self._unassembled)
 
-    def batch(self, index: int) -> BatchArrived:
-        """The batch as the learner received it. Raises: StoreCorrupt when its tokens are not those that were recorded."""
+    def batch(self, index: int) -> BatchArrived | SkipBatch:
+        """The batch as the learner received it, or that it was set aside.
+
+        Raises: StoreCorrupt when its tokens are not those that were recorded.
+        """
         with refusing_damage(self._directory / LEDGER_FILE), reading(self._directory) as connection:
             reader = Reader(self._directory / LEDGER_FILE, connection)
+            set_aside = reader.set_aside().get(index)
+            if set_aside is not None:
+                return SkipBatch(index=index, reason=set_aside.reason)
             if self.num_assembled:
                 row, items = reader.batch(index)
             else:
@@ -102,7 +108,7 @@ class RecordedBroker(BrokerPort):
         elif isinstance(message, Trained):
             self._write(message)
 
-    def take(self, timeout_s: float) -> BatchArrived | EndOfRun | None:
+    def take(self, timeout_s: float) -> Answer | None:
         wanted, self._wanted = self._wanted, None
         if wanted is None:
             self._stop.set()  # Everything is trained, and nobody fetches the weights.
@@ -128,8 +134,15 @@ class RecordedBroker(BrokerPort):
         return True
 
     def _write(self, trained: Trained) -> None:
+        if trained.skipped:
+            line: dict[str, Any] = {"event": "batch_skipped", "batch": trained.index}
+            self._append(line | {"weights_digest": self._digest, "weights": self._comparison})
+            return
         line = {"event": "batch", **trained.metrics, "batch": trained.index, "policy_version": trained.policy_version}
         line |= {"weights_digest": self._digest, "weights": self._comparison}
+        self._append(line)
+        self._report(line)
+
+    def _append(self, line: dict[str, Any]) -> None:
         with self._record.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        self._report(line)

@@ -1,0 +1,95 @@
+"""What the learner says, before it ends, about the batch that it could not train: the broker sets aside one that is named
+again and again (docs/guide/learner.md).
+
+The error of one rank is the others' lost rank, and only rank 0 speaks with the broker. So another rank leaves a note in the
+run's directory before it ends, and rank 0 looks for it when a collective fails: the note is there before the connection
+breaks.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from protocol.messages import BatchFailed
+from services.learner.broker import BrokerPort
+from services.learner.engine import MissingGradientError
+from services.learner.lost_rank import LostRankError, means_lost_rank
+
+log = structlog.get_logger()
+
+MAX_TEXT: Final = 1024
+REPORT_S: Final = 10.0
+"""How long the report may wait for the broker's acknowledgement. Without it, it counts as an end without a word."""
+NOTES: Final = "batch-failed-rank-*.json"
+
+
+class _Note(msgspec.Struct):
+    index: int
+    reason: str
+
+
+class BatchFailures:
+    """Watches the training of batches on one rank. ``broker`` is None on all ranks but 0."""
+
+    def __init__(self, broker: BrokerPort | None, directory: Path) -> None:
+        self._broker = broker
+        self._directory = directory
+
+    def begin(self) -> None:
+        """Remove what an earlier life has left."""
+        if self._broker is not None:
+            self._take_note(None)
+
+    @contextmanager
+    def of(self, index: int) -> Iterator[None]:
+        """Inside the block batch ``index`` is trained. What that raises is reported, and raised again."""
+        try:
+            yield
+        except MissingGradientError:
+            raise  # A fault of the model: every batch would show it.
+        except Exception as error:
+            try:
+                self._report(index, error)
+            # Why training failed must not be lost behind why that could not be said.
+            except Exception as unsaid:  # noqa: BLE001
+                log.error("batch_failure_not_reported", batch=index, error=f"{type(unsaid).__name__}: {unsaid}")
+            raise
+
+    def _report(self, index: int, error: Exception) -> None:
+        lost = isinstance(error, LostRankError) or means_lost_rank(error)
+        reason = f"{type(error).__name__}: {error}"[:MAX_TEXT]
+        if self._broker is None:
+            if not lost:
+                self._leave_note(_Note(index=index, reason=reason))
+            return
+        noted = self._take_note(index) if lost else None
+        if noted is not None:
+            lost, reason = False, noted.reason
+        log.error("batch_failed", batch=index, reason=reason, lost_rank=lost)
+        self._broker.tell(BatchFailed(index=index, reason=reason, raised=not lost))
+        if not self._broker.flush(REPORT_S):
+            log.error("batch_failure_not_reported", batch=index, error="the broker did not acknowledge it")
+
+    def _leave_note(self, note: _Note) -> None:
+        path = self._directory / NOTES.replace("*", os.environ.get("RANK", "0"))
+        part = path.with_suffix(".part")
+        part.write_bytes(msgspec.json.encode(note))
+        part.rename(path)
+
+    def _take_note(self, index: int | None) -> _Note | None:
+        """Another rank's note on batch ``index``; all notes are removed."""
+        found = None
+        for path in sorted(self._directory.glob(NOTES)):
+            try:
+                note = msgspec.json.decode(path.read_bytes(), type=_Note)
+            except msgspec.MsgspecError:
+                note = None
+            path.unlink(missing_ok=True)
+            if note is not None and note.index == index:
+                found = note
+        return found
