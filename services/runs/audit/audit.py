@@ -6,7 +6,7 @@ from pathlib import Path
 from services.broker.store import reading
 from services.runs.audit.findings import Audit, Findings, Rules
 from services.runs.audit.groups import audit_groups, outcomes
-from services.runs.audit.order import Order, audit_batches, audit_versions, read_order
+from services.runs.audit.order import Order, audit_batches, audit_set_aside, audit_versions, read_order
 from services.runs.audit.record import audit_checkpoints, audit_record, read_checkpoints
 from services.runs.audit.tokens import TokenAudit, TokenCounts
 from services.runs.audit.values import audit_values
@@ -37,6 +37,7 @@ def audit_run(directory: Path) -> Audit:
             found = outcomes(connection)
             audit_groups(connection, findings, rules)
             audit_batches(connection, findings, rules, order)
+            audit_set_aside(connection, findings, order)
             notes += audit_versions(findings, order)
             notes += audit_checkpoints(findings, order, checkpoints)
             notes += audit_record(connection, findings, directory)
@@ -44,13 +45,15 @@ def audit_run(directory: Path) -> Audit:
         # UnicodeDecodeError: SQLite's own message quotes the broken bytes.
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             findings.add("database damaged", f"it cannot be read to its end: {error}")
+    trained = [batch for batch, version in order.trained if (batch, version) not in order.skipped]
     return Audit(
         directory=directory,
         run_id=run_id,
         outcomes=found,
         num_batches=len(order.batch_versions),
-        num_trained_batches=len({batch for batch, _ in order.trained}),
-        num_trained_again=len(order.trained) - len({batch for batch, _ in order.trained}),
+        num_trained_batches=len(set(trained)),
+        num_trained_again=len(trained) - len(set(trained)),
+        num_set_aside=len(order.set_aside),
         num_resumed=counts.num_resumed,
         num_versions=len(order.trained_batches),
         num_chunks=counts.num_chunks,

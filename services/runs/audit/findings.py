@@ -56,6 +56,8 @@ class Audit:
     num_trained_batches: int
     num_trained_again: int
     """How often a batch was trained again after a restart of the learner."""
+    num_set_aside: int
+    """Batches that were set aside, and are skipped."""
     num_resumed: int
     """Trajectories whose tokens came under more than one lease."""
     num_versions: int
@@ -91,6 +93,7 @@ class Audit:
             "batches": self.num_batches,
             "batches_trained": self.num_trained_batches,
             "batches_trained_again": self.num_trained_again,
+            "batches_set_aside": self.num_set_aside,
             "trajectories_resumed": self.num_resumed,
             "versions": self.num_versions,
             "chunks": self.num_chunks,

@@ -8,8 +8,9 @@ from services.runs.audit.findings import Findings, Outcome, Rules
 
 GROUPS: Final = """
 SELECT g.group_id, g.split, g.status, g.batch, g.drop_reason, count(t.trajectory_id), total(t.status = 'finished'),
-       total(t.status = 'failed'), b.batch IS NOT NULL
+       total(t.status = 'failed'), b.batch IS NOT NULL, a.reason
 FROM groups g LEFT JOIN trajectories t ON t.group_id = g.group_id LEFT JOIN batches b ON b.batch = g.batch
+LEFT JOIN set_aside a ON a.batch = g.batch
 GROUP BY g.group_id
 """
 OUTCOMES: Final = """
@@ -19,6 +20,7 @@ SELECT g.split, CASE WHEN g.status != 'batched' THEN g.status WHEN g.batch IN (S
 FROM groups g LEFT JOIN trajectories t ON t.group_id = g.group_id GROUP BY g.split, outcome, g.drop_reason
 """
 REASONS: Final = get_args(DropReason)
+SHELVED: Final = ("set_aside", "released", "resampled")
 
 
 def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rules) -> None:
@@ -26,12 +28,12 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
     _audit_prompts(connection, findings)
     size = rules.group_size
     for row in connection.execute(GROUPS):
-        group_id, split, status, batch, reason, members, finished, failed, batch_exists = row
+        group_id, split, status, batch, reason, members, finished, failed, batch_exists, why_aside = row
         where = f"group {group_id}"
         wanted = size if split == "train" else 1
         if wanted is not None and members != wanted:
             findings.add("group not whole", f"{where} has {members} trajectories, {wanted} belong to it")
-        if status in ("batched", "complete", "evaluated"):
+        if status in ("batched", "complete", "evaluated", *SHELVED):
             done = finished + (failed if split == "eval" else 0)
             if done != members:
                 findings.add(
@@ -39,7 +41,11 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
                 )
         if status == "batched" and not batch_exists:
             findings.add("batch missing", f"{where} is in batch {batch}, which is not there")
-        if status != "batched" and batch is not None:
+        if status in SHELVED and not why_aside:
+            findings.add("set aside without a reason", f"{where} is {status}, and batch {batch} has no reason for that")
+        if status == "batched" and why_aside:
+            findings.add("trained although set aside", f"{where} is in batch {batch}, which was set aside: {why_aside}")
+        if status not in ("batched", *SHELVED) and batch is not None:
             findings.add("group and batch disagree", f"{where} is {status}, and in batch {batch}")
         if status == "dropped" and reason not in REASONS:
             findings.add(
@@ -48,16 +54,24 @@ def audit_groups(connection: sqlite3.Connection, findings: Findings, rules: Rule
 
 
 def _audit_prompts(connection: sqlite3.Connection, findings: Findings) -> None:
-    """Check that each prompt is in exactly one group, in the order of groups."""
+    """Check that each prompt is in exactly one group, in the order of groups; besides, only in groups that it replaces."""
     expected = 0
-    query = "SELECT prompt, group_id FROM groups WHERE split = 'train' ORDER BY prompt, group_id"
-    for prompt, group_id in connection.execute(query):
-        if prompt < expected:
+    before: tuple[int, str] = (-1, "")
+    query = "SELECT prompt, group_id, status, replaces FROM groups WHERE split = 'train' ORDER BY prompt, group_id"
+    for prompt, group_id, status, replaces in connection.execute(query):
+        if prompt < expected and before != (replaces, "resampled"):
             findings.add("prompt used twice", f"prompt {prompt} is in group {group_id} and in one before it")
         elif prompt > expected:
             missing = f"prompt {expected} is" if prompt == expected + 1 else f"prompts {expected} to {prompt - 1} are"
             findings.add("prompt skipped", f"{missing} in no group; the next is prompt {prompt} in group {group_id}")
+        if before[1] == "resampled" and prompt >= expected:
+            findings.add(
+                "prompt skipped", f"prompt {expected - 1} was given back with group {before[0]}, and is in no other"
+            )
         expected = prompt + 1
+        before = (group_id, status)
+    if before[1] == "resampled":
+        findings.add("prompt skipped", f"prompt {expected - 1} was given back with group {before[0]}, and is in no other")
 
 
 def outcomes(connection: sqlite3.Connection) -> list[Outcome]:

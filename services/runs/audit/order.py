@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from services.runs.audit.findings import Findings, Rules
@@ -27,6 +27,10 @@ class Order:
     """(batch, published version) of each training, by version."""
     checkpointed: int
     """Batches that a checkpoint covers."""
+    set_aside: dict[int, int] = field(default_factory=dict)
+    """By batch that was set aside: the newest version then."""
+    skipped: set[tuple[int, int]] = field(default_factory=set)
+    """The (batch, published version) of ``trained`` for which nothing was trained."""
 
     @property
     def versions(self) -> set[int]:
@@ -48,6 +52,8 @@ def read_order(connection: sqlite3.Connection) -> Order:
         ),
         trained=list(connection.execute("SELECT batch, policy_version FROM trained ORDER BY policy_version, batch")),
         checkpointed=int(checkpointed),
+        set_aside=dict(connection.execute("SELECT batch, policy_version FROM set_aside ORDER BY batch")),
+        skipped=set(connection.execute("SELECT batch, policy_version FROM trained WHERE how = 'skipped'")),
     )
 
 
@@ -75,11 +81,31 @@ def audit_batches(connection: sqlite3.Connection, findings: Findings, rules: Rul
         listed = json.loads(group_ids)
         if rules.groups_per_batch is not None and len(listed) != rules.groups_per_batch:
             findings.add("batch not whole", f"{where} has {len(listed)} groups, {rules.groups_per_batch} belong to it")
-        _audit_members(connection, findings, batch, group_ids, listed)
-        if claimed.get(batch, 0) != len(listed):
+        if batch not in order.set_aside:
+            _audit_members(connection, findings, batch, group_ids, listed)
+        if claimed.get(batch, 0) != (0 if batch in order.set_aside else len(listed)):
             text = f"{where} lists {len(listed)} groups, {claimed.get(batch, 0)} groups say that they are in it"
             findings.add("group and batch disagree", text)
         _audit_content(connection, findings, where, group_ids, stats)
+
+
+def audit_set_aside(connection: sqlite3.Connection, findings: Findings, order: Order) -> None:
+    """Check that batches that were set aside are skipped from then on, and no others. Raises: sqlite3.DatabaseError."""
+    for batch, reason in connection.execute("SELECT batch, reason FROM set_aside ORDER BY batch"):
+        if batch not in order.batch_versions:
+            findings.add("batch missing", f"batch {batch} was set aside, and is not there")
+        if not reason:
+            findings.add("set aside without a reason", f"batch {batch} was set aside without a reason")
+    for batch, version in order.trained:
+        aside_at = order.set_aside.get(batch)
+        if (batch, version) in order.skipped:
+            if aside_at is None:
+                findings.add(
+                    "skipped without a reason", f"batch {batch} was skipped at version {version}, and not set aside"
+                )
+        elif aside_at is not None and version > aside_at:
+            text = f"batch {batch} was set aside at version {aside_at}, and trained into version {version}"
+            findings.add("trained although set aside", text)
 
 
 def _was_under_way(order: Order, batch: int, version: int) -> bool:

@@ -16,7 +16,11 @@ from services.runs.audit.order import Order
 UNRECORDED_TRAININGS: Final = """
 SELECT batch, policy_version FROM trained EXCEPT
 SELECT json_extract(line, '$.batch'), json_extract(line, '$.policy_version') FROM records
-WHERE json_extract(line, '$.event') = 'batch'
+WHERE json_extract(line, '$.event') IN ('batch', 'batch_skipped')
+"""
+UNRECORDED_ASIDE: Final = """
+SELECT batch FROM set_aside EXCEPT
+SELECT json_extract(line, '$.batch') FROM records WHERE json_extract(line, '$.event') = 'set_aside'
 """
 UNRECORDED_DROPS: Final = """
 SELECT group_id FROM groups WHERE status = 'dropped' EXCEPT
@@ -84,14 +88,16 @@ def audit_checkpoints(findings: Findings, order: Order, checkpoints: list[Checkp
 
 
 def audit_record(connection: sqlite3.Connection, findings: Findings, directory: Path) -> list[str]:
-    """Check that each training and each drop has a line in the store, and that metrics.jsonl equals it. Returns notes.
+    """Check that each training, drop and batch set aside has a line in the store, and that metrics.jsonl equals it.
 
-    Raises: sqlite3.DatabaseError.
+    Returns notes. Raises: sqlite3.DatabaseError.
     """
     for batch, version in connection.execute(UNRECORDED_TRAININGS):
         findings.add("not in the record", f"the training of batch {batch} into version {version}")
     for (group_id,) in connection.execute(UNRECORDED_DROPS):
         findings.add("not in the record", f"the drop of group {group_id}")
+    for (batch,) in connection.execute(UNRECORDED_ASIDE):
+        findings.add("not in the record", f"batch {batch} was set aside")
     path = directory / METRICS_FILE
     last = connection.execute("SELECT coalesce(max(record), 0) FROM records").fetchone()[0]
     try:

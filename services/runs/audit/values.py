@@ -24,7 +24,7 @@ KINDS: Final[dict[str, dict[str, str]]] = {
     "groups": {
         **dict.fromkeys(("group_id", "prompt", "task_index"), NUMBER),
         **dict.fromkeys(("split", "status"), TEXT),
-        **dict.fromkeys(("evaluation", "batch"), NUMBER_OR_NOTHING),
+        **dict.fromkeys(("evaluation", "batch", "replaces"), NUMBER_OR_NOTHING),
         "drop_reason": TEXT_OR_NOTHING,
     },
     "trajectories": {
@@ -43,7 +43,9 @@ KINDS: Final[dict[str, dict[str, str]]] = {
         **dict.fromkeys(("policy_version", "num_bytes", "trained_batches"), NUMBER),
         **dict.fromkeys(("endpoint", "digest"), TEXT),
     },
-    "trained": dict.fromkeys(("batch", "policy_version"), NUMBER),
+    "trained": {**dict.fromkeys(("batch", "policy_version"), NUMBER), "how": TEXT},
+    "failures": {**dict.fromkeys(("batch", "reported", "silent"), NUMBER), **dict.fromkeys(("session", "reason"), TEXT)},
+    "set_aside": {**dict.fromkeys(("batch", "policy_version"), NUMBER), "reason": TEXT},
     "evaluations": {
         **dict.fromkeys(("evaluation_id", "policy_version", "batch", "num_tasks", "num_finished", "num_failed"), NUMBER),
         "status": TEXT,

@@ -230,7 +230,7 @@ def test_all_violations_are_counted_and_the_first_are_kept_in_words(run: Path) -
     spoil(run, "UPDATE chunks SET checksum = 0")
     audit = audit_run(run)
     assert audit.findings.counts["chunk was changed"] == audit.num_chunks > 12
-    spoil(run, *(f"INSERT INTO trained VALUES ({number}, {number})" for number in range(100, 100 + KEPT + 5)))
+    spoil(run, *(f"INSERT INTO trained VALUES ({number}, {number}, 'trained')" for number in range(100, 100 + KEPT + 5)))
     audit = audit_run(run)
     assert audit.findings.counts["trained without a batch"] == KEPT + 5
     assert len(audit.findings.texts["trained without a batch"]) == KEPT
