@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 
 from services.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
 from services.runtime.lifecycle import module_command
+from services.runtime.output import protect_result
 from services.runtime.plain_text import indented_lines
 from services.runtime.settings import add_configuration_arguments, add_override_argument
 
@@ -105,6 +106,8 @@ directory.
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and act. Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] not in (["run"], ["record"]):
+        protect_result()  # Those two go on whoever reads them: their result is the run.
     if words[:1] == ["rollout"] and any(word.partition("=")[0] == "--record" for word in words):
         words = ["record", *(word.replace("--record", "--out", 1) for word in words[1:])]
     if words and words[0] in PROCESSES:
@@ -113,11 +116,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _become("services.runs.replay", words[1:])
     if words[:2] == ["model", "tiny"]:
         return _become("services.models.command", words[2:])
-    arguments = _parser().parse_args(words)
     try:
-        return _act(arguments)
-    except (ConfigurationError, ValueError) as error:
-        print(indented_lines(f"gspo {arguments.command}: {error}"), file=sys.stderr)
+        if words[:1] == ["--version"]:
+            return _version()
+        return _act(_parser().parse_args(words))
+    except (ConfigurationError, ValueError, OSError) as error:
+        print(indented_lines(f"gspo {words[0]}: {error}"), file=sys.stderr)
         return EXIT_CONFIGURATION
 
 
@@ -125,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gspo", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--version", action="store_true", help="print the release and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
     _add_run_commands(commands)
     _add_directory_commands(commands)
@@ -246,6 +251,13 @@ def _environments() -> int:
             default = "required" if option.required else f"default {option.default!r}"
             print(f"    {option.name} ({default})")
     print('"package.module:ClassName": an Environment class of your own')
+    return 0
+
+
+def _version() -> int:
+    from importlib.metadata import version
+
+    print(f"gspo {version('gspo')}")
     return 0
 
 

@@ -5,10 +5,13 @@ import sys
 from pathlib import Path
 
 from services.models.tiny import DEFAULT_ENVIRONMENTS, TinyProgress, TinyReport, make_tiny_model
+from services.runtime.output import protect_result
+from services.runtime.plain_text import indented_lines
 
 
 def main() -> int:
     """Parse the command line, make the model, report on it. Returns the exit status."""
+    protect_result()
     parser = argparse.ArgumentParser(
         prog="gspo model tiny",
         description="Make a small Qwen3-MoE with a byte-level tokenizer, taught by careless teachers: it has the skill but "
@@ -31,8 +34,8 @@ def main() -> int:
         report = make_tiny_model(
             arguments.directory, seed=arguments.seed, environments=environments, progress=_show_progress
         )
-    except ValueError as error:
-        sys.stderr.write(f"gspo model tiny: {error}\n")
+    except (ValueError, OSError) as error:
+        sys.stderr.write(indented_lines(f"gspo model tiny: {error}") + "\n")
         return 2
     sys.stdout.write(_describe(report))
     return 0

@@ -32,6 +32,7 @@ from services.rollout.weights import ReceivingGroup, WeightPeers, WeightSync, we
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError, ServiceError, exit_status
 from services.runtime.lifecycle import run_until_stopped, until_stopped
+from services.runtime.log_files import LogLimits
 from services.runtime.logs import configure_logging
 from services.runtime.net import PeerClient, Security
 from services.runtime.settings import ProcessArguments, Settings, parse_process_arguments, run_fingerprint
@@ -188,6 +189,7 @@ def server_options(settings: Settings, name: str) -> ServerOptions:
     return ServerOptions(
         model_path=settings.model.path,
         log_path=settings.run.directory / "logs" / f"{name}-sglang.log",
+        log_limits=LogLimits(max_bytes=settings.run.log_bytes, most_files=settings.run.log_files),
         dtype=settings.model.dtype,
         port=rollout.server_port,
         max_total_tokens=rollout.max_total_tokens,

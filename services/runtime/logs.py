@@ -4,33 +4,17 @@ import logging
 import os
 import sys
 from collections.abc import Hashable
-from contextlib import suppress
-from typing import Final, TextIO, cast
+from typing import Final
 
 import structlog
 
 from services.runtime.clock import Clock
+from services.runtime.output import forgive_output
 from services.runtime.plain_text import indented_lines
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 MOST_CHARACTERS: Final = 8192
 """Of one text in a line of the log: readers of a log's end find whole lines in it."""
-
-
-class PatientFile:
-    """A text file that ignores failed writes: a full disk must cost lines of the log, not the process."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-
-    def write(self, text: str) -> int:
-        with suppress(OSError):
-            return self._file.write(text)
-        return 0
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            self._file.flush()
 
 
 class OccasionalLog:
@@ -60,7 +44,8 @@ def bound_texts(_: object, __: str, event: structlog.typing.EventDict) -> struct
     """A processor: no text takes more than a part of the log."""
     for name, value in event.items():
         if isinstance(value, str) and len(value) > MOST_CHARACTERS:
-            event[name] = f"{value[:MOST_CHARACTERS]}... ({len(value):,} characters)"
+            end = value[-MOST_CHARACTERS // 4 :]  # A traceback says there what it is about.
+            event[name] = f"{value[: MOST_CHARACTERS * 3 // 4]}... ({len(value):,} characters) ...{end}"
     return event
 
 
@@ -74,11 +59,14 @@ def show_traceback_plainly(_: object, __: str, event: structlog.typing.EventDict
 def configure_logging(service: str) -> None:
     """Set up structlog for this process, at the level GSPO_LOG_LEVEL: debug, info (default), warning or error.
 
+    From here on a full disk costs lines of the log, and never the process or its exit status.
+
     Raises: ValueError for another level.
     """
     level = os.environ.get("GSPO_LOG_LEVEL", "info").lower()
     if level not in LEVELS:
         raise ValueError(f"GSPO_LOG_LEVEL is {level!r}: use one of {', '.join(LEVELS)}")
+    forgive_output()
     rendering: list[structlog.typing.Processor] = (
         # ``repr`` escapes control characters, and so does JSON.
         [show_traceback_plainly, structlog.dev.ConsoleRenderer(repr_native_str=True)]
@@ -95,7 +83,7 @@ def configure_logging(service: str) -> None:
             *rendering,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", PatientFile(sys.stderr))),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)

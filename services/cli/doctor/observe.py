@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.broker.store import LEDGER_FILE, NoLedger, StoreCorrupt, reading, refusing_damage
 from services.cli.operator import NoAnswer, TurnedAway, operator
 from services.cli.run import FINAL_EVENTS, last_error
+from services.runtime.log_files import read_end
 from services.runtime.settings import Settings
 
 ANSWER_S: Final = 8.0
@@ -189,11 +190,7 @@ async def _fetch(session: aiohttp.ClientSession, url: str) -> tuple[bool, str]:
 
 def read_log(path: Path, now: datetime) -> Log | None:
     """The end of a log; None when there is no file or no event in it."""
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
+    lines = read_end(path, TAIL_BYTES).split("\n")
     last: tuple[str, float] | None = None
     warnings: Counter[str] = Counter()
     for line in reversed(lines):
@@ -237,7 +234,7 @@ def batch_ages(path: Path, now: datetime) -> list[float]:
         return []
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
+        lines = file.read().decode(errors="replace").split("\n")
     times = []
     for line in lines:
         try:

@@ -16,6 +16,7 @@ from services.cli.run.supervisor import ProcessSpec, Supervisor
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError, ServiceError
 from services.runtime.lifecycle import run_process, until_stopped
+from services.runtime.log_files import LogLimits
 from services.runtime.logs import configure_logging
 from services.runtime.settings import Settings, forwarded_arguments, load_settings, require_model
 
@@ -58,7 +59,8 @@ async def run_processes(
     directory = settings.run.directory
     clock = MonotonicClock()
     try:
-        supervisor = Supervisor(specs, directory / "logs", clock, max_restarts=settings.run.max_restarts)
+        limits = LogLimits(max_bytes=settings.run.log_bytes, most_files=settings.run.log_files)
+        supervisor = Supervisor(specs, directory / "logs", clock, max_restarts=settings.run.max_restarts, log_limits=limits)
     except OSError as error:
         raise ConfigurationError(
             f"run.directory is {directory}: {error.filename or 'it'} cannot be written ({error.strerror}): make room "

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import structlog
 
 from services.runtime.clock import Clock
 from services.runtime.errors import EXIT_CONFIGURATION, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError
 from services.runtime.lifecycle import die_with_parent, module_command, until_stopped
+from services.runtime.log_files import USUAL_LIMITS, LogFile, LogLimits, read_end
 
 log = structlog.get_logger()
 
@@ -24,6 +25,8 @@ RESTART_WINDOW_S: Final = 300.0
 BACKOFF_S: Final = 1.0
 OVER_WAIT_S: Final = 5.0
 TAIL_LINES: Final = 15
+TAIL_BYTES: Final = 131_072
+"""More than the longest line: see services/runtime/logs.py::MOST_CHARACTERS."""
 FINAL_EVENTS: Final = ("cannot_start", "stopped_by_error", "replaced", "occupied")
 HOPELESS: Final = {
     EXIT_CONFIGURATION: "cannot start: ",
@@ -84,6 +87,7 @@ class Supervisor:
         max_restarts: int = MAX_RESTARTS,
         backoff_s: float = BACKOFF_S,
         over_wait_s: float = OVER_WAIT_S,
+        log_limits: LogLimits = USUAL_LIMITS,
     ) -> None:
         """``max_restarts`` bounds the restarts of one process within RESTART_WINDOW_S; the n-th of them waits n times
         ``backoff_s``. After a process has ended by itself, ``run_is_over`` is awaited for ``over_wait_s``.
@@ -94,6 +98,7 @@ class Supervisor:
         self.children = [Child(spec=spec, log_path=log_directory / f"{spec.name}.log") for spec in specs]
         self._clock = clock
         self._backoff_s = backoff_s
+        self._log_limits = log_limits
         self._stopping = asyncio.Event()
         self._over = asyncio.Event()
 
@@ -152,11 +157,8 @@ class Supervisor:
 
     async def _run_once(self, child: Child) -> int:
         spec = child.spec
-        try:
-            log_file = child.log_path.open("ab")
-        except OSError as error:
-            raise ServiceError(f"{child.log_path}: the log of {spec.name} cannot be written: {error.strerror}") from error
-        with log_file as output:
+        log_file = LogFile(path=child.log_path, limits=self._log_limits)
+        with _opened(child.log_path) as output:
             child.process = await asyncio.create_subprocess_exec(
                 *module_command(spec.module, *spec.arguments),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -166,7 +168,7 @@ class Supervisor:
                 start_new_session=True,
                 # The others do not outlive this process, however it ends.
                 preexec_fn=partial(die_with_parent, parent_pid=os.getpid()),
-                env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+                env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **log_file.environment()},
             )
         child.state = "running"
         if self._stopping.is_set():
@@ -189,13 +191,24 @@ class Supervisor:
         child.state = "stopped"
 
 
+def _opened(path: Path) -> BinaryIO:
+    """The log of a process that is about to start. Without one the process runs all the same: a run is worth more."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+    except OSError as error:
+        log.warning("log_not_written", file=str(path), error=error.strerror)
+        return open(os.devnull, "wb")
+
+
 def last_error(path: Path) -> str:
     """The error that a process ended with, if the last line of its log is one; otherwise the last lines."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 16_384))
-        lines = file.read().decode(errors="replace").splitlines()
-    error = _error_of(lines[-1]) if lines else None
-    return "\n" + "\n".join(f"    {line}" for line in lines[-TAIL_LINES:]) if error is None else error
+    try:
+        lines = read_end(path, TAIL_BYTES).rstrip("\n").split("\n")
+    except OSError as error:
+        return f"its log cannot be read: {error.strerror}"
+    ended_with = _error_of(lines[-1])
+    return "\n" + "\n".join(f"    {line}" for line in lines[-TAIL_LINES:]) if ended_with is None else ended_with
 
 
 def _error_of(line: str) -> str | None:

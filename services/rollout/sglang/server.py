@@ -19,7 +19,9 @@ import psutil
 import structlog
 
 from services.rollout.sglang.http import EngineHttp, EngineUnreachable
+from services.rollout.sglang.output import ServerOutput
 from services.runtime.lifecycle import module_command
+from services.runtime.log_files import USUAL_LIMITS, LogFile, LogLimits, read_end
 
 log = structlog.get_logger()
 
@@ -29,6 +31,7 @@ _HEALTH_TIMEOUT_S: Final = 30.0
 _PROGRESS_S: Final = 5.0
 _TERM_GRACE_S: Final = 1.0
 _TAIL_LINES: Final = 25
+_TAIL_BYTES: Final = 64 * 1024
 DECODE_STEPS: Final = 8
 """Decode steps between two prefill passes, in which requests begin (on CPU)."""
 PREFILL_TOKENS: Final = 1024
@@ -50,6 +53,7 @@ class ServerOptions:
     model_path: Path
     log_path: Path
     """The server's output is appended here."""
+    log_limits: LogLimits = USUAL_LIMITS
     dtype: str = "float32"
     host: str = "127.0.0.1"
     port: int = 0
@@ -96,6 +100,7 @@ class EngineServer:
         self._port = options.port
         self.temporary = _temporary_directory(options.log_path)
         self._load_files: set[Path] = set()
+        self._output: ServerOutput | None = None
 
     @property
     def url(self) -> str:
@@ -126,7 +131,7 @@ class EngineServer:
         command = server_command(self._options, port=self._port, cuda=cuda)
         try:
             self._options.log_path.parent.mkdir(parents=True, exist_ok=True)
-            log_file = self._options.log_path.open("ab")
+            output = ServerOutput(LogFile(path=self._options.log_path, limits=self._options.log_limits))
         except OSError as error:
             raise ServerError(f"{self._options.log_path}: the server's log cannot be written: {error.strerror}") from error
         # Otherwise its files (metrics, sockets, a lock for each path from which an update failed) would stay.
@@ -134,15 +139,18 @@ class EngineServer:
             _remove_former(self.temporary)
             self.temporary.mkdir(mode=0o700)
         except OSError as error:
-            log_file.close()
+            output.close_sink()
             raise ServerError(f"{self.temporary}: no directory for SGLang's temporary files: {error.strerror}") from error
         environment = server_environment(os.environ, cuda=cuda) | temporary_files(self.temporary)
-        with log_file as output:
+        try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *command,
-                stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=asyncio.subprocess.STDOUT,
+                stdin=asyncio.subprocess.DEVNULL, stdout=output.sink, stderr=asyncio.subprocess.STDOUT,
                 env=environment, start_new_session=True,
             )  # fmt: skip
+        finally:
+            output.close_sink()
+        self._output = output
         log.info("engine_server_started", pid=self.pid, url=self.url, cuda=cuda, log=str(self._options.log_path))
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
@@ -160,6 +168,8 @@ class EngineServer:
     async def wait_dead(self) -> str:
         """Wait until the server has died; return its exit status and the end of its log, as text."""
         status = await self._started.wait()
+        if self._output is not None:
+            await asyncio.to_thread(self._output.drain)
         return f"the SGLang server ended with status {status}; the end of {self._options.log_path}:\n{self.log_tail()}"
 
     async def stop(self) -> None:
@@ -191,9 +201,7 @@ class EngineServer:
         """The last lines of the server's log, without the lines that every exit adds."""
         if not self._options.log_path.exists():
             return "(no log)"
-        with self._options.log_path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 64 * 1024))
-            lines = file.read().decode(errors="replace").splitlines()
+        lines = read_end(self._options.log_path, _TAIL_BYTES).rstrip("\n").split("\n")
         return "\n".join([line for line in lines if not any(noise in line for noise in _NOISE)][-_TAIL_LINES:])
 
     @property

@@ -16,6 +16,8 @@ from services.broker.store import NoLedger
 from services.learner.start import is_rank, run_ranks
 from services.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
 from services.runtime.logs import configure_logging
+from services.runtime.output import protect_result
+from services.runtime.plain_text import indented_lines
 from services.runtime.settings import (
     Learner,
     Settings,
@@ -55,6 +57,7 @@ class Plan:
 def main() -> int:
     # As ``gspo run`` sets it for a learner: sums depend on the number of threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    protect_result()
     configure_logging("replay")
     return replay_command(sys.argv[1:])
 
@@ -77,10 +80,10 @@ def replay_command(words: Sequence[str]) -> int:
             _train(plan)
         return _verdict(plan)
     except (ConfigurationError, NoLedger) as error:
-        sys.stderr.write(f"gspo replay: {error}\n")
+        sys.stderr.write(indented_lines(f"gspo replay: {error}") + "\n")
         return EXIT_CONFIGURATION
-    except ServiceError as error:
-        sys.stderr.write(f"gspo replay: {error}\n")
+    except (ServiceError, OSError) as error:
+        sys.stderr.write(indented_lines(f"gspo replay: {error}") + "\n")
         return EXIT_FAILED
 
 

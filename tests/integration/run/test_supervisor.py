@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from services.cli.run.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ProcessSpec, Supervisor
 from services.runtime.errors import EXIT_OCCUPIED, EXIT_REPLACED, ServiceError, flatten
+from services.runtime.log_files import LogLimits
 from tests.support.clocks import VirtualClock
 
 PATIENCE_S = 60.0
@@ -119,6 +120,31 @@ async def test_a_process_that_keeps_crashing_ends_the_run_with_the_end_of_its_lo
     assert "status 5, and run.max_restarts is 2" in str(error)
     assert str(tmp_path / "logs" / "learner.log") in str(error)
     assert str(error).endswith("    last words")
+
+
+async def test_a_log_is_rotated_by_its_process_and_loses_nothing(pipe: Pipe, tmp_path: Path) -> None:
+    limits = LogLimits(max_bytes=2**14, most_files=50)
+    supervisor = Supervisor([spec(pipe, "broker", "chatter", "1000")], tmp_path / "logs", VirtualClock(), log_limits=limits)
+    async with asyncio.TaskGroup() as tasks:
+        keeping = tasks.create_task(supervisor.run())
+        await pipe.started()
+        assert await pipe.line() == "broker has spoken"
+        await supervisor.stop()
+        await keeping
+    files = sorted((tmp_path / "logs").iterdir())
+    assert len(files) > 3
+    assert max(path.stat().st_size for path in files) < 2**14 + 1000
+    lines = [line for path in files for line in path.read_text().splitlines() if line.startswith("{")]
+    assert sorted(json.loads(line)["index"] for line in lines) == list(range(1000))
+
+
+async def test_a_process_whose_log_cannot_be_opened_runs_all_the_same(pipe: Pipe, tmp_path: Path) -> None:
+    async with supervised(pipe, [spec(pipe, "broker", "crash-once", str(tmp_path / "crashed"))]) as supervisor:
+        (tmp_path / "logs").rename(tmp_path / "gone")
+        (tmp_path / "logs").write_text("")
+        await pipe.started()
+        await pipe.started()
+        assert supervisor.children[0].state == "running"
 
 
 async def test_crashes_far_apart_are_not_added_up(pipe: Pipe, tmp_path: Path) -> None:

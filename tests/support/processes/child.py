@@ -7,6 +7,7 @@ unhandled         is ended by SIGTERM
 stubborn          takes no notice of SIGTERM
 exit STATUS WORDS says WORDS ("last words") on standard error and exits
 crash-once FILE   dies by SIGKILL unless FILE exists, which it makes; then serves
+chatter NUMBER    logs this many lines, then serves
 when-told ...     one of these after SIGUSR1; serves until then
 """
 
@@ -31,6 +32,15 @@ def main(name: str, pipe: str, behaviour: str, *arguments: str) -> int:
     if behaviour == "exit":
         print(arguments[1] if len(arguments) > 1 else "last words", file=sys.stderr)
         return int(arguments[0])
+    if behaviour == "chatter":
+        import structlog  # Only here: the others start at once.
+
+        from services.runtime.logs import configure_logging
+
+        configure_logging(name)
+        for index in range(int(arguments[0])):
+            structlog.get_logger().info("line", index=index)
+        tell("has spoken")
     if behaviour == "crash-once" and not Path(arguments[0]).exists():
         Path(arguments[0]).touch()
         os.kill(os.getpid(), signal.SIGKILL)

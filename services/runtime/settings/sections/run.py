@@ -19,6 +19,10 @@ class Run(Section):
     """Seeds task order, sampling and the learner."""
     max_restarts: int = Field(5, ge=0)
     """``gspo run`` restarts a process that ends early. It gives up when one ends more often than this within 5 minutes."""
+    log_bytes: int = Field(64 * 2**20, ge=2**16)
+    """A log in the run's directory that is larger is rotated: it becomes NAME.log.1, and so on."""
+    log_files: int = Field(5, ge=2)
+    """How many files a log has at most, the newest included. The oldest is removed."""
 
 
 class Model(Section):

@@ -42,7 +42,7 @@ def test_what_peers_say_is_escaped_and_bounded_in_a_log_of_json() -> None:
     assert json.loads(refused)["reason"] == "\x1b[2J\nforged \u202e"
     assert refused.isprintable()
     assert len(stopped) < 10_000
-    assert json.loads(stopped)["huge"].endswith("... (1,000,000 characters)")
+    assert json.loads(stopped)["huge"].strip("x") == "... (1,000,000 characters) ..."
 
 
 def test_what_peers_say_reaches_a_terminal_as_text() -> None:

@@ -1,0 +1,64 @@
+"""What an SGLang server prints, in a log of bounded size.
+
+SGLang cannot rotate a file that is its standard output, so a thread reads the output from a pipe. A server may wait for its
+rollout there, and loses nothing by it: it has no other client.
+"""
+
+import array
+import fcntl
+import os
+import select
+import termios
+import threading
+from typing import Final
+
+from services.runtime.log_files import LogFile
+from services.runtime.output import PatientOutput
+
+_READ_BYTES: Final = 65_536
+_DRAIN_S: Final = 2.0
+_LOOK_S: Final = 0.01
+
+
+class ServerOutput:
+    """A pipe for a server's output, and the thread that copies it into a log until the server's last process has ended."""
+
+    def __init__(self, log_file: LogFile) -> None:
+        """Raises: OSError when the log cannot be written."""
+        self._file = os.open(log_file.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._log = PatientOutput(self._file, log_file)
+        self._source, self.sink = os.pipe()
+        self._copying = threading.Lock()
+        self._ended = threading.Event()
+        threading.Thread(target=self._copy, name="sglang-output", daemon=True).start()
+
+    def close_sink(self) -> None:
+        """Close our end of ``sink``, which the server has by now, or never will."""
+        os.close(self.sink)
+
+    def drain(self) -> None:
+        """Wait until the log has what was printed so far; at most briefly, for a server that goes on printing."""
+        for _ in range(round(_DRAIN_S / _LOOK_S)):
+            with self._copying:
+                if self._ended.is_set() or not _num_unread(self._source):
+                    return
+            self._ended.wait(_LOOK_S)
+
+    def _copy(self) -> None:
+        content = b"x"
+        while content:
+            # Outside the lock, so that whoever holds it sees either unread output or none under way.
+            select.select([self._source], [], [])
+            with self._copying:
+                content = os.read(self._source, _READ_BYTES)
+                self._log.write(content)
+        with self._copying:
+            self._ended.set()
+            os.close(self._source)
+            os.close(self._file)
+
+
+def _num_unread(pipe: int) -> int:
+    number = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, number)
+    return number[0]
