@@ -25,6 +25,7 @@ import zmq.asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.channels import BATCH
+from protocol.limits import MAX_VOCABULARY
 from protocol.messages import Batch, BatchRequest, Checkpointed, Published, Resume, Trained
 from services.runs.audit import audit_run
 from services.runtime.clock import MonotonicClock
@@ -182,7 +183,12 @@ class SlowLearner:
     async def _publish(self, trained_batches: int) -> int:
         version = trained_batches + 1
         message = Published(
-            policy_version=version, endpoint="tcp://127.0.0.1:1", digest="d", num_bytes=1, trained_batches=trained_batches
+            policy_version=version,
+            endpoint="tcp://127.0.0.1:1",
+            digest="d",
+            num_bytes=1,
+            trained_batches=trained_batches,
+            vocabulary=MAX_VOCABULARY,
         )
         await self.peer.send(message)
         return version

@@ -1,6 +1,6 @@
 """Limits on everything that a peer can send. A message over a limit is refused with the limit's name and value."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 PROTOCOL_VERSION: Final = 6
 
@@ -23,6 +23,17 @@ MAX_CHUNK_TOKENS: Final = 1_000_000
 MAX_CHUNK_FRAME_BYTES: Final = 4 * MAX_CHUNK_TOKENS
 """A chunk's token ids or log-probs."""
 MAX_TURNS: Final = 4096
+"""Turns of one trajectory; fewer where a batch has very many trajectories (``trajectory_limits``)."""
+MAX_VERSION: Final = 2**32
+"""A policy version. A trajectory's sum of versions stays within 64 bits, and every number within what JSON readers hold."""
+MAX_VERSION_STEP: Final = 1_000_000
+"""How far a publication may lie above the one before it."""
+MAX_VOCABULARY: Final = 2**31 - 1
+"""Token ids travel as int32."""
+MAX_REWARD: Final = 1e6
+"""Sum of the absolute rewards of one trajectory's turns: no sum, variance or gradient that follows from it can overflow."""
+MIN_LOGPROB: Final = -1e4
+"""No sampler in float32 draws a token that is less likely."""
 MAX_LEASES_PER_MESSAGE: Final = 4096
 MAX_TRAJECTORIES_PER_BATCH: Final = 65_536
 MAX_TENSORS: Final = 2_000_000
@@ -50,3 +61,23 @@ BAD_MESSAGES_PER_S: Final = 1.0
 IGNORED_S: Final = 10.0
 CURVE_OVERHEAD_BYTES: Final = 1024
 """ZeroMQ applies a frame limit to the encrypted frame, which is a little longer."""
+
+TURNS_PER_BATCH: Final = 2**20
+"""Turns of a batch's trajectories together: so many fit its frames (MAX_FRAME_BYTES), and these MAX_MESSAGE_BYTES."""
+SEGMENTS_PER_TURN: Final = 2
+RUNS_PER_TURN: Final = 4
+"""Two more than its segments need, for versions that change during a turn."""
+
+
+class TrajectoryLimits(NamedTuple):
+    """What one trajectory may consist of, so that any batch of them fits a message. Segments and runs count as merged."""
+
+    turns: int
+    segments: int
+    runs: int
+
+
+def trajectory_limits(num_trajectories: int) -> TrajectoryLimits:
+    """The limits of one of ``num_trajectories`` trajectories of a batch."""
+    turns = min(MAX_TURNS, TURNS_PER_BATCH // num_trajectories)
+    return TrajectoryLimits(turns, SEGMENTS_PER_TURN * turns, RUNS_PER_TURN * turns)

@@ -28,6 +28,7 @@ import zmq.asyncio
 from benchmarks.broker_intake.child import Child, cpu_s
 from benchmarks.broker_intake.load import CHUNKS_PER_TRAJECTORY, LEASES, TOKEN_BYTES
 from protocol.channels import BATCH
+from protocol.limits import MAX_VOCABULARY
 from protocol.messages import Published, Resume
 from services.runtime.clock import MonotonicClock
 from services.runtime.logs import configure_logging
@@ -130,7 +131,14 @@ async def intake(directory: Path, chunk_tokens: int, num_producers: int, keys: P
         await learner.connected_welcome()
         await learner.send(Resume(next_batch=0))
         await learner.send(
-            Published(policy_version=1, endpoint="tcp://127.0.0.1:1", digest="d", num_bytes=1, trained_batches=0)
+            Published(
+                policy_version=1,
+                endpoint="tcp://127.0.0.1:1",
+                digest="d",
+                num_bytes=1,
+                trained_batches=0,
+                vocabulary=MAX_VOCABULARY,
+            )
         )
         await learner.flushed()
         producers = [

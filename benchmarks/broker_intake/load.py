@@ -15,14 +15,16 @@ TOKEN_BYTES: Final = 8
 
 
 def a_chunk(trajectory_id: int, epoch: int, offset: int, num_tokens: int) -> Chunk:
-    """Make tokens of one action turn and one version."""
+    """Make tokens of one action turn and one version, after a prompt of one token."""
+    prompt = 1 if offset == 0 else 0
     return Chunk(
         trajectory_id=trajectory_id,
         epoch=epoch,
         offset=offset,
         num_tokens=num_tokens,
-        segments=[Segment("action", 0, num_tokens)],
-        version_runs=[VersionRun(1, num_tokens)],
+        segments=[Segment("observation", 0, 1)] * prompt + [Segment("action", 0, num_tokens - prompt)],
+        version_runs=[VersionRun(-1, 1)] * prompt + [VersionRun(1, num_tokens - prompt)],
+        state={},
     )
 
 

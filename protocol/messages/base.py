@@ -1,7 +1,7 @@
 """What all messages share: the base struct, field types with their limits, and checks of tokens."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -13,7 +13,7 @@ from protocol import limits
 Name = Annotated[str, Meta(min_length=1, max_length=limits.MAX_NAME_CHARS)]
 Reason = Annotated[str, Meta(max_length=limits.MAX_REASON_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-Version = Annotated[int, Meta(ge=0, le=2**53)]
+Version = Annotated[int, Meta(ge=0, le=limits.MAX_VERSION)]
 Plain = dict[str, Any]
 """Plain data (null, bool, int, float, str, list, dict): tasks and environment states."""
 
@@ -44,7 +44,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
 class VersionRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """``num_tokens`` consecutive tokens made by one policy version (-1: observation tokens, made by none)."""
 
-    version: Annotated[int, Meta(ge=-1, le=2**53)]
+    version: Annotated[int, Meta(ge=-1, le=limits.MAX_VERSION)]
     num_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CHUNK_TOKENS)]
 
 
@@ -53,14 +53,25 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
     kind: Literal["action", "observation"]
     turn: Annotated[int, Meta(ge=0, le=limits.MAX_TURNS)]
+    """Turns that are complete before it: an action is the turn of this number, an observation leads to it."""
     num_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CHUNK_TOKENS)]
 
 
-def require_finite(field: str, values: list[float]) -> None:
-    """Raises: ValueError naming the first place with a NaN or an infinity."""
+def require_rewards(field: str, values: Sequence[float], before: float = 0.0) -> float:
+    """The sum of the absolute values, with that of the turns ``before``.
+
+    Raises: ValueError naming the first place with a NaN or an infinity, or the sum when it is too large to be trained on.
+    """
     for index, value in enumerate(values):
         if not math.isfinite(value):
             raise ValueError(f"{field}[{index}] is {value}: a reward must be a finite number")
+    size = before + sum(map(abs, values))
+    if size > limits.MAX_REWARD:
+        raise ValueError(
+            f"{field} has a sum of absolute values of {size:g}, {limits.MAX_REWARD:g} allowed (MAX_REWARD): scale the "
+            "environment's rewards"
+        )
+    return size
 
 
 def require_plain(field: str, value: Any) -> None:
@@ -104,7 +115,9 @@ def check_tokens(arrays: Mapping[str, np.ndarray[Any, Any]], num_tokens: int) ->
             raise ValueError(f"array {name} has shape {arrays[name].shape}, num_tokens is {num_tokens}")
     if num_tokens and int(arrays["token_ids"].min()) < 0:
         raise ValueError(f"array token_ids holds {int(arrays['token_ids'].min())}: token ids are not negative")
-    bad = ~(np.isfinite(arrays["logprobs"]) & (arrays["logprobs"] <= MAX_LOGPROB))
+    # A NaN fails both comparisons.
+    bad = ~((arrays["logprobs"] >= limits.MIN_LOGPROB) & (arrays["logprobs"] <= MAX_LOGPROB))
     if bad.any():
         place = int(bad.argmax())
-        raise ValueError(f"array logprobs[{place}] is {float(arrays['logprobs'][place])}: expected a log-prob (<= 0)")
+        value = float(arrays["logprobs"][place])
+        raise ValueError(f"array logprobs[{place}] is {value}: expected a log-prob ({limits.MIN_LOGPROB:g} to 0)")

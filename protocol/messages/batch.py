@@ -95,6 +95,8 @@ class Published(Message, frozen=True, tag="published"):
     num_bytes: Count
     trained_batches: Count
     """Number of batches that these weights have been trained on."""
+    vocabulary: Annotated[int, Meta(ge=1, le=limits.MAX_VOCABULARY)]
+    """Token ids that the model has: 0 to vocabulary - 1. The same in every version of a run."""
 
 
 class Trained(Message, frozen=True, tag="trained"):

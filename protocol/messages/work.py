@@ -18,8 +18,8 @@ from protocol.messages.base import (
     Version,
     VersionRun,
     check_tokens,
-    require_finite,
     require_plain,
+    require_rewards,
     require_total,
 )
 
@@ -96,10 +96,10 @@ class Chunk(Message, frozen=True, tag="chunk"):
     state: Plain | None = None
     turn_done: bool = False
     turn_rewards: Annotated[list[float], Meta(max_length=limits.MAX_TURNS)] = []
-    """Rewards of all turns completed so far in the trajectory."""
+    """Rewards of the turns that were completed since the chunk before it."""
 
     def __post_init__(self) -> None:
-        require_finite("turn_rewards", self.turn_rewards)
+        require_rewards("turn_rewards", self.turn_rewards)
         require_total(self.num_tokens, self.segments, self.version_runs)
 
     def check_plain(self) -> None:
@@ -120,7 +120,7 @@ class Finish(Message, frozen=True, tag="finish"):
     """One finite reward per action turn; their sum is the trajectory's reward."""
 
     def __post_init__(self) -> None:
-        require_finite("turn_rewards", self.turn_rewards)
+        require_rewards("turn_rewards", self.turn_rewards)
 
 
 class Release(Message, frozen=True, tag="release"):

@@ -61,6 +61,14 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
     """Oldest version of an action token; 0 without any."""
     num_turns: int = 0
     """Highest action turn + 1."""
+    num_segments: int = 0
+    """Segments, with adjacent ones of the same turn and kind merged."""
+    num_runs: int = 0
+    """Version runs, merged likewise."""
+    last_version: int = 0
+    """Version of the last token; -1 if it is an observation, 0 without any tokens."""
+    reward_size: float = 0.0
+    """Sum of the absolute rewards of the turns that chunks have completed."""
     finish_reason: Literal["done", "length"] | None = None
     turn_rewards: tuple[float, ...] = ()
     """Rewards of the finished episode's turns; empty before."""
@@ -102,6 +110,7 @@ class VersionRow(Row, frozen=True, kw_only=True):
     digest: str
     num_bytes: int
     trained_batches: int
+    vocabulary: int
 
 
 class TrainedRow(Row, frozen=True, kw_only=True):

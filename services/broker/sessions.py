@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from protocol.channels import ChannelSpec
 from protocol.codec import Received, message_type
 from protocol.limits import MAX_REASON_CHARS
-from protocol.messages import MESSAGE_TYPES, Hello, Refused
+from protocol.messages import MESSAGE_TYPES, Chunk, Hello, Refused
 from protocol.sessions import shown_identity
-from services.broker.ledger import UNKNOWN_SESSION, Action, Ledger, Reply, SessionKey
+from services.broker.ledger import UNKNOWN_SESSION, Action, Ledger, Reply, SessionKey, TokenFacts
 from services.broker.metrics import BrokerMetrics
 from services.runtime.clock import Clock
 from services.runtime.logs import OccasionalLog
@@ -147,7 +147,7 @@ class Sessions:
             return [self._refuse(arrival, kind, "unknown_session", UNKNOWN_SESSION)]
         if not self._channels[arrival.spec].admits(arrival.incoming):
             return [self._refuse(arrival, kind, "fatal", "its key is not in the allow-list any more")]
-        return self._ledger.on_message(sender, received.message, received.seq, now)
+        return self._ledger.on_message(sender, received.message, received.seq, now, token_facts(received))
 
     def _undecodable(self, arrival: Arrival) -> Answer:
         """Answer bytes that are no message with what is wrong with them.
@@ -172,6 +172,13 @@ class Sessions:
     def _count(self, kind: str, label: str, **fields: str) -> None:
         self._metrics.refused.labels(kind, label).inc()
         self._refusals.warning("message_refused", (kind, label), type=kind, **fields)
+
+
+def token_facts(received: Received) -> TokenFacts | None:
+    """What the ledger must know of a chunk's tokens; None for any other message."""
+    if not isinstance(received.message, Chunk):
+        return None
+    return TokenFacts(largest_token_id=int(received.arrays["token_ids"].max()))
 
 
 def _key(arrival: Arrival) -> tuple[str, bytes, bytes]:

@@ -281,7 +281,7 @@ class LearnerService:
             copied = copy_weights(weights)
         with self._profile.phase("publish"):
             reserve_version(self._root, self._policy_version)
-            self._broker.publish(self._policy_version, copied, self._next_batch)
+            self._broker.publish(self._policy_version, copied, self._next_batch, self._engine.vocabulary)
         self._health.progress()
 
     def _checkpoint(self) -> None:

@@ -69,7 +69,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         weights = serving_weights(model, gathered=nullcontext, dtype=DTYPES[settings.model.dtype])
         # An engine may fetch this version before the broker commits it: its number must never be used again.
         reserve_version(root, version)
-        broker.publish(version, copy_weights(weights), 0)
+        broker.publish(version, copy_weights(weights), 0, int(model.config.vocab_size))
         # Not ``stop.wait``: the signal's handler calls ``set`` in this same thread, and both take the same lock.
         while not stop.is_set():
             health.progress()

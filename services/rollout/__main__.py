@@ -12,6 +12,7 @@ import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
 from protocol.channels import WORK
+from protocol.limits import trajectory_limits
 from protocol.sessions import new_session
 from services.environments import RewardPool, RewardPoolOptions, create_environment
 from services.rollout.agent import Agent
@@ -163,6 +164,7 @@ async def _generate(
                 broker=broker,
                 may_generate=sync.may_generate,
                 sampling=settings.sampling,
+                max_turns=trajectory_limits(settings.batch.groups_per_batch * settings.batch.group_size).turns,
                 chunk_tokens=settings.rollout.chunk_tokens,
                 metrics=metrics,
             )

@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import math
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ import structlog
 
 from gspo.environments import Environment, RewardJob, Step
 from protocol.errors import ProtocolError
-from protocol.limits import MAX_STATE_BYTES, MAX_TURNS
+from protocol.limits import MAX_STATE_BYTES
 from protocol.messages import Finish, Lease, Plain
-from protocol.messages.base import require_plain
+from protocol.messages.base import require_plain, require_rewards
 from services.environments import RewardPool
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.sglang import Engine, EngineError, EngineRefused, GenerateRequest, SamplingParameters
@@ -49,6 +48,8 @@ class Agent:
     may_generate: asyncio.Event
     """Cleared while the engine's weights are replaced: a new request waits, a request under way continues afterwards."""
     sampling: Sampling
+    max_turns: int
+    """Turns that the broker takes of one trajectory (``protocol.limits.trajectory_limits``)."""
     chunk_tokens: int
     metrics: RolloutMetrics
 
@@ -161,15 +162,23 @@ class Agent:
             if result.reward is None:
                 self.metrics.reward_failures.labels(failure=result.failure).inc()
                 raise EpisodeFailed(f"no reward: {result.failure}: {result.detail}")
-            return step, result.reward
-        if not math.isfinite(step.reward):
+            return step, self._reward(trajectory, result.reward)
+        return step, self._reward(trajectory, step.reward)
+
+    def _reward(self, trajectory: Trajectory, reward: object) -> float:
+        """The turn's reward, if the broker will take it after those of the turns before."""
+        try:
+            value = float(reward)  # type: ignore[arg-type]
+            require_rewards("turn_rewards", [*trajectory.turn_rewards, value])
+        except (TypeError, ValueError, OverflowError) as error:
             self.metrics.reward_failures.labels(failure="not_finite").inc()
-            raise EpisodeFailed(f"no reward: environment step returned {step.reward}")
-        return step, step.reward
+            shown = reward if isinstance(reward, float) else type(reward).__name__
+            raise EpisodeFailed(f"no reward: environment step returned {shown}: {error}") from error
+        return value
 
     def _observation(self, trajectory: Trajectory, step: Step) -> list[int]:
         """Tokens of the environment's messages; empty when they and an answer do not fit."""
-        if trajectory.turn + 1 >= MAX_TURNS:
+        if trajectory.turn + 1 >= self.max_turns:
             return []
         tokens = self._encoded(self.tokenizer.observation_ids, step.messages)
         return tokens if trajectory.num_tokens + len(tokens) < self.sampling.max_tokens else []

@@ -35,6 +35,7 @@ class Trajectory:
             self._versions.extend([run.version] * run.num_tokens)
         self.turn = len(self.turn_rewards)
         self._num_sent = len(self.token_ids)
+        self._num_rewards_sent = len(self.turn_rewards)
 
     @property
     def num_tokens(self) -> int:
@@ -83,7 +84,7 @@ class Trajectory:
             version_runs=version_runs,
             state=self.state,
             turn_done=self.turn_done,
-            turn_rewards=list(self.turn_rewards),
+            turn_rewards=self.turn_rewards[self._num_rewards_sent :],
         )
         arrays: Arrays = {
             "token_ids": np.asarray(self.token_ids[begin:end], dtype=np.int32),
@@ -94,6 +95,7 @@ class Trajectory:
     def sent(self, chunk: Chunk) -> None:
         """``chunk`` is on its way: the next one begins after it."""
         self._num_sent = chunk.offset + chunk.num_tokens
+        self._num_rewards_sent += len(chunk.turn_rewards)
 
     def _append(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int], *, action: bool) -> None:
         if not len(token_ids) == len(logprobs) == len(versions):

@@ -20,7 +20,7 @@ from services.learner.engine.engine import LearnerEngine
 from services.learner.trainer import BatchReport
 from services.learner.weights.snapshot import WeightCopy
 from tests.simulation.audit.audit import Audit
-from tests.simulation.episodes import tables_after, weights_after
+from tests.simulation.episodes import VOCABULARY, tables_after, weights_after
 from tests.simulation.loop import Process
 
 T = TypeVar("T")
@@ -112,9 +112,9 @@ class SimBrokerClient(BrokerClient):
         self.taken = taken if isinstance(taken, BatchArrived) else None
         return taken
 
-    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
+    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int, vocabulary: int) -> None:
         self._audit.publishes(policy_version, b"".join(tensor.data.tobytes() for tensor in weights.tensors))
-        super().publish(policy_version, weights, trained_batches)
+        super().publish(policy_version, weights, trained_batches, vocabulary)
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
         async def within() -> T:
@@ -205,6 +205,7 @@ class SimTrainer:
     rank = 0
     world_size = 1
     model = _Model()
+    vocabulary = VOCABULARY
 
     def __init__(self, process: Process, rng: random.Random, audit: Audit, *, batch_s: float, has_tables: bool) -> None:
         self._has_tables = has_tables

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.channels import BATCH, WORK, ChannelSpec
 from protocol.codec import Array
+from protocol.limits import MAX_TURNS
 from protocol.messages import Message
 from services.broker.entry import ledger_config
 from services.broker.ledger.ledger import Ledger
@@ -250,6 +251,7 @@ class RolloutProcess:
             broker=broker,
             may_generate=sync.may_generate,
             sampling=settings.sampling,
+            max_turns=MAX_TURNS,
             chunk_tokens=settings.rollout.chunk_tokens,
             metrics=metrics,
         )

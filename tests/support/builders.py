@@ -125,6 +125,13 @@ def an_offer() -> Manifest:
     )
 
 
+def a_publication() -> Published:
+    """A version of a model with 512 token ids."""
+    return Published(
+        policy_version=5, endpoint="tcp://x:1", digest="cd" * 32, num_bytes=8, trained_batches=4, vocabulary=512
+    )
+
+
 def one_of_each() -> list[tuple[Message, Arrays]]:
     """Every message type once, with its arrays."""
     return [
@@ -147,7 +154,12 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
         (a_batch(), token_arrays(10)),
         (SkipBatch(index=4, reason="2 learners could not train it: the loss is nan"), {}),
         (EndOfRun(index=60, reason="complete"), {}),
-        (Published(policy_version=5, endpoint="tcp://x:1", digest="cd" * 32, num_bytes=8, trained_batches=4), {}),
+        (
+            Published(
+                policy_version=5, endpoint="tcp://x:1", digest="cd" * 32, num_bytes=8, trained_batches=4, vocabulary=512
+            ),
+            {},
+        ),
         (Trained(index=4, policy_version=5, metrics={"loss": 0.25, "entropy": None}), {}),
         (BatchFailed(index=4, reason="the loss is nan", raised=True), {}),
         (Checkpointed(next_batch=5, policy_version=6), {}),

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from gspo.environments import Environment, RewardJob, Start, Step
 from protocol.codec import Array, decode, encode
+from protocol.limits import MAX_TURNS
 from protocol.messages import SEQUENCED, Chunk, Finish, Lease, Message, Segment
 from services.environments.generated import GeneratedTasks
 from services.environments.reward_pool import RewardResult
@@ -27,7 +28,7 @@ class CountingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     slow_reward: bool = False
     fails_at_turn: int = -1
     start_fails: bool = False
-    reward: float | None = None
+    reward: Any = None
     """None: a tenth for each character of the action."""
     state: Any = None
     """What the state holds besides the turn."""
@@ -58,7 +59,7 @@ class CountingEnvironment(Environment):
         state["turn"] += 1
         state["said"].append(action)
         done = state["turn"] >= self._options.turns
-        reward: float | RewardJob = len(action) / 10 if self._options.reward is None else self._options.reward
+        reward: Any = len(action) / 10 if self._options.reward is None else self._options.reward
         if self._options.slow_reward:
             reward = RewardJob(function="tests:length", arguments={"text": action})
         messages = [] if done else [{"role": "tool", "content": f"turn {turn}"}]
@@ -146,7 +147,7 @@ def resumed(lease: Lease, chunks: Sequence[tuple[Chunk, Mapping[str, Array]]]) -
         version_runs=[run for chunk, _ in chunks for run in chunk.version_runs],
         state=state,
         turn_done=last.turn_done,
-        turn_rewards=last.turn_rewards,
+        turn_rewards=[reward for chunk, _ in chunks for reward in chunk.turn_rewards],
     )
     received = decode([bytes(frame) for frame in encode(following, arrays)])
     return received.message, received.arrays  # type: ignore[return-value]
@@ -185,6 +186,7 @@ def an_agent(
     chunk_tokens: int = 4,
     max_turn_tokens: int = 12,
     max_tokens: int = 512,
+    max_turns: int = MAX_TURNS,
     may_generate: asyncio.Event | None = None,
     metrics: RolloutMetrics | None = None,
     **options: Any,
@@ -201,6 +203,7 @@ def an_agent(
         broker=RecordingBroker() if broker is None else broker,
         may_generate=may_generate,
         sampling=Sampling(temperature=0.7, max_turn_tokens=max_turn_tokens, max_tokens=max_tokens),
+        max_turns=max_turns,
         chunk_tokens=chunk_tokens,
         metrics=RolloutMetrics(CollectorRegistry()) if metrics is None else metrics,
     )

@@ -14,6 +14,7 @@ from services.broker.ledger.actions import (
 )
 from services.broker.ledger.batch_order import REMEMBERED, batch_stats
 from services.broker.ledger.fleet import STATES
+from services.broker.ledger.intake import TokenFacts
 from services.broker.ledger.ledger import ALLOWED, UNKNOWN_SESSION, Ledger
 from services.broker.ledger.state import LedgerConfig
 from services.broker.ledger.status import groups_by_state
@@ -34,6 +35,7 @@ __all__ = [
     "Reply",
     "Save",
     "SessionKey",
+    "TokenFacts",
     "WriteMetrics",
     "batch_stats",
     "groups_by_state",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final, Literal
 
 from protocol.messages import Checkpointed, Published, Trained
+from services.broker.ledger.intake import check_published, check_trained
 from services.broker.rows import (
     BatchRow,
     BatchStats,
@@ -87,7 +88,8 @@ class Batches:
     def publish(self, published: Published) -> list[Row]:
         """Take a new version; returns no rows for one that is delivered again.
 
-        Raises: ValueError for a version that is not larger than all before, or trained on batches that do not exist.
+        Raises: ValueError for a version that is not larger than all before, or that ``check_published`` refuses, or that was
+        trained on batches that do not exist.
         """
         row = VersionRow(
             policy_version=published.policy_version,
@@ -95,6 +97,7 @@ class Batches:
             digest=published.digest,
             num_bytes=published.num_bytes,
             trained_batches=published.trained_batches,
+            vocabulary=published.vocabulary,
         )
         if self._versions.get(row.policy_version) == row:
             return []
@@ -103,6 +106,7 @@ class Batches:
                 f"policy_version is {row.policy_version}, but {self.newest_version} is published: versions are never "
                 f"reused; publish {self.newest_version + 1} (Welcome.policy_version + 1)"
             )
+        check_published(published, self.newest)
         if row.trained_batches > self.num_assembled:
             raise ValueError(f"trained_batches is {row.trained_batches}: only {self.num_assembled} batches exist")
         self._versions[row.policy_version] = row
@@ -113,10 +117,11 @@ class Batches:
     def train(self, trained: Trained) -> list[Row]:
         """Note that a batch was trained; returns no rows for a message that is delivered again.
 
-        Raises: ValueError when there is no such batch.
+        Raises: ValueError when there is no such batch, or for metrics that ``check_trained`` refuses.
         """
         if trained.index >= self.num_assembled:
             raise ValueError(f"index is {trained.index}: only {self.num_assembled} batches exist")
+        check_trained(trained)
         how: Literal["trained", "skipped"] = "skipped" if trained.skipped else "trained"
         row = TrainedRow(index=trained.index, policy_version=trained.policy_version, how=how)
         if row in self._trained:

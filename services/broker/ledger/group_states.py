@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from protocol.messages import Chunk, Finish, Split
 from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.admission import Outstanding
-from services.broker.ledger.token_versions import ActionTokens
+from services.broker.ledger.intake import Growth
 from services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow
 
 
@@ -135,19 +135,23 @@ class Groups:
             )
         )
 
-    def append(self, chunk: Chunk, actions: ActionTokens) -> TrajectoryRow:
+    def append(self, chunk: Chunk, growth: Growth) -> TrajectoryRow:
         """Count the chunk's tokens. Versions of an engine do not go back: the last one bounds what the holder makes next."""
         row = self._trajectories[chunk.trajectory_id]
-        oldest = [version for version in (row.min_version, actions.oldest) if version]
+        oldest = [version for version in (row.min_version, growth.oldest) if version]
         return self._put(
             replace(
                 row,
                 num_tokens=row.num_tokens + chunk.num_tokens,
-                num_action_tokens=row.num_action_tokens + actions.num,
-                version_sum=row.version_sum + actions.version_sum,
+                num_action_tokens=row.num_action_tokens + growth.num_actions,
+                version_sum=row.version_sum + growth.version_sum,
                 min_version=min(oldest, default=0),
-                lease_version=max(row.lease_version, actions.last),
-                num_turns=max(row.num_turns, actions.num_turns),
+                lease_version=max(row.lease_version, growth.newest),
+                num_turns=growth.num_turns,
+                num_segments=growth.num_segments,
+                num_runs=growth.num_runs,
+                last_version=growth.last_version,
+                reward_size=growth.reward_size,
             )
         )
 

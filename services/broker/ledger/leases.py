@@ -18,9 +18,9 @@ from protocol.messages import (
 from services.broker.ledger.actions import Action, AppendChunk, GrantLease, Note, Reply, Save, SessionKey
 from services.broker.ledger.admission import Window
 from services.broker.ledger.fencing import LISTENING_S
+from services.broker.ledger.intake import TokenFacts, check_finish, growth
 from services.broker.ledger.state import State, lease_ended, saves
 from services.broker.ledger.task_order import trajectory_seed
-from services.broker.ledger.token_versions import action_tokens
 from services.broker.rows import TrajectoryRow
 
 NoLeaseReason = Literal["window_full", "version_too_old", "no_prompts", "stopping", "not_serving"]
@@ -207,7 +207,7 @@ class Leases:
 
     # --- episodes ---------------------------------------------------------------------------------------------------------
 
-    def on_chunk(self, sender: SessionKey, chunk: Chunk) -> list[Action]:
+    def on_chunk(self, sender: SessionKey, chunk: Chunk, facts: TokenFacts) -> list[Action]:
         state = self._state
         if self._is_finished(chunk.trajectory_id, chunk.epoch):
             return []  # delivered again after a broker restart
@@ -221,14 +221,15 @@ class Leases:
             return self._refuse(
                 sender, row, "chunk", f"gap: offset is {chunk.offset}, {row.num_tokens} tokens are acknowledged"
             )
-        if end > state.config.max_tokens:
-            reason = f"{end} tokens, {state.config.max_tokens} allowed (sampling.max_tokens)"
-            return self._refuse(sender, row, "chunk", reason)
+        newest = state.batches.newest
+        assert newest is not None, "a lease is granted only when a version is published"
         try:
-            actions = action_tokens(chunk, state.batches.newest_version)
+            grown = growth(
+                row, chunk, facts, newest=newest, limits=state.trajectory_limits, max_tokens=state.config.max_tokens
+            )
         except ValueError as error:
             return self._refuse(sender, row, "chunk", str(error))
-        return [Save(row=state.groups.append(chunk, actions)), AppendChunk(chunk=chunk)]
+        return [Save(row=state.groups.append(chunk, grown)), AppendChunk(chunk=chunk)]
 
     def on_finish(self, sender: SessionKey, finish: Finish) -> list[Action]:
         state = self._state
@@ -237,14 +238,10 @@ class Leases:
         row = self._held(sender, finish.trajectory_id, finish.epoch)
         if row is None:
             return [_ended(sender, finish.trajectory_id, finish.epoch, "not held by this session")]
-        if finish.num_tokens != row.num_tokens:
-            reason = f"num_tokens is {finish.num_tokens}, {row.num_tokens} tokens are acknowledged"
-            return self._refuse(sender, row, "finish", reason)
-        if row.num_action_tokens == 0:
-            return self._refuse(sender, row, "finish", "it has no action token: there is nothing to train on")
-        if len(finish.turn_rewards) != row.num_turns:
-            reason = f"{len(finish.turn_rewards)} turn_rewards for {row.num_turns} action turns"
-            return self._refuse(sender, row, "finish", reason)
+        try:
+            check_finish(row, finish)
+        except ValueError as error:
+            return self._refuse(sender, row, "finish", str(error))
         actions = saves(state.groups.finish(finish))
         group = state.groups.group(row.group_id)
         if group.status == "complete" and group.split == "train":

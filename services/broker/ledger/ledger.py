@@ -39,6 +39,7 @@ from protocol.messages import (
 from services.broker.ledger.actions import Action, Note, Reply, SessionKey
 from services.broker.ledger.fencing import Peer, Peers, PlaceTaken, SessionRefused
 from services.broker.ledger.fleet import Fleet
+from services.broker.ledger.intake import TokenFacts
 from services.broker.ledger.leases import Leases
 from services.broker.ledger.state import LedgerConfig, State
 from services.broker.ledger.status import status_of
@@ -118,8 +119,13 @@ class Ledger:
         )
         return [*actions, Reply(to=sender, message=welcome), *self._advance(now)]
 
-    def on_message(self, sender: SessionKey, message: AnyMessage, seq: int | None, now: float) -> list[Action]:
-        """Any message of a session. A sequenced one is acknowledged, also when it is a duplicate or refused."""
+    def on_message(
+        self, sender: SessionKey, message: AnyMessage, seq: int | None, now: float, facts: TokenFacts | None = None
+    ) -> list[Action]:
+        """Any message of a session. A sequenced one is acknowledged, also when it is a duplicate or refused.
+
+        ``facts``: of a Chunk's tokens.
+        """
         self.peers.listen(now)
         peer = self.peers.get(sender)
         kind = message_type(message)
@@ -129,12 +135,12 @@ class Ledger:
         if not isinstance(message, ALLOWED[peer.role]):
             return [_refused(sender, f"{kind}: not expected from a {peer.role}", kind)]
         if not isinstance(message, SEQUENCED):
-            return [*self._handle(peer, message, now), *self._advance_after(message, now)]
+            return [*self._handle(peer, message, now, facts), *self._advance_after(message, now)]
         if seq is None:
             return [_refused(sender, f"{kind}: has no sequence number, and must arrive", kind)]
         if not peer.inbox.offer(seq):
             return [Reply(to=sender, message=Ack(next_seq=peer.inbox.next_seq))]
-        actions = self._handle(peer, message, now)
+        actions = self._handle(peer, message, now, facts)
         ack = Reply(to=sender, message=Ack(next_seq=peer.inbox.committed()))
         return [*actions, ack, *self._advance_after(message, now)]
 
@@ -169,7 +175,7 @@ class Ledger:
         """The run as plain data, for display."""
         return status_of(self.state, self.peers, self.fleet, self.training, now)
 
-    def _handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
+    def _handle(self, peer: Peer, message: Message, now: float, facts: TokenFacts | None) -> list[Action]:
         sender = peer.key
         match message:
             case LeaseRequest():
@@ -177,7 +183,8 @@ class Ledger:
                 is_serving = self.fleet.state(sender.peer) == "serving"
                 return self.leases.on_lease_request(sender, message, now, is_serving=is_serving)
             case Chunk():
-                return self.leases.on_chunk(sender, message)
+                assert facts is not None, "a chunk is handed in with what is known of its tokens"
+                return self.leases.on_chunk(sender, message, facts)
             case Finish():
                 return self.leases.on_finish(sender, message)
             case Release():

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from protocol.limits import trajectory_limits
 from protocol.messages import LeaseEnded
 from services.broker.ledger.actions import Action, Note, Reply, Save, SessionKey, WriteMetrics
 from services.broker.ledger.admission import Admission, Window
@@ -45,6 +46,7 @@ class State:
     def __init__(self, config: LedgerConfig, contents: LedgerContents) -> None:
         self.config = config
         self.admission = Admission(max_lag=config.max_lag, groups_per_batch=config.groups_per_batch)
+        self.trajectory_limits = trajectory_limits(config.groups_per_batch * config.group_size)
         self.groups = Groups(contents)
         self.batches = Batches(contents)
         self.evaluations = Evaluations(

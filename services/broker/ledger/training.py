@@ -1,6 +1,5 @@
 """Decides when the learner gets the next batch or the end of the run, and takes its publications and checkpoints."""
 
-import math
 from typing import Any, Final
 
 import msgspec
@@ -100,7 +99,7 @@ class Training:
         if batch is not None and self._last_trained_at is not None and now > self._last_trained_at:
             self.tokens_per_s = batch.stats.num_tokens / (now - self._last_trained_at)
         self._last_trained_at = self._quiet_since = now
-        line = {"event": "batch", **_finite(trained.metrics), "batch": trained.index}
+        line = {"event": "batch", **trained.metrics, "batch": trained.index}
         line |= {"policy_version": trained.policy_version, "again": again, "tokens_per_s": self.tokens_per_s}
         if batch is not None:
             stats = batch.stats
@@ -311,11 +310,6 @@ class Training:
         free = sum(1 for row in members if row.status == "free")
         where = f"under way at {', '.join(holders[:NAMED_GROUPS])}" if holders else "under way nowhere"
         return f"group {group_id} ({done} of {len(members)} finished, {free} free, {where})"
-
-
-def _finite(metrics: dict[str, float | None]) -> dict[str, float | None]:
-    """JSON has no NaN and no infinity: they become null."""
-    return {name: value if value is not None and math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def _refuse(sender: SessionKey, reason: str, message_type: str) -> Reply:

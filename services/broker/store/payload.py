@@ -110,7 +110,8 @@ def join(chunks: Sequence[StoredChunk]) -> Payload:
         segments += header.segments
         runs += header.version_runs
         state = state if header.state is None else header.state
-        turn_done, turn_rewards = header.turn_done, header.turn_rewards
+        turn_done = header.turn_done
+        turn_rewards += header.turn_rewards
     return Payload(
         token_ids=_concatenate((chunk.token_ids for chunk in chunks), "<i4"),
         logprobs=_concatenate((chunk.logprobs for chunk in chunks), "<f4"),

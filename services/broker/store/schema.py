@@ -31,7 +31,8 @@ CREATE TABLE trajectories (
     trajectory_id INTEGER PRIMARY KEY, group_id INTEGER NOT NULL, status TEXT NOT NULL, epoch INTEGER NOT NULL,
     holder_peer TEXT NOT NULL, holder_session TEXT NOT NULL, lease_version INTEGER NOT NULL, lease_start INTEGER NOT NULL,
     attempts INTEGER NOT NULL, num_tokens INTEGER NOT NULL, num_action_tokens INTEGER NOT NULL,
-    version_sum INTEGER NOT NULL, min_version INTEGER NOT NULL, num_turns INTEGER NOT NULL, finish_reason TEXT,
+    version_sum INTEGER NOT NULL, min_version INTEGER NOT NULL, num_turns INTEGER NOT NULL, num_segments INTEGER NOT NULL,
+    num_runs INTEGER NOT NULL, last_version INTEGER NOT NULL, reward_size REAL NOT NULL, finish_reason TEXT,
     turn_rewards TEXT NOT NULL
 );
 CREATE INDEX trajectories_by_group ON trajectories (group_id);
@@ -45,7 +46,7 @@ CREATE TABLE batches (
 );
 CREATE TABLE versions (
     policy_version INTEGER PRIMARY KEY, endpoint TEXT NOT NULL, digest TEXT NOT NULL, num_bytes INTEGER NOT NULL,
-    trained_batches INTEGER NOT NULL
+    trained_batches INTEGER NOT NULL, vocabulary INTEGER NOT NULL
 );
 CREATE TABLE trained (
     batch INTEGER NOT NULL, policy_version INTEGER NOT NULL, how TEXT NOT NULL, PRIMARY KEY (batch, policy_version)

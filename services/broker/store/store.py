@@ -5,6 +5,7 @@ One broker writes; others may read at the same time (see reader.py).
 
 import fcntl
 import json
+import math
 import os
 import sqlite3
 import time
@@ -183,7 +184,7 @@ class Store(Reader):
             "VALUES (:trajectory_id, :start, :epoch, :num_tokens, :header, :token_ids, :logprobs, :checksum)",
             [vars(chunk) for chunk in changes.chunks],
         )
-        lines = [(json.dumps(line, allow_nan=False),) for line in changes.lines]
+        lines = [(json.dumps(_without_nan(line), allow_nan=False),) for line in changes.lines]
         self._connection.executemany("INSERT INTO records (line) VALUES (?)", lines)
 
     def _roll_back(self) -> None:
@@ -199,3 +200,10 @@ class Store(Reader):
         primary = error.sqlite_errorcode & 0xFF
         way_out = WAYS_OUT.get(primary, "see the message")
         return StoreUnavailable(f"{self.path}: cannot be written: {error}; {way_out}")
+
+
+def _without_nan(line: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity: they become null. A line that could not be written would end the broker, now and at
+    each start.
+    """
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in line.items()}

@@ -39,9 +39,9 @@ class BrokerClient(BrokerPort):
         with self._needs_acknowledgement():
             self._call(self._loop.tell(message), CALL_TIMEOUT_S)
 
-    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
+    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int, vocabulary: int) -> None:
         with self._needs_acknowledgement():
-            self._call(self._loop.publish(policy_version, weights, trained_batches), CALL_TIMEOUT_S)
+            self._call(self._loop.publish(policy_version, weights, trained_batches, vocabulary), CALL_TIMEOUT_S)
 
     def wait_announced(self) -> None:
         with self._needs_acknowledgement():

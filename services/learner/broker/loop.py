@@ -57,6 +57,7 @@ class _Publication:
     policy_version: int
     weights: WeightCopy
     trained_batches: int
+    vocabulary: int
     copied_at: float
 
 
@@ -169,13 +170,14 @@ class BrokerLoop:
             self._resume = Resume(next_batch=message.next_batch)
         await self._client.send(message)
 
-    async def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
+    async def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int, vocabulary: int) -> None:
         """See ``BrokerPort``. One publication is under way at a time: a second one waits here for the first."""
         await self.announced()
         publication = _Publication(
             policy_version=policy_version,
             weights=weights,
             trained_batches=trained_batches,
+            vocabulary=vocabulary,
             copied_at=self._clock.now(),
         )
         await self._announcements.put(publication)
@@ -231,6 +233,7 @@ class BrokerLoop:
             digest=snapshot.manifest.digest,
             num_bytes=snapshot.manifest.num_bytes,
             trained_batches=publication.trained_batches,
+            vocabulary=publication.vocabulary,
         )
 
     def _count_acknowledged(self) -> None:

@@ -34,8 +34,9 @@ class BrokerPort(ABC):
         """The answer to the last BatchRequest; None when it did not come in time."""
 
     @abstractmethod
-    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
+    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int, vocabulary: int) -> None:
         """Serve ``weights`` (and use them up), then announce the version: rollouts can fetch every announced version.
+        ``vocabulary``: how many token ids the model has, so that the broker takes no others.
 
         Returns before that. A later call raises what goes wrong.
         """

@@ -120,6 +120,11 @@ class LearnerEngine:
             return self._forward(packed.to(self.device), with_entropy)
 
     @property
+    def vocabulary(self) -> int:
+        """How many token ids the model has, from 0 on."""
+        return int(self.model.config.vocab_size)
+
+    @property
     def replays_routing(self) -> bool:
         """Whether batches are trained with replayed experts, which ``train_mini_batch`` then takes."""
         return self._replay is not None
@@ -304,7 +309,7 @@ class LearnerEngine:
         require_canary(directory, self._canary(), self.settings.learner.dtype)
 
     def _canary(self) -> list[float]:
-        packed = canary_batch(int(self.model.config.vocab_size))
+        packed = canary_batch(self.vocabulary)
         logprobs: list[float] = self.logprobs(packed).logprobs_T[packed.mask_T].tolist()
         return logprobs
 

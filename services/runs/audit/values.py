@@ -30,6 +30,8 @@ KINDS: Final[dict[str, dict[str, str]]] = {
     "trajectories": {
         **dict.fromkeys(("trajectory_id", "group_id", "epoch", "lease_version", "lease_start", "attempts"), NUMBER),
         **dict.fromkeys(("num_tokens", "num_action_tokens", "version_sum", "min_version", "num_turns"), NUMBER),
+        **dict.fromkeys(("num_segments", "num_runs", "last_version"), NUMBER),
+        "reward_size": REAL_OR_NOTHING,
         **dict.fromkeys(("status", "holder_peer", "holder_session"), TEXT),
         "finish_reason": TEXT_OR_NOTHING,
         "turn_rewards": ANY_NUMBERS,
@@ -40,7 +42,7 @@ KINDS: Final[dict[str, dict[str, str]]] = {
     },
     "batches": {**dict.fromkeys(("batch", "policy_version"), NUMBER), "group_ids": WHOLE_NUMBERS, "stats": OBJECT},
     "versions": {
-        **dict.fromkeys(("policy_version", "num_bytes", "trained_batches"), NUMBER),
+        **dict.fromkeys(("policy_version", "num_bytes", "trained_batches", "vocabulary"), NUMBER),
         **dict.fromkeys(("endpoint", "digest"), TEXT),
     },
     "trained": {**dict.fromkeys(("batch", "policy_version"), NUMBER), "how": TEXT},

@@ -53,7 +53,9 @@ async def test_a_new_version_is_announced_to_every_rollout_and_encoded_once(
     async with zmq_context() as context, in_background(run_broker(settings, asyncio.Event())):
         rollouts = [await a_peer(context, work, "rollout", f"rollout-{number}") for number in range(NUM_ROLLOUTS)]
         learner = await a_peer(context, batch, "learner", "learner")
-        published = Published(policy_version=1, endpoint="tcp://w:1", digest="d", num_bytes=1, trained_batches=0)
+        published = Published(
+            policy_version=1, endpoint="tcp://w:1", digest="d", num_bytes=1, trained_batches=0, vocabulary=9
+        )
         frames = encode(published, seq=0)
         monkeypatch.setattr(msgpack, "packb", counting)
         await learner.send_multipart(frames)

@@ -88,7 +88,9 @@ async def test_every_answer_of_a_session_names_it(tmp_path: Path, context: zmq.a
         async with dealer(context, broker, "learner", batch=True) as channel:
             await channel.send(Hello(protocol_version=PROTOCOL_VERSION, role="learner", peer="learner", session="life 7"))
             assert (await answer(channel)).session == "life 7"  # type: ignore[attr-defined]
-            published = Published(policy_version=1, endpoint="tcp://w", digest="d", num_bytes=1, trained_batches=0)
+            published = Published(
+                policy_version=1, endpoint="tcp://w", digest="d", num_bytes=1, trained_batches=0, vocabulary=9
+            )
             await channel.send(published, seq=0)
             assert await answer(channel) == Ack(next_seq=1, session="life 7")
             await channel.send(msgspec.structs.replace(published, digest="other"), seq=1)

@@ -158,7 +158,7 @@ async def test_a_second_learner_waits_for_the_first_also_behind_a_new_broker_and
             await client.send(Heartbeat(policy_version=1, status="serving", leases=[]))
             await asyncio.sleep(0.2)
 
-    published = Published(policy_version=1, endpoint="tcp://w:1", digest="d", num_bytes=1, trained_batches=0)
+    published = Published(policy_version=1, endpoint="tcp://w:1", digest="d", num_bytes=1, trained_batches=0, vocabulary=9)
     async with broker_process(tmp_path) as broker, asyncio.timeout(RUN_TIMEOUT_S):
         first, second = learner("first"), learner("second")
         async with asyncio.TaskGroup() as tasks:

@@ -137,7 +137,7 @@ class DeafBroker(ScriptedBroker):
     def wait_announced(self) -> None:
         self._say("nothing is being announced")
 
-    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int) -> None:
+    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int, vocabulary: int) -> None:
         self._say(f"published {trained_batches}")
 
     def acknowledged(self, next_batch: int) -> bool:

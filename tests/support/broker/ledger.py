@@ -34,11 +34,12 @@ from services.broker.ledger.actions import (
     SessionKey,
     WriteMetrics,
 )
+from services.broker.ledger.intake import TokenFacts
 from services.broker.ledger.ledger import Ledger
 from services.broker.ledger.state import LedgerConfig
 from services.broker.store.payload import stored_chunk
 from services.broker.store.store import RowChanges, Store
-from tests.support.broker.peers import logprobs_of, tokens_of
+from tests.support.broker.peers import VOCABULARY, logprobs_of, tokens_of
 
 LEARNER = SessionKey("learner", "first")
 CONFIG = LedgerConfig(
@@ -116,7 +117,8 @@ class LedgerHarness:
                 "token_ids": tokens_of(message.trajectory_id, end)[message.offset :],
                 "logprobs": logprobs_of(message.trajectory_id, end)[message.offset :],
             }
-        return self._carry_out(self.ledger.on_message(sender, message, seq, self.now), arrays)
+        facts = TokenFacts(largest_token_id=int(arrays["token_ids"].max())) if arrays else None
+        return self._carry_out(self.ledger.on_message(sender, message, seq, self.now, facts), arrays)
 
     def tick(self, seconds: float = 0.0) -> list[Action]:
         """Time passes, and the ledger hears of it every second."""
@@ -153,7 +155,12 @@ class LedgerHarness:
     def publish(self, version: int, trained_batches: int, sender: SessionKey = LEARNER) -> list[Action]:
         """The learner publishes."""
         message = Published(
-            policy_version=version, endpoint="tcp://w", digest="d", num_bytes=1, trained_batches=trained_batches
+            policy_version=version,
+            endpoint="tcp://w",
+            digest="d",
+            num_bytes=1,
+            trained_batches=trained_batches,
+            vocabulary=VOCABULARY,
         )
         return self.send(sender, message)
 
@@ -206,14 +213,17 @@ class LedgerHarness:
 
 
 def chunk(lease: GrantLease, offset: int, num_tokens: int, version: int) -> Chunk:
-    """Action tokens of one version."""
+    """Action tokens of one version. A trajectory's first token is an observation."""
+    parts = (
+        [("observation", -1, 1), ("action", version, num_tokens - 1)] if offset == 0 else [("action", version, num_tokens)]
+    )
     return Chunk(
         trajectory_id=lease.trajectory_id,
         epoch=lease.epoch,
         offset=offset,
         num_tokens=num_tokens,
-        segments=[Segment("action", 0, num_tokens)],
-        version_runs=[VersionRun(version, num_tokens)],
+        segments=[Segment(kind, 0, num) for kind, _, num in parts if num],  # type: ignore[arg-type]
+        version_runs=[VersionRun(made_by, num) for _, made_by, num in parts if num],
         state={"at": offset + num_tokens},
     )
 

@@ -36,6 +36,8 @@ from services.runtime.net.peer import Delivered, PeerClient
 from services.runtime.net.security import PLAINTEXT, Security
 
 PROMPT_TOKENS = 3
+VOCABULARY = 2**31 - 1
+"""``tokens_of`` makes large token ids."""
 REQUEST_TIMEOUT_S = 1.0
 
 
@@ -256,6 +258,7 @@ class ScriptedLearner:
                 digest="d",
                 num_bytes=1,
                 trained_batches=trained_batches,
+                vocabulary=VOCABULARY,
             )
         )
 

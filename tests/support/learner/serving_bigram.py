@@ -8,7 +8,11 @@ from tests.support.engines.bigram_engine import BigramEngine
 
 
 class ServingBigram(BigramEngine):
-    """A ``BigramEngine`` with the two methods that the learner's service needs besides."""
+    """A ``BigramEngine`` with what the learner's service needs besides."""
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.table.shape[0])
 
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor:
         return tensor.clone()

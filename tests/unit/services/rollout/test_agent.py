@@ -83,7 +83,7 @@ async def test_each_turn_is_sent_when_it_is_complete_however_large_a_chunk_may_b
     agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=3, chunk_tokens=1000)
     await run_episode(agent, a_new_lease())
     chunks = agent.broker.chunks  # type: ignore[attr-defined]
-    assert [(chunk.turn_done, len(chunk.turn_rewards)) for chunk, _ in chunks] == [(True, 0), (True, 1), (True, 2)]
+    assert [(chunk.turn_done, len(chunk.turn_rewards)) for chunk, _ in chunks] == [(True, 0), (True, 1), (True, 1)]
     assert [chunk.segments[-1].kind for chunk, _ in chunks] == ["action"] * 3
 
 
@@ -298,9 +298,9 @@ async def test_a_chunk_carries_the_state_before_the_last_step(tokenizer: ChatTok
     agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=2)
     await run_episode(agent, a_new_lease())
     chunks = agent.broker.chunks  # type: ignore[attr-defined]
-    states = [(chunk.turn_done, chunk.state["turn"], len(chunk.turn_rewards)) for chunk, _ in chunks]
-    assert states[0] == (False, 0, 0)
-    assert states[-1] == (True, 1, 1)
+    states = [(chunk.turn_done, chunk.state["turn"]) for chunk, _ in chunks]
+    assert (states[0], states[-1]) == ((False, 0), (True, 1))
+    assert [len(chunk.turn_rewards) for chunk, _ in chunks].count(1) == 1, "each turn's reward travels once"
 
 
 async def test_a_slow_reward_is_waited_for_with_everything_sent(tokenizer: ChatTokenizer, stop_id: int) -> None:
@@ -331,13 +331,30 @@ async def test_a_missing_reward_fails_the_episode_and_is_never_zero(tokenizer: C
     assert all(isinstance(message, Chunk) for message in agent.broker.messages)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf")])
-async def test_a_reward_that_is_not_a_number_fails_the_episode(
-    reward: float, tokenizer: ChatTokenizer, stop_id: int
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf"), 1e300, -1.1e6, 10**400, "much", [1.0]])
+async def test_a_reward_that_cannot_be_trained_on_fails_the_episode(
+    reward: Any, tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
     agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), reward=reward)
-    with pytest.raises(EpisodeFailed, match=f"environment step returned {reward}"):
+    with pytest.raises(
+        EpisodeFailed, match=r"no reward: environment step returned (nan|-?inf|1e.300|-1.*|int|str|list): "
+    ):
         await run_episode(agent, a_new_lease())
+
+
+async def test_rewards_that_are_too_large_together_fail_the_episode(tokenizer: ChatTokenizer, stop_id: int) -> None:
+    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4, reward=4e5)
+    with pytest.raises(EpisodeFailed, match=r"sum of absolute values of 1.2e\+06, 1e\+06 allowed \(MAX_REWARD\)"):
+        await run_episode(agent, a_new_lease())
+
+
+async def test_an_episode_ends_with_the_last_turn_that_a_batch_of_the_run_has_room_for(
+    tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=9, max_turns=2)
+    await run_episode(agent, a_new_lease())
+    finish = agent.broker.finish  # type: ignore[attr-defined]
+    assert (finish.reason, len(finish.turn_rewards)) == ("length", 2)
 
 
 async def test_a_bug_of_an_environment_fails_its_episode_with_its_error(tokenizer: ChatTokenizer, stop_id: int) -> None:

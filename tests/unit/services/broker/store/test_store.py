@@ -79,7 +79,7 @@ def test_tokens_and_logprobs_come_back_bit_for_bit_however_they_were_cut(tmp_pat
     assert payload.logprobs.tobytes() == logprobs.tobytes()
     assert payload.segments == [Segment("action", 0, 10)]
     assert payload.version_runs == [VersionRun(1, 10)]
-    assert (payload.state, payload.turn_done, payload.turn_rewards) == ({"turn": 1}, True, [0.5])
+    assert (payload.state, payload.turn_done, payload.turn_rewards) == ({"turn": 1}, True, [0.5, 0.5])
 
 
 def test_neighbours_are_merged_only_when_they_are_the_same() -> None:

@@ -114,8 +114,10 @@ def test_observation_tokens_carry_no_version_and_do_not_count_as_actions() -> No
         epoch=lease.epoch,
         offset=0,
         num_tokens=9,
-        segments=[Segment("observation", 0, 4), Segment("action", 0, 3), Segment("observation", 0, 2)],
+        segments=[Segment("observation", 0, 4), Segment("action", 0, 3), Segment("observation", 1, 2)],
         version_runs=[VersionRun(-1, 4), VersionRun(1, 3), VersionRun(-1, 2)],
+        state={},
+        turn_rewards=[0.5],
     )
     world.send(R1, mixed)
     row = world.ledger.state.groups.trajectory(lease.trajectory_id)
@@ -152,6 +154,7 @@ def test_an_episode_without_an_action_token_cannot_finish() -> None:
         num_tokens=4,
         segments=[Segment("observation", 0, 4)],
         version_runs=[VersionRun(-1, 4)],
+        state={},
     )
     world.send(R1, only_prompt)
     assert "no action token" in replies(world.finish(R1, lease, 4), Refused)[0].reason

@@ -14,7 +14,7 @@ def test_a_batchs_line_has_the_learners_metrics_and_the_ledgers() -> None:
     world.request_batch(0, 1)
     metrics = {"loss": float("nan"), "grad_norm": 2.0}
     world.send(LEARNER, Trained(index=0, policy_version=1, metrics=metrics))
-    (line,) = world.lines
+    (line,) = world.store.metrics_after(0)
     assert (line["event"], line["batch"], line["policy_version"], line["again"]) == ("batch", 0, 1, False)
     assert (line["train/reward"], line["num_tokens"], line["num_zero_variance_groups"]) == (0.5, 10, 1)
     assert (line["lag/mean"], line["lag/max"], line["loss"], line["grad_norm"]) == (0.0, 0, None, 2.0)
@@ -32,12 +32,12 @@ def test_lag_is_the_mean_over_action_tokens_and_then_over_trajectories() -> None
         world.episode(R1, lease, 1)
     world.grow(R1, leases[2], 6, 1)
     train_one(world, 0, 1)
-    world.grow(R1, leases[2], 2, 2)
-    world.finish(R1, leases[2], 8)
-    world.episode(R1, leases[3], 2, num_tokens=1)
+    world.grow(R1, leases[2], 3, 2)
+    world.finish(R1, leases[2], 9)
+    world.episode(R1, leases[3], 2, num_tokens=2)
     world.request_batch(1, 2)
     stats = world.ledger.state.batches.batch(1).stats  # type: ignore[union-attr]
-    assert (stats.mean_lag, stats.max_lag) == ((6 / 8 + 0) / 2, 1)
+    assert (stats.mean_lag, stats.max_lag) == ((5 / 8 + 0) / 2, 1)
 
 
 def test_status_says_how_the_run_stands() -> None:

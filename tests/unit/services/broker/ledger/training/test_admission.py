@@ -127,7 +127,7 @@ class Fleet:
             self.leases += [(sender, grant) for grant in grants]
         elif action in ("grow", "finish") and self.leases:
             holder, lease = self.leases[self.rng.randrange(len(self.leases))]
-            self.harness.grow(holder, lease, 1, self.versions[holder])
+            self.harness.grow(holder, lease, 2, self.versions[holder])
             if action == "finish":
                 self.leases.remove((holder, lease))
                 row = self.harness.ledger.state.groups.trajectory(lease.trajectory_id)

@@ -22,6 +22,7 @@ from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.fencing import LEARNER_LEASE_S
 from tests.support.broker.ledger import LEARNER, delivered, replies
 from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
+from tests.support.broker.peers import VOCABULARY
 
 
 def test_a_restarted_learner_gets_the_batches_since_its_checkpoint_again_and_new_ones_after() -> None:
@@ -121,7 +122,10 @@ def test_a_wrong_checkpoint_is_refused_for_good(next_batch: int, reason: str) ->
     [
         (Trained(index=0, policy_version=1, metrics={}), "only 0 batches exist"),
         (Checkpointed(next_batch=1, policy_version=1), "only 0 batches exist"),
-        (Published(policy_version=2, endpoint="e", digest="d", num_bytes=1, trained_batches=1), "only 0 batches exist"),
+        (
+            Published(policy_version=2, endpoint="e", digest="d", num_bytes=1, trained_batches=1, vocabulary=VOCABULARY),
+            "only 0 batches exist",
+        ),
         (BatchRequest(index=1, policy_version=1), "0 is the next new one"),
     ],
 )

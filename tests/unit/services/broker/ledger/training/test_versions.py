@@ -4,6 +4,7 @@ from protocol.messages import LeaseEnded, Published, Pulse, Refused
 from services.broker.ledger.actions import Announce
 from tests.support.broker.ledger import LEARNER, chunk, delivered, granted, replies
 from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
+from tests.support.broker.peers import VOCABULARY
 
 
 def test_a_publication_is_a_hint_to_every_rollout() -> None:
@@ -20,7 +21,9 @@ def test_a_version_is_never_reused_but_may_be_delivered_again() -> None:
     world.hello(LEARNER, "learner")
     assert replies(world.publish(1, 0), Refused) == []
     assert replies(world.publish(2, 0), Refused) == []
-    other = Published(policy_version=2, endpoint="tcp://w", digest="other", num_bytes=1, trained_batches=0)
+    other = Published(
+        policy_version=2, endpoint="tcp://w", digest="other", num_bytes=1, trained_batches=0, vocabulary=VOCABULARY
+    )
     (refused,) = replies(world.send(LEARNER, other), Refused)
     assert refused.fatal
     assert "versions are never reused; publish 3" in refused.reason
@@ -63,20 +66,22 @@ def test_a_version_jump_takes_back_old_leases_and_keeps_what_is_young_enough() -
     assert replies(world.grow(R1, updated, 3, 2), LeaseEnded) == []
 
 
-def test_a_token_older_than_its_engine_said_is_caught_before_it_is_trained_on() -> None:
+def test_a_token_older_than_its_engine_said_is_refused_and_its_group_goes_on() -> None:
     world = harness(max_lag=0, num_batches=6)
     generate(world, 4, 1)
     train_one(world, 0, 1)
     lying, *honest = world.lease(R1, 4, 2)
-    world.send(R1, chunk(lying, 0, 3, 1))
-    world.finish(R1, lying, 3)
+    (refused,) = replies(world.send(R1, chunk(lying, 0, 3, 1)), Refused)
+    assert "the lease's engine served 2 before" in refused.reason
     for lease in honest:
         world.episode(R1, lease, 2)
     assert delivered(world.request_batch(1, 2)) == []
-    assert world.ledger.state.num_dropped == {"stale": 1}
-    generate(world, 2, 2)
+    (again,) = world.lease(R1, 1, 2)
+    assert (again.trajectory_id, again.epoch) == (lying.trajectory_id, 2)
+    world.episode(R1, again, 2)
     assert delivered(world.request_batch(1, 2)) == [1]
-    assert lying.group_id not in group_ids(world, 1)
+    assert lying.group_id in group_ids(world, 1)
+    assert world.ledger.state.num_dropped == {}
 
 
 def test_granted_work_follows_the_newest_version_only_inside_the_window() -> None:
