@@ -336,9 +336,7 @@ async def test_a_reward_that_cannot_be_trained_on_fails_the_episode(
     reward: Any, tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
     agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), reward=reward)
-    with pytest.raises(
-        EpisodeFailed, match=r"no reward: environment step returned (nan|-?inf|1e.300|-1.*|int|str|list): "
-    ):
+    with pytest.raises(EpisodeFailed, match=r"no reward: environment step returned (nan|-?inf|1e.300|-1.*|int|str|list): "):
         await run_episode(agent, a_new_lease())
 
 
