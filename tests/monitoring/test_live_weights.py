@@ -114,6 +114,7 @@ class Fleet:
             digest=snapshot.manifest.digest,
             num_bytes=snapshot.manifest.num_bytes,
             trained_batches=0,
+            vocabulary=1000,
         )
         await self.learner.send(announcement)
 
