@@ -15,10 +15,11 @@ from protocol.limits import MAX_FRAME_BYTES, MAX_TRAJECTORIES_PER_BATCH
 from services.broker.ledger import Ledger, LedgerConfig
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
+from services.broker.retention import Retention
 from services.broker.service import BrokerService
 from services.broker.store import LEDGER_FILE, Store, StoreMismatch, StoreUnavailable
 from services.environments import create_environment
-from services.runtime.clock import MonotonicClock
+from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError
 from services.runtime.net import Authenticator, RouterChannel, Security
 from services.runtime.settings import Settings, run_fingerprint, write_run_settings
@@ -74,6 +75,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
                 lambda: datetime.now(tz=UTC).timestamp(),
                 commit_interval_s=settings.broker.commit_interval_s,
                 temperature=settings.sampling.temperature,
+                retention=retention_of(settings, metrics, clock),
             )
             log.info(
                 "broker_started",
@@ -103,6 +105,17 @@ async def _serve(broker: BrokerService, authenticator: Authenticator, stop: asyn
             await broker.run(stop)
         finally:
             guarding.cancel()
+
+
+def retention_of(settings: Settings, metrics: BrokerMetrics, clock: Clock) -> Retention:
+    """What moves old tokens into archive files, from the settings."""
+    return Retention(
+        settings.run.directory / LEDGER_FILE,
+        metrics,
+        clock,
+        keep_batches=settings.broker.keep_batches,
+        file_bytes=int(settings.broker.archive_file_mib * 2**20),
+    )
 
 
 def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str, fingerprint: str) -> LedgerConfig:

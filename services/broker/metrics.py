@@ -43,6 +43,11 @@ class BrokerMetrics:
         self.leases_ended = counter("leases_ended_total", "LeaseEnded sent: expired, fenced, refused or dropped")
         self.dropped = counter("dropped_groups_total", "Groups dropped, by reason", ("reason",))
         self.commit_failures = counter("commit_failures_total", "Commits that failed and were tried again")
+        self.archived_trajectories = counter(
+            "archived_trajectories_total", "Trajectories whose tokens moved from the ledger into an archive file"
+        )
+        self.archived_bytes = counter("archived_bytes_total", "Bytes of archive files written")
+        self.archive_failures = counter("archive_failures_total", "Archive files that failed and are tried again")
         self.commit_s = Histogram(
             "gspo_broker_commit_seconds", "Duration of a commit", buckets=COMMIT_BUCKETS, registry=registry
         )

@@ -166,6 +166,33 @@ class CheckpointedRow(Row, frozen=True, kw_only=True):
     next_batch: int
 
 
+class ArchiveRow(Row, frozen=True, kw_only=True):
+    """One immutable file with the tokens of groups that are out of play."""
+
+    archive: int
+    """Its number, from 1."""
+    name: str
+    """The file's name in the run's ``archive/``."""
+    num_bytes: int
+    sha256: str
+    """Digest of the whole file, in hexadecimal."""
+    num_groups: int
+    num_trajectories: int
+    num_tokens: int
+    first_batch: int | None
+    """The batches that it holds, both included; None when it holds only dropped and held-out groups."""
+    last_batch: int | None
+
+
+class ArchivedRow(Row, frozen=True, kw_only=True):
+    """Group ``group_id`` has its tokens in an archive file, and no longer in the ledger."""
+
+    group_id: int
+    archive: int
+    place: int
+    """The row group of the file that holds it."""
+
+
 class RunRow(Row, frozen=True, kw_only=True):
     """What is known about the run as a whole; there is one. A release ignores fields that it does not know."""
 

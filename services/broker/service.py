@@ -31,7 +31,8 @@ from services.broker.ledger import (
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import MetricsFile
 from services.broker.outgoing import NO_TOKENS, batch_message, lease_message
-from services.broker.rows import TrajectoryRow
+from services.broker.retention import Retention
+from services.broker.rows import CheckpointedRow, TrajectoryRow
 from services.broker.sessions import Answer, Arrival, Sessions
 from services.broker.store import RowChanges, Store, StoreCorrupt, StoredChunk, StoreUnavailable, stored_chunk
 from services.runtime.clock import Clock
@@ -70,6 +71,7 @@ class BrokerService:
         *,
         commit_interval_s: float,
         temperature: float,
+        retention: Retention | None = None,
     ) -> None:
         self._ledger = ledger
         self._store = store
@@ -82,6 +84,7 @@ class BrokerService:
         self._wall_s = wall_s
         self._commit_interval_s = commit_interval_s
         self._temperature = temperature
+        self._retention = retention
         self._started = clock.now() - store.elapsed_s()
         self._last_tick = clock.now()
         self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue(maxsize=MAX_QUEUED)
@@ -104,6 +107,8 @@ class BrokerService:
                     tasks.create_task(self._receive(spec, channel), name=f"receive-{spec.name}")
                     for spec, channel in self._channels.items()
                 ]
+                if self._retention is not None:
+                    receivers.append(tasks.create_task(self._retention.run(self._commit_archived), name="retention"))
                 await self._rounds(stop)
                 for receiver in receivers:
                     receiver.cancel()
@@ -142,6 +147,8 @@ class BrokerService:
                 self._sort(self._ledger.on_end(), {}, changes, effects)
             if changes and not await self._commit(changes, stop):
                 return
+            if self._retention is not None and any(isinstance(row, CheckpointedRow) for row in changes.rows):
+                self._retention.wake()
             await self._carry_out(effects)
             # Only now: a peer that was refused for good must hear it first.
             self._sessions.forget_gone()
@@ -238,6 +245,10 @@ class BrokerService:
                 continue
             self._metrics.commit_s.observe(self._clock.now() - started)
             return True
+
+    async def _commit_archived(self, changes: RowChanges) -> None:
+        """Between two rounds. Raises: StoreUnavailable."""
+        await self._in_thread(lambda: self._store.commit(changes))
 
     async def _bring_metrics_file_up_to_date(self) -> None:
         if not self._metrics_file_is_behind:

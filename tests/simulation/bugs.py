@@ -137,8 +137,8 @@ BUGS = (
     Bug(
         name="a resumed trajectory is granted without its last chunk",
         module="services.broker.store.reader",
-        old="return join([_stored(values) for values in rows])",
-        new="return join([_stored(values) for values in rows][:-1])",
+        old="return join(rows)",
+        new="return join(rows[:-1])",
         invariants=("G1", "no process ends by itself"),
     ),
     Bug(

@@ -13,6 +13,8 @@ import msgspec
 
 from services.broker.ledger import REMEMBERED
 from services.broker.rows import (
+    ArchivedRow,
+    ArchiveRow,
     BatchRow,
     EvaluationRow,
     FailureRow,
@@ -25,6 +27,7 @@ from services.broker.rows import (
     TrajectoryRow,
     VersionRow,
 )
+from services.broker.store.archive_file import ArchiveDamaged, ArchivedGroup, ArchiveFiles
 from services.broker.store.payload import Payload, StoredChunk, join
 from services.broker.store.schema import RUN_KEY, SCHEMA_VERSION, TABLES
 from services.runtime.errors import ServiceError
@@ -37,6 +40,7 @@ SELECT group_id FROM groups WHERE status IN ('set_aside', 'released') UNION
 SELECT value FROM batches, json_each(batches.group_ids) WHERE batches.batch >= ?
 """
 """Groups that may be set aside, or given back; the parameter is the first batch that no checkpoint covers."""
+CHUNK_COLUMNS: Final = "trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum"
 _NO_TEXT: Final = "Could not decode to UTF-8"
 RowType = TypeVar("RowType", bound=Row)
 
@@ -129,14 +133,16 @@ class Reader:
         """``path`` is named in errors."""
         self.path = path
         self._connection = connection
+        self._archives = ArchiveFiles(path.parent)
+        self._archive_rows: dict[int, ArchiveRow] = {}
 
     def contents(self) -> LedgerContents:
         """What a ledger is restored from: the rows alone."""
         groups = self.rows(GroupRow, "WHERE status IN ('open', 'complete') ORDER BY group_id")
         in_play = "(SELECT group_id FROM groups WHERE status IN ('open', 'complete'))"
         trajectories = self.rows(TrajectoryRow, f"WHERE group_id IN {in_play} ORDER BY trajectory_id")
-        checkpointed = int(self._one("SELECT max(next_batch) FROM checkpointed", default=0))
-        last = int(self._one("SELECT max(batch) FROM batches", default=0))
+        checkpointed = int(self.number("SELECT max(next_batch) FROM checkpointed", default=0))
+        last = int(self.number("SELECT max(batch) FROM batches", default=0))
         versions = self.rows(VersionRow, f"ORDER BY policy_version DESC LIMIT {REMEMBERED}")
         trained = self.rows(TrainedRow, f"ORDER BY policy_version DESC, batch DESC LIMIT {REMEMBERED}")
         shelved = f"group_id IN ({SHELVED})"
@@ -154,10 +160,10 @@ class Reader:
             shelved_trajectories=tuple(self.rows(TrajectoryRow, f"WHERE {shelved} ORDER BY trajectory_id", (checkpointed,))),
             run=self._run(),
             next_batch_checkpointed=checkpointed,
-            next_group_id=int(self._one("SELECT max(group_id) + 1 FROM groups", default=0)),
-            next_trajectory_id=int(self._one("SELECT max(trajectory_id) + 1 FROM trajectories", default=0)),
-            next_prompt=int(self._one("SELECT max(prompt) + 1 FROM groups WHERE split = 'train'", default=0)),
-            num_batched_groups=int(self._one("SELECT count(*) FROM groups WHERE status = 'batched'", default=0)),
+            next_group_id=int(self.number("SELECT max(group_id) + 1 FROM groups", default=0)),
+            next_trajectory_id=int(self.number("SELECT max(trajectory_id) + 1 FROM trajectories", default=0)),
+            next_prompt=int(self.number("SELECT max(prompt) + 1 FROM groups WHERE split = 'train'", default=0)),
+            num_batched_groups=int(self.number("SELECT count(*) FROM groups WHERE status = 'batched'", default=0)),
             num_dropped=dict(dropped),
         )
 
@@ -170,15 +176,38 @@ class Reader:
 
     def payload(self, trajectory_id: int) -> Payload:
         """All acknowledged tokens of a trajectory. Raises: StoreCorrupt when they are not what was acknowledged."""
-        rows = self._select(
-            "SELECT trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum FROM chunks "
-            "WHERE trajectory_id = ? ORDER BY start",
-            (trajectory_id,),
-        )
+        rows = self.chunks(trajectory_id)
         try:
-            return join([_stored(values) for values in rows])
+            return join(rows)
         except (ValueError, TypeError, RecursionError) as error:
             raise StoreCorrupt(f"{self.path}: {error}") from error
+
+    def chunks(self, trajectory_id: int) -> list[StoredChunk]:
+        """A trajectory's chunks in order, from the ledger or from the archive. Raises: StoreCorrupt."""
+        rows = self._select(f"SELECT {CHUNK_COLUMNS} FROM chunks WHERE trajectory_id = ? ORDER BY start", (trajectory_id,))
+        if rows:
+            return [_stored(values) for values in rows]
+        in_archive = "WHERE group_id = (SELECT group_id FROM trajectories WHERE trajectory_id = ?)"
+        archived = self.rows(ArchivedRow, in_archive, (trajectory_id,))
+        return self.archived_chunks(archived[0], trajectory_id) if archived else []
+
+    def archived_chunks(self, place: ArchivedRow, trajectory_id: int) -> list[StoredChunk]:
+        """The chunks of a trajectory whose group is archived. Raises: StoreCorrupt."""
+        if place.archive not in self._archive_rows:
+            self._archive_rows.update({row.archive: row for row in self.rows(ArchiveRow, "ORDER BY archive")})
+        archive = self._archive_rows.get(place.archive)
+        if archive is None:
+            raise StoreCorrupt(f"{self.path}: group {place.group_id} is in archive {place.archive}, which is not there")
+        try:
+            return self._archives.chunks(archive, place.place, trajectory_id)
+        except ArchiveDamaged as error:
+            raise StoreCorrupt(f"{error}. A backup may have it: `gspo restore --help`") from error
+
+    def archivable(self, group_id: int) -> ArchivedGroup:
+        """A group with all its chunks. Raises: StoreCorrupt."""
+        (group,) = self.rows(GroupRow, "WHERE group_id = ?", (group_id,))
+        members = self.rows(TrajectoryRow, "WHERE group_id = ? ORDER BY trajectory_id", (group_id,))
+        return ArchivedGroup(group=group, members=[(row, self.chunks(row.trajectory_id)) for row in members])
 
     def batch(self, index: int) -> tuple[BatchRow, list[tuple[TrajectoryRow, Payload]]]:
         """A recorded batch with its trajectories, in its order.
@@ -256,7 +285,8 @@ class Reader:
         with refusing_damage(self.path):
             return self._connection.execute(query, parameters).fetchall()
 
-    def _one(self, query: str, default: int) -> int:
+    def number(self, query: str, default: int = 0) -> int:
+        """The one number that ``query`` gives; ``default`` when it gives NULL. Raises: StoreCorrupt."""
         ((value,),) = self._select(query)
         if value is not None and not isinstance(value, int):
             raise StoreCorrupt(f"{self.path}: {value!r:.100} where a number should be ({query})")

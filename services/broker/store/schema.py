@@ -7,6 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from services.broker.rows import (
+    ArchivedRow,
+    ArchiveRow,
     BatchRow,
     CheckpointedRow,
     EvaluationRow,
@@ -61,6 +63,12 @@ CREATE TABLE evaluations (
     num_tasks INTEGER NOT NULL, status TEXT NOT NULL, reward REAL, num_finished INTEGER NOT NULL,
     num_failed INTEGER NOT NULL
 );
+CREATE TABLE archives (
+    archive INTEGER PRIMARY KEY, name TEXT NOT NULL, num_bytes INTEGER NOT NULL, sha256 TEXT NOT NULL,
+    num_groups INTEGER NOT NULL, num_trajectories INTEGER NOT NULL, num_tokens INTEGER NOT NULL, first_batch INTEGER,
+    last_batch INTEGER
+);
+CREATE TABLE archived (group_id INTEGER PRIMARY KEY, archive INTEGER NOT NULL, place INTEGER NOT NULL);
 CREATE TABLE checkpointed (id INTEGER PRIMARY KEY CHECK (id = 0), next_batch INTEGER NOT NULL);
 CREATE TABLE records (record INTEGER PRIMARY KEY, line TEXT NOT NULL);
 """
@@ -123,6 +131,8 @@ TABLES: Final[dict[type[Row], Table]] = {
         _table("failures", FailureRow, index="batch"),
         _table("set_aside", SetAsideRow, index="batch"),
         _table("evaluations", EvaluationRow),
+        _table("archives", ArchiveRow),
+        _table("archived", ArchivedRow),
     )
 }
 RUN_KEY: Final = "run"

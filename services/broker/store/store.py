@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from services.broker.rows import CheckpointedRow, Row, RunRow
+from services.broker.rows import ArchivedRow, CheckpointedRow, Row, RunRow
 from services.broker.store.payload import StoredChunk
 from services.broker.store.reader import Reader, StoreMismatch
 from services.broker.store.schema import CHECKPOINTED_TABLE, CREATE, RUN_KEY, SCHEMA_VERSION, TABLES
@@ -25,6 +25,9 @@ LOCK_SUFFIX: Final = "-lock"
 LOCK_WAIT_S: Final = 2.0
 """How long to wait for a broker that is just ending."""
 LOCK_PAUSE_S: Final = 0.1
+FORGET_CHUNKS: Final = (
+    "DELETE FROM chunks WHERE trajectory_id IN (SELECT trajectory_id FROM trajectories WHERE group_id = ?)"
+)
 WAYS_OUT: Final = {
     sqlite3.SQLITE_FULL: "free space on its disk",
     sqlite3.SQLITE_READONLY: "make the file and its directory writable",
@@ -125,6 +128,8 @@ class Store(Reader):
     def _open(self, fingerprint: str, run_id: str) -> None:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")
+        # Pages of archived tokens are freed as they are: writing zeros into them would write them once more.
+        self._connection.execute("PRAGMA secure_delete = OFF")
         self._connection.execute("BEGIN IMMEDIATE")
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version == 0:
@@ -179,6 +184,9 @@ class Store(Reader):
             else:
                 table = TABLES[row_type]
                 self._connection.executemany(table.insert, [table.values(row) for row in rows])
+        # In the same transaction as the row that says where they are now.
+        archived = [(row.group_id,) for row in by_type.get(ArchivedRow, []) if isinstance(row, ArchivedRow)]
+        self._connection.executemany(FORGET_CHUNKS, archived)
         self._connection.executemany(
             "INSERT INTO chunks (trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum) "
             "VALUES (:trajectory_id, :start, :epoch, :num_tokens, :header, :token_ids, :logprobs, :checksum)",

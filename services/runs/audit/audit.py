@@ -4,6 +4,7 @@ import sqlite3
 from pathlib import Path
 
 from services.broker.store import reading
+from services.runs.audit.archives import ArchiveAudit
 from services.runs.audit.findings import Audit, Findings, Rules
 from services.runs.audit.groups import audit_groups, outcomes
 from services.runs.audit.order import Order, audit_batches, audit_set_aside, audit_versions, read_order
@@ -41,7 +42,9 @@ def audit_run(directory: Path) -> Audit:
             notes += audit_versions(findings, order)
             notes += audit_checkpoints(findings, order, checkpoints)
             notes += audit_record(connection, findings, directory)
-            counts = TokenAudit(findings, rules, order.batch_versions, order.versions).run(connection)
+            archives = ArchiveAudit(findings, directory, connection)
+            archives.check_files()
+            counts = TokenAudit(findings, rules, order.batch_versions, order.versions).run(connection, archives)
         # UnicodeDecodeError: SQLite's own message quotes the broken bytes.
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             findings.add("database damaged", f"it cannot be read to its end: {error}")

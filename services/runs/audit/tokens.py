@@ -1,21 +1,27 @@
-"""Checks every trajectory against its chunks: one pass over both tables side by side, in the order of their indices."""
+"""Checks every trajectory against its chunks: one pass over both tables side by side, in the order of their indices.
+
+Chunks of archived groups come from their file.
+"""
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 from protocol.messages import Segment, VersionRun
+from services.broker.rows import ArchivedRow
 from services.broker.store import chunk_checksum
+from services.runs.audit.archives import ArchiveAudit
 from services.runs.audit.findings import Findings, Rules
 
 BYTES_PER_TOKEN: Final = 4
 TRAJECTORIES: Final = """
 SELECT t.trajectory_id, t.group_id, t.status, t.epoch, t.num_tokens, t.num_action_tokens, t.version_sum, t.min_version,
-       t.finish_reason, g.group_id IS NOT NULL, g.status, g.batch
-FROM trajectories t LEFT JOIN groups g ON g.group_id = t.group_id ORDER BY t.trajectory_id
+       t.finish_reason, g.group_id IS NOT NULL, g.status, g.batch, a.archive, a.place
+FROM trajectories t LEFT JOIN groups g ON g.group_id = t.group_id LEFT JOIN archived a ON a.group_id = t.group_id
+ORDER BY t.trajectory_id
 """
 CHUNKS: Final = """
 SELECT trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum
@@ -62,19 +68,23 @@ class TokenAudit:
         self._num_chunks = 0
         self._num_resumed = 0
 
-    def run(self, connection: sqlite3.Connection) -> TokenCounts:
+    def run(self, connection: sqlite3.Connection, archives: ArchiveAudit) -> TokenCounts:
         """Check all trajectories. Raises: sqlite3.DatabaseError when the file cannot be read to its end."""
         chunks = iter(connection.execute(CHUNKS))
         chunk = next(chunks, None)
-        for trajectory in connection.execute(TRAJECTORIES):
-            trajectory_id = trajectory[0]
+        for *trajectory, archive, place in connection.execute(TRAJECTORIES):
+            trajectory_id, group_id = trajectory[:2]
             while chunk is not None and chunk[0] < trajectory_id:
                 chunk = self._orphan(chunk, chunks)
             seen = _Seen()
+            if archive is not None:
+                for archived in archives.chunks(ArchivedRow(group_id=group_id, archive=archive, place=place), trajectory_id):
+                    self._chunk(astuple(archived), seen)
             while chunk is not None and chunk[0] == trajectory_id:
                 self._chunk(chunk, seen)
                 chunk = next(chunks, None)
-            self._trajectory(trajectory, seen)
+            if archive not in archives.unreadable:
+                self._trajectory(trajectory, seen)
         while chunk is not None:
             chunk = self._orphan(chunk, chunks)
         return TokenCounts(num_chunks=self._num_chunks, num_resumed=self._num_resumed)
@@ -133,7 +143,7 @@ class TokenAudit:
                 text = f"{where} has {run.num_tokens} tokens of version {run.version}"
                 self._findings.add("token of a version that was never published", text)
 
-    def _trajectory(self, row: tuple[Any, ...], seen: _Seen) -> None:
+    def _trajectory(self, row: list[Any], seen: _Seen) -> None:
         trajectory_id, group_id, status, epoch, *counts, finish_reason, group_exists, group_status, batch = row
         where = f"trajectory {trajectory_id}"
         found = [seen.num_tokens, seen.num_actions, seen.version_sum, seen.oldest]

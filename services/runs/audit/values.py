@@ -53,6 +53,12 @@ KINDS: Final[dict[str, dict[str, str]]] = {
         "status": TEXT,
         "reward": REAL_OR_NOTHING,
     },
+    "archives": {
+        **dict.fromkeys(("archive", "num_bytes", "num_groups", "num_trajectories", "num_tokens"), NUMBER),
+        **dict.fromkeys(("name", "sha256"), TEXT),
+        **dict.fromkeys(("first_batch", "last_batch"), NUMBER_OR_NOTHING),
+    },
+    "archived": dict.fromkeys(("group_id", "archive", "place"), NUMBER),
     "checkpointed": dict.fromkeys(("id", "next_batch"), NUMBER),
     "records": {"record": NUMBER, "line": OBJECT},
     "meta": dict.fromkeys(("key", "value"), TEXT),

@@ -22,6 +22,11 @@ class Broker(Section):
     not a failure."""
     commit_interval_s: Annotated[float, Field(ge=0, le=1)] = 0.005
     """How long messages are gathered before one commit and its acknowledgements."""
+    keep_batches: int = Field(64, ge=0)
+    """The tokens of this many of the newest batches stay in the ledger. Those of older ones that a checkpoint covers move to
+    compressed files in the run's archive/; audit, replay and learner read both. 0: all stay."""
+    archive_file_mib: Annotated[float, Field(gt=0, le=4096)] = 64.0
+    """Tokens and log-probs in one file of the archive, in MiB before compression. It is written when there are as many."""
     failure_budget: int = Field(20, ge=1)
     """The run stops, and says why, after this many groups in a row were dropped because they failed."""
     metrics_port: Port = 9101

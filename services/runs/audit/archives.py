@@ -1,0 +1,55 @@
+"""Checks the archive's files, and reads the chunks of archived groups for the check of all trajectories."""
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from services.broker.rows import ArchivedRow, ArchiveRow
+from services.broker.store import ARCHIVE_DIRECTORY, LEDGER_FILE, Reader, StoreCorrupt, StoredChunk, file_digest, held
+from services.runs.audit.findings import Findings
+
+IN_PLAY: Final = """
+SELECT a.group_id, g.status FROM archived a LEFT JOIN groups g ON g.group_id = a.group_id
+WHERE g.status IS NULL OR g.status IN ('open', 'complete')
+"""
+
+
+class ArchiveAudit:
+    """The archive as one snapshot of the ledger names it."""
+
+    def __init__(self, findings: Findings, directory: Path, connection: sqlite3.Connection) -> None:
+        self._findings = findings
+        self._directory = directory / ARCHIVE_DIRECTORY
+        self._connection = connection
+        self._reader = Reader(directory / LEDGER_FILE, connection)
+        self.unreadable: set[int] = set()
+        """Archives that cannot be read: their trajectories are not checked one by one."""
+
+    def check_files(self) -> None:
+        """Check that each file is there with the bytes that were written. Raises: sqlite3.DatabaseError."""
+        for group_id, status in self._connection.execute(IN_PLAY):
+            self._findings.add("archived in play", f"group {group_id} is archived, and is {status or 'not there'}")
+        for row in self._reader.rows(ArchiveRow, "ORDER BY archive"):
+            path = self._directory / row.name
+            try:
+                found = file_digest(path)
+            except OSError as error:
+                self._unreadable(row, f"{path.name} cannot be read ({error.strerror})")
+                continue
+            if found != row.sha256:
+                self._unreadable(row, f"{path.name} has SHA-256 {found[:16]}..., {row.sha256[:16]}... was written")
+
+    def _unreadable(self, row: ArchiveRow, text: str) -> None:
+        self.unreadable.add(row.archive)
+        self._findings.add("archive damaged", f"{text}: {held(row)}")
+
+    def chunks(self, place: ArchivedRow, trajectory_id: int) -> Sequence[StoredChunk]:
+        """An archived trajectory's chunks; none of a file that cannot be read."""
+        if place.archive in self.unreadable:
+            return []
+        try:
+            return self._reader.archived_chunks(place, trajectory_id)
+        except StoreCorrupt as error:
+            self._findings.add("archive damaged", str(error))
+            return []

@@ -1,0 +1,287 @@
+"""Tokens move from the ledger into archive files: whole, readable by others, and never in neither place."""
+
+import asyncio
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.broker.metrics import BrokerMetrics
+from services.broker.retention import Retention
+from services.broker.rows import TrajectoryRow
+from services.broker.store.archivable import groups_to_archive
+from services.broker.store.archive_file import ARCHIVE_DIRECTORY, ArchivedGroup, ArchiveFiles, ArchiveWriter
+from services.broker.store.payload import Payload, stored_chunk
+from services.broker.store.reader import LEDGER_FILE, StoreCorrupt, reading
+from services.broker.store.store import RowChanges, Store
+from services.runs.audit.audit import audit_run
+from services.runtime.clock import MonotonicClock
+from tests.support.broker.peers import logprobs_of, tokens_of
+from tests.support.processes.small_run import write_small_run
+from tests.unit.services.broker.store.test_store import chunk_of, group
+
+
+class Killed(BaseException):
+    """The broker's process ends here."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Three batches, the first of them checkpointed, and three dropped groups."""
+    write_small_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def a_store(run: Path) -> Store:
+    return Store(run / LEDGER_FILE, fingerprint="f", run_id="run")
+
+
+class Archiving:
+    """A broker that does nothing but archive."""
+
+    def __init__(self, run: Path, *, keep_batches: int = 1, file_bytes: int | None = None) -> None:
+        """``file_bytes``: None: everything that can go, in one file."""
+        self.run = run
+        if file_bytes is None:
+            with a_store(run) as store:
+                groups = ", ".join(str(group_id) for group_id in expected_groups(run, 1))
+                file_bytes = 8 * store.number(f"SELECT sum(num_tokens) FROM trajectories WHERE group_id IN ({groups})")
+        self.metrics = BrokerMetrics(CollectorRegistry())
+        self.retention = Retention(
+            run / LEDGER_FILE, self.metrics, MonotonicClock(), keep_batches=keep_batches, file_bytes=file_bytes
+        )
+        self.steps = 0
+        self.commits: list[RowChanges] = []
+
+    def until(self, done: Callable[[], bool], killed_at: int = 0) -> None:
+        """Archive until ``done``, or until the process is killed before its step number ``killed_at``."""
+        asyncio.run(self._until(done, killed_at))
+
+    async def _until(self, done: Callable[[], bool], killed_at: int) -> None:
+        plain = self.retention._in_thread
+
+        async def step(function: Callable[[], Any]) -> Any:
+            self._count(killed_at)
+            return await plain(function)
+
+        self.retention._in_thread = step  # type: ignore[method-assign]
+        with a_store(self.run) as store:
+
+            async def commit(changes: RowChanges) -> None:
+                self._count(killed_at)
+                store.commit(changes)
+                self.commits.append(changes)
+                self._count(killed_at)
+
+            task = asyncio.ensure_future(self.retention.run(commit))  # noqa: TID251
+            try:
+                while not done() and not task.done():
+                    await asyncio.wait([task], timeout=0.01)
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            if not task.cancelled():
+                task.result()
+
+    def _count(self, killed_at: int) -> None:
+        self.steps += 1
+        if self.steps == killed_at:
+            raise Killed
+
+
+def archived(run: Path) -> list[int]:
+    with reading(run) as connection:
+        return [group_id for (group_id,) in connection.execute("SELECT group_id FROM archived ORDER BY group_id")]
+
+
+def content(run: Path) -> dict[int, Payload]:
+    """All tokens of the run, by trajectory."""
+    with a_store(run) as store:
+        return {row.trajectory_id: store.payload(row.trajectory_id) for row in store.rows(TrajectoryRow, "")}
+
+
+def same(one: dict[int, Payload], other: dict[int, Payload]) -> bool:
+    def plain(payload: Payload) -> dict[str, Any]:
+        return {**vars(payload), "token_ids": payload.token_ids.tobytes(), "logprobs": payload.logprobs.tobytes()}
+
+    return {each: plain(payload) for each, payload in one.items()} == {
+        each: plain(payload) for each, payload in other.items()
+    }
+
+
+def expected_groups(run: Path, batches: int) -> list[int]:
+    with reading(run) as connection:
+        query = f"SELECT group_id FROM groups WHERE status = 'dropped' OR batch < {batches} ORDER BY group_id"
+        return [group_id for (group_id,) in connection.execute(query)]
+
+
+def test_what_a_checkpoint_covers_and_what_was_dropped_leaves_the_ledger_and_reads_as_before(run: Path) -> None:
+    before, audit_before = content(run), audit_run(run)
+    wanted = expected_groups(run, 1)
+    Archiving(run).until(lambda: bool(archived(run)))
+    assert archived(run) == wanted
+    with reading(run) as connection:
+        left = connection.execute(
+            "SELECT count(*) FROM chunks JOIN trajectories USING (trajectory_id) JOIN archived USING (group_id)"
+        ).fetchone()
+        assert left == (0,)
+    assert same(content(run), before)
+    audit = audit_run(run)
+    assert audit.problems == []
+    assert (audit.num_chunks, audit.outcomes) == (audit_before.num_chunks, audit_before.outcomes)
+
+
+def test_others_read_the_file_without_this_code(run: Path) -> None:
+    Archiving(run).until(lambda: bool(archived(run)))
+    (path,) = (run / "archive").glob("trajectories-000001-*.parquet")
+    table = parquet.read_table(path)
+    rows = table.to_pylist()
+    assert rows
+    for row in rows:
+        length = row["num_tokens"]
+        assert row["token_ids"] == tokens_of(row["trajectory_id"], length).tolist()
+        assert (
+            np.array(row["logprobs"], "<f4").tobytes() == logprobs_of(row["trajectory_id"], length).astype("<f4").tobytes()
+        )
+        assert sum(segment["num_tokens"] for segment in row["segments"]) == length
+    trained = [row for row in rows if row["batch"] == 0]
+    assert {row["reward"] for row in trained} == {0.0, 1.0}
+    assert {row["drop_reason"] for row in rows if row["batch"] is None} == {"failed", "stale"}
+
+
+def test_a_kill_at_any_step_leaves_every_token_in_one_place_and_the_next_broker_continues(tmp_path: Path) -> None:
+    write_small_run(tmp_path / "new")
+    before = content(tmp_path / "new")
+    shutil.copytree(tmp_path / "new", tmp_path / "whole")
+    whole = Archiving(tmp_path / "whole")
+    whole.until(lambda: bool(archived(tmp_path / "whole")))
+    num_steps = whole.steps
+    assert num_steps > 8
+    for step in range(1, num_steps + 1):
+        run = shutil.copytree(tmp_path / "new", tmp_path / f"killed-{step}")
+        wanted = expected_groups(run, 1)
+        with pytest.raises(Killed):
+            Archiving(run).until(lambda: False, killed_at=step)
+        assert audit_run(run).problems == [], step
+        assert same(content(run), before), step
+        Archiving(run).until(lambda: archived(run) == wanted)  # noqa: B023
+        assert audit_run(run).problems == [], step
+        assert same(content(run), before), step
+        files = sorted(path.name for path in (run / "archive").iterdir())
+        assert len(files) == 1, (step, files)
+
+
+def test_nothing_is_archived_that_may_still_change_or_that_the_policy_keeps(run: Path) -> None:
+    with a_store(run) as store:
+        dropped = expected_groups(run, 0)
+        # Batches 1 and 2 are newer than the checkpoint, whatever the policy says; batch 0 is one of the three newest.
+        for keep, wanted in ((1, expected_groups(run, 1)), (2, expected_groups(run, 1)), (3, dropped)):
+            enough = 8 * store.number(f"SELECT sum(num_tokens) FROM trajectories WHERE group_id IN {tuple(wanted)}")
+            assert sorted(groups_to_archive(store, keep_batches=keep, num_bytes=enough)) == wanted, keep
+            assert groups_to_archive(store, keep_batches=keep, num_bytes=enough + 1) == [], keep
+
+
+def test_a_run_that_keeps_everything_archives_nothing(run: Path) -> None:
+    Archiving(run, keep_batches=0, file_bytes=1).until(lambda: False)
+    assert archived(run) == []
+
+
+def test_a_damaged_group_stays_where_the_audit_finds_it_and_the_others_go(run: Path) -> None:
+    connection = sqlite3.connect(run / LEDGER_FILE)
+    (spoilt,) = connection.execute("SELECT min(group_id) FROM groups WHERE batch = 0").fetchone()
+    members = "(SELECT trajectory_id FROM trajectories WHERE group_id = ?)"
+    connection.execute(
+        f"UPDATE chunks SET token_ids = zeroblob(length(token_ids)) WHERE trajectory_id IN {members}", (spoilt,)
+    )
+    connection.commit()
+    connection.close()
+    wanted = [group_id for group_id in expected_groups(run, 1) if group_id != spoilt]
+    Archiving(run).until(lambda: bool(archived(run)))
+    assert archived(run) == wanted
+    assert set(audit_run(run).findings.counts) == {"chunk was changed"}
+
+
+def test_an_archive_that_is_missing_or_damaged_is_named_with_what_it_held(run: Path) -> None:
+    Archiving(run).until(lambda: bool(archived(run)))
+    (path,) = (run / "archive").iterdir()
+    whole = path.read_bytes()
+    held = "it held the tokens of 10 trajectories in 5 groups, among them those of batches 0 to 0"
+    path.write_bytes(whole[:-200] + bytes(200))
+    audit = audit_run(run)
+    assert audit.findings.counts == {"archive damaged": 1}
+    assert held in audit.problems[0]
+    with a_store(run) as store, pytest.raises(StoreCorrupt, match=held):
+        store.batch(0)
+    path.unlink()
+    assert held in audit_run(run).problems[0]
+    with a_store(run) as store, pytest.raises(StoreCorrupt, match=f"is missing; {held}"):
+        store.batch(0)
+
+
+def test_damage_to_all_of_a_file_does_not_keep_the_rest_in_the_ledger(run: Path) -> None:
+    connection = sqlite3.connect(run / LEDGER_FILE)
+    connection.execute(
+        "UPDATE chunks SET token_ids = zeroblob(length(token_ids)) WHERE trajectory_id IN "
+        "(SELECT trajectory_id FROM trajectories JOIN groups USING (group_id) WHERE groups.status = 'dropped')"
+    )
+    connection.commit()
+    connection.close()
+    wanted = [group_id for group_id in expected_groups(run, 1) if group_id not in expected_groups(run, 0)]
+    Archiving(run, file_bytes=1).until(lambda: set(wanted) <= set(archived(run)))
+
+
+@pytest.mark.parametrize("offset", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_one_flipped_bit_anywhere_is_found_by_the_audit_and_never_read_as_tokens(run: Path, offset: float) -> None:
+    before = content(run)
+    Archiving(run).until(lambda: bool(archived(run)))
+    (path,) = (run / "archive").iterdir()
+    damaged = bytearray(path.read_bytes())
+    damaged[int(len(damaged) * offset)] ^= 4
+    path.write_bytes(bytes(damaged))
+    assert audit_run(run).findings.counts["archive damaged"] == 1
+    try:
+        assert same(content(run), before)
+    except StoreCorrupt as error:
+        assert "trajectory" in str(error) or "it held" in str(error)
+
+
+def test_log_probs_keep_every_bit(tmp_path: Path) -> None:
+    odd = np.array([0x00000000, 0x80000000, 0x7FC00001, 0xFF800000, 0x00000001, 0xB3800000, 0xBF800001], "<u4").view("<f4")
+    chunk = stored_chunk(chunk_of(3, 0, len(odd)), np.arange(len(odd), dtype=np.int32), odd)
+    writer = ArchiveWriter(tmp_path, 1)
+    writer.add(ArchivedGroup(group=group(0), members=[(TrajectoryRow(trajectory_id=3, group_id=0), [chunk])]))
+    row = writer.close()
+    writer.publish(row)
+    assert (tmp_path / ARCHIVE_DIRECTORY / row.name).stat().st_size == row.num_bytes
+    assert ArchiveFiles(tmp_path).chunks(row, 0, 3) == [chunk]
+
+
+def test_a_full_disk_leaves_the_ledger_as_it_is_and_archiving_is_tried_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = 0
+    plain = ArchiveWriter.close
+
+    def full(writer: ArchiveWriter) -> Any:
+        nonlocal refused
+        refused += 1
+        if refused <= 2:
+            raise OSError(28, "No space left on device")
+        return plain(writer)
+
+    monkeypatch.setattr(ArchiveWriter, "close", full)
+    monkeypatch.setattr("services.broker.retention.RETRY_S", 0.0)
+    archiving = Archiving(run)
+    archiving.until(lambda: bool(archived(run)))
+    assert refused == 3
+    assert [path.name for path in (run / "archive").iterdir() if path.name.startswith(".")] == []
+    assert audit_run(run).problems == []
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines
