@@ -1,7 +1,13 @@
-"""Errors meant for people: each ends the process with one log line, no traceback, and an exit status of its own."""
+"""Errors meant for people: each ends the process with one log line, no traceback, and an exit status of its own.
 
+A full disk is a status of its own, whatever was being done: a process that could not start for want of room has no wrong
+configuration, and works once there is room.
+"""
+
+import errno
+import os
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -11,6 +17,10 @@ EXIT_FAILED: Final = 1
 EXIT_CONFIGURATION: Final = 2
 EXIT_REPLACED: Final = 3
 EXIT_OCCUPIED: Final = 4
+EXIT_NO_ROOM: Final = 5
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM_TEXTS: Final = (*map(os.strerror, _NO_ROOM), "database or disk is full")
+"""As the C library and SQLite say it: libraries put it into errors of other classes."""
 
 
 class ConfigurationError(ValueError):
@@ -39,29 +49,64 @@ class OccupiedError(ServiceError):
     """
 
 
+class NoRoomError(ServiceError):
+    """A disk is full. Ends the process with status 5: started again, it works once there is room."""
+
+
 def exit_status(run: Callable[[], int | None]) -> int:
     """Call ``run`` and return the process's exit status: the one it returns, or that of the error it ends with.
 
-    An error meant for people becomes one log line. A bug is raised.
+    Errors meant for people become log lines, and of several the one that forbids a restart decides. A bug is raised.
     """
-    status = 0
     try:
-        status = run() or 0
-    except* (ConfigurationError, EndpointError) as group:
-        status = _log("cannot_start", group, EXIT_CONFIGURATION)
-    except* ReplacedError as group:
-        status = _log("replaced", group, EXIT_REPLACED)
-    except* OccupiedError as group:
-        status = _log("occupied", group, EXIT_OCCUPIED)
-    except* ServiceError as group:
-        status = _log("stopped_by_error", group, EXIT_FAILED)
-    return status
+        return run() or 0
+    except BaseException as error:
+        leaves = flatten(error) if isinstance(error, BaseExceptionGroup) else [error]
+        known = sorted((end, index) for index, leaf in enumerate(leaves) if (end := _end_of(leaf)) is not None)
+        if not known or (len(known) < len(leaves) and known[0][0] not in _FORBIDDING):
+            raise
+        for leaf in leaves:
+            if _end_of(leaf) is None:
+                log.error("failed_beside", exc_info=leaf)
+        # The decisive one comes last: a supervisor reads the last line.
+        for end, index in reversed(known):
+            log.error(_ENDS[end].event, error=str(leaves[index]))
+        return _ENDS[known[0][0]].status
 
 
-def _log(event: str, group: BaseExceptionGroup[BaseException], status: int) -> int:
-    for error in flatten(group):
-        log.error(event, error=str(error))
-    return status
+class _End(NamedTuple):
+    kinds: tuple[type[BaseException], ...]
+    event: str
+    status: int
+
+
+_ENDS: Final = (
+    _End((ReplacedError,), "replaced", EXIT_REPLACED),
+    _End((OccupiedError,), "occupied", EXIT_OCCUPIED),
+    _End((NoRoomError,), "no_room", EXIT_NO_ROOM),
+    _End((ServiceError,), "stopped_by_error", EXIT_FAILED),
+    _End((ConfigurationError, EndpointError), "cannot_start", EXIT_CONFIGURATION),
+)
+"""What a process may end with, the most important first."""
+_FORBIDDING: Final = (0, 1)
+_NO_ROOM_END: Final = 2
+
+
+def _end_of(error: BaseException) -> int | None:
+    """The place of ``error`` in _ENDS; None for a bug."""
+    found = next((index for index, end in enumerate(_ENDS) if isinstance(error, end.kinds)), None)
+    return _NO_ROOM_END if found not in _FORBIDDING and _is_for_want_of_room(error) else found
+
+
+def _is_for_want_of_room(error: BaseException) -> bool:
+    """Whether a full disk has caused the error, directly or through another one."""
+    cause: BaseException | None = error
+    while cause is not None:
+        is_full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
+        if is_full or (isinstance(cause, Exception) and any(text in str(cause) for text in _NO_ROOM_TEXTS)):
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def flatten(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -17,6 +17,7 @@ from services.learner.checkpoints.format import (
     reserve_version,
     reserved_version,
 )
+from services.runtime.errors import EXIT_NO_ROOM
 from tests.faults.fleet import Fleet
 from tests.support.broker.ledger_audit import audit
 from tests.support.broker.peers import ScriptedLearner, ScriptedRollout
@@ -89,6 +90,28 @@ async def test_a_broker_with_write_protected_files_acknowledges_nothing_until_th
             await run_with_a_fault(broker, context, lambda: assert_true(protect("+")), lambda: assert_true(protect("-")))
         finally:
             protect("-")
+
+
+async def test_a_broker_that_starts_on_a_full_disk_says_so_with_its_own_status_and_starts_once_there_is_room(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path / "run", 8 * MIB) as disk:
+        async with broker_process(tmp_path, run={"num_batches": NUM_BATCHES}) as broker:
+            await broker.kill()
+            disk.fill()
+            with pytest.raises(BrokerDidNotStart, match="No space left on device"):
+                await broker.start()
+            assert broker.returncode == EXIT_NO_ROOM
+            for path in disk.path.glob("ledger*"):
+                path.unlink()
+            disk.empty()
+            disk.fill()
+            with pytest.raises(BrokerDidNotStart, match="database or disk is full; free space on its disk"):
+                await broker.start()
+            assert broker.returncode == EXIT_NO_ROOM
+            disk.empty()
+            await broker.start()
+            assert await broker.terminate() == 0
 
 
 def assert_true(value: bool) -> None:
@@ -178,8 +201,8 @@ def test_a_learner_without_room_for_a_checkpoint_ends_with_the_reason_and_resume
         learner = fleet.start("learner")
         fleet.wait_until("a checkpoint", lambda: bool(fleet.events("learner", "checkpoint_saved")))
         disk.fill(MIB)
-        fleet.wait_until("an end", lambda: learner.ends == [1])
-        (ended,) = fleet.events("learner", "stopped_by_error")
+        fleet.wait_until("an end", lambda: learner.ends == [EXIT_NO_ROOM])
+        (ended,) = fleet.events("learner", "no_room")
         assert "cannot be written" in ended["error"]
         assert "make room" in ended["error"]
         saved = fleet.events("learner", "checkpoint_saved")[-1]

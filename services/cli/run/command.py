@@ -122,10 +122,8 @@ class Watcher:
 
 def _report(directory: Path, console: PlainConsole) -> None:
     try:
-        path = write_plot(directory)
+        console.print(summary_table(directory))
+        console.print(f"metrics: {directory / 'metrics.jsonl'}", soft_wrap=True)
+        console.print(f"plot:    {write_plot(directory)}", soft_wrap=True)
     except (OSError, ValueError) as error:
-        console.print(f"no report: {error}", soft_wrap=True)
-        return
-    console.print(summary_table(directory))
-    console.print(f"metrics: {directory / 'metrics.jsonl'}", soft_wrap=True)
-    console.print(f"plot:    {path}", soft_wrap=True)
+        console.print(f"no report, or not all of it: {error}", soft_wrap=True)

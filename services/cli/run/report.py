@@ -49,7 +49,7 @@ def _add(table: Table, name: str, values: list[float], *, best: object) -> None:
 
 
 def write_plot(directory: Path) -> Path:
-    """Write plot.png into the run's directory. Raises: ValueError when there is nothing to draw."""
+    """Write plot.png into the run's directory. Raises: ValueError when there is nothing to draw, OSError."""
     # matplotlib takes a second to import, so it is imported only when a plot is wanted.
     import matplotlib
 
@@ -85,9 +85,13 @@ def write_plot(directory: Path) -> Path:
     speed.plot(index, column(batches, "tokens_per_s"), color="tab:green")
     speed.set(title="Throughput (tokens/s, trained on)", xlabel="batch")
     speed.set_ylim(bottom=0)
-    path = directory / PLOT_FILE
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    path, begun = directory / PLOT_FILE, directory / f".{PLOT_FILE}"
+    try:
+        figure.savefig(begun, format="png", dpi=110)
+        begun.replace(path)  # A full disk leaves the former picture whole.
+    finally:
+        begun.unlink(missing_ok=True)
+        pyplot.close(figure)
     return path
 
 

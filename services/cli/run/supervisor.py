@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 import structlog
 
 from services.runtime.clock import Clock
-from services.runtime.errors import EXIT_CONFIGURATION, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError
+from services.runtime.errors import EXIT_CONFIGURATION, EXIT_NO_ROOM, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError
 from services.runtime.lifecycle import die_with_parent, module_command, until_stopped
 from services.runtime.log_files import USUAL_LIMITS, LogFile, LogLimits, read_end
 
@@ -24,10 +24,12 @@ MAX_RESTARTS: Final = 5
 RESTART_WINDOW_S: Final = 300.0
 BACKOFF_S: Final = 1.0
 OVER_WAIT_S: Final = 5.0
+ROOM_WAITS: Final = 10
+"""A process that ended because a disk is full is restarted after so many times ``backoff_s``."""
 TAIL_LINES: Final = 15
 TAIL_BYTES: Final = 131_072
 """More than the longest line: see services/runtime/logs.py::MOST_CHARACTERS."""
-FINAL_EVENTS: Final = ("cannot_start", "stopped_by_error", "replaced", "occupied")
+FINAL_EVENTS: Final = ("cannot_start", "stopped_by_error", "replaced", "occupied", "no_room")
 HOPELESS: Final = {
     EXIT_CONFIGURATION: "cannot start: ",
     EXIT_REPLACED: "was replaced by another process of its name, and is not restarted, because the two would replace each "
@@ -136,6 +138,9 @@ class Supervisor:
                 return
             if status in HOPELESS:
                 raise ServiceError(f"{child.spec.name} {HOPELESS[status]}{last_error(child.log_path)}")
+            if status == EXIT_NO_ROOM:
+                await self._wait_for_room(child)
+                continue
             now = self._clock.now()
             child.restarts.append(now)
             while child.restarts and now - child.restarts[0] > RESTART_WINDOW_S:
@@ -150,6 +155,13 @@ class Supervisor:
             child.state = f"restarting after status {status}"
             log.warning("process_ended", process=child.spec.name, status=status, restarts=child.num_restarts)
             await until_stopped(self._stopping, self._backoff_s * len(child.restarts))
+
+    async def _wait_for_room(self, child: Child) -> None:
+        """A full disk is no reason to give up, however often a process meets it: it is restarted until there is room."""
+        child.num_restarts += 1
+        child.state = "waits for room on a disk"
+        log.warning("no_room", process=child.spec.name, error=last_error(child.log_path), restarts=child.num_restarts)
+        await until_stopped(self._stopping, ROOM_WAITS * self._backoff_s)
 
     async def _is_over(self) -> bool:
         """Wait for ``run_is_over``: a rollout may hear of the run's end before the watcher of the broker does."""

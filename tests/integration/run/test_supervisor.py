@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from services.cli.run.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ProcessSpec, Supervisor
-from services.runtime.errors import EXIT_OCCUPIED, EXIT_REPLACED, ServiceError, flatten
+from services.runtime.errors import EXIT_NO_ROOM, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError, flatten
 from services.runtime.log_files import LogLimits
 from tests.support.clocks import VirtualClock
 
@@ -145,6 +145,17 @@ async def test_a_process_whose_log_cannot_be_opened_runs_all_the_same(pipe: Pipe
         await pipe.started()
         await pipe.started()
         assert supervisor.children[0].state == "running"
+
+
+async def test_a_process_that_finds_no_room_on_its_disk_is_restarted_as_often_as_it_takes(
+    pipe: Pipe, tmp_path: Path
+) -> None:
+    async with supervised(pipe, [spec(pipe, "broker", "exit", str(EXIT_NO_ROOM))]) as supervisor:
+        for _ in range(MAX_RESTARTS + 3):
+            await pipe.started()
+        (child,) = supervisor.children
+        assert child.num_restarts >= MAX_RESTARTS + 2
+        assert len(child.restarts) == 0
 
 
 async def test_crashes_far_apart_are_not_added_up(pipe: Pipe, tmp_path: Path) -> None:

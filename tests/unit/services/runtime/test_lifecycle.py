@@ -1,15 +1,17 @@
 """Start and stop of a process: exit statuses, signals, waiting."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 
 import pytest
 
-from services.runtime.errors import ConfigurationError, EndpointError, ReplacedError, ServiceError, flatten
+from services.runtime.errors import ConfigurationError, EndpointError, OccupiedError, ReplacedError, ServiceError, flatten
 from services.runtime.lifecycle import run_process, until_stopped
 
 
@@ -19,6 +21,11 @@ def ending_with(error: Exception | None) -> int:
             raise error
 
     return run_process(service)
+
+
+def caused_by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
 
 
 @pytest.mark.parametrize(
@@ -31,6 +38,13 @@ def ending_with(error: Exception | None) -> int:
         (EndpointError("cannot bind tcp://127.0.0.1:1"), 2),
         (ExceptionGroup("inner", [ExceptionGroup("deeper", [ServiceError("x")])]), 1),
         (ExceptionGroup("inner", [ServiceError("x"), EndpointError("y")]), 1),
+        (OSError(errno.ENOSPC, "No space left on device", "/run/x"), 5),
+        (ExceptionGroup("inner", [ReplacedError("by a newer one"), ServiceError("x"), EndpointError("y")]), 3),
+        (ExceptionGroup("inner", [OccupiedError("by a live one"), KeyError("bug")]), 4),
+        (caused_by(ConfigurationError("run.directory cannot be used"), OSError(errno.EDQUOT, "Disk quota exceeded")), 5),
+        (caused_by(ServiceError("x"), caused_by(ValueError("y"), sqlite3.OperationalError("database or disk is full"))), 5),
+        (ServiceError("the end of its log: OSError: [Errno 28] No space left on device"), 5),
+        (ExceptionGroup("inner", [ReplacedError("by a newer one"), OSError(errno.ENOSPC, "No space left on device")]), 3),
     ],
 )
 def test_errors_meant_for_people_become_an_exit_status(error: Exception | None, status: int) -> None:
