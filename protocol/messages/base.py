@@ -57,6 +57,12 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     num_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CHUNK_TOKENS)]
 
 
+def shortened(text: str) -> str:
+    """``text`` as a Reason: its beginning, where it is too long for one."""
+    most = limits.MAX_REASON_CHARS
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def require_rewards(field: str, values: Sequence[float], before: float = 0.0) -> float:
     """The sum of the absolute values, with that of the turns ``before``.
 

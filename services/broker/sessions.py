@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from protocol.channels import ChannelSpec
 from protocol.codec import Received, message_type
-from protocol.limits import MAX_REASON_CHARS
 from protocol.messages import MESSAGE_TYPES, Chunk, Hello, Refused
+from protocol.messages.base import shortened
 from protocol.sessions import shown_identity
 from services.broker.ledger import UNKNOWN_SESSION, Action, Ledger, Reply, SessionKey, TokenFacts
 from services.broker.metrics import BrokerMetrics
@@ -166,7 +166,7 @@ class Sessions:
         """Answer a connection that has no session."""
         name = shown_identity(arrival.incoming.peer)
         self._count(kind, label, peer=name, reason=reason, channel=arrival.spec.name)
-        message = Refused(reason=reason[:MAX_REASON_CHARS], message_type=kind, fatal=label == "fatal")
+        message = Refused(reason=shortened(reason), message_type=kind, fatal=label == "fatal")
         return Answer(spec=arrival.spec, identity=arrival.incoming.peer, message=message)
 
     def _count(self, kind: str, label: str, **fields: str) -> None:

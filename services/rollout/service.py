@@ -19,6 +19,7 @@ from protocol.messages import (
     Release,
     Welcome,
 )
+from protocol.messages.base import shortened
 from protocol.messages.work import RolloutStatus
 from services.rollout.agent import Agent, EpisodeFailed
 from services.rollout.metrics import STATUSES, RolloutMetrics
@@ -239,7 +240,7 @@ class RolloutService:
 
     async def _release(self, lease: Lease, reason: str, *, failed: bool) -> None:
         await self._broker.send(
-            Release(trajectory_id=lease.trajectory_id, epoch=lease.epoch, reason=reason[:4000], failed=failed)
+            Release(trajectory_id=lease.trajectory_id, epoch=lease.epoch, reason=shortened(reason), failed=failed)
         )
 
     def _on_engine_error(self, error: EngineError) -> None:

@@ -15,6 +15,7 @@ from protocol.messages import (
     Refused,
     Release,
 )
+from protocol.messages.base import shortened
 from services.broker.ledger.actions import Action, AppendChunk, GrantLease, Note, Reply, Save, SessionKey
 from services.broker.ledger.admission import Window
 from services.broker.ledger.fencing import LISTENING_S
@@ -274,12 +275,12 @@ class Leases:
     def _refuse(self, sender: SessionKey, row: TrajectoryRow, message_type: str, reason: str) -> list[Action]:
         """What the holder sent cannot be accepted: a failed attempt, and the lease ends."""
         text = f"trajectory {row.trajectory_id}: {reason}"
-        refused = Reply(to=sender, message=Refused(reason=text, message_type=message_type))
+        refused = Reply(to=sender, message=Refused(reason=shortened(text), message_type=message_type))
         return [refused, _ended(sender, row.trajectory_id, row.epoch, reason), *self._state.fail_attempt(row, text)]
 
 
 def _ended(sender: SessionKey, trajectory_id: int, epoch: int, reason: str) -> Reply:
-    return Reply(to=sender, message=LeaseEnded(trajectory_id=trajectory_id, epoch=epoch, reason=reason))
+    return Reply(to=sender, message=LeaseEnded(trajectory_id=trajectory_id, epoch=epoch, reason=shortened(reason)))
 
 
 def _no_lease(sender: SessionKey, request: LeaseRequest, reason: NoLeaseReason) -> Reply:

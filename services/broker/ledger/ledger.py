@@ -36,6 +36,7 @@ from protocol.messages import (
     Trained,
     Welcome,
 )
+from protocol.messages.base import shortened
 from services.broker.ledger.actions import Action, Note, Reply, SessionKey
 from services.broker.ledger.fencing import Peer, Peers, PlaceTaken, SessionRefused
 from services.broker.ledger.fleet import Fleet
@@ -258,4 +259,4 @@ class Ledger:
 
 
 def _refused(sender: SessionKey, reason: str, kind: str, *, fatal: bool = False) -> Reply:
-    return Reply(to=sender, message=Refused(reason=reason, message_type=kind, fatal=fatal))
+    return Reply(to=sender, message=Refused(reason=shortened(reason), message_type=kind, fatal=fatal))

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from protocol.limits import trajectory_limits
 from protocol.messages import LeaseEnded
+from protocol.messages.base import shortened
 from services.broker.ledger.actions import Action, Note, Reply, Save, SessionKey, WriteMetrics
 from services.broker.ledger.admission import Admission, Window
 from services.broker.ledger.batch_order import Batches
@@ -162,7 +163,7 @@ class State:
         note = Note(event="batch_set_aside", fields=fields, level="warning")
         actions = [Save(row=row), *(Save(row=each.group) for each in shelved), WriteMetrics(line=line), note]
         if self.dead_letters.is_one_too_many(index) and not self.stop_reason:
-            error = (
+            error = shortened(
                 f"{IN_A_ROW} batches in a row were set aside, so the fault is not in the data; the last one, batch {index}, "
                 f"because {row.reason}"
             )
@@ -210,6 +211,7 @@ class State:
         actions += self.change_run(failures_in_a_row=failures)
         if failures >= self.config.failure_budget and not self.stop_reason:
             error = f"{failures} groups in a row failed (broker.failure_budget), the last one because of: {reason}"
+            error = shortened(error)
             actions += [*self.change_run(error=error), *self.stop(error)]
         return actions
 
@@ -217,6 +219,7 @@ class State:
         """No further batch is assembled and nothing more is leased, also not by the next broker."""
         if self.stop_reason:
             return []
+        reason = shortened(reason)  # The learner hears it with EndOfRun.
         note = Note(event="run_stops", fields={"reason": reason}, level="warning")
         return [*self.change_run(stop_reason=reason), note]
 
@@ -269,7 +272,7 @@ def saves(rows: Sequence[Row]) -> list[Action]:
 
 def lease_ended(row: TrajectoryRow, reason: str) -> Reply:
     """Tell the holder of a leased trajectory that its lease has ended."""
-    message = LeaseEnded(trajectory_id=row.trajectory_id, epoch=row.epoch, reason=reason)
+    message = LeaseEnded(trajectory_id=row.trajectory_id, epoch=row.epoch, reason=shortened(reason))
     return Reply(to=SessionKey(row.holder_peer, row.holder_session), message=message)
 
 

@@ -17,6 +17,7 @@ from protocol.messages import (
     SkipBatch,
     Trained,
 )
+from protocol.messages.base import shortened
 from services.broker.ledger.actions import Action, Announce, DeliverBatch, Note, Reply, Save, SessionKey, WriteMetrics
 from services.broker.ledger.admission import Choice
 from services.broker.ledger.leases import Leases
@@ -195,7 +196,7 @@ class Training:
                 index=request.index,
                 groups_ready=state.groups.num_complete,
                 groups_needed=state.config.groups_per_batch,
-                waiting_for=self.waiting_for(),
+                waiting_for=shortened(self.waiting_for()),
             )
             actions.append(Reply(to=sender, message=pending))
         return actions
@@ -314,4 +315,4 @@ class Training:
 
 def _refuse(sender: SessionKey, reason: str, message_type: str) -> Reply:
     """Refuse for good: a learner that contradicts the ledger cannot repair that by continuing."""
-    return Reply(to=sender, message=Refused(reason=reason, message_type=message_type, fatal=True))
+    return Reply(to=sender, message=Refused(reason=shortened(reason), message_type=message_type, fatal=True))

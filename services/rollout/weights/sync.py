@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 
 from protocol.channels import WEIGHTS
 from protocol.messages import Loaded, Manifest
+from protocol.messages.base import shortened
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.sglang import Engine, EngineError
 from services.rollout.weights.fetch import DamagedError, FetchError, fetch_newest, newest_snapshot, write_for_engine
@@ -297,7 +298,7 @@ class WeightSync:
         self._metrics.weight_updates.labels(outcome="failed").inc()
         log.error("weights_not_loaded", policy_version=version, error=error, attempt=self._failed_loads)
         self._on_change()
-        await client.send(Loaded(policy_version=version, digest=digest, error=error[:4000]))
+        await client.send(Loaded(policy_version=version, digest=digest, error=shortened(error)))
         if self._failed_loads >= MAX_FAILED_LOADS:
             raise ServiceError(f"the engine did not take policy version {version}: {error}")
         await asyncio.sleep(self._retry_s)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from protocol.codec import decode, encode
 from protocol.limits import PROTOCOL_VERSION
 from protocol.messages import (
     SEQUENCED,
@@ -26,6 +27,7 @@ from protocol.messages import (
 )
 from services.broker.ledger.actions import (
     Action,
+    Announce,
     AppendChunk,
     DeliverBatch,
     GrantLease,
@@ -137,6 +139,8 @@ class LedgerHarness:
         changes = RowChanges()
         effects = []
         for action in actions:
+            if isinstance(action, Reply | Announce):
+                assert decode(encode(action.message)).message == action.message, "nobody could read it"
             match action:
                 case Save(row=row):
                     changes.rows.append(row)
