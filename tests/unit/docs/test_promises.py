@@ -1,8 +1,8 @@
 """Every promise of the pages on design, security and operations names the test that shows it, and the test is there.
 
 A footnote behind a paragraph, a bullet or a row of a table names tests: ``[^key]``, and at the end of the page
-``[^key]: `tests/...::test_...` ``. One in the heading of a table holds for its rows. ``[^not-shown]``: nothing shows it. Sections
-that explain, and promise nothing, are listed here.
+``[^key]: `tests/...::test_...` ``. One in the heading of a table holds for its rows. ``[^not-shown]``: nothing does.
+Sections that explain, and promise nothing, are listed here.
 """
 
 import ast
