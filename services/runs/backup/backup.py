@@ -20,7 +20,7 @@ from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.rows import ArchiveRow
 from services.broker.store import ARCHIVE_DIRECTORY, LEDGER_FILE, Reader, file_digest, reading, refusing_damage
 from services.runs.audit import Checkpoint, read_checkpoints
-from services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, File, Manifest, list_backups
+from services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, BackupFile, BackupManifest, list_backups
 from services.runtime.durable import make_partial_directory, partial_path, publish_directory, remove_leftovers
 from services.runtime.errors import ServiceError
 from services.runtime.settings import read_run_settings
@@ -36,7 +36,7 @@ _BLOCK: Final = 1 << 20
 Say = Callable[[str], None]
 
 
-def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, Manifest]:
+def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupManifest]:
     """Copy the run in ``directory`` to a new directory in ``destination``. ``say`` gets lines about the progress.
 
     What an earlier backup there holds already is linked to. Raises: NoLedger, ConfigurationError, StoreCorrupt,
@@ -64,7 +64,7 @@ def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, Manifes
     return destination / name, manifest
 
 
-def _rest(directory: Path, partial: Path, name: str, copying: "_Copying", checkpoints: list[Checkpoint]) -> Manifest:
+def _rest(directory: Path, partial: Path, name: str, copying: "_Copying", checkpoints: list[Checkpoint]) -> BackupManifest:
     """Copy what the ledger's copy names, and describe the whole."""
     with refusing_damage(partial / LEDGER_FILE), closing(sqlite3.connect(partial / LEDGER_FILE)) as connection:
         reader = Reader(partial / LEDGER_FILE, connection)
@@ -80,7 +80,7 @@ def _rest(directory: Path, partial: Path, name: str, copying: "_Copying", checkp
     for path in (LEDGER_FILE, METRICS_FILE, f"{CHECKPOINTS}/latest"):
         if (partial / path).is_file():
             copying.describe(path)
-    return Manifest(
+    return BackupManifest(
         format=FORMAT,
         name=name,
         run_id=run_id,
@@ -171,14 +171,14 @@ def _snapshot(directory: Path, copy: Path, say: Say) -> None:
 class _Copying:
     """Copies files into a backup, or links to those of the one before it."""
 
-    def __init__(self, partial: Path, earlier: tuple[Path, Manifest] | None, say: Say) -> None:
+    def __init__(self, partial: Path, earlier: tuple[Path, BackupManifest] | None, say: Say) -> None:
         self._partial = partial
         self._earlier = earlier
         self._say = say
-        self.files: dict[str, File] = {}
+        self.files: dict[str, BackupFile] = {}
         self.new_bytes = 0
 
-    def add(self, path: str, source: Path) -> File:
+    def add(self, path: str, source: Path) -> BackupFile:
         """Copy ``source`` to ``path`` of the backup. Raises: OSError."""
         destination = self._partial / path
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -191,10 +191,10 @@ class _Copying:
         digest = copy_and_digest(source, destination)
         os.utime(destination, ns=(status.st_atime_ns, status.st_mtime_ns))
         self.new_bytes += status.st_size
-        self.files[path] = File(num_bytes=destination.stat().st_size, sha256=digest, mtime_ns=status.st_mtime_ns)
+        self.files[path] = BackupFile(num_bytes=destination.stat().st_size, sha256=digest, mtime_ns=status.st_mtime_ns)
         return self.files[path]
 
-    def _linked(self, path: str, status: os.stat_result, destination: Path) -> File | None:
+    def _linked(self, path: str, status: os.stat_result, destination: Path) -> BackupFile | None:
         if self._earlier is None:
             return None
         directory, manifest = self._earlier
@@ -213,7 +213,7 @@ class _Copying:
         status = file.stat()
         digest = file_digest(file)
         self.new_bytes += status.st_size
-        self.files[path] = File(num_bytes=status.st_size, sha256=digest, mtime_ns=status.st_mtime_ns)
+        self.files[path] = BackupFile(num_bytes=status.st_size, sha256=digest, mtime_ns=status.st_mtime_ns)
 
 
 def copy_and_digest(source: Path, destination: Path) -> str:

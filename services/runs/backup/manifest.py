@@ -20,7 +20,7 @@ class BackupDamaged(ServiceError):
     """A backup lacks a file, or a file is not what was copied. The text names it and the way out."""
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True):
+class BackupFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a backup. ``mtime_ns``: that of the run's file; one of the same name, size and time is not read again."""
 
     num_bytes: int
@@ -28,7 +28,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     mtime_ns: int
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     """backup.json"""
 
     format: int
@@ -41,18 +41,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of batches that its checkpoints cover: what --batch can be."""
     new_bytes: int
     """Bytes that were copied; the other files are hard links to those of an earlier backup."""
-    files: dict[str, File]
+    files: dict[str, BackupFile]
 
     @property
     def num_bytes(self) -> int:
         return sum(file.num_bytes for file in self.files.values())
 
 
-def read_manifest(backup: Path) -> Manifest:
+def read_manifest(backup: Path) -> BackupManifest:
     """Raises: BackupDamaged."""
     path = backup / MANIFEST
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=BackupManifest)
     except (OSError, ValueError, RecursionError) as error:
         raise BackupDamaged(f"{path} cannot be read: {error}; use another backup") from error
     if manifest.format != FORMAT:
@@ -62,7 +62,7 @@ def read_manifest(backup: Path) -> Manifest:
     return manifest
 
 
-def list_backups(destination: Path) -> list[tuple[Path, Manifest]]:
+def list_backups(destination: Path) -> list[tuple[Path, BackupManifest]]:
     """The complete backups in ``destination``, oldest first; ``destination`` may be one itself. Raises: BackupDamaged."""
     if (destination / MANIFEST).is_file():
         return [(destination, read_manifest(destination))]

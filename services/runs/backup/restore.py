@@ -12,12 +12,12 @@ from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.store import ARCHIVE_DIRECTORY, LEDGER_FILE, Reader, refusing_damage, rewrite_ledger
 from services.runs.audit import Checkpoint, read_checkpoints
 from services.runs.backup.backup import CHECKPOINTS, SETTINGS, copy_and_digest
-from services.runs.backup.manifest import MANIFEST, BackupDamaged, Manifest, list_backups
+from services.runs.backup.manifest import MANIFEST, BackupDamaged, BackupManifest, list_backups
 from services.runtime.durable import discard_directory, make_partial_directory, publish_directory
 from services.runtime.errors import ConfigurationError
 
 
-def restore(source: Path, directory: Path, batch: int | None, say: Callable[[str], None]) -> Manifest:
+def restore(source: Path, directory: Path, batch: int | None, say: Callable[[str], None]) -> BackupManifest:
     """Restore the backup ``source``, or the newest one in it, to ``directory``, which must not exist or be empty.
 
     ``batch``: only the batches before this one, with a checkpoint that covers exactly them; of several backups in ``source``
@@ -50,7 +50,7 @@ def restore(source: Path, directory: Path, batch: int | None, say: Callable[[str
     return manifest
 
 
-def _chosen(source: Path, batch: int | None) -> tuple[Path, Manifest]:
+def _chosen(source: Path, batch: int | None) -> tuple[Path, BackupManifest]:
     found = list_backups(source) if source.is_dir() else []
     if not found:
         raise ConfigurationError(f"{source} holds no complete backup: give the directory that `gspo backup` wrote to")
@@ -62,7 +62,7 @@ def _chosen(source: Path, batch: int | None) -> tuple[Path, Manifest]:
     return having[-1]
 
 
-def _copy(backup: Path, manifest: Manifest, partial: Path, batch: int | None, say: Callable[[str], None]) -> None:
+def _copy(backup: Path, manifest: BackupManifest, partial: Path, batch: int | None, say: Callable[[str], None]) -> None:
     for path, file in manifest.files.items():
         if batch is not None and _is_newer(path, batch):
             continue
