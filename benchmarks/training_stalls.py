@@ -98,7 +98,7 @@ class Measured:
 
     def save_at_once(self) -> float:
         saver = self._saver(in_background=False)
-        return timed(lambda: (saver.begin(self._state()), saver.advance(newest_version=self._version)))
+        return timed(lambda: (saver.begin(self._state()), saver.advance()))
 
     def save_in_background(self) -> tuple[float, float, list[float]]:
         """Return the seconds that training waits, those until a resume is possible, and those of the batches in between."""
@@ -109,7 +109,7 @@ class Measured:
         batches: list[float] = []
         while True:
             now = time.perf_counter()
-            path = saver.advance(newest_version=self._version)
+            path = saver.advance()
             if path is not None:
                 return stall + time.perf_counter() - now, time.perf_counter() - begin, batches
             batches.append(timed(self.train))

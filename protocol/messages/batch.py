@@ -87,7 +87,9 @@ class EndOfRun(Message, frozen=True, tag="end_of_run"):
 
 
 class Published(Message, frozen=True, tag="published"):
-    """Learner -> broker: ``policy_version`` can be fetched at ``endpoint`` now. Durable: versions are never reused."""
+    """Learner -> broker: ``policy_version`` can be fetched at ``endpoint`` now. Durable: a version is never given to other
+    weights. A learner that restarts publishes the newest version again if it has the same weights.
+    """
 
     policy_version: Version
     endpoint: Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -107,6 +109,7 @@ class Trained(Message, frozen=True, tag="trained"):
 
     index: Count
     policy_version: Version
+    """The version that it made; 0 for a batch that is trained again before the newest version is reached: it makes none."""
     metrics: Annotated[dict[str, float | None], Meta(max_length=limits.MAX_METRICS)]
     skipped: bool = False
 

@@ -50,7 +50,11 @@ class Welcome(Message, frozen=True, tag="welcome"):
     protocol_version: Count
     run_id: Name
     policy_version: Version
-    """The newest published version; 0 when nothing was published yet. Never reused, also not after a restart."""
+    """The newest published version; 0 when nothing was published yet. Other weights never get its number."""
+    trained_batches: Count = 0
+    """Number of batches that the newest version was trained on (for the learner)."""
+    weights_digest: Annotated[str, Meta(max_length=limits.MAX_NAME_CHARS)] = ""
+    """Digest of the newest version (for the learner): the same weights get the same number again after a restart."""
     weights_endpoint: str = ""
     """Where the newest version can be fetched; empty while no learner has announced one."""
     next_batch: Count = 0

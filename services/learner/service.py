@@ -1,7 +1,9 @@
 """The learner's training loop: batches in, policy versions out. Collectives happen only here, in the main thread."""
 
 import threading
+import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
@@ -19,10 +21,9 @@ from services.learner.checkpoints import (
     CheckpointSaver,
     CheckpointState,
     Threads,
+    Versions,
     find_latest,
     load_checkpoint,
-    reserve_version,
-    reserved_version,
 )
 from services.learner.engine import LearnerEngine
 from services.learner.export import export_model
@@ -85,9 +86,10 @@ class LearnerService:
         train: TrainBatch = train_batch,
         background: Background | None = None,
         profile: Phases = NO_PROFILE,
+        life: str = "",
     ) -> None:
         """``broker`` is None on all ranks but 0. ``train`` makes a batch's optimizer steps. ``background`` writes
-        checkpoints if the settings want that; None: a thread."""
+        checkpoints if the settings want that; None: a thread. ``life`` names this life of the learner; empty: at random."""
         self._profile = profile
         self._train_batch = train
         self._settings = settings
@@ -100,12 +102,22 @@ class LearnerService:
         self._mismatch = MismatchTracker()
         self._next_batch = 0
         self._policy_version = 0
+        """The version of the weights; 0 while they have none, because older batches are trained again."""
+        self._newest_trained = 0
+        """The batches that the newest version was trained on when this learner began."""
         self._root = settings.run.directory / "checkpoints"
+        self._versions = Versions(self._root, life or uuid.uuid4().hex)
         if not settings.learner.checkpoint_in_background:
             background = None
         elif background is None:
             background = Threads()
-        self._saver = CheckpointSaver(engine, self._root, keep=settings.learner.keep_checkpoints, background=background)
+        self._saver = CheckpointSaver(
+            engine,
+            self._root,
+            keep=settings.learner.keep_checkpoints,
+            background=background,
+            versions=None if broker is None else self._versions,
+        )
         self._failures = BatchFailures(broker, settings.run.directory)
         self._saved_batch = 0
         """The batch position of the newest checkpoint, also while it is being saved."""
@@ -147,8 +159,7 @@ class LearnerService:
 
     def _resume(self) -> None:
         find_latest(self._root)  # A missing checkpoint ends the process before it waits for the broker.
-        broker_version = self._newest_version()
-        saved_version = 0
+        self._newest_trained = self._wait_for_broker()
         # Only now: the learner that this one had to wait for may have saved another checkpoint meanwhile.
         latest = find_latest(self._root)
         if latest is not None:
@@ -158,31 +169,29 @@ class LearnerService:
             if self._adaptive_clip is not None and state.adaptive_clip:
                 self._adaptive_clip.load_state_dict(state.adaptive_clip)
             log.info("resumed", checkpoint=str(latest), next_batch=self._next_batch)
-            saved_version = state.policy_version
-        # Versions are never reused: this learner's come after everything published before, even if the broker's ledger was
-        # lost, or had not yet heard of a version that an engine has loaded.
-        own_version = max(saved_version, reserved_version(self._root)) if self._broker is not None else 0
-        version = self._engine.broadcast(torch.tensor([max(own_version, broker_version)], dtype=torch.int64))
-        self._policy_version = int(version[0])
         if self._broker is not None:
+            if self._next_batch < self._newest_trained:
+                log.info("trains_again", first=self._next_batch, next_new=self._newest_trained)
             self._broker.tell(Resume(next_batch=self._next_batch))
         self._metrics.next_batch.set(self._next_batch)
 
-    def _newest_version(self) -> int:
-        """Wait for the broker's newest version; the same on every rank. Collective.
+    def _wait_for_broker(self) -> int:
+        """Wait for the broker's Welcome. Returns how many batches its newest version was trained on. Collective.
 
         All ranks meet once a second, because a collective fails when one rank is half an hour late.
         Raises: ServiceError, on all ranks, when stopped.
         """
         while True:
             welcome = self._broker.wait_welcome(POLL_S) if self._broker is not None else None
-            answer = NOT_YET if welcome is None else welcome.policy_version
+            answer = NOT_YET if welcome is None else welcome.trained_batches
             if stop_anywhere(self._engine, self._stop.is_set()) and welcome is None:
                 answer = STOPPED
             answer = int(self._engine.broadcast(torch.tensor([answer], dtype=torch.int64))[0])
             if answer == STOPPED:
                 raise ServiceError("stopped before the broker answered")
             if answer != NOT_YET:
+                if welcome is not None:
+                    self._versions.begin(welcome)
                 return answer
             self._health.not_ready("rank 0 waits for the broker" if self._broker is None else self._broker.reason_to_wait)
 
@@ -261,12 +270,16 @@ class LearnerService:
         log.info("batch_trained", batch=index, policy_version=self._policy_version, train_s=round(metrics["train_s"], 3))
 
     def _publish(self) -> None:
-        """Copy the weights to publish them as the next policy version, while training continues. Collective.
+        """Copy the weights to publish them as a policy version, while training continues. Collective.
 
+        Until this learner has trained as many batches as the newest version, it publishes nothing: engines serve that
+        version meanwhile, and if training is deterministic, its own weights then are that version.
         The version is reserved before it is handed over, and so before anyone can ask for a batch of that version.
         """
+        if self._next_batch < self._newest_trained:
+            self._health.progress()
+            return
         dtype = DTYPES[self._settings.model.dtype]
-        self._policy_version += 1
         if self._broker is not None:
             # Before the copy: there is never more than one beside the weights that are served.
             with self._profile.phase("publish"):
@@ -276,12 +289,18 @@ class LearnerService:
             if self._broker is None:
                 for _ in weights:
                     pass
-                self._health.progress()
-                return
-            copied = copy_weights(weights)
+                copied = None
+            else:
+                copied = copy_weights(weights)
         with self._profile.phase("publish"):
-            reserve_version(self._root, self._policy_version)
-            self._broker.publish(self._policy_version, copied, self._next_batch, self._engine.vocabulary)
+            number = 0 if copied is None else self._versions.number(copied, self._next_batch)
+            # Every rank names its checkpoints by it.
+            number = int(self._engine.broadcast(torch.tensor([number], dtype=torch.int64))[0])
+            self._policy_version = number
+            if self._broker is not None and copied is not None:
+                self._versions.reserve(number, self._next_batch)
+                note_digest = partial(self._versions.note_digest, number)
+                self._broker.publish(number, copied, self._next_batch, self._engine.vocabulary, note_digest)
         self._health.progress()
 
     def _checkpoint(self) -> None:
@@ -313,7 +332,7 @@ class LearnerService:
         if state is None:
             return
         acknowledged = self._broker is None or self._broker.acknowledged(state.batch_position)
-        path = self._saver.advance(newest_version=self._policy_version, may_publish=acknowledged, wait_s=wait_s)
+        path = self._saver.advance(may_publish=acknowledged, wait_s=wait_s)
         if path is not None and self._broker is not None:
             self._metrics.checkpoint_write_seconds.observe(self._clock.now() - self._saving_since)
             self._broker.tell(Checkpointed(next_batch=state.batch_position, policy_version=state.policy_version))

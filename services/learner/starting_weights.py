@@ -6,6 +6,7 @@
 import signal
 import sys
 import threading
+import uuid
 from contextlib import nullcontext
 from functools import partial
 from typing import Final
@@ -45,7 +46,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     from gspo.model.policy import load_policy
     from gspo.model.serving import serving_weights
     from services.learner.broker import BrokerThread
-    from services.learner.checkpoints import reserve_version, reserved_version
+    from services.learner.checkpoints import Versions
     from services.learner.metrics import LearnerMetrics
     from services.learner.weights import DTYPES, copy_weights
 
@@ -64,12 +65,12 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
                 return
             health.not_ready(broker.reason_to_wait)
             welcome = broker.wait_welcome(POLL_S)
-        root = settings.run.directory / "checkpoints"
-        version = max(welcome.policy_version, reserved_version(root)) + 1
-        weights = serving_weights(model, gathered=nullcontext, dtype=DTYPES[settings.model.dtype])
-        # An engine may fetch this version before the broker commits it: its number must never be used again.
-        reserve_version(root, version)
-        broker.publish(version, copy_weights(weights), 0, int(model.config.vocab_size))
+        versions = Versions(settings.run.directory / "checkpoints", uuid.uuid4().hex)
+        versions.begin(welcome)
+        weights = copy_weights(serving_weights(model, gathered=nullcontext, dtype=DTYPES[settings.model.dtype]))
+        version = versions.number(weights, 0)
+        versions.reserve(version, 0)
+        broker.publish(version, weights, 0, int(model.config.vocab_size), partial(versions.note_digest, version))
         # Not ``stop.wait``: the signal's handler calls ``set`` in this same thread, and both take the same lock.
         while not stop.is_set():
             health.progress()

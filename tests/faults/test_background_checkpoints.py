@@ -38,7 +38,7 @@ def test_a_learner_killed_while_its_thread_writes_leaves_only_the_last_checkpoin
     # The next learner saves another version, and the partial checkpoint is gone.
     saver = CheckpointSaver(again, root, keep=2, background=Threads())
     saver.begin(state(3))
-    published = saver.advance(newest_version=3, wait_s=PATIENCE_S)
+    published = saver.advance(wait_s=PATIENCE_S)
     assert published == find_latest(root)
     assert {path.name for path in root.iterdir()} == {"latest", saved.name, published.name if published else ""}
 
@@ -56,7 +56,7 @@ def test_a_thread_that_finds_no_room_gives_an_error_that_says_so_and_leaves_the_
         disk.fill(room)
         with pytest.raises(CheckpointError, match=r"cannot be written: .*make room"):  # noqa: PT012 - either may find out
             saver.begin(state(2))
-            saver.advance(newest_version=2, wait_s=PATIENCE_S)
+            saver.advance(wait_s=PATIENCE_S)
         assert saver.pending is None
         assert find_latest(disk.path) == saved
         assert [path.name for path in disk.path.iterdir() if path.name.startswith(".")] == []
@@ -65,4 +65,4 @@ def test_a_thread_that_finds_no_room_gives_an_error_that_says_so_and_leaves_the_
         assert fresh.weights_digest() == digest
         disk.empty()
         saver.begin(state(2))
-        assert saver.advance(newest_version=2, wait_s=PATIENCE_S) == find_latest(disk.path) != saved
+        assert saver.advance(wait_s=PATIENCE_S) == find_latest(disk.path) != saved

@@ -10,9 +10,9 @@ import inspect
 import types
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tests.simulation.weather import STANDBY, Event, Plan, Poison, plan_of
+from tests.simulation.weather import STANDBY, Event, Plan, plan_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,14 @@ class Bug:
     weather: tuple[Event, ...] = ()
     seed: int = 0
     """The first seed to try."""
+    is_deterministic: bool | None = None
+    """Whether training is; None: as the seed has it."""
 
     def plan(self, seed: int) -> Plan:
         """The run of a seed, in this bug's weather."""
         plan = plan_of(seed)
+        if self.is_deterministic is not None:
+            plan = replace(plan, is_deterministic=self.is_deterministic)
         return plan.with_events(tuple(sorted((*plan.events, *self.weather), key=lambda event: event.at)))
 
 
@@ -62,6 +66,15 @@ def _learner_dies_after_a_checkpoint() -> tuple[Event, ...]:
     return tuple(events)
 
 
+def _a_learner_sleeps_until_its_successor_has_begun() -> tuple[Event, ...]:
+    """A learner is cut off from the broker and sleeps; when it wakes up, another one has the run, and it trains on."""
+    return (
+        Event(at=0.5, kind="second_learner", target=(STANDBY,)),
+        *(Event(at=at, kind="partition", target=("learner", "broker"), seconds=12.0) for at in (2.0, 18.0)),
+        *(Event(at=at, kind="suspend", target=("learner",), seconds=7.0) for at in (2.5, 18.5)),
+    )
+
+
 def _the_broker_dies_after_its_commits() -> tuple[Event, ...]:
     """The broker dies after a commit, before it acknowledges: rollouts send again what is stored."""
     moments = (1.0, 3.0, 5.0, 8.0, 11.0, 14.0)
@@ -77,11 +90,6 @@ def _a_rollout_sleeps_as_long_as_a_lease() -> tuple[Event, ...]:
     for at, seconds in ((1.0, 4.5), (7.0, 8.7), (17.0, 5.5), (24.0, 9.5)):
         events.append(Event(at=at, kind="suspend", target=("rollout-0",), seconds=seconds))
     return tuple(events)
-
-
-def _poison(kind: Poison, *more: Event) -> tuple[Event, ...]:
-    """The first batch is poison, and ``more``."""
-    return (Event(at=0.0, kind="poison", target=(kind,), amount=0.0), *more)
 
 
 BUGS = (
@@ -208,20 +216,45 @@ BUGS = (
         seed=6,
     ),
     Bug(
-        name="a version is used again after a restart",
-        module="services.learner.service",
-        old="torch.tensor([max(own_version, broker_version)], dtype=torch.int64)",
-        new="torch.tensor([broker_version], dtype=torch.int64)",
-        invariants=("versions grow", "no process ends by itself"),
+        name="a version that the broker has not heard of is used again for other weights",
+        module="services.learner.checkpoints.versions",
+        old="self._newest = max(0 if note is None else note.newest, welcome.policy_version)",
+        new="self._newest = welcome.policy_version",
+        invariants=("one version, one content", "no process ends by itself"),
         weather=_learner_dies_while_it_publishes(),
+        is_deterministic=False,
     ),
     Bug(
-        name="a version is not reserved before it is served",
-        module="services.learner.service",
-        old="        reserve_version(self._root, self._policy_version)\n",
-        new="",
-        invariants=("versions grow",),
+        name="a version is served before its digest is noted",
+        module="services.learner.checkpoints.versions",
+        old="digest=digest)\n        self._write()\n",
+        new="digest=digest)\n",
+        invariants=("one version, one content",),
         weather=_learner_dies_while_it_publishes(),
+        is_deterministic=False,
+    ),
+    Bug(
+        name="the same weights get a new number after a restart",
+        module="services.learner.checkpoints.versions",
+        old="if not known.digest or known.digest == weights.digest():",
+        new="if False:",
+        invariants=("G3 nothing is dropped as stale",),
+        is_deterministic=True,
+    ),
+    Bug(
+        name="other weights keep the number after a restart",
+        module="services.learner.checkpoints.versions",
+        old="if not known.digest or known.digest == weights.digest():",
+        new="if True:",
+        invariants=("one version, one content", "no peer"),
+        is_deterministic=False,
+    ),
+    Bug(
+        name="a learner publishes what it trains again",
+        module="services.learner.service",
+        old="if self._next_batch < self._newest_trained:\n            self._health.progress()\n            return",
+        new="if False:\n            return",
+        invariants=("no peer",),
     ),
     Bug(
         name="a checkpoint covers a batch whose report may be lost",
@@ -328,11 +361,12 @@ BUGS = (
     ),
     Bug(
         name="a learner that was cut off and its successor give one version to two weights",
-        module="services.learner.checkpoints.format",
-        old="    if taken >= policy_version:\n",
-        new="    if False:\n",
-        invariants=("versions grow",),
-        seed=117,
+        module="services.learner.checkpoints.versions",
+        old="if note is not None and note.learner != self._learner:",
+        new="if False:",
+        invariants=("one version, one content", "G2 exactly once"),
+        weather=_a_learner_sleeps_until_its_successor_has_begun(),
+        is_deterministic=False,
     ),
     Bug(
         name="processes of one name share a connection",
@@ -341,56 +375,6 @@ BUGS = (
         new="peer",
         invariants=("one learner", "liveness", "G1", "no peer"),
         weather=(Event(at=2.0, kind="second_rollout", target=("rollout-0",)),),
-    ),
-    Bug(
-        name="how often a batch failed is forgotten with the broker's memory",
-        module="services.broker.store.reader",
-        old='failures=tuple(self.rows(FailureRow, "WHERE batch >= ? ORDER BY batch", (checkpointed,))),',
-        new="failures=(),",
-        invariants=("poison", "liveness"),
-        weather=_poison(
-            "raises", Event(at=0.0, kind="kill_when", target=("broker",), seconds=1.0, amount=0.2, point="batch failed")
-        ),
-    ),
-    Bug(
-        name="a batch is set aside without a reason",
-        module="services.broker.ledger.dead_letters.letters",
-        old="reason=reason[:MAX_TEXT])",
-        new='reason="")',
-        invariants=("poison",),
-        weather=_poison("raises"),
-    ),
-    Bug(
-        name="a batch that was set aside is delivered",
-        module="services.broker.ledger.training",
-        old="        if reason:\n            skip = Reply(",
-        new="        if False:\n            skip = Reply(",
-        invariants=("poison",),
-        weather=_poison("raises"),
-    ),
-    Bug(
-        name="a batch is set aside when its learner was killed once",
-        module="services.broker.ledger.dead_letters.failures",
-        old="row.reported + row.silent < SILENT_MOST",
-        new="row.reported + row.silent < 1",
-        invariants=("poison",),
-        weather=(Event(at=1.0, kind="kill_when", target=("learner",), seconds=1.0, amount=0.2, point="batch sent"),),
-    ),
-    Bug(
-        name="ends without a word are not counted",
-        module="services.broker.ledger.training",
-        old="        rows = state.failures.ended_silently(index)\n        note",
-        new="        rows = []\n        note",
-        invariants=("liveness",),
-        weather=_poison("dies"),
-    ),
-    Bug(
-        name="a prompt that is sampled again loses its place",
-        module="services.broker.ledger.state",
-        old='"train", former.prompt, former.task_index,',
-        new='"train", former.prompt + 1, former.task_index,',
-        invariants=("G2 no prompt",),
-        weather=_poison("raises", *(Event(at=at, kind="release") for at in (8.0, 14.0, 20.0))),
     ),
     Bug(
         name="a lease never expires",

@@ -13,27 +13,21 @@ import numpy as np
 import torch
 
 from gspo.model.packing import TrainGroup
-from protocol.messages import Trained
 from services.learner.broker.batches import Answer, BatchArrived
 from services.learner.broker.client import BrokerClient
 from services.learner.broker.loop import BrokerLoop
-from services.learner.broker.port import ToBroker
 from services.learner.engine.engine import LearnerEngine
 from services.learner.trainer import BatchReport
 from services.learner.weights.snapshot import WeightCopy
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import VOCABULARY, tables_after, weights_after
-from tests.simulation.loop import NOBODY, Process
+from tests.simulation.loop import Process
 
 T = TypeVar("T")
 
 
 class Killed(BaseException):
     """The process of this thread is gone."""
-
-
-class Poisoned(RuntimeError):
-    """What training a poisoned batch raises."""
 
 
 class Turns:
@@ -108,14 +102,7 @@ class SimBrokerClient(BrokerClient):
         self._arrived = arrived
         self._audit = audit
         self.turns: Turns
-        self.trainer: SimTrainer
         self.taken: BatchArrived | None = None
-
-    def tell(self, message: ToBroker) -> None:
-        if isinstance(message, Trained) and message.skipped:
-            # Only the audit sees that its history has a place for each batch: the weights do not change.
-            self.trainer.history.append(())
-        super().tell(message)
 
     def take(self, timeout_s: float) -> Answer | None:
         try:
@@ -125,9 +112,22 @@ class SimBrokerClient(BrokerClient):
         self.taken = taken if isinstance(taken, BatchArrived) else None
         return taken
 
-    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int, vocabulary: int) -> None:
-        self._audit.publishes(policy_version, b"".join(tensor.data.tobytes() for tensor in weights.tensors))
-        super().publish(policy_version, weights, trained_batches, vocabulary)
+    def publish(
+        self,
+        policy_version: int,
+        weights: WeightCopy,
+        trained_batches: int,
+        vocabulary: int,
+        note_digest: Callable[[str], None],
+    ) -> None:
+        content = b"".join(tensor.data.tobytes() for tensor in weights.tensors)
+
+        def note(digest: str) -> None:
+            note_digest(digest)
+            self._audit.serves(policy_version, content)
+
+        self._audit.passes("publishing")
+        super().publish(policy_version, weights, trained_batches, vocabulary, note)
 
     def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
         async def within() -> T:
@@ -180,15 +180,17 @@ async def _result_of(work: Callable[[], str]) -> str | Exception:
 class SimCopy:
     """A copy of the history."""
 
-    def __init__(self, audit: Audit, history: list[tuple[int, ...]], digest: str) -> None:
+    def __init__(self, audit: Audit, history: list[tuple[int, ...]], noise: list[int], digest: str) -> None:
         self._audit = audit
         self._history = history
+        self._noise = noise
         self._digest = digest
 
     def write(self, directory: Path) -> None:
         self._audit.passes("saving")
         directory.mkdir()
         (directory / "history.json").write_text(json.dumps(self._history), encoding="utf-8")
+        (directory / "noise.json").write_text(json.dumps(self._noise), encoding="utf-8")
 
     def weights_digest(self) -> str:
         return self._digest
@@ -220,13 +222,25 @@ class SimTrainer:
     model = _Model()
     vocabulary = VOCABULARY
 
-    def __init__(self, process: Process, rng: random.Random, audit: Audit, *, batch_s: float, has_tables: bool) -> None:
+    def __init__(
+        self,
+        process: Process,
+        rng: random.Random,
+        audit: Audit,
+        *,
+        batch_s: float,
+        has_tables: bool,
+        is_deterministic: bool,
+    ) -> None:
         self._has_tables = has_tables
+        self._is_deterministic = is_deterministic
         self._process = process
         self._rng = rng
         self._audit = audit
         self._batch_s = batch_s
         self.history: list[tuple[int, ...]] = []
+        self.noise: list[int] = []
+        """The rounding of each step, where the same batch does not give the same weights twice."""
         self.broker: SimBrokerClient
 
     def train(self, engine: LearnerEngine, groups: Sequence[TrainGroup], **_: Any) -> BatchReport:
@@ -234,13 +248,10 @@ class SimTrainer:
         assert arrived is not None
         assert sum(len(group.sequences) for group in groups) == len(arrived.batch.items)
         self._take_time(self._batch_s * self._rng.uniform(0.5, 1.5))
-        poison = self._audit.poison.get(arrived.batch.index)
-        if poison == "dies":
-            self.broker.turns.call(self._die())
-        if poison == "raises":
-            raise Poisoned(f"batch {arrived.batch.index} is poison")
         self._audit.trains(self.history, arrived.batch, arrived.arrays)
         self.history.append(tuple(item.trajectory_id for item in arrived.batch.items))
+        if not self._is_deterministic:
+            self.noise.append(self._rng.randrange(2**32))
         return BatchReport(metrics={"loss": 0.0})
 
     # --- services.learner.checkpoints.format.CheckpointEngine ---
@@ -249,7 +260,7 @@ class SimTrainer:
         return {}
 
     def weights_digest(self) -> str:
-        return repr(weights_after(self.history))
+        return repr(weights_after(self.history, self.noise))
 
     def save_state(self, directory: Path) -> None:
         self.copy_state().write(directory)
@@ -258,11 +269,12 @@ class SimTrainer:
     def copy_state(self) -> "SimCopy":
         self._audit.checkpoints(self.history, len(self.history))
         self._take_time(self._rng.uniform(0.01, 0.05))
-        return SimCopy(self._audit, list(self.history), self.weights_digest())
+        return SimCopy(self._audit, list(self.history), list(self.noise), self.weights_digest())
 
     def load_state(self, directory: Path) -> None:
         loaded = json.loads((directory / "history.json").read_text(encoding="utf-8"))
         self.history = [tuple(step) for step in loaded]
+        self.noise = json.loads((directory / "noise.json").read_text(encoding="utf-8"))
 
     def sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
@@ -279,11 +291,7 @@ class SimTrainer:
         # By name, as the audit orders them.
         for name, table in tables_after(self.history) if self._has_tables else ():
             yield name, torch.from_numpy(table.view(np.int16)).view(torch.bfloat16)
-        yield "weights", torch.tensor(weights_after(self.history), dtype=torch.float32)
-
-    async def _die(self) -> None:
-        asyncio.get_running_loop().call_soon(self._audit.dies, self._process, context=NOBODY)
-        await asyncio.sleep(1000.0)
+        yield "weights", torch.tensor(weights_after(self.history, self.noise), dtype=torch.float32)
 
     def _take_time(self, seconds: float) -> None:
         self.broker.turns.call(asyncio.sleep(seconds))

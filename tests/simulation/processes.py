@@ -19,10 +19,8 @@ from services.broker.entry import ledger_config
 from services.broker.ledger.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
-from services.broker.rows import BatchRow, TrajectoryRow
 from services.broker.service import MAX_QUEUED, BrokerService
-from services.broker.store.payload import Payload
-from services.broker.store.reader import LEDGER_FILE, StoreCorrupt
+from services.broker.store.reader import LEDGER_FILE
 from services.broker.store.store import RowChanges, Store
 from services.learner.broker.batches import Answer
 from services.learner.broker.loop import BrokerLoop
@@ -78,13 +76,6 @@ class WatchedStore(Store):
         self._audit = audit
         self._disk = disk
         super().__init__(path, fingerprint=fingerprint, run_id=run_id)
-
-    def batch(self, index: int) -> tuple[BatchRow, list[tuple[TrajectoryRow, Payload]]]:
-        if self._audit.poison.get(index) == "unreadable":
-            # Audited as if it had been sent: the broker has tried.
-            self._audit.delivered_to[index].add("nobody")
-            raise StoreCorrupt(f"batch {index}: poison")
-        return super().batch(index)
 
     def commit(self, changes: RowChanges) -> None:
         super().commit(changes)
@@ -322,12 +313,15 @@ class LearnerProcess:
         batch_s: float,
         weights_endpoint: str,
         has_tables: bool,
+        is_deterministic: bool,
     ) -> None:
         self._machinery = machinery
         self._process = process
         self._weights_endpoint = weights_endpoint
         self._arrived: asyncio.Queue[Answer] = asyncio.Queue(maxsize=4)
-        self.trainer = SimTrainer(process, rng, machinery.audit, batch_s=batch_s, has_tables=has_tables)
+        self.trainer = SimTrainer(
+            process, rng, machinery.audit, batch_s=batch_s, has_tables=has_tables, is_deterministic=is_deterministic
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         machinery = self._machinery
@@ -347,7 +341,6 @@ class LearnerProcess:
         )
         client = SimBrokerClient(broker_loop, self._arrived, machinery.audit)
         self.trainer.broker = client
-        client.trainer = self.trainer
         trainer: Any = self.trainer
         stopped = threading.Event()
         try:
@@ -363,6 +356,7 @@ class LearnerProcess:
                     stop=stopped,
                     train=trainer.train,
                     background=background,
+                    life=self._process.session,
                 )
                 client.turns = background.turns = Turns(service.run)
                 talking = tasks.create_task(broker_loop.run(lambda: None))

@@ -26,22 +26,8 @@ Kind = Literal[
     "takeover",
     "second_rollout",
     "corrupt",
-    "poison",
-    "release",
 ]
-Poison = Literal["raises", "dies", "unreadable"]
-"""What a batch does: its training raises, its learner dies without a word, or the broker cannot read it."""
-Point = Literal[
-    "chunk received",
-    "committed",
-    "lease sent",
-    "batch sent",
-    "acknowledged",
-    "publishing",
-    "saving",
-    "loading",
-    "batch failed",
-]
+Point = Literal["chunk received", "committed", "lease sent", "batch sent", "acknowledged", "publishing", "saving", "loading"]
 POINTS: dict[Point, tuple[str, ...]] = {
     "chunk received": ("broker", "rollout"),
     "committed": ("broker",),
@@ -52,7 +38,7 @@ POINTS: dict[Point, tuple[str, ...]] = {
     "saving": ("learner", "broker"),
     "loading": ("rollout", "learner"),
 }
-"""Moments at which a crash is worst, and the processes that it may hit; "batch failed" only where there is poison."""
+"""Moments at which a crash is worst, and the processes that it may hit."""
 LONGEST_STORM_S = 24.0
 STANDBY = "learner-standby"
 
@@ -109,6 +95,8 @@ class Plan:
     batch_s: float
     has_tables: bool = False
     """Whether the model is large enough that its versions travel as deltas."""
+    is_deterministic: bool = True
+    """Whether training a batch again gives the same weights."""
     shares_weights: bool = False
     """Whether rollouts fetch weights from each other."""
     events: tuple[Event, ...] = field(default=())
@@ -149,8 +137,8 @@ def plan_of(seed: int) -> Plan:
     storm_s = min(LONGEST_STORM_S, 2.0 + plan.num_batches * (plan.batch_s + 10 * plan.token_s + 0.5))
     events = [_event(rng, rollouts, storm_s) for _ in range(rng.randint(2, 12))]
     events += _second_ones(random.Random(f"second ones {seed}"), rollouts, storm_s)
+    plan = replace(plan, is_deterministic=random.Random(f"rounding {seed}").random() < 0.7)
     plan, more = _weights(random.Random(f"weights {seed}"), plan, storm_s)
-    more += _poison(random.Random(f"poison {seed}"), plan, storm_s)
     return plan.with_events(tuple(sorted((*events, *more), key=lambda event: event.at)))
 
 
@@ -174,29 +162,6 @@ def _weights(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list
         for _ in range(rng.randint(0, 3))
     ]
     return plan, events
-
-
-def _poison(rng: random.Random, plan: Plan, storm_s: float) -> list[Event]:
-    """In a third of the runs one batch, or the first and the last, ends whoever handles it; later it is given back."""
-    if rng.random() < 2 / 3:
-        return []
-    indices = rng.choice([[rng.randrange(plan.num_batches)], [0, plan.num_batches - 1]])
-    events = [
-        Event(at=0.0, kind="poison", target=(rng.choice(["raises", "dies", "unreadable"]),), amount=float(index))
-        for index in indices
-    ]
-    if rng.random() < 0.5:
-        events.append(
-            Event(
-                at=0.0,
-                kind="kill_when",
-                target=("broker",),
-                seconds=1.0,
-                amount=rng.choice([0.0, 0.2]),
-                point="batch failed",
-            )
-        )
-    return events + [Event(at=rng.uniform(0.5, 2.0) * storm_s, kind="release") for _ in range(rng.randint(0, 3))]
 
 
 def _second_ones(rng: random.Random, rollouts: list[str], storm_s: float) -> list[Event]:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
 from protocol.messages import Checkpointed, Published, Trained
 from services.broker.ledger.intake import check_published, check_trained
 from services.broker.rows import (
@@ -24,8 +26,8 @@ class Batches:
     """The batches and versions of a run: dense batch indices, growing versions.
 
     ``next_version`` is the version at which the next new batch will be assembled: each batch that is assembled but not yet
-    part of the newest weights will bring one more publication. After a learner's restart it therefore counts the batches
-    that are delivered again.
+    part of the newest weights will bring one more publication. A learner that restarts publishes nothing before it has
+    trained as many batches as the newest version, so that a restart alone changes no version.
     """
 
     def __init__(self, contents: LedgerContents) -> None:
@@ -86,10 +88,10 @@ class Batches:
         return row
 
     def publish(self, published: Published) -> list[Row]:
-        """Take a new version; returns no rows for one that is delivered again.
+        """Take a new version, or the newest one from another endpoint; returns no rows for one that is delivered again.
 
-        Raises: ValueError for a version that is not larger than all before, or that ``check_published`` refuses, or that was
-        trained on batches that do not exist.
+        Raises: ValueError for a number that other weights have, for weights trained on fewer batches than the newest, or on
+        batches that do not exist, and what ``check_published`` refuses.
         """
         row = VersionRow(
             policy_version=published.policy_version,
@@ -99,8 +101,12 @@ class Batches:
             trained_batches=published.trained_batches,
             vocabulary=published.vocabulary,
         )
-        if self._versions.get(row.policy_version) == row:
+        known = self._versions.get(row.policy_version)
+        if known == row:
             return []
+        if known is not None and known is self.newest and replace(known, endpoint=row.endpoint) == row:
+            self._versions[row.policy_version] = row
+            return [row]
         if row.policy_version <= self.newest_version:
             raise ValueError(
                 f"policy_version is {row.policy_version}, but {self.newest_version} is published: versions are never "
@@ -109,29 +115,39 @@ class Batches:
         check_published(published, self.newest)
         if row.trained_batches > self.num_assembled:
             raise ValueError(f"trained_batches is {row.trained_batches}: only {self.num_assembled} batches exist")
+        if row.trained_batches < self.num_trained:
+            raise ValueError(
+                f"trained_batches is {row.trained_batches}, but version {self.newest_version} was trained on "
+                f"{self.num_trained}: train the batches between again first (Welcome.trained_batches)"
+            )
         self._versions[row.policy_version] = row
         if len(self._versions) > REMEMBERED:
             del self._versions[min(self._versions)]
         return [row]
 
     def train(self, trained: Trained) -> list[Row]:
-        """Note that a batch was trained; returns no rows for a message that is delivered again.
+        """Note that a batch was trained; returns no rows for a message that is delivered again, and for a batch that was
+        checkpointed so long ago that only its tokens are still known: its record is complete.
 
-        Raises: ValueError when there is no such batch, or for metrics that ``check_trained`` refuses.
+        Raises: ValueError when there is no such batch, when it must have made a version, or for metrics that
+        ``check_trained`` refuses.
         """
         if trained.index >= self.num_assembled:
             raise ValueError(f"index is {trained.index}: only {self.num_assembled} batches exist")
+        if not trained.policy_version and trained.index >= self.num_trained - 1:
+            raise ValueError(f"policy_version is 0: batch {trained.index} makes a version")
         check_trained(trained)
         how: Literal["trained", "skipped"] = "skipped" if trained.skipped else "trained"
         row = TrainedRow(index=trained.index, policy_version=trained.policy_version, how=how)
-        if row in self._trained:
+        if row in self._trained or (not row.policy_version and row.index not in self._batches):
             return []
-        self._trained = [*self._trained[1 - REMEMBERED :], row]
+        # In the order in which they are read back.
+        self._trained = sorted([*self._trained, row], key=lambda row: (row.policy_version, row.index))[-REMEMBERED:]
         return [row]
 
     def was_trained(self, index: int) -> bool:
-        """Whether the batch was trained before, as far as is remembered."""
-        return any(row.index == index for row in self._trained)
+        """Whether the batch was trained before."""
+        return index < self.num_trained - 1 or any(row.index == index for row in self._trained)
 
     def checkpoint(self, checkpointed: Checkpointed) -> list[Row]:
         """A checkpoint covers more batches. Raises: ValueError when it covers batches that do not exist."""
@@ -147,21 +163,20 @@ class Batches:
         for index in [index for index in self._batches if index < min(self.checkpointed, self.num_assembled - 1)]:
             del self._batches[index]
 
-    def check_resume(self, next_batch: int) -> None:
-        """Check that a learner can resume from a checkpoint of the batches below ``next_batch``.
+    def resume(self, next_batch: int) -> list[Row]:
+        """A learner resumes from a checkpoint of the batches below ``next_batch``: those from there on are delivered again.
 
-        Raises: ValueError when it cannot.
+        Raises: ValueError when this run has not assembled as many batches.
         """
         if next_batch > self.num_assembled:
             raise ValueError(
                 f"the checkpoint covers {next_batch} batches, this run has assembled {self.num_assembled}: "
                 "checkpoint and ledger belong to different runs; check run.directory"
             )
-        if next_batch < self.checkpointed:
-            raise ValueError(
-                f"the checkpoint covers {next_batch} batches, but a newer one covers {self.checkpointed}: resume from "
-                "the newest checkpoint, or start with a new run.directory"
-            )
+        if next_batch >= self.checkpointed:
+            return []
+        self.checkpointed = next_batch
+        return [CheckpointedRow(next_batch=next_batch)]
 
 
 def batch_stats(policy_version: int, groups: Sequence[Sequence[TrajectoryRow]]) -> BatchStats:

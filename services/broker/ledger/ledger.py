@@ -114,6 +114,8 @@ class Ledger:
             protocol_version=PROTOCOL_VERSION,
             run_id=self.state.config.run_id,
             policy_version=self.state.batches.newest_version,
+            trained_batches=self.state.batches.num_trained,
+            weights_digest=newest.digest if newest is not None else "",
             weights_endpoint=newest.endpoint if newest is not None else "",
             next_batch=self.state.batches.checkpointed,
             fingerprint=self.state.config.fingerprint,

@@ -38,6 +38,7 @@ class Training:
         self._last_pending = now - PENDING_INTERVAL_S
         self._last_trained_at: float | None = None
         self._quiet_since = now
+        self._session_has_checkpointed = False
         self.tokens_per_s: float | None = None
         """Tokens of the last trained batch over the time since the one before."""
 
@@ -55,6 +56,7 @@ class Training:
         """The learner left, or was replaced: its request for a batch is void."""
         self._waiting = None
         self._last_trained_at = None
+        self._session_has_checkpointed = False
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -89,10 +91,10 @@ class Training:
             rows = state.batches.train(trained)
         except ValueError as error:
             return [_refuse(sender, f"trained: {error}", "trained")]
-        if not rows:
-            return []
         line: dict[str, Any]
         if trained.skipped:
+            if not rows:
+                return []
             line = {"event": "batch_skipped", "batch": trained.index, "policy_version": trained.policy_version}
             return [*saves(rows), WriteMetrics(line=line), Note(event="batch_skipped", fields={"batch": trained.index})]
         batch = state.batches.batch(trained.index)
@@ -100,6 +102,8 @@ class Training:
         if batch is not None and self._last_trained_at is not None and now > self._last_trained_at:
             self.tokens_per_s = batch.stats.num_tokens / (now - self._last_trained_at)
         self._last_trained_at = self._quiet_since = now
+        if not rows:
+            return [Note(event="batch_trained", fields={"batch": trained.index, "again": True})]
         line = {"event": "batch", **trained.metrics, "batch": trained.index}
         line |= {"policy_version": trained.policy_version, "again": again, "tokens_per_s": self.tokens_per_s}
         if batch is not None:
@@ -149,14 +153,19 @@ class Training:
             return [_refuse(sender, f"checkpointed: {error}", "checkpointed")]
         self._state.failures.forget_below(self._state.batches.checkpointed)
         self._state.dead_letters.forget_below(self._state.batches.checkpointed)
+        self._session_has_checkpointed = True
         return [*saves(rows), *(Note(event="batches_checkpointed", fields=msgspec.to_builtins(row)) for row in rows)]
 
     def on_resume(self, sender: SessionKey, resume: Resume) -> list[Action]:
+        """A learner that found its newest checkpoint damaged resumes from an older one."""
+        if resume.next_batch < self._state.batches.checkpointed and self._session_has_checkpointed:
+            return []  # It was overtaken by the checkpoint that followed it.
         try:
-            self._state.batches.check_resume(resume.next_batch)
+            rows = self._state.batches.resume(resume.next_batch)
         except ValueError as error:
             return [_refuse(sender, str(error), "resume")]
-        return [Note(event="learner_resumed", fields={"next_batch": resume.next_batch})]
+        fields = {"next_batch": resume.next_batch, "trained_again": self._state.batches.num_trained - resume.next_batch}
+        return [*saves(rows), Note(event="learner_resumed", fields=fields, level="warning" if rows else "info")]
 
     def on_batch_request(self, sender: SessionKey, request: BatchRequest) -> list[Action]:
         """An assembled batch is delivered at once; a request for the next one waits (see ``advance``)."""
@@ -289,7 +298,7 @@ class Training:
     def _sweep(self) -> list[Action]:
         """Drop groups that are too old for any batch to come, and take back leases whose tokens would be.
 
-        Does nothing while admission's theorem holds; versions jump when a learner restarts.
+        Does nothing while admission's theorem holds; a version is left out when a learner restarts and makes other weights.
         """
         state = self._state
         oldest = state.oldest_allowed

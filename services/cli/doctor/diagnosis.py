@@ -158,7 +158,7 @@ def _progress(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
     for reason, number in status["dropped"].items():
         ways = {
             "failed": "the rollouts' logs say why attempts fail (environment, reward, or engine)",
-            "stale": "the learner restarted and trained batches again, so older groups were left behind",
+            "stale": "the learner restarted and came to other weights, so older groups were left behind",
         }
         yield Remark(text=f"{number} groups were dropped as {_said(reason)}: {ways.get(reason, 'see the log')}", wrong=False)
     if status["waiting_for"]:

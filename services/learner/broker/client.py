@@ -39,9 +39,17 @@ class BrokerClient(BrokerPort):
         with self._needs_acknowledgement():
             self._call(self._loop.tell(message), CALL_TIMEOUT_S)
 
-    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int, vocabulary: int) -> None:
+    def publish(
+        self,
+        policy_version: int,
+        weights: WeightCopy,
+        trained_batches: int,
+        vocabulary: int,
+        note_digest: Callable[[str], None],
+    ) -> None:
         with self._needs_acknowledgement():
-            self._call(self._loop.publish(policy_version, weights, trained_batches, vocabulary), CALL_TIMEOUT_S)
+            publication = self._loop.publish(policy_version, weights, trained_batches, vocabulary, note_digest)
+            self._call(publication, CALL_TIMEOUT_S)
 
     def wait_announced(self) -> None:
         with self._needs_acknowledgement():

@@ -58,6 +58,7 @@ class _Publication:
     weights: WeightCopy
     trained_batches: int
     vocabulary: int
+    note_digest: Callable[[str], None]
     copied_at: float
 
 
@@ -170,7 +171,14 @@ class BrokerLoop:
             self._resume = Resume(next_batch=message.next_batch)
         await self._client.send(message)
 
-    async def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int, vocabulary: int) -> None:
+    async def publish(
+        self,
+        policy_version: int,
+        weights: WeightCopy,
+        trained_batches: int,
+        vocabulary: int,
+        note_digest: Callable[[str], None],
+    ) -> None:
         """See ``BrokerPort``. One publication is under way at a time: a second one waits here for the first."""
         await self.announced()
         publication = _Publication(
@@ -178,6 +186,7 @@ class BrokerLoop:
             weights=weights,
             trained_batches=trained_batches,
             vocabulary=vocabulary,
+            note_digest=note_digest,
             copied_at=self._clock.now(),
         )
         await self._announcements.put(publication)
@@ -222,11 +231,17 @@ class BrokerLoop:
         snapshot = await asyncio.to_thread(build_snapshot, publication.policy_version, publication.weights)
         delta = None if newest is None else await asyncio.to_thread(encode_delta, newest, snapshot)
         self.encoding = False
+        await asyncio.to_thread(publication.note_digest, snapshot.manifest.digest)
         self._store.add(snapshot, delta)
         self._policy_version = snapshot.policy_version
         self._metrics.policy_version.set(snapshot.policy_version)
         self._metrics.announce_seconds.observe(self._clock.now() - publication.copied_at)
-        log.info("published", policy_version=snapshot.policy_version, num_bytes=snapshot.manifest.num_bytes)
+        log.info(
+            "published",
+            policy_version=snapshot.policy_version,
+            num_bytes=snapshot.manifest.num_bytes,
+            digest=snapshot.manifest.digest,
+        )
         return Published(
             policy_version=snapshot.policy_version,
             endpoint=self._weights_endpoint,

@@ -1,6 +1,7 @@
 """The broker as the training loop sees it, and all that the training loop needs of it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from protocol.messages import BatchFailed, BatchRequest, Checkpointed, Resume, Trained, Welcome
 from services.learner.broker.batches import Answer
@@ -34,11 +35,19 @@ class BrokerPort(ABC):
         """The answer to the last BatchRequest; None when it did not come in time."""
 
     @abstractmethod
-    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int, vocabulary: int) -> None:
+    def publish(
+        self,
+        policy_version: int,
+        weights: WeightCopy,
+        trained_batches: int,
+        vocabulary: int,
+        note_digest: Callable[[str], None],
+    ) -> None:
         """Serve ``weights`` (and use them up), then announce the version: rollouts can fetch every announced version.
         ``vocabulary``: how many token ids the model has, so that the broker takes no others.
 
-        Returns before that. A later call raises what goes wrong.
+        ``note_digest`` is called with their digest before anybody can fetch them, perhaps in another thread. Returns before
+        all that. A later call raises what goes wrong.
         """
 
     @abstractmethod

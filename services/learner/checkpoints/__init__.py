@@ -5,12 +5,11 @@ from services.learner.checkpoints.format import (
     CheckpointState,
     find_latest,
     load_checkpoint,
-    reserve_version,
-    reserved_version,
 )
 from services.learner.checkpoints.saving import Background, CheckpointSaver, Threads
 from services.learner.checkpoints.state_copy import EngineCopy, state_digest
 from services.learner.checkpoints.state_files import TensorDirectory, TensorFile, read_steps, write_steps
+from services.learner.checkpoints.versions import Versions
 
 __all__ = [
     "Background",
@@ -20,13 +19,12 @@ __all__ = [
     "TensorDirectory",
     "TensorFile",
     "Threads",
+    "Versions",
     "canary_batch",
     "find_latest",
     "load_checkpoint",
     "read_steps",
     "require_canary",
-    "reserve_version",
-    "reserved_version",
     "state_digest",
     "write_canary",
     "write_steps",

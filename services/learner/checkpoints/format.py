@@ -5,7 +5,7 @@
         random-00000.json ...                   random states, one file per rank
         checkpoint.json                         everything else, and the size of every other file
     root/latest                                 name of the newest
-    root/last-version                           largest policy version that was ever reserved for publication
+    root/last-version                           the last numbers of policy versions (``versions``)
 
 A killed writer leaves ``.partial-*``, which nothing reads and the next writer removes. Ranks on several hosts need a shared
 file system.
@@ -19,10 +19,11 @@ from __future__ import annotations
 import base64
 import json
 import random
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -30,15 +31,14 @@ import torch
 from torch import Tensor
 
 from protocol.messages import Count, Version
-from services.runtime.durable import replace_file
 from services.runtime.errors import ServiceError
 
 _FORMAT = 2
 METADATA = "checkpoint.json"
 ENGINE = "engine"
 LATEST = "latest"
-_LAST_VERSION = "last-version"
 PREFIX = "version-"
+_NAME: Final = re.compile(r"version-\d{10,17}-batch-\d{10,17}")
 _RANDOM = "random-"
 
 
@@ -51,7 +51,7 @@ class CheckpointState:
     """Where a run stands, apart from its weights."""
 
     policy_version: int
-    """The version of the weights."""
+    """The version of the weights; 0 if they have none (see ``LearnerService._publish``)."""
     batch_position: int
     """Batches trained so far, which is the index of the next one."""
     mismatch: dict[str, float]
@@ -116,14 +116,6 @@ class CheckpointEngine(Protocol):
     def barrier(self) -> None: ...
 
 
-def taken_error(root: Path, policy_version: int) -> CheckpointError:
-    """The error when another learner has published since."""
-    return CheckpointError(
-        f"{root / _LAST_VERSION}: version {policy_version} is taken, {reserved_version(root)} is the newest: another "
-        "learner uses this run.directory; stop one of the two. After a restart this one continues from the other's version"
-    )
-
-
 def unwritten_error(path: Path, error: Exception) -> CheckpointError:
     """The error when ``path`` cannot be written, with the way out."""
     free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
@@ -151,34 +143,6 @@ def find_latest(root: Path) -> Path | None:
         found = ", ".join(other.name for other in complete_checkpoints(root)) or "none"
         raise CheckpointError(f"{pointer} names {path.name}, which is not there; complete checkpoints: {found}")
     return path
-
-
-def reserve_version(root: Path, policy_version: int) -> None:
-    """Note durably that ``policy_version`` is taken. Call it before anybody can fetch that version: if the learner is
-    killed, an engine may have loaded it although no checkpoint holds it and the broker has not heard of it.
-
-    Raises: CheckpointError when the note cannot be written, or the version is taken: a learner that was cut off may train on
-    beside its successor, and one version must not name two learners' weights.
-    """
-    taken = reserved_version(root)
-    if taken >= policy_version:
-        raise taken_error(root, policy_version)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        replace_file(root / _LAST_VERSION, f"{policy_version}\n")
-    except OSError as error:
-        raise unwritten_error(root / _LAST_VERSION, error) from error
-
-
-def reserved_version(root: Path) -> int:
-    """The last reserved version; 0 when there is none. Raises: CheckpointError when the file is damaged."""
-    path = root / _LAST_VERSION
-    if not path.is_file():
-        return 0
-    text = path.read_text(encoding="utf-8", errors="replace").strip()
-    if not (text.isascii() and text.isdigit() and len(text) < 17):
-        raise CheckpointError(f"{path} holds {text[:100]!r}, not a version; write the newest version that engines served")
-    return int(text)
 
 
 def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
@@ -249,8 +213,10 @@ def _require_same_layout(path: Path, saved: dict[str, Any], present: dict[str, A
 
 
 def complete_checkpoints(root: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
-    return sorted(path for path in root.glob(f"{PREFIX}*") if (path / METADATA).is_file())
+    """Complete checkpoints, those of fewer batches first."""
+    found = [path for path in root.glob(f"{PREFIX}*") if _NAME.fullmatch(path.name) and (path / METADATA).is_file()]
+    # By batches: what is trained again has no version of its own.
+    return sorted(found, key=lambda path: (path.name.partition("-batch-")[2], path.name))
 
 
 def random_name(rank: int) -> str:

@@ -24,16 +24,16 @@ from services.learner.checkpoints.format import (
     LATEST,
     PREFIX,
     CheckpointEngine,
+    CheckpointError,
     CheckpointState,
     StateCopy,
     complete_checkpoints,
     random_name,
     random_state,
-    reserved_version,
-    taken_error,
     unwritten_error,
     write_metadata,
 )
+from services.learner.checkpoints.versions import Versions
 from services.learner.lost_rank import means_lost_rank
 from services.runtime.durable import (
     discard_directory,
@@ -108,14 +108,24 @@ class _Pending:
 class CheckpointSaver:
     """One rank's part of saving, one checkpoint at a time. All ranks call the methods marked collective alike."""
 
-    def __init__(self, engine: CheckpointEngine, root: Path, *, keep: int, background: Background | None) -> None:
-        """Saving removes all but the newest ``keep`` checkpoints. Raises: ValueError when ``keep`` is below 1."""
+    def __init__(
+        self,
+        engine: CheckpointEngine,
+        root: Path,
+        *,
+        keep: int,
+        background: Background | None,
+        versions: Versions | None = None,
+    ) -> None:
+        """Saving removes all but the newest ``keep`` checkpoints. With ``versions``, rank 0 saves nothing any more once
+        another learner has begun there. Raises: ValueError when ``keep`` is below 1."""
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least the new checkpoint must stay")
         self._engine = engine
         self._root = root
         self._keep = keep
         self._background = background
+        self._versions = versions
         self._pending: _Pending | None = None
 
     @property
@@ -131,7 +141,7 @@ class CheckpointSaver:
         assert self._pending is None, "one checkpoint at a time"
         destination = self._destination(state)
         partial = partial_path(destination)
-        self._require_place(state.policy_version)
+        self._require_place()
         failure: Exception | None = None
         try:
             if self._engine.rank == 0:
@@ -148,11 +158,10 @@ class CheckpointSaver:
             job = self._background.start(lambda: _write_copy(partial, rank, copy, random_states))
         self._pending = _Pending(state=state, destination=destination, job=job)
 
-    def advance(self, *, newest_version: int, may_publish: bool = True, wait_s: float = 0.0) -> Path | None:
+    def advance(self, *, may_publish: bool = True, wait_s: float = 0.0) -> Path | None:
         """Publish the pending checkpoint if all ranks have written it; None when there is none, or not yet. Collective.
 
         Args:
-            newest_version: the newest version that this learner has reserved.
             may_publish: whether this rank allows the publication.
             wait_s: how long to wait for this rank's thread.
 
@@ -170,7 +179,7 @@ class CheckpointSaver:
             self._give_up(pending.destination, failure)
         if some_wait:
             return None
-        self._publish(pending, newest_version)
+        self._publish(pending)
         self._pending = None
         return pending.destination
 
@@ -206,9 +215,9 @@ class CheckpointSaver:
         self._agree(destination, failure)
         return _Done(self._engine.weights_digest())
 
-    def _publish(self, pending: _Pending, newest_version: int) -> None:
+    def _publish(self, pending: _Pending) -> None:
         """Collective."""
-        self._require_place(newest_version)
+        self._require_place()
         destination, failure = pending.destination, None
         layout = self._engine.layout()
         try:
@@ -225,12 +234,19 @@ class CheckpointSaver:
             failure = error
         self._agree(destination, failure)
 
-    def _require_place(self, newest_version: int) -> None:
-        """Refuse to publish after another learner has published newer versions. Collective."""
+    def _require_place(self) -> None:
+        """Refuse to save after another learner has begun here. Collective."""
         # Only rank 0 looks, so that all ranks decide alike.
-        superseded = self._engine.rank == 0 and reserved_version(self._root) > newest_version
-        if self._anywhere(superseded):
-            raise taken_error(self._root, newest_version)
+        failure: CheckpointError | None = None
+        try:
+            if self._engine.rank == 0 and self._versions is not None:
+                self._versions.require_mine()
+        except CheckpointError as error:
+            failure = error
+        if self._anywhere(failure is not None):
+            raise failure or CheckpointError(
+                f"{self._root}: another learner uses this run.directory; rank 0's log says more"
+            )
 
     def _agree(self, destination: Path, failure: Exception | None) -> None:
         """Give up on all ranks together: they would wait for the one that cannot write. Collective."""

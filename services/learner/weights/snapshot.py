@@ -2,7 +2,7 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -45,6 +45,7 @@ class WeightCopy:
 
     def __init__(self, tensors: list[CopiedTensor]) -> None:
         self.tensors = tensors
+        self._digests: list[str] = []
 
     @property
     def num_bytes(self) -> int:
@@ -52,8 +53,14 @@ class WeightCopy:
 
     def digests(self) -> list[str]:
         """The digest of every tensor, in order. Uses all cores: hashing is the slowest part of a publication."""
-        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            return list(pool.map(tensor_digest, [tensor.data.data for tensor in self.tensors]))
+        if not self._digests:
+            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+                self._digests = list(pool.map(tensor_digest, [tensor.data.data for tensor in self.tensors]))
+        return self._digests
+
+    def digest(self) -> str:
+        """The digest that a version of these weights has."""
+        return version_digest(_described(self.tensors, self.digests()))
 
 
 def copy_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> WeightCopy:
@@ -78,36 +85,39 @@ def build_snapshot(policy_version: int, weights: WeightCopy) -> Snapshot:
     """
     if not weights.tensors:
         raise ValueError(f"policy version {policy_version} has no tensors")
-    digests = weights.digests()
+    tensors = _described(weights.tensors, weights.digests())
     data = np.empty(weights.num_bytes, dtype=np.uint8)
-    tensors: list[TensorInfo] = []
-    offset = 0
     copied, weights.tensors = weights.tensors[::-1], []
-    for digest in digests:
-        tensor = copied.pop()
-        num_bytes = tensor.data.nbytes
-        data[offset : offset + num_bytes] = tensor.data
-        tensors.append(
-            TensorInfo(
-                name=tensor.name,
-                dtype=tensor.dtype,  # type: ignore[arg-type]
-                shape=tensor.shape,
-                offset=offset,
-                num_bytes=num_bytes,
-                digest=digest,
-            )
-        )
-        offset += num_bytes
+    for described in tensors:
+        data[described.offset : described.offset + described.num_bytes] = copied.pop().data
     manifest = Manifest(
         policy_version=policy_version,
         kind="snapshot",
         base_version=0,
-        num_bytes=offset,
+        num_bytes=data.nbytes,
         chunk_bytes=CHUNK_BYTES,
         digest=version_digest(tensors),
         tensors=tensors,
     )
     return Snapshot(manifest=manifest, data=data)
+
+
+def _described(tensors: Sequence[CopiedTensor], digests: Sequence[str]) -> list[TensorInfo]:
+    described: list[TensorInfo] = []
+    offset = 0
+    for tensor, digest in zip(tensors, digests, strict=True):
+        described.append(
+            TensorInfo(
+                name=tensor.name,
+                dtype=tensor.dtype,  # type: ignore[arg-type]
+                shape=tensor.shape,
+                offset=offset,
+                num_bytes=tensor.data.nbytes,
+                digest=digest,
+            )
+        )
+        offset += tensor.data.nbytes
+    return described
 
 
 class SnapshotStore:

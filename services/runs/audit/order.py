@@ -24,7 +24,8 @@ class Order:
     trained_batches: dict[int, int]
     """By published version, ascending: the number of batches that its weights were trained on."""
     trained: list[tuple[int, int]]
-    """(batch, published version) of each training, by version."""
+    """(batch, published version) of each training, by version. Version 0: a batch that was trained again on the way to the
+    newest version, and made none."""
     checkpointed: int
     """Batches that a checkpoint covers."""
     set_aside: dict[int, int] = field(default_factory=dict)
@@ -144,12 +145,21 @@ def audit_versions(findings: Findings, order: Order) -> list[str]:
         if trained_on > before + 1:
             text = f"version {version} was trained on {trained_on} batches, the one before it on {max(before, 0)}"
             findings.add("version skips a batch", text)
-        steps[version] = before
+        elif trained_on < before:
+            text = f"version {version} was trained on {trained_on} batches, the one before it on {before}"
+            findings.add("version goes back", text)
+        # A learner that trained the last batch again and came to other weights gives them the next number.
+        steps[version] = before if trained_on != before else trained_on - 1
         before = trained_on
     assembled = max(order.batch_versions, default=-1) + 1
     for batch, version in order.trained:
         if batch not in order.batch_versions:
             findings.add("trained without a batch", f"batch {batch} was trained into version {version}, and is not there")
+        elif version == 0:
+            if batch >= order.newest_trained - 1:
+                findings.add(
+                    "trained out of order", f"batch {batch} was trained and made no version, and no newer one exists"
+                )
         elif order.trained_batches.get(version) != batch + 1:
             text = f"batch {batch} was trained into version {version}, which "
             trained_on_now = order.trained_batches.get(version)
@@ -157,7 +167,7 @@ def audit_versions(findings: Findings, order: Order) -> list[str]:
             findings.add("trained out of order", text)
         elif steps[version] != batch:
             text = f"batch {batch} was trained into version {version} on weights of {max(steps[version], 0)} batches"
-            findings.add("trained twice", text)
+            findings.add("trained out of order", text)
     return _audit_acknowledged(findings, order, assembled)
 
 

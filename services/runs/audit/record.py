@@ -71,7 +71,7 @@ def audit_checkpoints(findings: Findings, order: Order, checkpoints: list[Checkp
             text = f"{where} covers {checkpoint.batch_position} batches, {assembled} were assembled"
             findings.add("checkpoint of another run", text)
         trained_on = order.trained_batches.get(checkpoint.policy_version)
-        if trained_on is None and checkpoint.policy_version < newest:
+        if trained_on is None and 0 < checkpoint.policy_version < newest:
             findings.add("checkpoint of another run", f"{where} holds a version that was never published")
         if trained_on not in (None, checkpoint.batch_position):
             text = f"{where} covers {checkpoint.batch_position} batches, its version was trained on {trained_on}"

@@ -117,7 +117,14 @@ class RecordedBroker(BrokerPort):
             return EndOfRun(index=wanted, reason="all recorded batches are trained")
         return self._run.batch(wanted)
 
-    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int, vocabulary: int) -> None:
+    def publish(
+        self,
+        policy_version: int,
+        weights: WeightCopy,
+        trained_batches: int,
+        vocabulary: int,
+        note_digest: Callable[[str], None],
+    ) -> None:
         """Compare with what the run published after as many batches."""
         expected = self._run.digests.get(trained_batches, set()) if self._run.num_assembled or not trained_batches else set()
         self._digest = build_snapshot(policy_version, weights).manifest.digest

@@ -179,8 +179,8 @@ def checkpoint(data: bytes) -> None:
         find_latest,
         load_checkpoint,
         read_metadata,
-        reserved_version,
     )
+    from services.learner.checkpoints.versions import newest_given
 
     root = scratch() / "checkpoints"
     metadata, latest, version, random_state = (*data.split(FRAME_MARK), b"", b"", b"")[:4]
@@ -190,10 +190,10 @@ def checkpoint(data: bytes) -> None:
     (path / "random-00000.json").write_bytes(random_state)
     (root / "latest").write_bytes(latest)
     (root / "last-version").write_bytes(version)
-    for read in (find_latest, reserved_version):
+    for read in (find_latest, newest_given):
         try:
             found = read(root)
-            require(not isinstance(found, int) or found >= 0, f"version {found} was reserved")
+            require(not isinstance(found, int) or found >= 0, f"version {found} was given")
             require(not isinstance(found, Path) or found.parent == root, f"the newest checkpoint is {found}")
         except CheckpointError as error:
             repr(error)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.learner.checkpoints.format import reserved_version
+from services.learner.checkpoints.versions import newest_given
 from services.runs.audit.audit import audit_run
 from services.runs.replay.__main__ import replay_command
 from tests.support.broker.peers import ScriptedRollout
@@ -51,7 +51,7 @@ async def test_a_recording_without_a_learner_is_trained_on_by_replay(tmp_path: P
         publisher.send_signal(signal.SIGTERM)
         assert await publisher.wait() == 0
         assert await broker.terminate() == 0
-    assert reserved_version(broker.run_directory / "checkpoints") == 1, "a learner that comes next must not use it again"
+    assert newest_given(broker.run_directory / "checkpoints") == 1, "other weights must not get it"
     audit = audit_run(broker.run_directory)
     assert audit.problems == []
     assert [(row.status, row.groups, row.trajectories) for row in audit.outcomes] == [("complete", 4, 8)]

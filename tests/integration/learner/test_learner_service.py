@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from protocol.messages import (
     Trained,
 )
 from services.learner.broker.thread import BrokerThread
-from services.learner.checkpoints.format import reserve_version, reserved_version
+from services.learner.checkpoints.versions import Versions, newest_given
 from services.learner.metrics import LearnerMetrics
 from services.learner.service import LearnerService
 from services.runtime.clock import MonotonicClock
@@ -30,7 +31,7 @@ from services.runtime.settings.sections import BatchSection, Broker, Learner, Ob
 from services.runtime.telemetry import Health
 from tests.support.learner.scripted_broker import a_training_batch
 from tests.support.learner.serving_bigram import ServingBigram
-from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, in_background, zmq_context
+from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_welcome, in_background, zmq_context
 
 PLAIN = ObjectiveSettings()
 REPORTS = (Published, Checkpointed, Trained, Resume, BatchRequest)
@@ -99,14 +100,16 @@ class Training:
 
 
 @contextlib.asynccontextmanager
-async def training(directory: Path, broker_version: int, objective: ObjectiveSettings = PLAIN) -> AsyncIterator[Training]:
+async def training(
+    directory: Path, broker_version: int, objective: ObjectiveSettings = PLAIN, **welcome: object
+) -> AsyncIterator[Training]:
     """Runs until the block ends, then is stopped and must end by itself."""
     async with zmq_context() as context:
         learner = Training(ScriptedEnd(context, BATCH), directory, objective)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(asyncio.to_thread(learner.run))
             try:
-                await learner.end.welcome(policy_version=broker_version)
+                await learner.end.welcome(policy_version=broker_version, **welcome)
                 yield learner
             finally:
                 learner.stop.set()
@@ -148,19 +151,20 @@ async def test_a_stopped_learner_saves_its_state_and_tells_the_broker_before_it_
         await learner.take(Resume)
         await learner.take(Published)
         await learner.train(0, 1)
-        await learner.take(Published)
+        newest = await learner.take(Published)
+        assert isinstance(newest, Published)
         await learner.take(Trained)
         learner.stop.set()
         assert await learner.take(Checkpointed) == Checkpointed(next_batch=1, policy_version=2)
         table = learner.engine.table.detach().clone()
 
-    async with training(tmp_path, broker_version=2) as again:
+    async with training(tmp_path, 2, trained_batches=1, weights_digest=newest.digest) as again:
         assert await again.take(Resume) == Resume(next_batch=1)
         published = await again.take(Published)
         assert isinstance(published, Published)
-        assert (published.policy_version, published.trained_batches) == (3, 1)
+        assert (published.policy_version, published.trained_batches) == (2, 1), "an orderly restart changes no version"
         assert torch.equal(again.engine.table.detach(), table)
-        assert await again.take(BatchRequest) == BatchRequest(index=1, policy_version=3)
+        assert await again.take(BatchRequest) == BatchRequest(index=1, policy_version=2)
 
 
 async def test_the_scale_of_an_adaptive_clip_survives_a_restart(tmp_path: Path) -> None:
@@ -196,7 +200,7 @@ async def test_a_run_without_an_adaptive_clip_resumes_from_one_with_it_and_vice_
             learner.stop.set()
 
 
-async def test_versions_continue_after_the_checkpoints_when_the_broker_has_forgotten_them(tmp_path: Path) -> None:
+async def test_weights_keep_their_number_when_the_broker_has_forgotten_it(tmp_path: Path) -> None:
     async with training(tmp_path, broker_version=40) as learner:
         await learner.take(Resume)
         assert (await learner.take(Published)).policy_version == 41  # type: ignore[attr-defined]
@@ -205,17 +209,69 @@ async def test_versions_continue_after_the_checkpoints_when_the_broker_has_forgo
         assert await learner.take(Checkpointed) == Checkpointed(next_batch=0, policy_version=41)
     async with training(tmp_path, broker_version=0) as again:
         await again.take(Resume)
+        assert (await again.take(Published)).policy_version == 41  # type: ignore[attr-defined]
+        await again.train(0, 41)
         assert (await again.take(Published)).policy_version == 42  # type: ignore[attr-defined]
+        await again.take(Trained)
 
 
 async def test_a_version_that_only_an_engine_has_seen_is_not_given_to_other_weights(tmp_path: Path) -> None:
     """The learner is killed after an engine has fetched version 7 and before the broker has committed it."""
-    reserve_version(tmp_path / "checkpoints", 7)
+    former = Versions(tmp_path / "checkpoints", "former")
+    former.begin(a_welcome(policy_version=6))
+    former.reserve(7, 0)
+    former.note_digest(7, "that of other weights")
     async with training(tmp_path, broker_version=6) as learner:
         await learner.take(Resume)
         assert (await learner.take(Published)).policy_version == 8  # type: ignore[attr-defined]
-        assert reserved_version(tmp_path / "checkpoints") == 8
+        assert newest_given(tmp_path / "checkpoints") == 8
         await learner.take(BatchRequest)
+
+
+async def test_a_learner_that_trains_batches_again_publishes_nothing_before_the_newest_version(tmp_path: Path) -> None:
+    """It was killed after three batches. Its checkpoint covers two of them, and the third makes the same weights again."""
+    async with training(tmp_path, broker_version=0) as learner:
+        await learner.take(Resume)
+        await learner.take(Published)
+        for index in range(3):
+            await learner.train(index, index + 1)
+            newest = await learner.take(Published)
+            assert isinstance(newest, Published)
+            await learner.take(Trained)
+            if index == 1:
+                await learner.take(Checkpointed)
+        await learner.take(BatchRequest)
+        learner.stop.set()
+        await learner.take(Checkpointed)
+    assert (newest.policy_version, newest.trained_batches) == (4, 3)
+    shutil.rmtree(tmp_path / "checkpoints" / "version-0000000004-batch-0000000003")
+    (tmp_path / "checkpoints" / "latest").unlink()
+    async with training(tmp_path, 4, trained_batches=3, weights_digest=newest.digest) as again:
+        assert await again.take(Resume) == Resume(next_batch=2)
+        await again.train(2, 0)
+        published = await again.take(Published)
+        assert isinstance(published, Published)
+        assert (published.policy_version, published.digest) == (4, newest.digest)
+        trained = await again.take(Trained)
+        assert isinstance(trained, Trained)
+        assert (trained.index, trained.policy_version) == (2, 4)
+        assert await again.take(BatchRequest) == BatchRequest(index=3, policy_version=4)
+
+
+async def test_batches_before_the_last_one_are_reported_as_made_into_no_version(tmp_path: Path) -> None:
+    async with training(tmp_path, 9, trained_batches=3, weights_digest="that of other weights") as learner:
+        assert await learner.take(Resume) == Resume(next_batch=0)
+        for index in range(2):
+            await learner.train(index, 0)
+            trained = await learner.take(Trained)
+            assert isinstance(trained, Trained)
+            assert (trained.index, trained.policy_version) == (index, 0)
+        assert await learner.take(Checkpointed) == Checkpointed(next_batch=2, policy_version=0)
+        await learner.train(2, 0)
+        published = await learner.take(Published)
+        assert isinstance(published, Published)
+        assert (published.policy_version, published.trained_batches) == (10, 3), "they are other weights than version 9"
+        assert (await learner.take(Trained)).policy_version == 10  # type: ignore[attr-defined]
 
 
 async def test_the_time_spent_waiting_is_counted_once(tmp_path: Path) -> None:

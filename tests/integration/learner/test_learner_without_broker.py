@@ -1,6 +1,7 @@
 """The broker is away, acknowledges late or serves another learner: what the learner saves, and how its ranks end."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def without_broker(engine: ServingBigram, directory: Path) -> LearnerService:
 
 def test_ranks_keep_meeting_while_the_first_waits_for_the_broker(tmp_path: Path) -> None:
     """A collective in which one rank is half an hour late fails."""
-    engine = SecondRank([NOT_YET], [NOT_YET], [40], [40], [STOP, *[NO_FRAME] * MAX_SHARED_FRAMES], [NOT_YET], [NOT_YET])
+    engine = SecondRank([NOT_YET], [NOT_YET], [0], [41], [STOP, *[NO_FRAME] * MAX_SHARED_FRAMES], [NOT_YET], [NOT_YET])
     engine.rounds_of_the_first = 2
     # Rank 0 makes the directory of a checkpoint; this rank needs one to write into.
     (tmp_path / "checkpoints" / ".partial-version-0000000041-batch-0000000000").mkdir(parents=True)
@@ -137,7 +138,14 @@ class DeafBroker(ScriptedBroker):
     def wait_announced(self) -> None:
         self._say("nothing is being announced")
 
-    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int, vocabulary: int) -> None:
+    def publish(
+        self,
+        policy_version: int,
+        weights: WeightCopy,
+        trained_batches: int,
+        vocabulary: int,
+        note_digest: Callable[[str], None],
+    ) -> None:
         self._say(f"published {trained_batches}")
 
     def acknowledged(self, next_batch: int) -> bool:

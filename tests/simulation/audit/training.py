@@ -18,18 +18,18 @@ class TrainingAudit(Books):
 
     # --- the learner ---------------------------------------------------------------------------------------------------
 
-    def publishes(self, version: int, content: bytes) -> None:
+    def serves(self, version: int, content: bytes) -> None:
         """A learner is about to serve a version."""
+        self.happened["the same weights under their number again"] += int(version in self.published)
         self.require(
-            version not in self.published,
-            "versions grow",
+            self.published.get(version, content) == content,
+            "one version, one content",
             lambda: (
                 f"version {version} is given to weights {tensor_digest(content)[:12]}, but was already given to "
                 f"{tensor_digest(self.published[version])[:12]}"
             ),
         )
         self.published[version] = content
-        self.passes("publishing")
 
     def trains(self, history: Sequence[tuple[int, ...]], batch: Batch, arrays: Mapping[str, Array]) -> None:
         """A learner trains a batch; its weights have this history."""
@@ -37,11 +37,6 @@ class TrainingAudit(Books):
             batch.index == len(history),
             "G2 exactly once",
             lambda: f"batch {batch.index} trains weights that were trained on {len(history)} batches",
-        )
-        self.require(
-            batch.index not in self.durable.set_aside,
-            "poison: a batch that was set aside is not trained",
-            lambda: f"batch {batch.index} is trained, and was set aside: {self.durable.set_aside[batch.index].reason}",
         )
         known = self.contents.get(batch.index)
         self.require(
@@ -141,9 +136,6 @@ class TrainingAudit(Books):
         )
 
     def _trajectories_of(self, index: int) -> tuple[int, ...]:
-        """What was trained for a batch: nothing if it was set aside."""
-        if index in self.durable.set_aside:
-            return ()
         return tuple(
             row.trajectory_id
             for group_id in self.durable.batches[index].group_ids
@@ -159,7 +151,7 @@ class TrainingAudit(Books):
         for group in durable.groups.values():
             if group.split == "train":
                 self.require(
-                    group.status in ("batched", "dropped", "set_aside", "released", "resampled"),
+                    group.status in ("batched", "dropped"),
                     "G2 no prompt is skipped",
                     lambda: f"prompt {group.prompt} is {group.status} at the end",
                 )

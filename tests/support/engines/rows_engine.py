@@ -82,7 +82,7 @@ def main(directory: str, num_files: str) -> None:
     saver = CheckpointSaver(engine, root, keep=2, background=Threads())
     saver.begin(state(2))
     # Training continues.
-    while saver.advance(newest_version=2, wait_s=1.0) is None:
+    while saver.advance(wait_s=1.0) is None:
         engine.table = (engine.table.detach() + 1).requires_grad_()
 
 

@@ -102,7 +102,7 @@ def stages(work: Path) -> dict[str, Any]:
         went_on = engine.weights_digest()
         path = None
         while path is None:
-            path = saver.advance(newest_version=2, wait_s=1.0)
+            path = saver.advance(wait_s=1.0)
 
         resumed = LearnerEngine.create(work / "model", settings(zero_stage=stage))
         loaded = load_checkpoint(resumed, path)

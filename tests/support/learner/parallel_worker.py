@@ -62,7 +62,7 @@ def _save(engine: LearnerEngine, root: Path, state: CheckpointState, in_backgrou
     saver = CheckpointSaver(engine, root, keep=1, background=Threads() if in_background else None)
     saver.begin(state)
     while saver.pending is not None:
-        saver.advance(newest_version=state.policy_version, wait_s=1.0)
+        saver.advance(wait_s=1.0)
 
 
 def run(job: Job, work: Path) -> dict[str, Any]:

@@ -10,6 +10,6 @@ def save_checkpoint(engine: CheckpointEngine, root: Path, state: CheckpointState
     """Write a checkpoint below ``root``, make it the latest and remove all but the newest ``keep``. Collective."""
     saver = CheckpointSaver(engine, root, keep=keep, background=None)
     saver.begin(state)
-    path = saver.advance(newest_version=state.policy_version)
+    path = saver.advance()
     assert path is not None, "nothing was left for later"
     return path

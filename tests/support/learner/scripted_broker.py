@@ -1,6 +1,7 @@
 """A learner's broker without a socket, and a batch for it."""
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -55,7 +56,15 @@ class ScriptedBroker(BrokerPort):
         batch, arrays = a_training_batch(wanted, 1)
         return BatchArrived(batch=batch, arrays=arrays)
 
-    def publish(self, policy_version: int, weights: WeightCopy, trained_batches: int, vocabulary: int) -> None: ...
+    def publish(
+        self,
+        policy_version: int,
+        weights: WeightCopy,
+        trained_batches: int,
+        vocabulary: int,
+        note_digest: Callable[[str], None],
+    ) -> None:
+        note_digest(weights.digest())
 
     def wait_announced(self) -> None: ...
 

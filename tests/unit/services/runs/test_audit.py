@@ -60,7 +60,7 @@ def test_the_run_is_clean_and_every_trajectory_is_accounted_for(small_run: Path)
     assert counts[("dropped", "failed")] == (1, 2, 5)
     assert counts[("trained", "")][:2] == (6, 12)
     assert counts[("complete", "")][:2] == (2, 4)
-    assert audit.num_versions == 6
+    assert audit.num_versions == 5
     assert audit.run_id == "run"
 
 
@@ -96,7 +96,7 @@ PLANTED: list[tuple[str, str, str]] = [
     ("DELETE FROM batches WHERE batch = 1", "batch missing", "is in batch 1, which is not there"),
     ("UPDATE batches SET policy_version = 2 WHERE batch = 2", "versions do not increase", "2, the one before at 2"),
     ("DELETE FROM trained WHERE batch = 1", "training not acknowledged", "batch 1: the newest version was trained on 3"),
-    ("UPDATE versions SET trained_batches = 4 WHERE policy_version = 6", "trained without a batch", "on 4 batches, 3 were"),
+    ("UPDATE versions SET trained_batches = 4 WHERE policy_version = 5", "trained without a batch", "on 4 batches, 3 were"),
     ("DELETE FROM versions WHERE policy_version = 2", "checkpoint of another run", "a version that was never published"),
     ("UPDATE trajectories SET group_id = 99 WHERE trajectory_id = 3", "trajectory of no group", "3 is of group 99"),
     ("UPDATE trajectories SET status = 'free' WHERE trajectory_id = 3", "unfinished trajectory in a batch", "3 is free"),
@@ -126,9 +126,9 @@ PLANTED: list[tuple[str, str, str]] = [
     ("DELETE FROM batches WHERE batch = 1", "trained without a batch", "batch 1 was trained into version 3"),
     ("UPDATE batches SET policy_version = 1 WHERE batch = 2", "versions do not increase", "the one before at 2"),
     (
-        "UPDATE batches SET policy_version = 4 WHERE batch = 2",
+        "UPDATE batches SET policy_version = 5 WHERE batch = 2",
         "batch out of order",
-        "version 4, which was trained on 1 batches",
+        "version 5, which was trained on 3 batches",
     ),
     ("UPDATE batches SET policy_version = 3 WHERE batch = 0", "token too old", "2 versions, 1 allowed"),
     (
@@ -142,26 +142,28 @@ PLANTED: list[tuple[str, str, str]] = [
         "3 tokens of version 1",
     ),
     (
-        "UPDATE versions SET trained_batches = 4 WHERE policy_version = 6",
+        "UPDATE versions SET trained_batches = 4 WHERE policy_version = 5",
         "version skips a batch",
-        "6 was trained on 4 batches",
+        "5 was trained on 4 batches",
     ),
     ("DELETE FROM trained WHERE batch = 0", "training not acknowledged", "batch 0: the newest version was trained on 3"),
-    ("UPDATE trained SET policy_version = 4 WHERE policy_version = 3", "trained out of order", "was trained on 1 batches"),
+    ("UPDATE trained SET policy_version = 2 WHERE policy_version = 3", "trained out of order", "was trained on 1 batches"),
     (
         "UPDATE trained SET policy_version = 9 WHERE policy_version = 3",
         "trained out of order",
         "9, which was never published",
     ),
     (
-        "UPDATE versions SET trained_batches = 2 WHERE policy_version = 4",
-        "trained twice",
-        "into version 5 on weights of 2 batches",
+        "UPDATE versions SET trained_batches = 1 WHERE policy_version = 4",
+        "version goes back",
+        "version 4 was trained on 1 batches, the one before it on 2",
     ),
+    ("DELETE FROM versions WHERE policy_version = 2", "trained out of order", "into version 3 on weights of 0 batches"),
+    ("INSERT INTO trained VALUES (2, 0, 'trained')", "trained out of order", "batch 2 was trained and made no version"),
     ("UPDATE checkpointed SET next_batch = 7", "trained without a batch", "a checkpoint covers 7 batches, 3 were assembled"),
     ("UPDATE checkpointed SET next_batch = 2", "checkpoint missing", "the newest one there covers 1"),
     ("DELETE FROM records WHERE line LIKE '%dropped%'", "not in the record", "the drop of group 0"),
-    ("UPDATE records SET line = '{}' WHERE line LIKE '%\"batch\": 2%'", "not in the record", "batch 2 into version 6"),
+    ("UPDATE records SET line = '{}' WHERE line LIKE '%\"batch\": 2%'", "not in the record", "batch 2 into version 5"),
     ("UPDATE records SET line = '{\"event\": 1}' WHERE record = 1", "metrics.jsonl differs", "metrics.jsonl:1"),
 ]
 
@@ -188,7 +190,7 @@ def an_index_that_lies(run: Path) -> None:
 
 
 def a_checkpoint_of_more_batches(run: Path) -> None:
-    write_checkpoint(run, 6, 8)
+    write_checkpoint(run, 5, 8)
 
 
 def a_checkpoint_of_other_batches(run: Path) -> None:
@@ -196,7 +198,7 @@ def a_checkpoint_of_other_batches(run: Path) -> None:
 
 
 def a_checkpoint_that_nobody_acknowledged(run: Path) -> None:
-    write_checkpoint(run, 6, 3)
+    write_checkpoint(run, 5, 3)
     spoil(run, "UPDATE checkpointed SET next_batch = 3", "DELETE FROM trained WHERE batch = 2")
 
 

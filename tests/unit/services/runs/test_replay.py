@@ -123,7 +123,7 @@ class Driven:
         arrived = self.broker.take(1.0)
         assert isinstance(arrived, BatchArrived)
         assert arrived.batch.index == index
-        self.broker.publish(index + 2, copy_weights([("weight", torch.full((2,), value))]), index + 1, 16)
+        self.broker.publish(index + 2, copy_weights([("weight", torch.full((2,), value))]), index + 1, 16, lambda _: None)
         self.broker.tell(Trained(index=index, policy_version=index + 2, metrics={"loss": value, "reward_mean": 0.5}))
 
 

@@ -80,6 +80,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.version = 0
         self.position = 0
         self.checkpoint = 0
+        self.newest_trained = 0
+        self.other_weights = False
         self.acknowledged: dict[int, int] = {}
         self.batches: dict[int, tuple[int, ...]] = {}
         self.epochs: set[tuple[int, int]] = set()
@@ -250,7 +252,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for trajectory, _ in items:
             assert trajectory.min_version >= row.policy_version - MAX_LAG, "a token that is too old"
             assert trajectory.num_action_tokens > 0
-        assert not replies(self.harness.trained(self.position, self.version, self.learner), Refused)
+        made = 0 if self.position + 1 < self.newest_trained else self.version
+        assert not replies(self.harness.trained(self.position, made, self.learner), Refused)
         self.position += 1
         self.publish()
 
@@ -271,14 +274,16 @@ class LedgerMachine(RuleBasedStateMachine):
         assert durable_state(self.harness.restored()) == before
         WEATHER["second learner"] += 1
 
-    @rule(in_order=st.booleans())
-    def learner_ends(self, in_order: bool) -> None:
+    @rule(in_order=st.booleans(), other_weights=st.booleans())
+    def learner_ends(self, in_order: bool, other_weights: bool) -> None:
+        """Its successor trains batches again, up to the newest version, and makes the same weights or others."""
         if in_order:
             self.harness.send(self.learner, Goodbye())
         else:
             WEATHER["lease expired"] += len(replies(self.harness.tick(LEARNER_LEASE_S), LeaseEnded))
         self.lives += 1
         self.position = self.checkpoint
+        self.other_weights = other_weights
         self.learner_starts(SessionKey("learner", f"{self.lives}"))
 
     def learner_starts(self, sender: SessionKey) -> None:
@@ -288,7 +293,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.publish()
 
     def publish(self) -> None:
-        self.version += 1
+        if self.position < self.newest_trained:
+            return
+        if self.position > self.newest_trained or self.other_weights or not self.version:
+            self.version += 1
+        self.newest_trained, self.other_weights = self.position, False
         assert not replies(self.harness.publish(self.version, self.position, self.learner), Refused)
 
     # --- what must always hold -------------------------------------------------------------------------------------------

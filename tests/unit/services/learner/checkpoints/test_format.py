@@ -16,8 +16,6 @@ from services.learner.checkpoints.format import (
     CheckpointState,
     find_latest,
     load_checkpoint,
-    reserve_version,
-    reserved_version,
 )
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.saving import save_checkpoint
@@ -144,27 +142,6 @@ def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path: Path, content: s
 def test_keeping_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep is 0"):
         save_checkpoint(BigramEngine(), tmp_path, state(1), keep=0)
-
-
-def test_the_version_reserved_last_is_remembered_beside_the_checkpoints(tmp_path: Path) -> None:
-    root = tmp_path / "checkpoints"
-    assert reserved_version(root) == 0
-    reserve_version(root, 7)
-    reserve_version(root, 12)
-    save_checkpoint(BigramEngine(), root, state(12), keep=1)
-    assert reserved_version(root) == 12
-    for taken in (11, 12):
-        with pytest.raises(CheckpointError, match=f"version {taken} is taken, 12 is the newest: another learner"):
-            reserve_version(root, taken)
-    with pytest.raises(CheckpointError, match="version 11 is taken, 12 is the newest: another learner"):
-        save_checkpoint(BigramEngine(), root, state(11), keep=1)
-    latest = find_latest(root)
-    assert latest is not None
-    assert "version-0000000012" in latest.name
-    assert reserved_version(root) == 12
-    (root / "last-version").write_text("twelve")
-    with pytest.raises(CheckpointError, match="'twelve', not a version"):
-        reserved_version(root)
 
 
 class OneOfTwo(BigramEngine):

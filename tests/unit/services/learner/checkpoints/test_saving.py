@@ -13,12 +13,13 @@ from services.learner.checkpoints.format import (
     StateCopy,
     find_latest,
     load_checkpoint,
-    reserve_version,
 )
 from services.learner.checkpoints.saving import CheckpointSaver, Threads
+from services.learner.checkpoints.versions import Versions
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.learner.held_background import HeldBackground
 from tests.support.learner.saving import save_checkpoint
+from tests.support.wire.zmq_ends import a_welcome
 
 
 def state(version: int) -> CheckpointState:
@@ -39,9 +40,9 @@ def test_a_checkpoint_holds_the_state_at_its_beginning_although_training_continu
     with torch.no_grad():
         engine.table += 1
     assert saver.pending == state(7)
-    assert saver.advance(newest_version=9) is None
+    assert saver.advance() is None
     assert find_latest(tmp_path / "beside") is None
-    saved = saver.advance(newest_version=9, wait_s=1.0)
+    saved = saver.advance(wait_s=1.0)
     assert saved is not None
     assert saver.pending is None
     fresh = BigramEngine(seed=2)
@@ -57,9 +58,9 @@ def test_a_checkpoint_holds_the_state_at_its_beginning_although_training_continu
 def test_a_checkpoint_is_not_published_before_the_caller_allows_it(tmp_path: Path) -> None:
     saver = held(BigramEngine(), tmp_path)
     saver.begin(state(1))
-    assert saver.advance(newest_version=1, may_publish=False, wait_s=1.0) is None
+    assert saver.advance(may_publish=False, wait_s=1.0) is None
     assert find_latest(tmp_path) is None
-    assert saver.advance(newest_version=1) == find_latest(tmp_path)
+    assert saver.advance() == find_latest(tmp_path)
 
 
 def test_an_abandoned_checkpoint_leaves_nothing(tmp_path: Path) -> None:
@@ -74,9 +75,9 @@ def test_a_thread_that_cannot_write_is_reported_at_the_next_look_and_the_last_ch
     previous = save_checkpoint(BigramEngine(), tmp_path, state(1))
     saver = held(BigramEngine(), tmp_path, OSError("No space left on device"))
     saver.begin(state(2))
-    assert saver.advance(newest_version=2) is None
+    assert saver.advance() is None
     with pytest.raises(CheckpointError, match="batch-0000000002 cannot be written: No space left on device"):
-        saver.advance(newest_version=2, wait_s=1.0)
+        saver.advance(wait_s=1.0)
     assert saver.pending is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", previous.name]
 
@@ -104,30 +105,32 @@ def begun_on_one_of_two(root: Path) -> tuple[OneOfTwo, CheckpointSaver]:
 def test_a_rank_that_has_written_waits_for_the_others(tmp_path: Path) -> None:
     engine, saver = begun_on_one_of_two(tmp_path)
     engine.other_waits = 1.0
-    assert saver.advance(newest_version=2, wait_s=1.0) is None
+    assert saver.advance(wait_s=1.0) is None
     engine.other_waits = 0.0
-    assert saver.advance(newest_version=2) == tmp_path / "version-0000000002-batch-0000000002"
+    assert saver.advance() == tmp_path / "version-0000000002-batch-0000000002"
 
 
 def test_a_rank_gives_up_with_another_one_that_cannot_write(tmp_path: Path) -> None:
     engine, saver = begun_on_one_of_two(tmp_path)
     engine.other_failed = 1.0
     with pytest.raises(CheckpointError, match="another rank could not write its part"):
-        saver.advance(newest_version=2)
+        saver.advance()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_training_continues_and_reserves_versions_but_nothing_follows_another_learners_versions(tmp_path: Path) -> None:
-    saver = held(BigramEngine(), tmp_path)
-    for version, newest in ((1, 3), (4, 4)):
-        reserve_version(tmp_path, version)
-        saver.begin(state(version))
-        reserve_version(tmp_path, version + 2)
-        if newest > version:
-            assert saver.advance(newest_version=newest, wait_s=1.0) is not None
-            continue
-        with pytest.raises(CheckpointError, match="version 4 is taken, 6 is the newest: another learner"):
-            saver.advance(newest_version=newest, wait_s=1.0)
+def test_an_older_learner_saves_nothing_once_another_one_has_begun(tmp_path: Path) -> None:
+    versions = Versions(tmp_path, "first")
+    versions.begin(a_welcome())
+    background = HeldBackground(until_waited_for=True)
+    saver = CheckpointSaver(BigramEngine(), tmp_path, keep=2, background=background, versions=versions)
+    saver.begin(state(1))
+    assert saver.advance(wait_s=1.0) is not None
+    saver.begin(state(2))
+    Versions(tmp_path, "second").begin(a_welcome())
+    with pytest.raises(CheckpointError, match=r"another learner uses this run\.directory"):
+        saver.advance(wait_s=1.0)
+    with pytest.raises(CheckpointError, match=r"another learner uses this run\.directory"):
+        CheckpointSaver(BigramEngine(), tmp_path, keep=2, background=None, versions=versions).begin(state(2))
     latest = find_latest(tmp_path)
     assert latest is not None
     assert latest.name == "version-0000000001-batch-0000000001"
@@ -154,10 +157,10 @@ def test_when_training_fails_the_thread_still_writes_and_is_waited_for(tmp_path:
     engine = Slow()
     saver = CheckpointSaver(engine, tmp_path, keep=1, background=Threads())
     saver.begin(state(1))
-    assert saver.advance(newest_version=1) is None
+    assert saver.advance() is None
     go.set()
     saver.abandon()
-    saved = saver.advance(newest_version=1)
+    saved = saver.advance()
     assert saved is not None
     assert load_checkpoint(BigramEngine(), saved) == state(1)
 
@@ -173,5 +176,5 @@ def test_an_error_in_the_thread_is_raised_where_training_asks_for_its_result(tmp
     saver.begin(state(1))
     saver.abandon()
     with pytest.raises((TypeError, ValueError, AttributeError)):
-        saver.advance(newest_version=1)
+        saver.advance()
     assert find_latest(tmp_path) is None

@@ -40,15 +40,18 @@ def test_a_restarted_learner_gets_the_batches_since_its_checkpoint_again_and_new
     (welcome,) = replies(world.hello(reborn, "learner"), Welcome)
     assert (welcome.next_batch, welcome.policy_version) == (1, 3)
     assert replies(world.send(reborn, Resume(next_batch=1)), Refused) == []
-    world.publish(4, 1, reborn)
-    assert delivered(world.request_batch(1, 4, reborn)) == [1]
+    assert (welcome.trained_batches, welcome.weights_digest) == (2, "d")
+    assert delivered(world.request_batch(1, 0, reborn)) == [1]
     assert [group_ids(world, index) for index in (1, 2)] == content
-    assert world.ledger.state.batches.next_version == 6, "two batches are trained again before the next new one"
-    world.publish(5, 2, reborn)
-    assert delivered(world.request_batch(2, 5, reborn)) == [2]
-    world.publish(6, 3, reborn)
-    generate(world, 4, 6)
-    assert delivered(world.request_batch(3, 6, reborn)) == [3]
+    (refused,) = replies(world.publish(4, 1, reborn), Refused)
+    assert "version 3 was trained on 2: train the batches between again first" in refused.reason
+    assert replies(world.publish(3, 2, reborn), Refused) == []
+    assert world.ledger.state.batches.next_version == 4, "a restart alone changes no version"
+    assert world.ledger.state.num_dropped == {}
+    assert delivered(world.request_batch(2, 3, reborn)) == [2]
+    world.publish(4, 3, reborn)
+    generate(world, 4, 4)
+    assert delivered(world.request_batch(3, 4, reborn)) == [3]
 
 
 def test_a_former_learner_is_fenced_off_for_good() -> None:
@@ -96,14 +99,7 @@ def test_a_learner_that_says_goodbye_leaves_the_run_to_the_next_one_also_under_a
     assert replies(world.hello(SessionKey("learner", "second"), "learner"), Welcome)
 
 
-@pytest.mark.parametrize(
-    ("next_batch", "reason"),
-    [
-        (0, "a newer one covers 1"),
-        (2, "this run has assembled 1: checkpoint and ledger belong to different runs"),
-    ],
-)
-def test_a_wrong_checkpoint_is_refused_for_good(next_batch: int, reason: str) -> None:
+def test_a_checkpoint_of_another_run_is_refused_for_good() -> None:
     world = harness()
     generate(world, 4, 1)
     train_one(world, 0, 1)
@@ -112,9 +108,56 @@ def test_a_wrong_checkpoint_is_refused_for_good(next_batch: int, reason: str) ->
     world.tick(LEARNER_LEASE_S)
     reborn = SessionKey("learner", "b")
     world.hello(reborn, "learner")
-    (refused,) = replies(world.send(reborn, Resume(next_batch=next_batch)), Refused)
+    (refused,) = replies(world.send(reborn, Resume(next_batch=2)), Refused)
     assert refused.fatal
-    assert reason in refused.reason
+    assert "this run has assembled 1: checkpoint and ledger belong to different runs" in refused.reason
+
+
+def test_a_learner_may_go_back_to_an_older_checkpoint_and_gets_the_batches_since_again() -> None:
+    world = harness(num_batches=6)
+    for index in range(4):
+        generate(world, 4, index + 1)
+        train_one(world, index, index + 1)
+    world.send(LEARNER, Checkpointed(next_batch=4, policy_version=5))
+    content = [group_ids(world, index) for index in range(4)]
+    reborn = SessionKey("learner-2", "b")
+    world.tick(LEARNER_LEASE_S)
+    world.hello(reborn, "learner")
+    assert replies(world.send(reborn, Resume(next_batch=1)), Refused) == []
+    world.restart()
+    world.hello(reborn, "learner")
+    assert world.ledger.state.batches.checkpointed == 1, "it is durable"
+    for index in (1, 2):
+        assert delivered(world.request_batch(index, 0, reborn)) == [index]
+        assert replies(world.trained(index, 0, reborn), Refused) == []
+    assert [group_ids(world, index) for index in range(4)] == content
+    assert [(line["batch"], line["again"]) for line in world.lines if line["event"] == "batch"][4:] == [(1, True), (2, True)]
+    world.send(reborn, Checkpointed(next_batch=3, policy_version=0))
+    assert world.ledger.state.batches.checkpointed == 3
+    world.send(reborn, Resume(next_batch=1))
+    assert world.ledger.state.batches.checkpointed == 3, "a Resume that was overtaken changes nothing"
+    assert delivered(world.request_batch(3, 0, reborn)) == [3]
+    assert world.ledger.state.batches.next_version == 5
+    assert world.ledger.state.num_dropped == {}
+
+
+def test_batches_that_only_the_store_remembers_are_trained_again_without_a_second_record() -> None:
+    world = harness(num_batches=6)
+    for index in range(4):
+        generate(world, 4, index + 1)
+        train_one(world, index, index + 1)
+    world.send(LEARNER, Checkpointed(next_batch=4, policy_version=5))
+    lines = len(world.lines)
+    world.send(LEARNER, Resume(next_batch=4))
+    reborn = SessionKey("learner-2", "b")
+    world.tick(LEARNER_LEASE_S)
+    world.hello(reborn, "learner")
+    world.send(reborn, Resume(next_batch=1))
+    assert delivered(world.request_batch(1, 0, reborn)) == [1]
+    assert replies(world.trained(1, 0, reborn), Refused) == []
+    assert len(world.lines) == lines
+    (refused,) = replies(world.trained(3, 0, reborn), Refused)
+    assert "policy_version is 0: batch 3 makes a version" in refused.reason
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Policy versions: each is published once, and makes others too old."""
 
+import msgspec
+
 from protocol.messages import LeaseEnded, Published, Pulse, Refused
 from services.broker.ledger.actions import Announce
 from tests.support.broker.ledger import LEARNER, chunk, delivered, granted, replies
@@ -28,6 +30,28 @@ def test_a_version_is_never_reused_but_may_be_delivered_again() -> None:
     assert refused.fatal
     assert "versions are never reused; publish 3" in refused.reason
     assert world.ledger.state.batches.newest_version == 2
+
+
+def test_the_newest_version_may_be_published_again_from_another_place() -> None:
+    """A learner that restarts has the same weights and another endpoint."""
+    world = harness()
+    world.publish(2, 0)
+    lines = len(world.lines)
+    moved = Published(
+        policy_version=2, endpoint="tcp://new", digest="d", num_bytes=1, trained_batches=0, vocabulary=VOCABULARY
+    )
+    (hint,) = [action for action in world.send(LEARNER, moved) if isinstance(action, Announce)]
+    assert isinstance(hint.message, Pulse)
+    assert (hint.message.policy_version, hint.message.weights_endpoint) == (2, "tcp://new")
+    world.restart()
+    newest = world.ledger.state.batches.newest
+    assert newest is not None
+    assert newest.endpoint == "tcp://new"
+    assert len(world.lines) == lines
+    world.hello(LEARNER, "learner")
+    older = msgspec.structs.replace(moved, policy_version=1)
+    (refused,) = replies(world.send(LEARNER, older), Refused)
+    assert "versions are never reused" in refused.reason
 
 
 def test_a_version_jump_drops_what_became_too_old_and_records_its_lengths() -> None:

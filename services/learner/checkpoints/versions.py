@@ -1,0 +1,161 @@
+"""The numbers of policy versions: the same weights keep theirs after a restart, and other weights never get it.
+
+    root/last-version       the learner that writes here, and the last numbers that were given, as JSON
+
+A number is noted before anybody can ask for a batch of it, and the weights' digest before anybody can fetch them. So a
+number without a digest was never served: if its learner dies, any weights of as many batches may have it. One with a digest
+goes to the same weights only. The note also names the learner that began last: an older one, cut off from the broker, trains
+on beside it for a while and must give no more numbers.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+import structlog
+
+from protocol.messages import Count, Name, Version, Welcome
+from services.learner.checkpoints.format import CheckpointError, unwritten_error
+from services.runtime.durable import replace_file
+
+log = structlog.get_logger()
+
+LAST_VERSION: Final = "last-version"
+KEPT: Final = 8
+"""Numbers in the note: more than can be given before the broker has committed the first of them."""
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """One number and the weights that have it; ``digest`` is empty until they can be fetched."""
+
+    policy_version: Version
+    trained_batches: Count
+    digest: str = ""
+
+
+class _Note(msgspec.Struct, frozen=True):
+    learner: Name
+    newest: Version
+    given: list[Given]
+
+
+class Digested(Protocol):
+    """Weights that can be compared with a version."""
+
+    def digest(self) -> str: ...
+
+
+class Versions:
+    """Gives each weights their number. One learner at a time has the note; ``begin`` takes it over."""
+
+    def __init__(self, root: Path, learner: str) -> None:
+        """``learner`` names one life of a learner."""
+        self._root = root
+        self._learner = learner
+        self._last = 0
+        """The last number that this learner gave."""
+        self._newest = 0
+        """The highest number that anybody gave."""
+        self._given: list[Given] = []
+
+    def begin(self, welcome: Welcome) -> None:
+        """Take the note over from any former learner. ``welcome`` names the newest version that the broker has committed.
+
+        Raises: CheckpointError when the note is damaged or cannot be written.
+        """
+        note = read_note(self._root)
+        known = [] if note is None else [each for each in note.given if each.policy_version > welcome.policy_version]
+        if welcome.weights_digest:
+            known = [
+                Given(
+                    policy_version=welcome.policy_version,
+                    trained_batches=welcome.trained_batches,
+                    digest=welcome.weights_digest,
+                ),
+                *known,
+            ]
+        self._given = known
+        self._newest = max(0 if note is None else note.newest, welcome.policy_version)
+        self._write()
+
+    def number(self, weights: Digested, trained_batches: int) -> int:
+        """The number for ``weights``: the one that they had under a former learner, or the next new one.
+
+        Weights are hashed only where there may be such a number.
+        """
+        for known in self._given:
+            if known.policy_version > self._last and known.trained_batches == trained_batches:
+                if not known.digest or known.digest == weights.digest():
+                    return known.policy_version
+                log.info("other_weights_than_before", trained_batches=trained_batches, policy_version=known.policy_version)
+        return self._newest + 1
+
+    def reserve(self, policy_version: int, trained_batches: int) -> None:
+        """Note durably that this number is given. Raises: CheckpointError when another learner has the note, or it cannot
+        be written."""
+        self.require_mine()
+        self._last = policy_version
+        if policy_version > self._newest:
+            self._newest = policy_version
+            self._given.append(Given(policy_version=policy_version, trained_batches=trained_batches))
+            self._write()
+
+    def note_digest(self, policy_version: int, digest: str) -> None:
+        """Note durably which weights have a reserved number: from now on they may be served. Raises: CheckpointError."""
+        (place,) = [place for place, each in enumerate(self._given) if each.policy_version == policy_version]
+        if self._given[place].digest == digest:
+            return
+        self.require_mine()
+        self._given[place] = msgspec.structs.replace(self._given[place], digest=digest)
+        self._write()
+
+    def require_mine(self) -> None:
+        """Raises: CheckpointError when another learner has begun since this one."""
+        note = read_note(self._root)
+        if note is not None and note.learner != self._learner:
+            raise CheckpointError(
+                f"{self._root / LAST_VERSION}: another learner uses this run.directory, and began after this one (its "
+                f"newest version is {note.newest}); stop one of the two"
+            )
+
+    def _write(self) -> None:
+        self._given = self._given[-KEPT:]
+        note = _Note(learner=self._learner, newest=self._newest, given=self._given)
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            replace_file(self._root / LAST_VERSION, msgspec.json.encode(note).decode() + "\n")
+        except OSError as error:
+            raise unwritten_error(self._root / LAST_VERSION, error) from error
+
+
+def read_note(root: Path) -> _Note | None:
+    """None: there is none yet. Raises: CheckpointError when it is damaged."""
+    path = root / LAST_VERSION
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    try:
+        # A person who repairs it writes only the number.
+        found = msgspec.json.decode(content, type=_Note | Version)
+    except (ValueError, RecursionError) as error:
+        text = content[:100].decode(errors="replace")
+        raise CheckpointError(
+            f"{path} holds {text!r}, not a version ({error}); write the newest version that engines served, as a number"
+        ) from error
+    return _Note(learner="a person", newest=found, given=[]) if isinstance(found, int) else found
+
+
+def newest_given(root: Path) -> int:
+    """The highest number that was given; 0 when there is none. Raises: CheckpointError when the note is damaged."""
+    note = read_note(root)
+    return 0 if note is None else note.newest
+
+
+def given(root: Path) -> Sequence[Given]:
+    """The last numbers that were given, oldest first. Raises: CheckpointError when the note is damaged."""
+    note = read_note(root)
+    return () if note is None else tuple(note.given)
