@@ -9,7 +9,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from services.cli.console import PlainConsole
-from services.cli.doctor.diagnosis import diagnose
+from services.cli.doctor.diagnosis import diagnose, unseen
 from services.cli.doctor.observe import Observation, observe, process_names
 from services.runtime.logs import configure_logging
 from services.runtime.plain_text import one_line
@@ -39,10 +39,16 @@ def report(seen: Observation, console: PlainConsole) -> int:
         mark, style = ("wrong:", "bold red") if remark.wrong else ("note:", "")
         console.print(mark, style=style, end=" ")
         console.print(remark.text, soft_wrap=True)
-    if not any(remark.wrong for remark in remarks):
+    not_seen = unseen(seen)
+    for what in not_seen:
+        console.print(f"not looked at: {what}", soft_wrap=True)
+    if any(remark.wrong for remark in remarks):
+        return EXIT_WRONG
+    if not_seen:
+        console.print("nothing is wrong with what could be looked at", style="bold yellow")
+    else:
         console.print("nothing is wrong", style="bold green")
-        return 0
-    return EXIT_WRONG
+    return 0
 
 
 def _settings(run: Path, overrides: Sequence[str]) -> Settings:

@@ -37,6 +37,17 @@ def diagnose(seen: Observation) -> list[Remark]:
     return [*remarks, *_with_broker(seen, seen.status)]
 
 
+def unseen(seen: Observation) -> list[str]:
+    """What could not be looked at, so that nothing is known to be wrong or right with it."""
+    found = [f"{name}'s page: {_said(page.text)}" for name, page in seen.pages.items() if not page.up]
+    # Where rollouts take any free port, or run elsewhere, nobody here knows their addresses.
+    rollouts = [] if seen.status is None else [rollout["peer"] for rollout in seen.status["rollouts"]]
+    found += [f"{_said(name)}'s page: its address is not known here" for name in rollouts if name not in seen.pages]
+    if seen.ledger is None:
+        found.append(f"the ledger: {_said(seen.no_ledger)}")
+    return [*found, *map(_said, seen.unread)]
+
+
 def _disk(seen: Observation) -> Iterator[Remark]:
     for place, (free, total) in seen.free_bytes.items():
         if free < min(FREE_LEAST_BYTES, total // 20):

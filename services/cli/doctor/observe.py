@@ -5,10 +5,12 @@ import json
 import shutil
 import sqlite3
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -26,6 +28,7 @@ PAGE_BYTES: Final = 4 * 1024 * 1024
 TAIL_BYTES: Final = 65_536
 RECENT_BATCHES: Final = 10
 RECENT_LINES_S: Final = 120.0
+_Content = TypeVar("_Content")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +90,16 @@ class Observation:
     """How long ago the last batches were recorded, oldest first."""
     free_bytes: dict[str, tuple[int, int]]
     """Free and total bytes of the file systems in use, by what is kept there."""
+    unread: list[str] = field(default_factory=list)
+    """Files that are there and could not be read, with the reason."""
 
 
-async def observe(settings: Settings, now: datetime) -> Observation:
-    """Ask all processes and read all files. ``now`` has a time zone."""
+async def observe(settings: Settings, now: datetime, *, answer_s: float = ANSWER_S) -> Observation:
+    """Ask all processes and read all files. ``now`` has a time zone. The broker has ``answer_s`` for its answer."""
     status, no_status, turned_away = None, "", False
     try:
         async with operator(settings) as broker:
-            status = await broker.status(ANSWER_S)
+            status = await broker.status(answer_s)
     except NoAnswer as error:
         no_status, turned_away = str(error), isinstance(error, TurnedAway)
     directory = settings.run.directory
@@ -104,7 +109,8 @@ async def observe(settings: Settings, now: datetime) -> Observation:
     except (NoLedger, StoreCorrupt, sqlite3.OperationalError) as error:
         no_ledger = str(error)
     names = process_names(settings, status)
-    logs = {name: read_log(directory / "logs" / f"{name}.log", now) for name in names}
+    unread: list[str] = []
+    logs = {name: _read(unread, directory / "logs" / f"{name}.log", partial(read_log, now=now), None) for name in names}
     return Observation(
         settings=settings,
         status=status,
@@ -114,9 +120,19 @@ async def observe(settings: Settings, now: datetime) -> Observation:
         logs={name: log for name, log in logs.items() if log is not None},
         ledger=ledger,
         no_ledger=no_ledger,
-        batch_ages_s=batch_ages(directory / "metrics.jsonl", now),
+        batch_ages_s=_read(unread, directory / "metrics.jsonl", partial(batch_ages, now=now), []),
         free_bytes=free_bytes(settings),
+        unread=unread,
     )
+
+
+def _read(unread: list[str], path: Path, read: Callable[[Path], _Content], otherwise: _Content) -> _Content:
+    """What ``read`` finds in a file. One that cannot be read ends nothing and joins ``unread``."""
+    try:
+        return read(path)
+    except OSError as error:
+        unread.append(f"{path} ({error.strerror})")
+        return otherwise
 
 
 def process_names(settings: Settings, status: dict[str, Any] | None) -> list[str]:

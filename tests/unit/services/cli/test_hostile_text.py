@@ -87,7 +87,7 @@ def observations(text: str) -> list[Observation]:
         replace(with_broker, status=status | {"finished": True}),
         replace(without_broker(logs=logs), no_status=text, turned_away=True),
         replace(without_broker(logs=logs), no_status=text),
-        replace(without_broker(logs=logs), no_ledger=text, ledger=None),
+        replace(without_broker(logs=logs), no_ledger=text, ledger=None, unread=[text]),
     ]
 
 

@@ -1,11 +1,14 @@
 """What the doctor says: the cause, and what to do."""
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.cli.console import PlainConsole
+from services.cli.doctor.command import report
 from services.cli.doctor.diagnosis import diagnose
 from services.cli.doctor.observe import LedgerState, Log, Observation, Page
 from services.runtime.settings.sections import Learner, Rollout, Run, Settings
@@ -232,3 +235,29 @@ def test_a_silent_learner_and_a_waiting_one_are_remarked_on() -> None:
     two = replace(HEALTHY, status=a_status(learner_silent_s=0.3, learner_session="a", learner_waiting="b"))
     (remark,) = [remark for remark in diagnose(two) if remark.wrong]
     assert remark.text.startswith("a second learner (session b) waits while session a has the run")
+
+
+def said(seen: Observation) -> tuple[int, str]:
+    output = StringIO()
+    return report(seen, PlainConsole(file=output, width=200)), output.getvalue()
+
+
+def test_nothing_is_wrong_only_when_everything_could_be_looked_at() -> None:
+    assert said(HEALTHY) == (0, said(HEALTHY)[1])
+    assert said(HEALTHY)[1].endswith("\nnothing is wrong\n")
+    for seen, what in (
+        (replace(HEALTHY, ledger=None, no_ledger="ledger.sqlite3 is damaged"), "the ledger: ledger.sqlite3 is damaged"),
+        (
+            replace(HEALTHY, unread=["runs/x/logs/broker.log (Permission denied)"]),
+            "runs/x/logs/broker.log (Permission denied)",
+        ),
+        (replace(HEALTHY, pages={**HEALTHY.pages, "learner": a_page(None, "no answer")}), "learner's page: no answer"),
+        (
+            replace(HEALTHY, pages={"broker": a_page(), "learner": a_page()}),
+            "rollout-1's page: its address is not known here",
+        ),
+    ):
+        status, text = said(seen)
+        assert status == 0
+        assert f"not looked at: {what}\n" in text
+        assert text.endswith("\nnothing is wrong with what could be looked at\n")

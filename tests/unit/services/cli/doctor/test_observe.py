@@ -1,12 +1,14 @@
 """What the doctor reads from a ledger, whole or damaged."""
 
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from services.broker.store.reader import LEDGER_FILE, StoreCorrupt
-from services.cli.doctor.observe import read_ledger
+from services.cli.doctor.observe import observe, read_ledger
+from services.runtime.settings.sections import Broker, Run, Settings
 from tests.support.processes.small_run import write_small_run
 
 
@@ -30,3 +32,12 @@ def test_a_damaged_ledger_is_named_with_what_to_do(table: str, tmp_path: Path) -
     path.write_bytes(data)
     with pytest.raises(StoreCorrupt, match=f"{path} is damaged: .*gspo audit {path.parent}"):
         read_ledger(path.parent)
+
+
+async def test_files_that_cannot_be_read_are_named_and_end_nothing(tmp_path: Path) -> None:
+    (tmp_path / "logs" / "broker.log").mkdir(parents=True)
+    (tmp_path / "metrics.jsonl").mkdir()
+    settings = Settings(run=Run(directory=tmp_path), broker=Broker(batch_endpoint="tcp://127.0.0.1:9"))
+    seen = await observe(settings, datetime.now(tz=UTC), answer_s=0.01)
+    assert seen.unread == [f"{tmp_path / 'logs' / 'broker.log'} (Is a directory)"]
+    assert "no ledger" in seen.no_ledger
