@@ -39,6 +39,7 @@ Watch and check a run:
   gspo stop runs/arithmetic            finish the current batch, save, and end
   gspo audit runs/arithmetic           prove that each trajectory was trained once or dropped for a stated reason
   gspo replay runs/arithmetic          train its batches again and compare the weights bit by bit
+  gspo backup runs/arithmetic DEST     copy it, also while it goes on; gspo restore DEST RUN_DIR puts it back
 
 On several machines, make keys with `gspo keys DIR` and start each process by itself: gspo broker CONFIG,
 gspo learner CONFIG, gspo rollout CONFIG --name rollout-0. `gspo COMMAND --help` says more about each.
@@ -79,6 +80,37 @@ Prove from a run's ledger that every trajectory was trained exactly once or drop
 consistent snapshot, also while the run is going, and names what is missing, doubled, damaged or out of order.
 
 Status 0: clean; 1: violations; 2: no run there.
+"""
+
+BACKUP_DESCRIPTION: Final = """\
+Copy a run to a new directory in DEST: one state of its ledger, the checkpoints and archive files that belong to it, settings
+and metrics. The run may go on meanwhile. Files that an earlier backup in DEST has are linked to it, so that each backup is
+whole and only what is new takes room; to remove a backup, delete its directory. A backup that was interrupted is not
+listed, and the next one removes it.
+
+  gspo backup runs/arithmetic /backups/arithmetic       make one; every hour, from cron
+  gspo backup --list /backups/arithmetic                what is there, and to which batches it can be restored
+  gspo restore /backups/arithmetic runs/again           put the newest back
+
+DEST should be on another disk than the run.
+"""
+
+RESTORE_DESCRIPTION: Final = """\
+Put a backup into the new directory RUN_DIR and check every file against its digest. BACKUP is one backup, or the directory
+that `gspo backup` writes to; then it is the newest. The run continues with the command that it was started with:
+
+  gspo restore /backups/arithmetic runs/arithmetic
+  gspo run examples/arithmetic.toml                              continue it, if RUN_DIR is its run.directory
+  gspo run examples/arithmetic.toml --set run.directory=runs/again
+
+With --batch N the run stands as it did when a checkpoint covered N batches. Later batches are gone, and the prompts of
+groups that were under way are sampled again; no prompt is skipped or used twice.
+
+  gspo restore /backups/arithmetic runs/again --batch 40
+
+A restored run has an identity of its own: processes of the old run that still live end, instead of joining it.
+
+Status 0: restored, and its audit is clean; 1: a file or the audit is not as it should be; 2: cannot.
 """
 
 DOCTOR_DESCRIPTION: Final = """\
@@ -189,6 +221,14 @@ def _add_directory_commands(commands: Commands) -> None:
     plot = _add(commands, "plot", "draw a run's metrics into plot.png and print its table")
     audit = _add(commands, "audit", "prove that each trajectory was trained once or dropped", AUDIT_DESCRIPTION)
     audit.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    backup = _add(commands, "backup", "copy a run, also while it goes on", BACKUP_DESCRIPTION)
+    backup.add_argument("directory", type=Path, metavar="RUN_DIR", help="the run's directory; with --list DEST")
+    backup.add_argument("destination", type=Path, metavar="DEST", nargs="?", help="where its backups are kept")
+    backup.add_argument("--list", action="store_true", help="list the backups in DEST")
+    restore = _add(commands, "restore", "put a backup of a run into a new directory", RESTORE_DESCRIPTION)
+    restore.add_argument("backup", type=Path, metavar="BACKUP", help="a backup, or the directory of several")
+    restore.add_argument("directory", type=Path, metavar="RUN_DIR", help="a directory that does not exist yet")
+    restore.add_argument("--batch", type=int, metavar="N", help="as the run stood when a checkpoint covered N batches")
     for command in (stop, plot, audit):
         command.add_argument("directory", type=Path, help="the run's directory")
     commands.add_parser("replay", help="train a recorded run again and compare its weights bit by bit", add_help=False)
@@ -221,11 +261,23 @@ def _act(arguments: argparse.Namespace) -> int:
         return keys_command(arguments.directory, arguments.name, overwrite=arguments.force)
     if arguments.command == "plot":
         return _plot(arguments.directory)
+    if arguments.command in ("backup", "restore"):
+        return _act_on_backups(arguments)
     if arguments.command == "audit":
         from services.cli.audit import audit_command
 
         return audit_command(arguments.directory, as_json=arguments.json)
     return _environments()
+
+
+def _act_on_backups(arguments: argparse.Namespace) -> int:
+    from services.cli.backup import backup_command, list_command, restore_command
+
+    if arguments.command == "restore":
+        return restore_command(arguments.backup, arguments.directory, arguments.batch)
+    if arguments.list:
+        return list_command(arguments.destination or arguments.directory)
+    return backup_command(arguments.directory, arguments.destination)
 
 
 def _plot(directory: Path) -> int:

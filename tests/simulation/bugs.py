@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from tests.simulation.weather import STANDBY, Event, Plan, plan_of
+from tests.simulation.weather import STANDBY, Event, Plan, Poison, plan_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,11 @@ def _a_rollout_sleeps_as_long_as_a_lease() -> tuple[Event, ...]:
     for at, seconds in ((1.0, 4.5), (7.0, 8.7), (17.0, 5.5), (24.0, 9.5)):
         events.append(Event(at=at, kind="suspend", target=("rollout-0",), seconds=seconds))
     return tuple(events)
+
+
+def _poison(kind: Poison, *more: Event) -> tuple[Event, ...]:
+    """The first batch is poison, and ``more``."""
+    return (Event(at=0.0, kind="poison", target=(kind,), amount=0.0), *more)
 
 
 BUGS = (
@@ -375,6 +380,56 @@ BUGS = (
         new="peer",
         invariants=("one learner", "liveness", "G1", "no peer"),
         weather=(Event(at=2.0, kind="second_rollout", target=("rollout-0",)),),
+    ),
+    Bug(
+        name="how often a batch failed is forgotten with the broker's memory",
+        module="services.broker.store.reader",
+        old='failures=tuple(self.rows(FailureRow, "WHERE batch >= ? ORDER BY batch", (checkpointed,))),',
+        new="failures=(),",
+        invariants=("poison", "liveness"),
+        weather=_poison(
+            "raises", Event(at=0.0, kind="kill_when", target=("broker",), seconds=1.0, amount=0.2, point="batch failed")
+        ),
+    ),
+    Bug(
+        name="a batch is set aside without a reason",
+        module="services.broker.ledger.dead_letters.letters",
+        old="reason=reason[:MAX_TEXT])",
+        new='reason="")',
+        invariants=("poison",),
+        weather=_poison("raises"),
+    ),
+    Bug(
+        name="a batch that was set aside is delivered",
+        module="services.broker.ledger.training",
+        old="        if reason:\n            skip = Reply(",
+        new="        if False:\n            skip = Reply(",
+        invariants=("poison",),
+        weather=_poison("raises"),
+    ),
+    Bug(
+        name="a batch is set aside when its learner was killed once",
+        module="services.broker.ledger.dead_letters.failures",
+        old="row.reported + row.silent < SILENT_MOST",
+        new="row.reported + row.silent < 1",
+        invariants=("poison",),
+        weather=(Event(at=1.0, kind="kill_when", target=("learner",), seconds=1.0, amount=0.2, point="batch sent"),),
+    ),
+    Bug(
+        name="ends without a word are not counted",
+        module="services.broker.ledger.training",
+        old="        rows = state.failures.ended_silently(index)\n        note",
+        new="        rows = []\n        note",
+        invariants=("liveness",),
+        weather=_poison("dies"),
+    ),
+    Bug(
+        name="a prompt that is sampled again loses its place",
+        module="services.broker.ledger.state",
+        old='"train", former.prompt, former.task_index,',
+        new='"train", former.prompt + 1, former.task_index,',
+        invariants=("G2 no prompt",),
+        weather=_poison("raises", *(Event(at=at, kind="release") for at in (8.0, 14.0, 20.0))),
     ),
     Bug(
         name="a lease never expires",

@@ -110,8 +110,9 @@ def _encoded(messages: Messages) -> list[int]:
 
 
 def weights_after(history: Sequence[tuple[int, ...]], noise: Sequence[int] = ()) -> tuple[float, float]:
-    """The whole model: two numbers that encode what it was trained on, in order, and the noise of training."""
-    digest = hashlib.blake2b(repr([*history, *noise]).encode(), digest_size=6).digest()
+    """The whole model: two numbers that encode what it was trained on, in order, and the noise of training. A skipped batch
+    changes nothing."""
+    digest = hashlib.blake2b(repr([*(step for step in history if step), *noise]).encode(), digest_size=6).digest()
     return float(int.from_bytes(digest[:3], "big")), float(int.from_bytes(digest[3:], "big"))
 
 
@@ -123,7 +124,7 @@ ROWS = 300
 def tables_after(history: Sequence[tuple[int, ...]]) -> list[tuple[str, np.ndarray[Any, np.dtype[np.uint16]]]]:
     """The rest of a larger model: uint16 [ROWS] each, the bits of bfloat16. A step changes some elements of one or two."""
     tables = [np.arange(ROWS, dtype=np.uint16) + 1000 * number for number in range(TABLES)]
-    for step, trained in enumerate(history):
+    for step, trained in enumerate(step for step in history if step):
         digest = hashlib.blake2b(repr((step, trained)).encode(), digest_size=8).digest()
         for table, row, value in (digest[:3], digest[3:6]):
             tables[table % TABLES][row] = 256 * table + value

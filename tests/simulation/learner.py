@@ -13,21 +13,27 @@ import numpy as np
 import torch
 
 from gspo.model.packing import TrainGroup
+from protocol.messages import Trained
 from services.learner.broker.batches import Answer, BatchArrived
 from services.learner.broker.client import BrokerClient
 from services.learner.broker.loop import BrokerLoop
+from services.learner.broker.port import ToBroker
 from services.learner.engine.engine import LearnerEngine
 from services.learner.trainer import BatchReport
 from services.learner.weights.snapshot import WeightCopy
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import VOCABULARY, tables_after, weights_after
-from tests.simulation.loop import Process
+from tests.simulation.loop import NOBODY, Process
 
 T = TypeVar("T")
 
 
 class Killed(BaseException):
     """The process of this thread is gone."""
+
+
+class Poisoned(RuntimeError):
+    """What training a poisoned batch raises."""
 
 
 class Turns:
@@ -102,7 +108,14 @@ class SimBrokerClient(BrokerClient):
         self._arrived = arrived
         self._audit = audit
         self.turns: Turns
+        self.trainer: SimTrainer
         self.taken: BatchArrived | None = None
+
+    def tell(self, message: ToBroker) -> None:
+        if isinstance(message, Trained) and message.skipped:
+            # Only the audit sees that its history has a place for each batch: the weights do not change.
+            self.trainer.history.append(())
+        super().tell(message)
 
     def take(self, timeout_s: float) -> Answer | None:
         try:
@@ -248,6 +261,11 @@ class SimTrainer:
         assert arrived is not None
         assert sum(len(group.sequences) for group in groups) == len(arrived.batch.items)
         self._take_time(self._batch_s * self._rng.uniform(0.5, 1.5))
+        poison = self._audit.poison.get(arrived.batch.index)
+        if poison == "dies":
+            self.broker.turns.call(self._die())
+        if poison == "raises":
+            raise Poisoned(f"batch {arrived.batch.index} is poison")
         self._audit.trains(self.history, arrived.batch, arrived.arrays)
         self.history.append(tuple(item.trajectory_id for item in arrived.batch.items))
         if not self._is_deterministic:
@@ -292,6 +310,10 @@ class SimTrainer:
         for name, table in tables_after(self.history) if self._has_tables else ():
             yield name, torch.from_numpy(table.view(np.int16)).view(torch.bfloat16)
         yield "weights", torch.tensor(weights_after(self.history, self.noise), dtype=torch.float32)
+
+    async def _die(self) -> None:
+        asyncio.get_running_loop().call_soon(self._audit.dies, self._process, context=NOBODY)
+        await asyncio.sleep(1000.0)
 
     def _take_time(self, seconds: float) -> None:
         self.broker.turns.call(asyncio.sleep(seconds))

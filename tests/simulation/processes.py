@@ -19,8 +19,10 @@ from services.broker.entry import ledger_config
 from services.broker.ledger.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
+from services.broker.rows import BatchRow, TrajectoryRow
 from services.broker.service import MAX_QUEUED, BrokerService
-from services.broker.store.reader import LEDGER_FILE
+from services.broker.store.payload import Payload
+from services.broker.store.reader import LEDGER_FILE, StoreCorrupt
 from services.broker.store.store import RowChanges, Store
 from services.learner.broker.batches import Answer
 from services.learner.broker.loop import BrokerLoop
@@ -76,6 +78,13 @@ class WatchedStore(Store):
         self._audit = audit
         self._disk = disk
         super().__init__(path, fingerprint=fingerprint, run_id=run_id)
+
+    def batch(self, index: int) -> tuple[BatchRow, list[tuple[TrajectoryRow, Payload]]]:
+        if self._audit.poison.get(index) == "unreadable":
+            # Audited as if it had been sent: the broker has tried.
+            self._audit.delivered_to[index].add("nobody")
+            raise StoreCorrupt(f"batch {index}: poison")
+        return super().batch(index)
 
     def commit(self, changes: RowChanges) -> None:
         super().commit(changes)
@@ -341,6 +350,7 @@ class LearnerProcess:
         )
         client = SimBrokerClient(broker_loop, self._arrived, machinery.audit)
         self.trainer.broker = client
+        client.trainer = self.trainer
         trainer: Any = self.trainer
         stopped = threading.Event()
         try:

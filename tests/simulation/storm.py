@@ -9,12 +9,13 @@ from typing import Any
 
 from tests.simulation.loop import NOBODY, Process, VirtualLoop
 from tests.simulation.network import Network
+from tests.simulation.operator import OPERATOR, OperatorProcess
 from tests.simulation.processes import BrokerProcess, LearnerProcess, Machinery, RolloutProcess
 from tests.simulation.weather import Event, Plan, Point
 
 RESTART_S = 1.0
 
-Part = BrokerProcess | RolloutProcess | LearnerProcess
+Part = BrokerProcess | RolloutProcess | LearnerProcess | OperatorProcess
 
 
 @dataclass
@@ -185,6 +186,20 @@ class Storm(ABC):
             self.network.refresh()
 
         self._later(event.seconds, heal, f"{' and '.join(event.target)} see each other again")
+        return True
+
+    def _on_poison(self, event: Event) -> bool:
+        """From now on the batch of this index ends whoever handles it."""
+        kind: Any = event.target[0]
+        self.machinery.audit.poison[int(event.amount)] = kind
+        return True
+
+    def _on_release(self, event: Event) -> bool:
+        """An operator gives back whatever is set aside."""
+        host = self.hosts.setdefault(OPERATOR, Host(OPERATOR))
+        host.wanted = True
+        self.start(host)
+        host.wanted = False
         return True
 
     def _on_loss(self, event: Event) -> bool:

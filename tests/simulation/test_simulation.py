@@ -20,7 +20,7 @@ KINDS = (
     "kill broker", "kill learner", "kill rollout", "terminate broker", "terminate learner", "terminate rollout",
     "suspend broker", "suspend learner", "suspend rollout", "standstill", "partition", "loss", "duplication", "slow",
     "disk_full", "engine_fails", "engine_fails_update", "engine_damages", "engine_dies", "rewards_fail", "leave", "join",
-    "second_learner", "takeover", "second_rollout", "corrupt",
+    "second_learner", "takeover", "second_rollout", "corrupt", "poison", "release",
 )  # fmt: skip
 CONSEQUENCES = (
     "message lost", "message duplicated", "connection timed out", "reconnected", "window full", "commit refused by the disk",
@@ -32,6 +32,8 @@ CONSEQUENCES = (
     "log: resumed", "second learner turned away", "learner took over", "rollout was replaced",
     "snapshot fetched", "delta fetched", "chunk of weights damaged", "damaged weights found", "weight_peer: fetched",
     "weight_peer: failed", "weight_peer: damaged",
+    "learner could not train its batch", "learner died of its batch", "set aside: raises", "set aside: dies",
+    "set aside: unreadable", "batch skipped", "prompt sampled again",
 )  # fmt: skip
 
 

@@ -26,8 +26,22 @@ Kind = Literal[
     "takeover",
     "second_rollout",
     "corrupt",
+    "poison",
+    "release",
 ]
-Point = Literal["chunk received", "committed", "lease sent", "batch sent", "acknowledged", "publishing", "saving", "loading"]
+Poison = Literal["raises", "dies", "unreadable"]
+"""What a batch does: its training raises, its learner dies without a word, or the broker cannot read it."""
+Point = Literal[
+    "chunk received",
+    "committed",
+    "lease sent",
+    "batch sent",
+    "acknowledged",
+    "publishing",
+    "saving",
+    "loading",
+    "batch failed",
+]
 POINTS: dict[Point, tuple[str, ...]] = {
     "chunk received": ("broker", "rollout"),
     "committed": ("broker",),
@@ -38,7 +52,7 @@ POINTS: dict[Point, tuple[str, ...]] = {
     "saving": ("learner", "broker"),
     "loading": ("rollout", "learner"),
 }
-"""Moments at which a crash is worst, and the processes that it may hit."""
+"""Moments at which a crash is worst, and the processes that it may hit; "batch failed" only where there is poison."""
 LONGEST_STORM_S = 24.0
 STANDBY = "learner-standby"
 
@@ -139,6 +153,7 @@ def plan_of(seed: int) -> Plan:
     events += _second_ones(random.Random(f"second ones {seed}"), rollouts, storm_s)
     plan = replace(plan, is_deterministic=random.Random(f"rounding {seed}").random() < 0.7)
     plan, more = _weights(random.Random(f"weights {seed}"), plan, storm_s)
+    more += _poison(random.Random(f"poison {seed}"), plan, storm_s)
     return plan.with_events(tuple(sorted((*events, *more), key=lambda event: event.at)))
 
 
@@ -162,6 +177,29 @@ def _weights(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list
         for _ in range(rng.randint(0, 3))
     ]
     return plan, events
+
+
+def _poison(rng: random.Random, plan: Plan, storm_s: float) -> list[Event]:
+    """In a third of the runs one batch, or the first and the last, ends whoever handles it; later it is given back."""
+    if rng.random() < 2 / 3:
+        return []
+    indices = rng.choice([[rng.randrange(plan.num_batches)], [0, plan.num_batches - 1]])
+    events = [
+        Event(at=0.0, kind="poison", target=(rng.choice(["raises", "dies", "unreadable"]),), amount=float(index))
+        for index in indices
+    ]
+    if rng.random() < 0.5:
+        events.append(
+            Event(
+                at=0.0,
+                kind="kill_when",
+                target=("broker",),
+                seconds=1.0,
+                amount=rng.choice([0.0, 0.2]),
+                point="batch failed",
+            )
+        )
+    return events + [Event(at=rng.uniform(0.5, 2.0) * storm_s, kind="release") for _ in range(rng.randint(0, 3))]
 
 
 def _second_ones(rng: random.Random, rollouts: list[str], storm_s: float) -> list[Event]:

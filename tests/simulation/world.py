@@ -32,8 +32,10 @@ from services.runtime.settings.sections import (
 from tests.simulation.audit.audit import Audit
 from tests.simulation.audit.books import Rules, Violation
 from tests.simulation.episodes import SimEnvironment, SimOptions, plain
+from tests.simulation.learner import Poisoned
 from tests.simulation.loop import NOBODY, PROCESS, Process, Stuck, VirtualLoop
 from tests.simulation.network import Network
+from tests.simulation.operator import OPERATOR, OperatorProcess
 from tests.simulation.processes import BrokerProcess, LearnerProcess, Machinery, RolloutProcess
 from tests.simulation.storm import RESTART_S, Host, Part, Storm
 from tests.simulation.weather import STANDBY, Plan
@@ -90,6 +92,7 @@ class World(Storm):
         options = SimOptions(max_turns=plan.max_turns, slow_rewards=plan.slow_rewards)
         self.audit = Audit(rules_of(plan, settings.run.seed, options), happened, self._on_violation)
         self.audit.now = loop.time
+        self.audit.dies = self._dies
         network = Network(loop, random.Random(f"network {plan.seed}"), happened)
         machinery = Machinery(settings, SimEnvironment(options), loop, network, self.audit)
         super().__init__(plan, loop, network, machinery, happened)
@@ -210,6 +213,8 @@ class World(Storm):
                 has_tables=self.plan.has_tables,
                 is_deterministic=self.plan.is_deterministic,
             )
+        if name == OPERATOR:
+            return OperatorProcess(self.machinery, process)
         part = RolloutProcess(
             self.machinery, process, rng, token_s=self.plan.token_s, shares_weights=self.plan.shares_weights
         )
@@ -237,6 +242,9 @@ class World(Storm):
         """Whether a process may end so: a rollout gives up on its engine, a process that is asked to stop on what it waits
         for, and one of two rivals on the other."""
         kind = host.name.split("-")[0]
+        if isinstance(error, Poisoned):
+            self.happened["learner could not train its batch"] += 1
+            return True
         if isinstance(error, ReplacedError | OccupiedError):
             self.happened[f"{kind} {'was replaced' if isinstance(error, ReplacedError) else 'found its place taken'}"] += 1
             rivals = {
@@ -256,6 +264,13 @@ class World(Storm):
         if process.suspended:
             self.loop.resume(process)
         task.cancel()
+
+    def _dies(self, process: Process) -> None:
+        """What a process does kills it."""
+        for host in self.hosts.values():
+            if host.process is process:
+                self.happened["learner died of its batch"] += 1
+                self.kill(host)
 
     def _bury_all(self) -> None:
         for host in self.hosts.values():

@@ -12,6 +12,7 @@ from services.broker.store.archive_file import (
 )
 from services.broker.store.payload import Payload, StoredChunk, chunk_checksum, stored_chunk
 from services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, StoreMismatch, reading, refusing_damage
+from services.broker.store.rewind import rewrite_ledger
 from services.broker.store.store import RowChanges, Store, StoreUnavailable
 
 __all__ = [
@@ -37,5 +38,6 @@ __all__ = [
     "reading",
     "refusing_damage",
     "remove_unrecorded",
+    "rewrite_ledger",
     "stored_chunk",
 ]

@@ -2,5 +2,6 @@
 
 from services.runs.audit.audit import audit_run
 from services.runs.audit.findings import Audit
+from services.runs.audit.record import Checkpoint, read_checkpoints
 
-__all__ = ["Audit", "audit_run"]
+__all__ = ["Audit", "Checkpoint", "audit_run", "read_checkpoints"]

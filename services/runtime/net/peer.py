@@ -242,6 +242,12 @@ class PeerClient:
                 f"{self._fingerprint}): run.seed, the model directory's name, [environment], [sampling] and [batch] must be "
                 "the same in every process of a run"
             )
+        if self.welcome is not None and welcome.run_id != self.welcome.run_id:
+            raise ServiceError(
+                f"{self._spec.name} channel: {self._endpoint} serves run {welcome.run_id} now, and served "
+                f"{self.welcome.run_id} before: it was restored, or begun anew. What this process has is of the former "
+                "run: start it again"
+            )
         first = not self._welcomed.is_set()
         if first:
             log.info("connected", channel=self._spec.name, endpoint=self._endpoint, run_id=welcome.run_id)

@@ -362,6 +362,21 @@ async def test_a_run_with_other_settings_ends_the_connection_and_names_what_must
         assert "[sampling]" in str(error)
 
 
+async def test_a_process_of_the_former_run_does_not_join_a_restored_one() -> None:
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        client = a_client(context, WORK, end.endpoint)
+        async with asyncio.TaskGroup() as tasks:
+            client_ends = tasks.create_task(ending(client.run()))
+            await end.welcome(run_id="first")
+            await client.connected_welcome()
+            await end.refuse_session()
+            await end.welcome(run_id="restored")
+            error = await client_ends
+        assert isinstance(error, ServiceError)
+        assert "serves run restored now, and served first before" in str(error)
+
+
 async def test_a_refusal_that_is_not_fatal_is_delivered_and_the_connection_continues() -> None:
     async with connected(WORK) as (end, client):
         await end.reply(Refused(reason="unknown trajectory 7", message_type="chunk"))

@@ -11,10 +11,11 @@ import msgspec
 from protocol.codec import Array
 from protocol.messages import AnyMessage, Batch, Segment, VersionRun
 from services.broker.ledger.task_order import TaskOrder
-from services.broker.rows import BatchRow, GroupRow, TrainedRow, TrajectoryRow, VersionRow
+from services.broker.rows import BatchRow, GroupRow, SetAsideRow, TrainedRow, TrajectoryRow, VersionRow
 from services.broker.store.payload import StoredChunk
 from tests.simulation.episodes import SimOptions
-from tests.simulation.weather import Point
+from tests.simulation.loop import Process
+from tests.simulation.weather import Point, Poison
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Durable:
     batches: dict[int, BatchRow] = field(default_factory=dict)
     versions: dict[int, VersionRow] = field(default_factory=dict)
     trained: list[TrainedRow] = field(default_factory=list)
+    set_aside: dict[int, SetAsideRow] = field(default_factory=dict)
     next_batch_checkpointed: int = 0
 
     @property
@@ -87,6 +89,14 @@ class Books:
         self.sessions: dict[bytes, str] = {}
         self.contents: dict[int, tuple[int, bytes]] = {}
         """By batch: the version it was assembled for, and its whole content."""
+        self.poison: dict[int, Poison] = {}
+        """By batch: what it does to whoever handles it."""
+        self.delivered_to: defaultdict[int, set[str]] = defaultdict(set)
+        """By batch: the learners that got it since it was last trained."""
+        self.failed_at: defaultdict[int, set[str]] = defaultdict(set)
+        """By batch: the learners whose report that they could not train it was acknowledged, since it was last trained."""
+        self.dies: Callable[[Process], None] = lambda _: None
+        """Called when a process is killed by what it does."""
         self.num_learner_lives = 0
         """How many learners were welcomed."""
         self.holder: str | None = None

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
+from services.broker.ledger.dead_letters import REPORTED_MOST, SILENT_MOST
 from services.broker.rows import (
     BatchRow,
     CheckpointedRow,
     EvaluationRow,
     GroupRow,
     Row,
+    SetAsideRow,
     TrainedRow,
     TrajectoryRow,
     VersionRow,
@@ -20,6 +22,8 @@ from services.broker.store.payload import StoredChunk
 from services.broker.store.store import RowChanges
 from tests.simulation.audit.books import Books, header_of, spelt
 from tests.simulation.episodes import version_in
+
+GIVEN_BACK = {("batched", "set_aside"), ("set_aside", "released"), ("released", "complete"), ("released", "resampled")}
 
 
 class DiskAudit(Books):
@@ -56,8 +60,13 @@ class DiskAudit(Books):
                 durable.versions[row.policy_version] = row
             case BatchRow():
                 self._batch(row)
+            case SetAsideRow():
+                self._set_aside(row)
             case TrainedRow():
                 durable.trained.append(row)
+                if row.how == "trained":
+                    self.delivered_to.pop(row.index, None)
+                    self.failed_at.pop(row.index, None)
                 self.happened["batch trained again"] += int(
                     sum(1 for other in durable.trained if other.index == row.index) > 1
                 )
@@ -71,18 +80,24 @@ class DiskAudit(Books):
     def _group(self, row: GroupRow) -> None:
         former = self.durable.groups.get(row.group_id)
         if former is None and row.split == "train":
-            expected = sum(1 for group in self.durable.groups.values() if group.split == "train")
+            firsts = [group for group in self.durable.groups.values() if group.split == "train" and group.replaces is None]
+            replaced = None if row.replaces is None else self.durable.groups[row.replaces]
+            expected = len(firsts) if replaced is None else replaced.prompt
+            self.happened["prompt sampled again"] += int(replaced is not None)
             self.require(
-                row.prompt == expected and row.task_index == self.order.task_index(row.prompt),
+                row.prompt == expected
+                and row.task_index == self.order.task_index(row.prompt)
+                and (replaced is None or replaced.status == "resampled"),
                 "G2 no prompt is skipped",
                 lambda: f"group {row.group_id} has prompt {row.prompt} (task {row.task_index}), {expected} is next",
             )
         if former is not None:
             self.require(
-                former.status in ("open", "complete"),
+                former.status in ("open", "complete") or (former.status, row.status) in GIVEN_BACK,
                 "G2 exactly once",
                 lambda: f"group {row.group_id} was already {former.status} and becomes {row.status}",
             )
+            self.happened["group taken back"] += int((former.status, row.status) == ("released", "complete"))
         if row.status == "dropped":
             self.happened[f"group dropped: {row.drop_reason}"] += 1
             self.require(
@@ -196,6 +211,19 @@ class DiskAudit(Books):
                 ),
             )
 
+    def _set_aside(self, row: SetAsideRow) -> None:
+        self.require(bool(row.reason), "poison: what is set aside has a reason", lambda: f"batch {row.index} has none")
+        poison = self.poison.get(row.index)
+        least = {"unreadable": 1, "raises": REPORTED_MOST}.get(poison or "", SILENT_MOST)
+        learners = self.delivered_to[row.index]
+        self.require(
+            len(learners) >= least,
+            "poison: a healthy batch is not set aside",
+            lambda: f"batch {row.index} ({poison or 'healthy'}) is set aside after {sorted(learners)}: {row.reason}",
+        )
+        self.happened[f"set aside: {poison or 'healthy'}"] += 1
+        self.durable.set_aside[row.index] = row
+
     def _batch(self, row: BatchRow) -> None:
         durable = self.durable
         self.require(
@@ -212,7 +240,12 @@ class DiskAudit(Books):
             ),
         )
         self.happened["batch assembled before its version was announced"] += int(row.policy_version > durable.newest_version)
-        batched = {group_id for batch in durable.batches.values() for group_id in batch.group_ids}
+        batched = {
+            group_id
+            for batch in durable.batches.values()
+            for group_id in batch.group_ids
+            if batch.index not in durable.set_aside
+        }
         for group_id in row.group_ids:
             self.require(
                 group_id not in batched,

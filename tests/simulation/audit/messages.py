@@ -8,6 +8,7 @@ from protocol.messages import (
     Ack,
     AnyMessage,
     Batch,
+    BatchFailed,
     Checkpointed,
     Chunk,
     EndOfRun,
@@ -19,9 +20,11 @@ from protocol.messages import (
     Pulse,
     Refused,
     Release,
+    SkipBatch,
     Trained,
     Welcome,
 )
+from services.broker.ledger.dead_letters import REPORTED_MOST
 from services.runtime.net.peer import REPLACED
 from tests.simulation.audit.books import Violation, content_of
 from tests.simulation.audit.learners import LearnerAudit
@@ -39,6 +42,8 @@ class MessageAudit(LearnerAudit):
             self.unacknowledged[self.sessions[peer]].setdefault(seq, message)
             if isinstance(message, Chunk):
                 self.passes("chunk received")
+            elif isinstance(message, BatchFailed):
+                self.passes("batch failed")
 
     def broker_sends(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None) -> None:
         match message:
@@ -52,7 +57,15 @@ class MessageAudit(LearnerAudit):
             case Batch():
                 assert arrays is not None
                 self._delivered(message, arrays)
+                self._may_be_trained(message.index, self.sessions[peer])
                 self.passes("batch sent")
+            case SkipBatch(index=index):
+                self.happened["batch skipped"] += 1
+                self.require(
+                    index in self.durable.set_aside,
+                    "G2 said only when durable",
+                    lambda: f"batch {index} is to be skipped, and it is not set aside on disk",
+                )
             case Welcome(policy_version=version) | Pulse(policy_version=version):
                 self.require(
                     version <= self.durable.newest_version,
@@ -107,6 +120,10 @@ class MessageAudit(LearnerAudit):
                 return not message.policy_version or any(
                     (row.index, row.policy_version) == (message.index, message.policy_version) for row in durable.trained
                 )
+            case BatchFailed(raised=raised):
+                if raised:
+                    self.failed_at[message.index].add(session)
+                return True
             case Checkpointed():
                 return durable.next_batch_checkpointed >= message.next_batch
             case _:
@@ -150,3 +167,16 @@ class MessageAudit(LearnerAudit):
                 lambda: f"batch {batch.index} is delivered with other content",
             )
         self.contents[batch.index] = content
+
+    def _may_be_trained(self, index: int, session: str) -> None:
+        self.require(
+            index not in self.durable.set_aside,
+            "poison: a batch that was set aside is not trained",
+            lambda: f"batch {index} is delivered to {session}, and was set aside",
+        )
+        self.require(
+            len(self.failed_at[index]) < REPORTED_MOST,
+            "poison: a batch that ended two learners is set aside",
+            lambda: f"batch {index} is delivered to {session}, after {self.failed_at[index]} could not train it",
+        )
+        self.delivered_to[index].add(session)

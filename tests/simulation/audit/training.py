@@ -38,6 +38,11 @@ class TrainingAudit(Books):
             "G2 exactly once",
             lambda: f"batch {batch.index} trains weights that were trained on {len(history)} batches",
         )
+        self.require(
+            batch.index not in self.durable.set_aside,
+            "poison: a batch that was set aside is not trained",
+            lambda: f"batch {batch.index} is trained, and was set aside: {self.durable.set_aside[batch.index].reason}",
+        )
         known = self.contents.get(batch.index)
         self.require(
             known == (batch.policy_version, content_of(batch, arrays)),
@@ -136,6 +141,9 @@ class TrainingAudit(Books):
         )
 
     def _trajectories_of(self, index: int) -> tuple[int, ...]:
+        """What was trained for a batch: nothing if it was set aside."""
+        if index in self.durable.set_aside:
+            return ()
         return tuple(
             row.trajectory_id
             for group_id in self.durable.batches[index].group_ids
@@ -151,7 +159,7 @@ class TrainingAudit(Books):
         for group in durable.groups.values():
             if group.split == "train":
                 self.require(
-                    group.status in ("batched", "dropped"),
+                    group.status in ("batched", "dropped", "set_aside", "released", "resampled"),
                     "G2 no prompt is skipped",
                     lambda: f"prompt {group.prompt} is {group.status} at the end",
                 )

@@ -1,0 +1,179 @@
+"""Makes a restored ledger that of a run of its own, and takes back what came after a batch."""
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from services.broker.rows import ArchivedRow, ArchiveRow, BatchRow, CheckpointedRow, GroupRow, Row, RunRow, TrajectoryRow
+from services.broker.store.reader import Reader, StoreMismatch
+from services.broker.store.schema import CHECKPOINTED_TABLE, RUN_KEY, TABLES
+
+REMOVE_GROUPS: Final = (
+    "DELETE FROM chunks WHERE trajectory_id IN "
+    "(SELECT trajectory_id FROM trajectories WHERE group_id IN (SELECT * FROM gone))",
+    "DELETE FROM archived WHERE group_id IN (SELECT * FROM gone)",
+)
+LINES: Final = "SELECT record, line FROM records ORDER BY record"
+
+
+def rewrite_ledger(ledger: Path, *, run_id: str, rewind_to: tuple[int, int] | None = None) -> None:
+    """Give the ledger of a restored run its own ``run_id``; nobody holds the run in it.
+
+    ``rewind_to``: a number of batches and the policy version of the checkpoint that covers them. Batches from there on,
+    versions after it and what depends on them are removed. The prompts of their groups, and of groups that were under way,
+    are sampled again: each prompt up to the last one that stays keeps its group, without tokens.
+
+    Raises: StoreMismatch when batches were given back after they were set aside, which cannot be taken back; StoreCorrupt.
+    """
+    with closing(sqlite3.connect(ledger, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = FULL")
+        reader = Reader(ledger, connection)
+        connection.execute("BEGIN IMMEDIATE")
+        run = reader.contents().run
+        if rewind_to is None:
+            run = replace(run, learner_peer="", learner_session="")
+        else:
+            _Rewind(reader, connection, *rewind_to).carry_out()
+            run = RunRow()
+        write_identity(connection, run, run_id)
+        connection.execute("COMMIT")
+        connection.execute("VACUUM")
+
+
+def write_identity(connection: sqlite3.Connection, run: RunRow, run_id: str) -> None:
+    """Write what is known of the run as a whole."""
+    values = [(RUN_KEY, msgspec.json.encode(run).decode()), ("run_id", run_id)]
+    connection.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", values)
+
+
+def write_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
+    """Write rows as a broker does."""
+    for row in rows:
+        table = CHECKPOINTED_TABLE if isinstance(row, CheckpointedRow) else TABLES[type(row)]
+        if isinstance(row, CheckpointedRow):
+            connection.execute("INSERT OR REPLACE INTO checkpointed (id, next_batch) VALUES (0, ?)", table.values(row))
+        else:
+            connection.execute(table.insert, table.values(row))
+
+
+class _Rewind:
+    def __init__(self, reader: Reader, connection: sqlite3.Connection, next_batch: int, policy_version: int) -> None:
+        self._reader = reader
+        self._connection = connection
+        self._next_batch = next_batch
+        self._policy_version = policy_version
+
+    def carry_out(self) -> None:
+        """In the caller's transaction. Raises: StoreMismatch, StoreCorrupt."""
+        reader, next_batch, version = self._reader, self._next_batch, self._policy_version
+        self._require_simple()
+        last_record = self._last_record()
+        kept = {group_id for row in reader.rows(BatchRow, "WHERE batch < ?", (next_batch,)) for group_id in row.group_ids}
+        evaluations = self._kept_evaluations(last_record)
+        dropped = self._dropped(last_record)
+        groups = reader.rows(GroupRow, "ORDER BY group_id")
+        last_prompt = max((row.prompt for row in groups if row.group_id in kept), default=-1)
+        again, gone = [], []
+        for row in groups:
+            if row.group_id in kept or (row.split == "eval" and row.evaluation in evaluations):
+                continue
+            if row.split == "train" and row.prompt <= last_prompt:
+                if row.group_id not in dropped:
+                    again.append(row)
+            else:
+                gone.append(row.group_id)
+        self._forget_tokens([*gone, *(row.group_id for row in again)])
+        self._start_again(again)
+        self._delete("groups", "group_id", gone)
+        self._delete("trajectories", "group_id", gone)
+        for table, condition, value in (
+            ("batches", "batch >= ?", next_batch),
+            ("failures", "batch >= ?", next_batch),
+            ("set_aside", "batch >= ?", next_batch),
+            ("trained", "batch >= ?", next_batch),
+            ("trained", "policy_version > ?", version),
+            ("versions", "policy_version > ?", version),
+            ("records", "record > ?", last_record),
+        ):
+            self._connection.execute(f"DELETE FROM {table} WHERE {condition}", (value,))
+        self._connection.execute(
+            f"DELETE FROM evaluations WHERE evaluation_id NOT IN (SELECT value FROM json_each('{sorted(evaluations)}'))"
+        )
+        self._shorten_archives()
+        write_rows(self._connection, [CheckpointedRow(next_batch=next_batch)])
+
+    def _require_simple(self) -> None:
+        given_back = self._reader.number("SELECT count(*) FROM groups WHERE status IN ('released', 'resampled')")
+        if given_back:
+            raise StoreMismatch(
+                f"{self._reader.path}: {given_back} groups were set aside and given back, and that cannot be taken back: "
+                "restore the whole backup, without --batch"
+            )
+
+    def _last_record(self) -> int:
+        """The last line of metrics.jsonl of that time: the training of the last batch that stays."""
+        last = 0
+        for number, text in self._connection.execute(LINES):
+            line = json.loads(text)
+            trained = line.get("event") in ("batch", "batch_skipped")
+            if trained and line["batch"] < self._next_batch and line["policy_version"] <= self._policy_version:
+                last = number
+        return last
+
+    def _kept_evaluations(self, last_record: int) -> set[int]:
+        """Evaluations whose result is among the lines that stay."""
+        lines = self._lines_until(last_record, "eval")
+        known = {(line["policy_version"], line["batch"]) for line in lines}
+        query = "SELECT evaluation_id, policy_version, batch FROM evaluations WHERE status = 'done'"
+        return {number for number, version, batch in self._connection.execute(query) if (version, batch) in known}
+
+    def _dropped(self, last_record: int) -> set[int]:
+        return {line["group_id"] for line in self._lines_until(last_record, "dropped")}
+
+    def _lines_until(self, last_record: int, event: str) -> list[dict[str, int]]:
+        lines = (json.loads(text) for number, text in self._connection.execute(LINES) if number <= last_record)
+        return [line for line in lines if line.get("event") == event]
+
+    def _forget_tokens(self, group_ids: Iterable[int]) -> None:
+        self._connection.execute("CREATE TEMP TABLE gone (group_id INTEGER PRIMARY KEY)")
+        self._connection.executemany("INSERT INTO gone VALUES (?)", [(group_id,) for group_id in group_ids])
+        for statement in REMOVE_GROUPS:
+            self._connection.execute(statement)
+
+    def _start_again(self, groups: Iterable[GroupRow]) -> None:
+        """Make groups as they were admitted. Epochs only grow."""
+        rows: list[Row] = []
+        for group in groups:
+            rows.append(replace(group, status="open", batch=None, drop_reason=None))
+            members = self._reader.rows(TrajectoryRow, "WHERE group_id = ?", (group.group_id,))
+            rows += [
+                TrajectoryRow(trajectory_id=row.trajectory_id, group_id=row.group_id, epoch=row.epoch) for row in members
+            ]
+        write_rows(self._connection, rows)
+
+    def _delete(self, table: str, column: str, values: Iterable[int]) -> None:
+        self._connection.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(value,) for value in values])
+
+    def _shorten_archives(self) -> None:
+        """Files without a group that stays are not the run's any more; of the others only the groups that stay count."""
+        named = {row.archive for row in self._reader.rows(ArchivedRow, "")}
+        rows: list[Row] = []
+        for row in self._reader.rows(ArchiveRow, ""):
+            if row.archive not in named:
+                self._delete("archives", "archive", [row.archive])
+            elif row.last_batch is not None and row.last_batch >= self._next_batch:
+                begins_before = row.first_batch is not None and row.first_batch < self._next_batch
+                rows.append(
+                    replace(
+                        row,
+                        first_batch=row.first_batch if begins_before else None,
+                        last_batch=self._next_batch - 1 if begins_before else None,
+                    )
+                )
+        write_rows(self._connection, rows)

@@ -1,0 +1,70 @@
+"""What a backup holds: its files with their digests, and which batches it can be restored to.
+
+DESTINATION/2026-11-22T10-30-00Z/       one backup: a run directory, and
+    backup.json                         this manifest, written last
+DESTINATION/.partial-...                one that was interrupted: nothing reads it, and the next backup removes it
+"""
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from services.runtime.errors import ServiceError
+
+MANIFEST: Final = "backup.json"
+FORMAT: Final = 1
+
+
+class BackupDamaged(ServiceError):
+    """A backup lacks a file, or a file is not what was copied. The text names it and the way out."""
+
+
+class BackupFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a backup. ``mtime_ns``: that of the run's file; one of the same name, size and time is not read again."""
+
+    num_bytes: int
+    sha256: str
+    mtime_ns: int
+
+
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """backup.json"""
+
+    format: int
+    name: str
+    run_id: str
+    source: str
+    num_batches: int
+    """Batches assembled."""
+    positions: list[int]
+    """The numbers of batches that its checkpoints cover: what --batch can be."""
+    new_bytes: int
+    """Bytes that were copied; the other files are hard links to those of an earlier backup."""
+    files: dict[str, BackupFile]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files.values())
+
+
+def read_manifest(backup: Path) -> BackupManifest:
+    """Raises: BackupDamaged."""
+    path = backup / MANIFEST
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=BackupManifest)
+    except (OSError, ValueError, RecursionError) as error:
+        raise BackupDamaged(f"{path} cannot be read: {error}; use another backup") from error
+    if manifest.format != FORMAT:
+        raise BackupDamaged(
+            f"{path} has format {manifest.format}, this release reads {FORMAT}: use the release that made it"
+        )
+    return manifest
+
+
+def list_backups(destination: Path) -> list[tuple[Path, BackupManifest]]:
+    """The complete backups in ``destination``, oldest first; ``destination`` may be one itself. Raises: BackupDamaged."""
+    if (destination / MANIFEST).is_file():
+        return [(destination, read_manifest(destination))]
+    found = sorted(path.parent for path in destination.glob(f"[0-9]*/{MANIFEST}"))
+    return [(path, read_manifest(path)) for path in found]

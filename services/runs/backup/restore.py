@@ -1,0 +1,117 @@
+"""Puts a backup into a new run directory, as it was or as the run stood when a checkpoint covered fewer batches."""
+
+import json
+import shutil
+import sqlite3
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from services.broker.metrics_file import METRICS_FILE, MetricsFile
+from services.broker.store import ARCHIVE_DIRECTORY, LEDGER_FILE, Reader, refusing_damage, rewrite_ledger
+from services.runs.audit import Checkpoint, read_checkpoints
+from services.runs.backup.backup import CHECKPOINTS, SETTINGS, copy_and_digest
+from services.runs.backup.manifest import MANIFEST, BackupDamaged, BackupManifest, list_backups
+from services.runtime.durable import discard_directory, make_partial_directory, publish_directory
+from services.runtime.errors import ConfigurationError
+
+
+def restore(source: Path, directory: Path, batch: int | None, say: Callable[[str], None]) -> BackupManifest:
+    """Restore the backup ``source``, or the newest one in it, to ``directory``, which must not exist or be empty.
+
+    ``batch``: only the batches before this one, with a checkpoint that covers exactly them; of several backups in ``source``
+    the newest that has it. Every file is compared with its digest. The run gets a new identity, so that processes of the old
+    one do not join it. Raises: ConfigurationError, BackupDamaged, StoreCorrupt, OSError.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigurationError(f"{directory} is not empty: restore into a new directory, or move it away first")
+    backup, manifest = _chosen(source, batch)
+    say(f"restoring {backup}")
+    partial = make_partial_directory(directory)
+    try:
+        _copy(backup, manifest, partial, batch, say)
+        _set_directory(partial / SETTINGS, directory)
+        checkpoint = _newest_checkpoint(partial)
+        with refusing_damage(partial / LEDGER_FILE):
+            rewrite_ledger(
+                partial / LEDGER_FILE,
+                run_id=uuid.uuid4().hex[:12],
+                rewind_to=None if batch is None or checkpoint is None else (batch, checkpoint.policy_version),
+            )
+        _after_the_ledger(partial, rewound=batch is not None)
+        if directory.exists():
+            directory.rmdir()
+        publish_directory(partial, directory)
+    except BaseException:
+        if partial.exists():
+            discard_directory(partial)
+        raise
+    return manifest
+
+
+def _chosen(source: Path, batch: int | None) -> tuple[Path, BackupManifest]:
+    found = list_backups(source) if source.is_dir() else []
+    if not found:
+        raise ConfigurationError(f"{source} holds no complete backup: give the directory that `gspo backup` wrote to")
+    having = [each for each in found if batch is None or batch in each[1].positions]
+    if not having:
+        there = sorted({position for _, manifest in found for position in manifest.positions})
+        text = ", ".join(str(position) for position in there) or "none"
+        raise ConfigurationError(f"--batch is {batch}: {source} has checkpoints of these numbers of batches: {text}")
+    return having[-1]
+
+
+def _copy(backup: Path, manifest: BackupManifest, partial: Path, batch: int | None, say: Callable[[str], None]) -> None:
+    for path, file in manifest.files.items():
+        if batch is not None and _is_newer(path, batch):
+            continue
+        destination = partial / path
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        say(f"{path}: {file.num_bytes / 2**20:.1f} MiB")
+        try:
+            found = copy_and_digest(backup / path, destination)
+        except FileNotFoundError as error:
+            raise BackupDamaged(f"{backup / path} is missing: use another backup") from error
+        if found != file.sha256:
+            raise BackupDamaged(f"{backup / path} is damaged: it has SHA-256 {found}, {file.sha256} was copied; use another")
+
+
+def _is_newer(path: str, batch: int) -> bool:
+    """Whether a file is of a checkpoint of more batches. The note of given versions is of a future that is taken back."""
+    if not path.startswith(f"{CHECKPOINTS}/"):
+        return False
+    name = path.split("/")[1]
+    return name in ("last-version", "latest") or int(name.rpartition("-")[2]) > batch
+
+
+def _newest_checkpoint(partial: Path) -> Checkpoint | None:
+    """The newest restored checkpoint, which ``latest`` then names."""
+    found = read_checkpoints(partial)
+    if not found:
+        return None
+    newest = max(found, key=lambda each: (each.batch_position, each.policy_version))
+    (partial / CHECKPOINTS / "latest").write_text(newest.name + "\n", encoding="utf-8")
+    return newest
+
+
+def _set_directory(settings: Path, directory: Path) -> None:
+    plain = json.loads(settings.read_text(encoding="utf-8"))
+    plain["run"]["directory"] = str(directory)
+    settings.write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+
+
+def _after_the_ledger(partial: Path, *, rewound: bool) -> None:
+    """Write metrics.jsonl again, and remove archive files that hold nothing of the run any more."""
+    if rewound:
+        (partial / METRICS_FILE).unlink(missing_ok=True)
+    with closing(sqlite3.connect(partial / LEDGER_FILE)) as connection:
+        reader = Reader(partial / LEDGER_FILE, connection)
+        if rewound:
+            MetricsFile(partial / METRICS_FILE).append(reader.metrics_after(0))
+        named = {name for (name,) in connection.execute("SELECT name FROM archives")}
+    for path in (partial / ARCHIVE_DIRECTORY).glob("*"):
+        if path.name not in named:
+            path.unlink()
+    (partial / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(partial / "logs", ignore_errors=True)
