@@ -80,11 +80,11 @@ def write_ledger(directory: Path, num_trajectories: int, *, fingerprint: str = "
     """
     directory.mkdir(parents=True)
     batch_section = BatchSection(group_size=GROUP_SIZE, groups_per_batch=GROUPS_PER_BATCH)
-    write_run_settings(Settings(run=Run(directory=directory), batch=batch_section))
     num_batches = num_batches_of(num_trajectories)
     last_checkpointed = num_batches - num_uncheckpointed
     arrays = (np.arange(CHUNK_TOKENS, dtype=np.int32), np.zeros(CHUNK_TOKENS, dtype=np.float32))
     with Store(directory / LEDGER_FILE, fingerprint=fingerprint, run_id="benchmark") as store:
+        write_run_settings(Settings(run=Run(directory=directory), batch=batch_section))
         for batch in range(num_batches + 1):
             under_way = batch == num_batches
             version = batch + 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 METRICS_FILE: Final = "metrics.jsonl"
+TAIL_BYTES: Final = 1 << 20
 
 
 class MetricsFile:
@@ -47,6 +48,18 @@ class MetricsFile:
         self._end += len(data)
         if lines:
             self.last = int(lines[-1]["record"])
+
+
+def last_record(path: Path) -> int:
+    """The number of a file's last whole line; 0 without one, or when the broker did not write it. Raises: OSError."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return 0
+    whole = [line for line in lines if line.endswith(b"\n")]
+    return _number(whole[-1]) if whole else 0
 
 
 def _number(line: bytes) -> int:

@@ -113,6 +113,14 @@ A restored run has an identity of its own: processes of the old run that still l
 Status 0: restored, and its audit is clean; 1: a file or the audit is not as it should be; 2: cannot.
 """
 
+ACCEPT_LOSS_DESCRIPTION: Final = """\
+Go on from what is left of a run whose broker refuses to start because something acknowledged is missing. The loss is
+recorded in the ledger, and `gspo audit` names it for ever. What is there now is copied to damage-N in the run directory, and
+checkpoints of lost batches are moved there. Putting back a backup is better: then nothing, or less, is lost.
+
+Status 0: a broker can start again; 1: a broker is running; 2: no run there; 3: there is no ledger to go on from.
+"""
+
 DOCTOR_DESCRIPTION: Final = """\
 Ask the broker for its status and every process for /readyz and /metrics, read the logs and the ledger, and say what the run
 waits for, what is wrong, and what to do.
@@ -229,7 +237,8 @@ def _add_directory_commands(commands: Commands) -> None:
     restore.add_argument("backup", type=Path, metavar="BACKUP", help="a backup, or the directory of several")
     restore.add_argument("directory", type=Path, metavar="RUN_DIR", help="a directory that does not exist yet")
     restore.add_argument("--batch", type=int, metavar="N", help="as the run stood when a checkpoint covered N batches")
-    for command in (stop, plot, audit):
+    accept = _add(commands, "accept-loss", "go on from what is left of a damaged run", ACCEPT_LOSS_DESCRIPTION)
+    for command in (stop, plot, audit, accept):
         command.add_argument("directory", type=Path, help="the run's directory")
     commands.add_parser("replay", help="train a recorded run again and compare its weights bit by bit", add_help=False)
 
@@ -267,6 +276,10 @@ def _act(arguments: argparse.Namespace) -> int:
         from services.cli.audit import audit_command
 
         return audit_command(arguments.directory, as_json=arguments.json)
+    if arguments.command == "accept-loss":
+        from services.cli.accept_loss import accept_loss_command
+
+        return accept_loss_command(arguments.directory)
     return _environments()
 
 

@@ -16,6 +16,8 @@ log = structlog.get_logger()
 EXIT_FAILED: Final = 1
 EXIT_CONFIGURATION: Final = 2
 EXIT_REPLACED: Final = 3
+EXIT_DAMAGED: Final = 3
+"""The same as a replaced process: it must not be started again before a person has looked."""
 EXIT_OCCUPIED: Final = 4
 EXIT_NO_ROOM: Final = 5
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -39,6 +41,13 @@ class ReplacedError(ServiceError):
     """Another process has taken this one's place at the broker. Ends the process with status 3.
 
     It must not be restarted: the two would take the place from each other for ever.
+    """
+
+
+class DiskDamageError(ServiceError):
+    """What is on disk is damaged, or something that was acknowledged is missing. Ends the process with status 3.
+
+    It must not be restarted: it would find the same, or write over what is left. A person has to look.
     """
 
 
@@ -82,14 +91,15 @@ class _End(NamedTuple):
 
 _ENDS: Final = (
     _End((ReplacedError,), "replaced", EXIT_REPLACED),
+    _End((DiskDamageError,), "damaged", EXIT_DAMAGED),
     _End((OccupiedError,), "occupied", EXIT_OCCUPIED),
     _End((NoRoomError,), "no_room", EXIT_NO_ROOM),
     _End((ServiceError,), "stopped_by_error", EXIT_FAILED),
     _End((ConfigurationError, EndpointError), "cannot_start", EXIT_CONFIGURATION),
 )
 """What a process may end with, the most important first."""
-_FORBIDDING: Final = (0, 1)
-_NO_ROOM_END: Final = 2
+_FORBIDDING: Final = (0, 1, 2)
+_NO_ROOM_END: Final = 3
 
 
 def _end_of(error: BaseException) -> int | None:

@@ -30,8 +30,8 @@ BUGS: Final = (
         "stored_chunk",
         "the checksum leaves out the header",
         "services.broker.store.payload",
-        "zlib.crc32(header)",
-        "0",
+        "zlib.crc32(header, start)",
+        "start",
     ),
     _bug(
         "weights",

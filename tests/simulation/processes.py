@@ -21,6 +21,7 @@ from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.rows import BatchRow, TrajectoryRow
 from services.broker.service import MAX_QUEUED, BrokerService
+from services.broker.store.commits import Commit
 from services.broker.store.payload import Payload
 from services.broker.store.reader import LEDGER_FILE, StoreCorrupt
 from services.broker.store.store import RowChanges, Store
@@ -90,13 +91,14 @@ class WatchedStore(Store):
         super().commit(changes)
         self._audit.committed(changes)
 
-    def _write(self, changes: RowChanges) -> None:
-        super()._write(changes)
+    def _write(self, changes: RowChanges) -> Commit:
+        commit = super()._write(changes)
         if self._disk.full:
             self._audit.happened["commit refused by the disk"] += 1
             error = sqlite3.OperationalError("database or disk is full")
             error.sqlite_errorcode = sqlite3.SQLITE_FULL
             raise error
+        return commit
 
 
 class WatchedRouter(RouterChannel):

@@ -1,5 +1,6 @@
 """The durable log of one run: rows in SQLite, written in rounds and read again."""
 
+from services.broker.store.acceptance import accept_loss
 from services.broker.store.archivable import groups_to_archive, next_archive
 from services.broker.store.archive_file import (
     ARCHIVE_DIRECTORY,
@@ -10,34 +11,73 @@ from services.broker.store.archive_file import (
     held,
     remove_unrecorded,
 )
+from services.broker.store.damage import (
+    Evidence,
+    Loss,
+    StoreDamaged,
+    loss_of,
+    loss_without_ledger,
+    read_evidence,
+    stale_mark,
+)
+from services.broker.store.inspection import has_content, mark_ledger, recorded, require_whole
+from services.broker.store.lock import lock_holder
+from services.broker.store.mark import MARK_FILE
 from services.broker.store.payload import Payload, StoredChunk, chunk_checksum, stored_chunk
-from services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, StoreMismatch, reading, refusing_damage
+from services.broker.store.reader import (
+    LEDGER_FILE,
+    NoLedger,
+    OtherSchema,
+    Reader,
+    StoreCorrupt,
+    StoreMismatch,
+    reading,
+    refusing_damage,
+)
 from services.broker.store.rewind import rewrite_ledger
+from services.broker.store.schema import checked_columns, row_checksum
 from services.broker.store.store import RowChanges, Store, StoreUnavailable
 
 __all__ = [
     "ARCHIVE_DIRECTORY",
     "LEDGER_FILE",
+    "MARK_FILE",
     "ArchiveDamaged",
     "ArchiveFiles",
     "ArchiveWriter",
+    "Evidence",
+    "Loss",
     "NoLedger",
+    "OtherSchema",
     "Payload",
     "Reader",
     "RowChanges",
     "Store",
     "StoreCorrupt",
+    "StoreDamaged",
     "StoreMismatch",
     "StoreUnavailable",
     "StoredChunk",
+    "accept_loss",
+    "checked_columns",
     "chunk_checksum",
     "file_digest",
     "groups_to_archive",
+    "has_content",
     "held",
+    "lock_holder",
+    "loss_of",
+    "loss_without_ledger",
+    "mark_ledger",
     "next_archive",
+    "read_evidence",
     "reading",
+    "recorded",
     "refusing_damage",
     "remove_unrecorded",
+    "require_whole",
     "rewrite_ledger",
+    "row_checksum",
+    "stale_mark",
     "stored_chunk",
 ]

@@ -36,7 +36,7 @@ class StoredChunk:
     token_ids: bytes
     logprobs: bytes
     checksum: int
-    """Checksum of the three above, taken as they came in: SQLite does not notice when a disk changes a byte of them."""
+    """Checksum of all the others, taken as they came in: SQLite does not notice when a disk changes a byte of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,7 @@ def stored_chunk(chunk: Chunk, token_ids: Array, logprobs: Array) -> StoredChunk
     header: bytes = msgpack.packb(msgspec.to_builtins(content), use_bin_type=True)
     token_bytes = token_ids.astype("<i4", copy=False).tobytes()
     logprob_bytes = logprobs.astype("<f4", copy=False).tobytes()
+    place = (chunk.trajectory_id, chunk.offset, chunk.epoch, chunk.num_tokens)
     return StoredChunk(
         trajectory_id=chunk.trajectory_id,
         start=chunk.offset,
@@ -70,13 +71,14 @@ def stored_chunk(chunk: Chunk, token_ids: Array, logprobs: Array) -> StoredChunk
         header=header,
         token_ids=token_bytes,
         logprobs=logprob_bytes,
-        checksum=chunk_checksum(header, token_bytes, logprob_bytes),
+        checksum=chunk_checksum(place, header, token_bytes, logprob_bytes),
     )
 
 
-def chunk_checksum(header: bytes, token_ids: bytes, logprobs: bytes) -> int:
-    """CRC-32 of a chunk's stored bytes, in this order."""
-    return zlib.crc32(logprobs, zlib.crc32(token_ids, zlib.crc32(header)))
+def chunk_checksum(place: tuple[int, int, int, int], header: bytes, token_ids: bytes, logprobs: bytes) -> int:
+    """CRC-32 of a chunk's stored bytes, in this order. ``place``: trajectory, start, epoch, number of tokens."""
+    start = zlib.crc32(b"%d %d %d %d" % place)
+    return zlib.crc32(logprobs, zlib.crc32(token_ids, zlib.crc32(header, start)))
 
 
 def chunk_header(header: bytes) -> ChunkHeader:
@@ -103,7 +105,8 @@ def join(chunks: Sequence[StoredChunk]) -> Payload:
     for chunk in chunks:
         if chunk.start != num_tokens:
             raise ValueError(f"trajectory {chunk.trajectory_id}: a chunk starts at {chunk.start}, {num_tokens} expected")
-        if chunk_checksum(chunk.header, chunk.token_ids, chunk.logprobs) != chunk.checksum:
+        place = (chunk.trajectory_id, chunk.start, chunk.epoch, chunk.num_tokens)
+        if chunk_checksum(place, chunk.header, chunk.token_ids, chunk.logprobs) != chunk.checksum:
             raise ValueError(f"trajectory {chunk.trajectory_id}: the chunk at {chunk.start} was changed on the disk")
         num_tokens += chunk.num_tokens
         header = chunk_header(chunk.header)

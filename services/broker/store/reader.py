@@ -2,12 +2,12 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
@@ -16,9 +16,11 @@ from services.broker.rows import (
     ArchivedRow,
     ArchiveRow,
     BatchRow,
+    CheckpointedRow,
     EvaluationRow,
     FailureRow,
     GroupRow,
+    GroupStatus,
     LedgerContents,
     Row,
     RunRow,
@@ -28,9 +30,10 @@ from services.broker.rows import (
     VersionRow,
 )
 from services.broker.store.archive_file import ArchiveDamaged, ArchivedGroup, ArchiveFiles
+from services.broker.store.commits import Commit, commit_in_past, newest_commit
 from services.broker.store.payload import Payload, StoredChunk, join
-from services.broker.store.schema import RUN_KEY, SCHEMA_VERSION, TABLES
-from services.runtime.errors import ServiceError
+from services.broker.store.schema import RUN_KEY, SCHEMA_VERSION, TABLES, row_checksum
+from services.runtime.errors import DiskDamageError
 
 LEDGER_FILE: Final = "ledger.sqlite3"
 WAL_SUFFIX: Final = "-wal"
@@ -41,15 +44,17 @@ SELECT value FROM batches, json_each(batches.group_ids) WHERE batches.batch >= ?
 """
 """Groups that may be set aside, or given back; the parameter is the first batch that no checkpoint covers."""
 CHUNK_COLUMNS: Final = "trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum"
+GROUP_STATUSES: Final = get_args(GroupStatus)
 _NO_TEXT: Final = "Could not decode to UTF-8"
 RowType = TypeVar("RowType", bound=Row)
+CommitType = TypeVar("CommitType", Commit, Commit | None)
 
 
 class StoreMismatch(RuntimeError):
     """The file belongs to something else: another schema or another run. The text names both."""
 
 
-class StoreCorrupt(ServiceError):
+class StoreCorrupt(DiskDamageError):
     """What is on disk contradicts itself; ``gspo audit`` tells how much of it."""
 
 
@@ -72,6 +77,10 @@ class NoLedger(ValueError):
     """There is no ledger to read, or not one of this release. The text names the file and the way out."""
 
 
+class OtherSchema(NoLedger):
+    """The ledger is of another release."""
+
+
 @contextmanager
 def reading(directory: Path) -> Iterator[sqlite3.Connection]:
     """A read-only connection to ``directory``'s ledger, in one transaction: the reader sees one state, however long it takes
@@ -83,6 +92,13 @@ def reading(directory: Path) -> Iterator[sqlite3.Connection]:
     path = directory / LEDGER_FILE
     if not path.is_file():
         raise NoLedger(f"{directory} is no run directory: it has no {LEDGER_FILE}; give the run.directory of a run")
+    with reading_file(path) as connection:
+        yield connection
+
+
+@contextmanager
+def reading_file(path: Path) -> Iterator[sqlite3.Connection]:
+    """The same for a ledger's file, which is there."""
     with TemporaryDirectory(prefix="gspo-ledger-") as scratch:
         connection = _transaction_on(path)
         if connection is None:
@@ -123,7 +139,9 @@ def _transaction_on(path: Path) -> sqlite3.Connection | None:
 def _require_schema(path: Path, connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version != SCHEMA_VERSION:
-        raise NoLedger(f"{path}: schema {version}, this release reads {SCHEMA_VERSION}: use the release that began the run")
+        raise OtherSchema(
+            f"{path}: schema {version}, this release reads {SCHEMA_VERSION}: use the release that began the run"
+        )
 
 
 class Reader:
@@ -141,7 +159,8 @@ class Reader:
         groups = self.rows(GroupRow, "WHERE status IN ('open', 'complete') ORDER BY group_id")
         in_play = "(SELECT group_id FROM groups WHERE status IN ('open', 'complete'))"
         trajectories = self.rows(TrajectoryRow, f"WHERE group_id IN {in_play} ORDER BY trajectory_id")
-        checkpointed = int(self.number("SELECT max(next_batch) FROM checkpointed", default=0))
+        self._require_known_statuses()
+        checkpointed = max((row.next_batch for row in self.rows(CheckpointedRow, "")), default=0)
         last = int(self.number("SELECT max(batch) FROM batches", default=0))
         versions = self.rows(VersionRow, f"ORDER BY policy_version DESC LIMIT {REMEMBERED}")
         trained = self.rows(TrainedRow, f"ORDER BY policy_version DESC, batch DESC LIMIT {REMEMBERED}")
@@ -167,12 +186,51 @@ class Reader:
             num_dropped=dict(dropped),
         )
 
+    def _require_known_statuses(self) -> None:
+        """A group whose status is no known one would be left out in silence."""
+        for status, number in self._select("SELECT status, count(*) FROM groups GROUP BY status"):
+            if status not in GROUP_STATUSES:
+                raise StoreCorrupt(
+                    f"{self.path}: {number} groups have the status {status!r:.40}, which was changed on the disk"
+                )
+
     def _run(self) -> RunRow:
-        found = self._select("SELECT value FROM meta WHERE key = ?", (RUN_KEY,))
+        found = self.meta().get(RUN_KEY)
         try:
-            return msgspec.json.decode(found[0][0], type=RunRow) if found else RunRow()
+            return RunRow() if found is None else msgspec.json.decode(found, type=RunRow)
         except msgspec.MsgspecError as error:
             raise StoreCorrupt(f"{self.path}: what is known of the run cannot be read: {error}") from error
+
+    def meta(self) -> dict[str, str]:
+        """What is known about the run and its file, by key. Raises: StoreCorrupt."""
+        found = {}
+        for key, value, checksum in self._select("SELECT key, value, checksum FROM meta"):
+            if row_checksum("meta", (key, value)) != checksum:
+                raise StoreCorrupt(f"{self.path}: the row {key!r:.40} of meta was changed on the disk")
+            found[key] = value
+        return found
+
+    def newest_commit(self) -> Commit:
+        """How far the ledger has come. Raises: StoreCorrupt."""
+        return self._of_commits(newest_commit)
+
+    def commit_in_past(self, number: int) -> Commit | None:
+        """The commit of this number; None when it is too long ago, or was never made. Raises: StoreCorrupt."""
+        return self._of_commits(lambda connection: commit_in_past(connection, number))
+
+    def _of_commits(self, read: Callable[[sqlite3.Connection], CommitType]) -> CommitType:
+        with refusing_damage(self.path):
+            try:
+                return read(self._connection)
+            except (ValueError, TypeError) as error:
+                raise StoreCorrupt(f"{self.path}: {error}") from error
+
+    def meta_value(self, key: str) -> str:
+        """A value that every ledger has. Raises: StoreCorrupt when this one has not."""
+        found = self.meta().get(key)
+        if found is None:
+            raise StoreCorrupt(f"{self.path}: the row {key!r} of meta is missing, which every ledger has")
+        return found
 
     def payload(self, trajectory_id: int) -> Payload:
         """All acknowledged tokens of a trajectory. Raises: StoreCorrupt when they are not what was acknowledged."""
@@ -240,15 +298,15 @@ class Reader:
 
     def metrics_after(self, number: int) -> list[dict[str, Any]]:
         """Lines of metrics.jsonl after line ``number``, in order, each with its own number as "record"."""
-        rows = self._select("SELECT record, line FROM records WHERE record > ? ORDER BY record", (number,))
-        return [{"record": found, **self._line(line)} for found, line in rows]
+        rows = self._select("SELECT record, line, checksum FROM records WHERE record > ? ORDER BY record", (number,))
+        return [{"record": found[0], **self._line(*found)} for found in rows]
 
     def elapsed_s(self) -> float:
         """``time_s`` of the last line of metrics.jsonl; 0 without any."""
-        found = self._select("SELECT line FROM records ORDER BY record DESC LIMIT 1")
+        found = self._select("SELECT record, line, checksum FROM records ORDER BY record DESC LIMIT 1")
         if not found:
             return 0.0
-        time_s = self._line(found[0][0]).get("time_s")
+        time_s = self._line(*found[0]).get("time_s")
         if not isinstance(time_s, int | float):
             raise StoreCorrupt(f"{self.path}: the last line for metrics.jsonl has time_s {time_s!r:.100}")
         return float(time_s)
@@ -266,13 +324,15 @@ class Reader:
         try:
             rows = [
                 table.row(values)
-                for values in self._select(f"SELECT {', '.join(table.columns)} FROM {table.name} {rest}", parameters)
+                for values in self._select(f"SELECT {', '.join(table.stored_columns)} FROM {table.name} {rest}", parameters)
             ]
         except (ValueError, TypeError, RecursionError) as error:
             raise StoreCorrupt(f"{self.path}: a row of {table.name} cannot be read: {error}") from error
         return [row for row in rows if isinstance(row, row_type)]
 
-    def _line(self, text: object) -> dict[str, Any]:
+    def _line(self, record: object, text: object, checksum: object) -> dict[str, Any]:
+        if row_checksum("records", (record, text)) != checksum:
+            raise StoreCorrupt(f"{self.path}: line {record!r:.20} for metrics.jsonl was changed on the disk")
         try:
             line = json.loads(text) if isinstance(text, str) else None
         except (ValueError, RecursionError) as error:

@@ -11,8 +11,10 @@ import msgspec
 from msgspec.structs import replace
 
 from services.broker.rows import ArchivedRow, ArchiveRow, BatchRow, CheckpointedRow, GroupRow, Row, RunRow, TrajectoryRow
+from services.broker.store.commits import first_commit, write_commit
+from services.broker.store.inspection import mark_ledger
 from services.broker.store.reader import Reader, StoreMismatch
-from services.broker.store.schema import CHECKPOINTED_TABLE, RUN_KEY, TABLES
+from services.broker.store.schema import RUN_KEY, TABLES, row_checksum
 
 REMOVE_GROUPS: Final = (
     "DELETE FROM chunks WHERE trajectory_id IN "
@@ -42,24 +44,38 @@ def rewrite_ledger(ledger: Path, *, run_id: str, rewind_to: tuple[int, int] | No
             _Rewind(reader, connection, *rewind_to).carry_out()
             run = RunRow()
         write_identity(connection, run, run_id)
+        _begin_again(reader, connection, run_id)
         connection.execute("COMMIT")
         connection.execute("VACUUM")
+    mark_ledger(ledger)
 
 
 def write_identity(connection: sqlite3.Connection, run: RunRow, run_id: str) -> None:
     """Write what is known of the run as a whole."""
-    values = [(RUN_KEY, msgspec.json.encode(run).decode()), ("run_id", run_id)]
-    connection.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", values)
+    for row in ((RUN_KEY, msgspec.json.encode(run).decode()), ("run_id", run_id)):
+        values = (*row, row_checksum("meta", row))
+        connection.execute("INSERT OR REPLACE INTO meta (key, value, checksum) VALUES (?, ?, ?)", values)
+
+
+def _begin_again(reader: Reader, connection: sqlite3.Connection, run_id: str) -> None:
+    """Begin a chain of commits of its own, after the number of the last one."""
+    commit = msgspec.structs.replace(
+        first_commit(run_id),
+        number=reader.newest_commit().number + 1,
+        chunks=reader.number("SELECT count(*) FROM chunks"),
+        tokens=reader.number("SELECT sum(num_tokens) FROM chunks"),
+        batches=reader.number("SELECT count(*) FROM batches"),
+        records=reader.number("SELECT max(record) FROM records"),
+    )
+    connection.execute("DELETE FROM commits")
+    write_commit(connection, commit)
 
 
 def write_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
     """Write rows as a broker does."""
     for row in rows:
-        table = CHECKPOINTED_TABLE if isinstance(row, CheckpointedRow) else TABLES[type(row)]
-        if isinstance(row, CheckpointedRow):
-            connection.execute("INSERT OR REPLACE INTO checkpointed (id, next_batch) VALUES (0, ?)", table.values(row))
-        else:
-            connection.execute(table.insert, table.values(row))
+        table = TABLES[type(row)]
+        connection.execute(table.insert, table.values(row))
 
 
 class _Rewind:

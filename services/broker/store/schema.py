@@ -1,6 +1,7 @@
 """Tables of the store, and how rows become columns."""
 
 import json
+import zlib
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,11 +23,13 @@ from services.broker.rows import (
 )
 
 SCHEMA_VERSION: Final = 4
+RECENT_COMMITS: Final = 4096
+"""Commits whose digests the ledger keeps: more than a mark beside it can be behind after a power loss."""
 CREATE: Final = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY, split TEXT NOT NULL, prompt INTEGER NOT NULL, task_index INTEGER NOT NULL,
-    evaluation INTEGER, status TEXT NOT NULL, batch INTEGER, drop_reason TEXT, replaces INTEGER
+    evaluation INTEGER, status TEXT NOT NULL, batch INTEGER, drop_reason TEXT, replaces INTEGER, checksum INTEGER NOT NULL
 );
 CREATE INDEX groups_by_status ON groups (status);
 CREATE TABLE trajectories (
@@ -35,7 +38,7 @@ CREATE TABLE trajectories (
     attempts INTEGER NOT NULL, num_tokens INTEGER NOT NULL, num_action_tokens INTEGER NOT NULL,
     version_sum INTEGER NOT NULL, min_version INTEGER NOT NULL, num_turns INTEGER NOT NULL, num_segments INTEGER NOT NULL,
     num_runs INTEGER NOT NULL, last_version INTEGER NOT NULL, reward_size REAL NOT NULL, finish_reason TEXT,
-    turn_rewards TEXT NOT NULL
+    turn_rewards TEXT NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE INDEX trajectories_by_group ON trajectories (group_id);
 CREATE TABLE chunks (
@@ -44,36 +47,60 @@ CREATE TABLE chunks (
 );
 CREATE UNIQUE INDEX chunks_in_order ON chunks (trajectory_id, start);
 CREATE TABLE batches (
-    batch INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, group_ids TEXT NOT NULL, stats TEXT NOT NULL
+    batch INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, group_ids TEXT NOT NULL, stats TEXT NOT NULL,
+    checksum INTEGER NOT NULL
 );
 CREATE TABLE versions (
     policy_version INTEGER PRIMARY KEY, endpoint TEXT NOT NULL, digest TEXT NOT NULL, num_bytes INTEGER NOT NULL,
-    trained_batches INTEGER NOT NULL, vocabulary INTEGER NOT NULL
+    trained_batches INTEGER NOT NULL, vocabulary INTEGER NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE TABLE trained (
-    batch INTEGER NOT NULL, policy_version INTEGER NOT NULL, how TEXT NOT NULL, PRIMARY KEY (batch, policy_version)
+    batch INTEGER NOT NULL, policy_version INTEGER NOT NULL, how TEXT NOT NULL, checksum INTEGER NOT NULL,
+    PRIMARY KEY (batch, policy_version)
 ) WITHOUT ROWID;
 CREATE TABLE failures (
     batch INTEGER PRIMARY KEY, reported INTEGER NOT NULL, silent INTEGER NOT NULL, session TEXT NOT NULL,
-    reason TEXT NOT NULL
+    reason TEXT NOT NULL, checksum INTEGER NOT NULL
 );
-CREATE TABLE set_aside (batch INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, reason TEXT NOT NULL);
+CREATE TABLE set_aside (
+    batch INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, reason TEXT NOT NULL, checksum INTEGER NOT NULL
+);
 CREATE TABLE evaluations (
     evaluation_id INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, batch INTEGER NOT NULL,
     num_tasks INTEGER NOT NULL, status TEXT NOT NULL, reward REAL, num_finished INTEGER NOT NULL,
-    num_failed INTEGER NOT NULL
+    num_failed INTEGER NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE TABLE archives (
     archive INTEGER PRIMARY KEY, name TEXT NOT NULL, num_bytes INTEGER NOT NULL, sha256 TEXT NOT NULL,
     num_groups INTEGER NOT NULL, num_trajectories INTEGER NOT NULL, num_tokens INTEGER NOT NULL, first_batch INTEGER,
-    last_batch INTEGER
+    last_batch INTEGER, checksum INTEGER NOT NULL
 );
-CREATE TABLE archived (group_id INTEGER PRIMARY KEY, archive INTEGER NOT NULL, place INTEGER NOT NULL);
-CREATE TABLE checkpointed (id INTEGER PRIMARY KEY CHECK (id = 0), next_batch INTEGER NOT NULL);
-CREATE TABLE records (record INTEGER PRIMARY KEY, line TEXT NOT NULL);
+CREATE TABLE archived (
+    group_id INTEGER PRIMARY KEY, archive INTEGER NOT NULL, place INTEGER NOT NULL, checksum INTEGER NOT NULL
+);
+CREATE TABLE checkpointed (
+    id INTEGER NOT NULL DEFAULT 0 UNIQUE CHECK (id = 0), next_batch INTEGER NOT NULL, checksum INTEGER NOT NULL
+);
+CREATE TABLE records (record INTEGER PRIMARY KEY, line TEXT NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE commits (
+    slot INTEGER PRIMARY KEY, number INTEGER NOT NULL, digest TEXT NOT NULL, chunks INTEGER NOT NULL,
+    tokens INTEGER NOT NULL, batches INTEGER NOT NULL, records INTEGER NOT NULL, checksum INTEGER NOT NULL
+);
+CREATE TABLE losses (loss INTEGER PRIMARY KEY, line TEXT NOT NULL, checksum INTEGER NOT NULL);
 """
-"""Tokens and log-probs are raw little-endian int32 and float32; a chunk's header is msgpack, its
-checksum CRC-32 of header, token ids and log-probs (see payload.py)."""
+"""Tokens and log-probs are raw little-endian int32 and float32; a chunk's header is msgpack.
+
+The last column of every row is a checksum over the others: SQLite does not notice when a disk changes a byte of them.
+commits: the last RECENT_COMMITS, in a ring (see commits.py). losses: what was lost and accepted, as JSON.
+"""
+
+
+def row_checksum(table: str, values: tuple[Any, ...]) -> int:
+    """CRC-32 of a row's columns, in the table's order, as SQLite gives them back."""
+    return zlib.crc32(_ENCODER.encode(values), zlib.crc32(table.encode()))
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True)
@@ -84,6 +111,8 @@ class Table:
     row_type: type[Row]
     renamed: dict[str, str]
     json_fields: frozenset[str]
+    real_fields: frozenset[str] = frozenset()
+    """Those whose column is REAL: SQLite gives back a float, whatever was stored."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -95,20 +124,34 @@ class Table:
         return [self.renamed.get(name, name) for name in self.fields]
 
     @property
+    def stored_columns(self) -> list[str]:
+        """The columns, and the checksum over them."""
+        return [*self.columns, CHECKSUM]
+
+    @property
     def insert(self) -> str:
-        marks = ", ".join("?" for _ in self.columns)
-        return f"INSERT OR REPLACE INTO {self.name} ({', '.join(self.columns)}) VALUES ({marks})"
+        marks = ", ".join("?" for _ in self.stored_columns)
+        return f"INSERT OR REPLACE INTO {self.name} ({', '.join(self.stored_columns)}) VALUES ({marks})"
 
     def values(self, row: Row) -> tuple[Any, ...]:
+        """The row's columns, with their checksum at the end."""
         values: tuple[Any, ...] = msgspec.structs.astuple(row)
-        if not self.json_fields:
-            return values
-        return tuple(
-            json.dumps(msgspec.to_builtins(value)) if name in self.json_fields else value
-            for name, value in zip(self.fields, values, strict=True)
-        )
+        if self.json_fields or self.real_fields:
+            values = tuple(self._column(name, value) for name, value in zip(self.fields, values, strict=True))
+        return *values, row_checksum(self.name, values)
 
-    def row(self, values: tuple[Any, ...]) -> Row:
+    def _column(self, name: str, value: Any) -> Any:
+        if name in self.json_fields:
+            return json.dumps(msgspec.to_builtins(value))
+        # Adding zero: SQLite stores -0.0 as 0.
+        return float(value) + 0.0 if name in self.real_fields and value is not None else value
+
+    def row(self, stored: tuple[Any, ...]) -> Row:
+        """The row of what ``values`` made. Raises: ValueError when it is something else now."""
+        *columns, checksum = stored
+        values = tuple(columns)
+        if row_checksum(self.name, values) != checksum:
+            raise ValueError(f"{values!r:.200} was changed on the disk: its checksum is another")
         plain = {
             name: json.loads(value) if name in self.json_fields else value
             for name, value in zip(self.fields, values, strict=True)
@@ -116,25 +159,39 @@ class Table:
         return msgspec.convert(plain, self.row_type)
 
 
-def _table(name: str, row_type: type[Row], *, json_fields: tuple[str, ...] = (), **renamed: str) -> Table:
-    return Table(name, row_type, renamed, frozenset(json_fields))
+def _table(
+    name: str, row_type: type[Row], *, json_fields: tuple[str, ...] = (), real_fields: tuple[str, ...] = (), **renamed: str
+) -> Table:
+    return Table(name, row_type, renamed, frozenset(json_fields), frozenset(real_fields))
 
 
+CHECKSUM: Final = "checksum"
 TABLES: Final[dict[type[Row], Table]] = {
     table.row_type: table
     for table in (
         _table("groups", GroupRow),
-        _table("trajectories", TrajectoryRow, json_fields=("turn_rewards",)),
+        _table("trajectories", TrajectoryRow, json_fields=("turn_rewards",), real_fields=("reward_size",)),
         _table("batches", BatchRow, json_fields=("group_ids", "stats"), index="batch"),
         _table("versions", VersionRow),
         _table("trained", TrainedRow, index="batch"),
         _table("failures", FailureRow, index="batch"),
         _table("set_aside", SetAsideRow, index="batch"),
-        _table("evaluations", EvaluationRow),
         _table("archives", ArchiveRow),
         _table("archived", ArchivedRow),
+        _table("evaluations", EvaluationRow, real_fields=("reward",)),
+        _table("checkpointed", CheckpointedRow),
     )
 }
 RUN_KEY: Final = "run"
 """Key of the RunRow, as JSON, in the table meta."""
-CHECKPOINTED_TABLE: Final = Table("checkpointed", CheckpointedRow, {}, frozenset())
+
+
+def checked_columns() -> dict[str, list[str]]:
+    """The columns that each table's checksums cover, chunks apart (see payload.py)."""
+    return {
+        **{table.name: table.columns for table in TABLES.values()},
+        "meta": ["key", "value"],
+        "records": ["record", "line"],
+        "commits": ["slot", "number", "digest", "chunks", "tokens", "batches", "records"],
+        "losses": ["loss", "line"],
+    }

@@ -3,12 +3,9 @@
 One broker writes; others may read at the same time (see reader.py).
 """
 
-import fcntl
 import json
 import math
-import os
 import sqlite3
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -16,15 +13,15 @@ from typing import Any, Final
 
 import msgspec
 
-from services.broker.rows import ArchivedRow, CheckpointedRow, Row, RunRow
+from services.broker.rows import ArchivedRow, BatchRow, Row, RunRow
+from services.broker.store.commits import Commit, first_commit, write_commit
+from services.broker.store.inspection import require_whole
+from services.broker.store.lock import LedgerLock, LockHeldError, lock_path
+from services.broker.store.mark import MARK_FILE, Mark, MarkFile
 from services.broker.store.payload import StoredChunk
 from services.broker.store.reader import Reader, StoreMismatch
-from services.broker.store.schema import CHECKPOINTED_TABLE, CREATE, RUN_KEY, SCHEMA_VERSION, TABLES
+from services.broker.store.schema import CREATE, RUN_KEY, SCHEMA_VERSION, TABLES, row_checksum
 
-LOCK_SUFFIX: Final = "-lock"
-LOCK_WAIT_S: Final = 2.0
-"""How long to wait for a broker that is just ending."""
-LOCK_PAUSE_S: Final = 0.1
 FORGET_CHUNKS: Final = (
     "DELETE FROM chunks WHERE trajectory_id IN (SELECT trajectory_id FROM trajectories WHERE group_id = ?)"
 )
@@ -61,15 +58,24 @@ class Store(Reader):
     def __init__(self, path: Path, *, fingerprint: str, run_id: str) -> None:
         """Open, or create with ``run_id``.
 
-        Raises: StoreMismatch for another schema or fingerprint, StoreUnavailable when the file cannot be used.
+        Raises: StoreMismatch for another schema or fingerprint, StoreUnavailable when the file cannot be used, StoreDamaged
+        when something that was acknowledged is missing (nothing is written then), StoreCorrupt.
         """
         self.path = path
+        self.mark_error = ""
+        """Why the newest commit's mark could not be written; empty when it was."""
+        self._mark: MarkFile | None = None
         self._lock = self._locked()
         try:
+            if self._lock is not None:
+                require_whole(path)
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=2.0)
         except sqlite3.OperationalError as error:
             self._unlock()
             raise self._unavailable(error) from error
+        except BaseException:
+            self._unlock()
+            raise
         super().__init__(path, connection)
         try:
             self._open(fingerprint, run_id)
@@ -79,7 +85,7 @@ class Store(Reader):
         except sqlite3.DatabaseError as error:
             self.close()
             raise StoreMismatch(f"{path}: is not a ledger: {error}; move it away or choose another run.directory") from error
-        except StoreMismatch:
+        except BaseException:
             self.close()
             raise
 
@@ -93,36 +99,27 @@ class Store(Reader):
 
     def close(self) -> None:
         self._connection.close()
+        if self._mark is not None:
+            self._mark.close()
+            self._mark = None
         self._unlock()
 
-    def _locked(self) -> int | None:
-        """A lock on a file of its own, held as long as this store is open: a second broker is refused instead of writing the
-        same epochs. SQLite's own exclusive mode would keep readers out too.
-        """
+    def _locked(self) -> LedgerLock | None:
+        """A second broker is refused instead of writing the same epochs."""
         if str(self.path) == ":memory:":
             return None
-        lock = Path(f"{self.path}{LOCK_SUFFIX}")
         try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+            return LedgerLock(self.path)
+        except LockHeldError as error:
+            raise StoreUnavailable(f"{self.path}: cannot be written: {error}; {WAYS_OUT[sqlite3.SQLITE_BUSY]}") from error
         except OSError as error:
             way_out = WAYS_OUT[sqlite3.SQLITE_CANTOPEN]
-            raise StoreUnavailable(f"{self.path}: cannot be written: {lock}: {error.strerror}; {way_out}") from error
-        deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if time.monotonic() < deadline:
-                    time.sleep(LOCK_PAUSE_S)
-                    continue
-                os.close(descriptor)
-                way_out = WAYS_OUT[sqlite3.SQLITE_BUSY]
-                raise StoreUnavailable(f"{self.path}: cannot be written: {lock} is held; {way_out}") from error
-            return descriptor
+            text = f"{self.path}: cannot be written: {lock_path(self.path)}: {error.strerror}; {way_out}"
+            raise StoreUnavailable(text) from error
 
     def _unlock(self) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     def _open(self, fingerprint: str, run_id: str) -> None:
@@ -136,21 +133,36 @@ class Store(Reader):
             for statement in CREATE.split(";"):
                 self._connection.execute(statement)
             self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            meta = [("fingerprint", fingerprint), ("run_id", run_id)]
-            self._connection.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", meta)
+            for row in (("fingerprint", fingerprint), ("run_id", run_id)):
+                self._write_meta(*row)
+            write_commit(self._connection, first_commit(run_id))
         self._connection.execute("COMMIT")
         if version not in (0, SCHEMA_VERSION):
             raise StoreMismatch(
                 f"{self.path}: schema {version}, this release uses {SCHEMA_VERSION}: continue the run with the release that "
                 "began it, or choose another run.directory"
             )
-        found: dict[str, str] = dict(self._connection.execute("SELECT key, value FROM meta").fetchall())
-        if found["fingerprint"] != fingerprint:
+        found = self.meta_value("fingerprint")
+        if found != fingerprint:
             raise StoreMismatch(
-                f"{self.path}: the run in it has fingerprint {found['fingerprint']}, the configuration {fingerprint}: seed, "
+                f"{self.path}: the run in it has fingerprint {found}, the configuration {fingerprint}: seed, "
                 "model, environment, sampling or batch settings were changed. Change them back or choose another directory"
             )
-        self.run_id = found["run_id"]
+        self.run_id = self.meta_value("run_id")
+        self.newest = self.newest_commit()
+        if self._lock is not None:
+            self._mark = self._opened_mark()
+
+    def _opened_mark(self) -> MarkFile:
+        path = self.path.with_name(MARK_FILE)
+        try:
+            mark = MarkFile(path)
+            mark.write(Mark(run_id=self.run_id, commit=self.newest))
+        except OSError as error:
+            raise StoreUnavailable(
+                f"{path}: cannot be written: {error.strerror}; {WAYS_OUT[sqlite3.SQLITE_CANTOPEN]}"
+            ) from error
+        return mark
 
     # --- writing --------------------------------------------------------------------------------------------------------
 
@@ -161,7 +173,7 @@ class Store(Reader):
         """
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            self._write(changes)
+            newest = self._write(changes)
             self._connection.execute("COMMIT")
         except sqlite3.OperationalError as error:
             self._roll_back()
@@ -169,21 +181,34 @@ class Store(Reader):
         except sqlite3.Error:
             self._roll_back()
             raise
+        self.newest = newest
+        self._write_mark()
 
-    def _write(self, changes: RowChanges) -> None:
+    def _write_mark(self) -> None:
+        if self._mark is None:
+            return
+        try:
+            self._mark.write(Mark(run_id=self.run_id, commit=self.newest))
+        except OSError as error:
+            # The commit is durable, and can be acknowledged: without its mark less can be proved of it, and nothing is lost.
+            self.mark_error = f"{self._mark.path}: cannot be written: {error.strerror}"
+        else:
+            self.mark_error = ""
+
+    def _write(self, changes: RowChanges) -> Commit:
+        """Returns the commit that these changes make."""
+        checksums: list[int] = []
         by_type: dict[type[Row], list[Row]] = {}
         for row in changes.rows:
             by_type.setdefault(type(row), []).append(row)
         for row_type, rows in by_type.items():
             if row_type is RunRow:
-                run = (RUN_KEY, msgspec.json.encode(rows[-1]).decode())
-                self._connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", run)
-            elif row_type is CheckpointedRow:
-                values = [(0, *CHECKPOINTED_TABLE.values(row)) for row in rows]
-                self._connection.executemany("INSERT OR REPLACE INTO checkpointed (id, next_batch) VALUES (?, ?)", values)
+                checksums.append(self._write_meta(RUN_KEY, msgspec.json.encode(rows[-1]).decode()))
             else:
                 table = TABLES[row_type]
-                self._connection.executemany(table.insert, [table.values(row) for row in rows])
+                values = [table.values(row) for row in rows]
+                checksums += [each[-1] for each in values]
+                self._connection.executemany(table.insert, values)
         # In the same transaction as the row that says where they are now.
         archived = [(row.group_id,) for row in by_type.get(ArchivedRow, []) if isinstance(row, ArchivedRow)]
         self._connection.executemany(FORGET_CHUNKS, archived)
@@ -192,8 +217,30 @@ class Store(Reader):
             "VALUES (:trajectory_id, :start, :epoch, :num_tokens, :header, :token_ids, :logprobs, :checksum)",
             [vars(chunk) for chunk in changes.chunks],
         )
-        lines = [(json.dumps(_without_nan(line), allow_nan=False),) for line in changes.lines]
-        self._connection.executemany("INSERT INTO records (line) VALUES (?)", lines)
+        checksums += [chunk.checksum for chunk in changes.chunks]
+        lines = [
+            (number, json.dumps(_without_nan(line), allow_nan=False))
+            for number, line in enumerate(changes.lines, start=self.newest.records + 1)
+        ]
+        records = [(*values, row_checksum("records", values)) for values in lines]
+        self._connection.executemany("INSERT INTO records (record, line, checksum) VALUES (?, ?, ?)", records)
+        checksums += [each[-1] for each in records]
+        commit = self.newest.next(
+            checksums,
+            chunks=len(changes.chunks),
+            tokens=sum(chunk.num_tokens for chunk in changes.chunks),
+            batches=sum(isinstance(row, BatchRow) for row in changes.rows),
+            records=len(lines),
+        )
+        write_commit(self._connection, commit)
+        return commit
+
+    def _write_meta(self, key: str, value: str) -> int:
+        checksum = row_checksum("meta", (key, value))
+        self._connection.execute(
+            "INSERT OR REPLACE INTO meta (key, value, checksum) VALUES (?, ?, ?)", (key, value, checksum)
+        )
+        return checksum
 
     def _roll_back(self) -> None:
         # SQLite has rolled back by itself after some errors (a full disk), and not after others.

@@ -29,11 +29,11 @@ ROOM_WAITS: Final = 10
 TAIL_LINES: Final = 15
 TAIL_BYTES: Final = 131_072
 """More than the longest line: see services/runtime/logs.py::MOST_CHARACTERS."""
-FINAL_EVENTS: Final = ("cannot_start", "stopped_by_error", "replaced", "occupied", "no_room")
+FINAL_EVENTS: Final = ("cannot_start", "stopped_by_error", "replaced", "damaged", "occupied", "no_room")
 HOPELESS: Final = {
     EXIT_CONFIGURATION: "cannot start: ",
-    EXIT_REPLACED: "was replaced by another process of its name, and is not restarted, because the two would replace each "
-    "other for ever: stop one of them; ",
+    EXIT_REPLACED: "was replaced by another process of its name, or found damage, and is not restarted: "
+    "a person has to look; ",
     EXIT_OCCUPIED: "found its place taken by a live process, and is not restarted: stop that one and start this run again, "
     "which continues; ",
 }

@@ -1,18 +1,34 @@
 """Audits a run directory, of a live or an ended run: everything is read in one snapshot of the ledger."""
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
-from services.broker.store import reading
+from services.broker.store import (
+    LEDGER_FILE,
+    MARK_FILE,
+    Evidence,
+    NoLedger,
+    OtherSchema,
+    has_content,
+    read_evidence,
+    reading,
+)
 from services.runs.audit.archives import ArchiveAudit
-from services.runs.audit.findings import Audit, Findings, Rules
-from services.runs.audit.groups import audit_groups, outcomes
+from services.runs.audit.findings import Audit, Findings, Outcome, Rules
+from services.runs.audit.groups import audit_groups
+from services.runs.audit.groups import outcomes as read_outcomes
+from services.runs.audit.missing import audit_losses, audit_missing, audit_rows, audit_without_ledger
 from services.runs.audit.order import Order, audit_batches, audit_set_aside, audit_versions, read_order
-from services.runs.audit.record import audit_checkpoints, audit_record, read_checkpoints
+from services.runs.audit.record import Checkpoint, audit_checkpoints, audit_record, read_checkpoints
 from services.runs.audit.tokens import TokenAudit, TokenCounts
 from services.runs.audit.values import audit_values
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import read_run_settings
+
+NO_ORDER: Final = Order(batch_versions={}, trained_batches={}, trained=[], checkpointed=0)
+NO_TOKENS: Final = TokenCounts(num_chunks=0, num_resumed=0)
 
 
 def audit_run(directory: Path) -> Audit:
@@ -20,13 +36,29 @@ def audit_run(directory: Path) -> Audit:
 
     Raises: NoLedger when it is not a run directory.
     """
-    # Before the snapshot: a live learner's next checkpoint would be newer than a snapshot taken before it.
+    # Before the snapshot: what a live run writes next would be newer than a snapshot taken before it.
     checkpoints = read_checkpoints(directory)
+    evidence = read_evidence(directory, directory / LEDGER_FILE)
     findings = Findings()
+    if not has_content(directory / LEDGER_FILE):
+        audit_without_ledger(findings, evidence)
+        if findings.counts:
+            return _result(directory, findings)
+    try:
+        return _audit_ledger(directory, findings, evidence, checkpoints)
+    except OtherSchema:
+        raise
+    except NoLedger as error:
+        if evidence.mark is None:
+            raise
+        findings.add("database damaged", f"{error}; {MARK_FILE} says that it was a ledger")
+        return _result(directory, findings)
+
+
+def _audit_ledger(directory: Path, findings: Findings, evidence: Evidence, checkpoints: list[Checkpoint]) -> Audit:
     rules, notes = _rules(directory)
-    order = Order(batch_versions={}, trained_batches={}, trained=[], checkpointed=0)
-    counts = TokenCounts(num_chunks=0, num_resumed=0)
-    found = []
+    order, counts = NO_ORDER, NO_TOKENS
+    found: list[Outcome] = []
     run_id = ""
     with reading(directory) as connection:
         try:
@@ -34,8 +66,11 @@ def audit_run(directory: Path) -> Audit:
             _audit_database(connection, findings)
             if not audit_values(connection, findings):
                 raise sqlite3.DatabaseError("its rows hold values that no broker writes")
+            audit_rows(connection, findings)
+            notes += audit_missing(findings, directory, connection, evidence)
+            audit_losses(connection, findings)
             order = read_order(connection)
-            found = outcomes(connection)
+            found = read_outcomes(connection)
             audit_groups(connection, findings, rules)
             audit_batches(connection, findings, rules, order)
             audit_set_aside(connection, findings, order)
@@ -48,11 +83,24 @@ def audit_run(directory: Path) -> Audit:
         # UnicodeDecodeError: SQLite's own message quotes the broken bytes.
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             findings.add("database damaged", f"it cannot be read to its end: {error}")
+    return _result(directory, findings, run_id=run_id, outcomes=found, order=order, counts=counts, notes=notes)
+
+
+def _result(
+    directory: Path,
+    findings: Findings,
+    *,
+    run_id: str = "",
+    outcomes: Sequence[Outcome] = (),
+    order: Order = NO_ORDER,
+    counts: TokenCounts = NO_TOKENS,
+    notes: Sequence[str] = (),
+) -> Audit:
     trained = [batch for batch, version in order.trained if (batch, version) not in order.skipped]
     return Audit(
         directory=directory,
         run_id=run_id,
-        outcomes=found,
+        outcomes=list(outcomes),
         num_batches=len(order.batch_versions),
         num_trained_batches=len(set(trained)),
         num_trained_again=len(trained) - len(set(trained)),
@@ -61,7 +109,7 @@ def audit_run(directory: Path) -> Audit:
         num_versions=len(order.trained_batches),
         num_chunks=counts.num_chunks,
         findings=findings,
-        notes=notes,
+        notes=list(notes),
     )
 
 

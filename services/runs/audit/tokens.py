@@ -112,7 +112,7 @@ class TokenAudit:
                 self._findings.add(
                     "chunk of another length", f"{where} has {len(data)} bytes of {name} for {num_tokens} tokens"
                 )
-        if chunk_checksum(header, token_ids, logprobs) != checksum:
+        if chunk_checksum((trajectory_id, start, epoch, num_tokens), header, token_ids, logprobs) != checksum:
             self._findings.add("chunk was changed", f"{where} does not have the checksum that was stored with it")
         try:
             runs = self._decoder.decode(header)

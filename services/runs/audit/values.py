@@ -62,6 +62,8 @@ KINDS: Final[dict[str, dict[str, str]]] = {
     "checkpointed": dict.fromkeys(("id", "next_batch"), NUMBER),
     "records": {"record": NUMBER, "line": OBJECT},
     "meta": dict.fromkeys(("key", "value"), TEXT),
+    "commits": {**dict.fromkeys(("slot", "number", "chunks", "tokens", "batches", "records"), NUMBER), "digest": TEXT},
+    "losses": {"loss": NUMBER, "line": OBJECT},
 }
 
 

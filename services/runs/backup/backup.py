@@ -18,7 +18,17 @@ import msgspec
 
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.rows import ArchiveRow
-from services.broker.store import ARCHIVE_DIRECTORY, LEDGER_FILE, Reader, file_digest, reading, refusing_damage
+from services.broker.store import (
+    ARCHIVE_DIRECTORY,
+    LEDGER_FILE,
+    MARK_FILE,
+    Reader,
+    file_digest,
+    mark_ledger,
+    reading,
+    refusing_damage,
+    require_whole,
+)
 from services.runs.audit import Checkpoint, read_checkpoints
 from services.runs.backup.manifest import FORMAT, MANIFEST, BackupDamaged, BackupFile, BackupManifest, list_backups
 from services.runtime.durable import make_partial_directory, partial_path, publish_directory, remove_leftovers
@@ -40,9 +50,12 @@ def back_up(directory: Path, destination: Path, say: Say) -> tuple[Path, BackupM
     """Copy the run in ``directory`` to a new directory in ``destination``. ``say`` gets lines about the progress.
 
     What an earlier backup there holds already is linked to. Raises: NoLedger, ConfigurationError, StoreCorrupt,
-    BackupDamaged, ServiceError, OSError.
+    StoreDamaged, BackupDamaged, ServiceError, OSError.
     """
     read_run_settings(directory)
+    if (directory / LEDGER_FILE).is_file():
+        # The copy gets a mark of its own, which must not hide what is missing here.
+        require_whole(directory / LEDGER_FILE)
     destination.mkdir(parents=True, exist_ok=True)
     remove_leftovers(destination)
     earlier = list_backups(destination)
@@ -77,7 +90,8 @@ def _rest(directory: Path, partial: Path, name: str, copying: "_Copying", checkp
         run_id = str(connection.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()[0])
     if checkpoints:
         (partial / CHECKPOINTS / "latest").write_text(checkpoints[-1].name + "\n", encoding="utf-8")
-    for path in (LEDGER_FILE, METRICS_FILE, f"{CHECKPOINTS}/latest"):
+    mark_ledger(partial / LEDGER_FILE)
+    for path in (LEDGER_FILE, MARK_FILE, METRICS_FILE, f"{CHECKPOINTS}/latest"):
         if (partial / path).is_file():
             copying.describe(path)
     return BackupManifest(

@@ -46,6 +46,7 @@ TABLES: Final = (
     "checkpointed",
     "records",
     "meta",
+    "commits",
 )
 
 

@@ -84,7 +84,7 @@ def stored(data: bytes) -> None:
     except ValueError:
         return
     num_tokens = len(token_ids) // 4
-    checksum = chunk_checksum(header, token_ids, logprobs)
+    checksum = chunk_checksum((1, 0, 1, num_tokens), header, token_ids, logprobs)
     chunk = StoredChunk(
         trajectory_id=1, start=0, epoch=1, num_tokens=num_tokens, header=header, token_ids=token_ids, logprobs=logprobs,
         checksum=checksum,

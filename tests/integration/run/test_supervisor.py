@@ -184,7 +184,11 @@ async def test_a_configuration_error_ends_everything_at_once(pipe: Pipe, tmp_pat
 @pytest.mark.parametrize(
     ("status", "event", "words"),
     [
-        (EXIT_REPLACED, "replaced", "learner was replaced by another process of its name, and is not restarted"),
+        (
+            EXIT_REPLACED,
+            "replaced",
+            "learner was replaced by another process of its name, or found damage",
+        ),
         (EXIT_OCCUPIED, "occupied", "learner found its place taken by a live process, and is not restarted: stop that one"),
     ],
 )

@@ -15,11 +15,12 @@ FIRST, SECOND = SessionKey("rollout-0", "a"), SessionKey("rollout-1", "b")
 NUM_BATCHES = 3
 
 
-def write_small_run(directory: Path) -> None:
+def write_small_run(directory: Path, *, reports_last: bool = True) -> None:
     """Three batches of two groups of two, with a failure and a restart.
 
     Group 0 fails and is dropped. An episode of group 1 continues under a second lease. The learner restarts after batch 1
-    from its checkpoint of batch 0, gets batch 1 again and comes to other weights.
+    from its checkpoint of batch 0, gets batch 1 again and comes to other weights. ``reports_last``: the report of the last
+    training arrives.
     """
     directory.mkdir(parents=True)
     settings = Settings(
@@ -28,8 +29,8 @@ def write_small_run(directory: Path) -> None:
             group_size=CONFIG.group_size, groups_per_batch=CONFIG.groups_per_batch, mini_batches=1, max_lag=CONFIG.max_lag
         ),
     )
-    write_run_settings(settings)
     broker = LedgerHarness(path=directory / LEDGER_FILE)
+    write_run_settings(settings)
     for sender in (FIRST, SECOND):
         broker.hello(sender)
     broker.hello(LEARNER, "learner")
@@ -42,7 +43,8 @@ def write_small_run(directory: Path) -> None:
         broker.request_batch(index, version)
         version += 1
         broker.publish(version, index + 1)
-        broker.trained(index, version)
+        if reports_last or index < NUM_BATCHES - 1:
+            broker.trained(index, version)
         if index == 0:
             broker.send(LEARNER, Checkpointed(next_batch=1, policy_version=version))
             write_checkpoint(directory, version, 1)

@@ -159,7 +159,7 @@ PLANTED: list[tuple[str, str, str]] = [
         "version 4 was trained on 1 batches, the one before it on 2",
     ),
     ("DELETE FROM versions WHERE policy_version = 2", "trained out of order", "into version 3 on weights of 0 batches"),
-    ("INSERT INTO trained VALUES (2, 0, 'trained')", "trained out of order", "batch 2 was trained and made no version"),
+    ("INSERT INTO trained VALUES (2, 0, 'trained', 0)", "trained out of order", "batch 2 was trained and made no version"),
     ("UPDATE checkpointed SET next_batch = 7", "trained without a batch", "a checkpoint covers 7 batches, 3 were assembled"),
     ("UPDATE checkpointed SET next_batch = 2", "checkpoint missing", "the newest one there covers 1"),
     ("DELETE FROM records WHERE line LIKE '%dropped%'", "not in the record", "the drop of group 0"),
@@ -232,15 +232,16 @@ def test_all_violations_are_counted_and_the_first_are_kept_in_words(run: Path) -
     spoil(run, "UPDATE chunks SET checksum = 0")
     audit = audit_run(run)
     assert audit.findings.counts["chunk was changed"] == audit.num_chunks > 12
-    spoil(run, *(f"INSERT INTO trained VALUES ({number}, {number}, 'trained')" for number in range(100, 100 + KEPT + 5)))
+    spoil(run, *(f"INSERT INTO trained VALUES ({number}, {number}, 'trained', 0)" for number in range(100, 100 + KEPT + 5)))
     audit = audit_run(run)
     assert audit.findings.counts["trained without a batch"] == KEPT + 5
     assert len(audit.findings.texts["trained without a batch"]) == KEPT
 
 
-def test_a_training_that_is_not_acknowledged_yet_is_a_note_and_no_violation(run: Path) -> None:
+def test_a_training_that_is_not_acknowledged_yet_is_a_note_and_no_violation(tmp_path: Path) -> None:
     """The learner has published the last version, and its report of the training has not arrived yet."""
-    spoil(run, "DELETE FROM trained WHERE batch = 2", "DELETE FROM records WHERE record = (SELECT max(record) FROM records)")
+    run = tmp_path / "run"
+    write_small_run(run, reports_last=False)
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join(lines[:1]) + '\n{"record": 2, "ev')
     audit = audit_run(run)

@@ -1,0 +1,27 @@
+"""``gspo accept-loss RUN_DIR``: go on from what is left of a damaged run."""
+
+import sys
+from pathlib import Path
+
+from services.broker.store import LEDGER_FILE, StoreUnavailable, accept_loss
+from services.runtime.errors import EXIT_DAMAGED, EXIT_FAILED, DiskDamageError
+from services.runtime.plain_text import one_line
+
+
+def accept_loss_command(directory: Path) -> int:
+    """Record what is lost. Returns 0 when a broker can go on, 1 when something is in the way, 3 when there is no way on."""
+    try:
+        accepted = accept_loss(directory / LEDGER_FILE)
+    except (StoreUnavailable, OSError) as error:
+        print(one_line(f"gspo accept-loss: {error}"), file=sys.stderr)
+        return EXIT_FAILED
+    except DiskDamageError as error:
+        print(one_line(f"gspo accept-loss: {error}"), file=sys.stderr)
+        return EXIT_DAMAGED
+    if accepted is None:
+        print("nothing is missing: there is no loss to accept")
+        return 0
+    loss, aside = accepted
+    print(one_line(f"accepted and recorded: {loss}"))
+    print(one_line(f"what was there is kept in {aside}. Start the run again: it continues from what is left"))
+    return 0

@@ -1,0 +1,86 @@
+"""A person may go on from what is left of a ledger: it is recorded for ever, and what was there is kept."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services.broker.metrics_file import METRICS_FILE, MetricsFile
+from services.broker.store import lock
+from services.broker.store.acceptance import accept_loss
+from services.broker.store.mark import MARK_FILE, read_mark
+from services.broker.store.reader import LEDGER_FILE
+from services.broker.store.store import RowChanges
+from services.cli.main import main
+from services.runs.audit.audit import audit_run
+from services.runtime.errors import EXIT_DAMAGED
+from tests.unit.services.broker.store.test_damage import DAMAGE, content, group, killed_run, open_store, run
+
+__all__ = ["killed_run", "run"]  # fixtures
+
+ACCEPTABLE = [row for row in DAMAGE if not row[0].startswith("the ledger is")]
+
+
+@pytest.mark.parametrize("damage", [row[1] for row in ACCEPTABLE], ids=[row[0] for row in ACCEPTABLE])
+def test_the_run_goes_on_and_the_audit_names_the_loss_for_ever(run: Path, damage: Callable[[Path], object]) -> None:
+    damage(run)
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    accepted = accept_loss(run / LEDGER_FILE)
+    assert accepted is not None
+    loss, aside = accepted
+    assert aside == run / "damage-1"
+    for path in aside.iterdir():
+        # A reader leaves an empty log where there was none.
+        assert not path.is_file() or path.read_bytes() == before.get(path.name, b"")
+    for number in range(2):
+        with open_store(run) as store:
+            store.commit(RowChanges(rows=[group(60 + number)]))
+            MetricsFile(run / METRICS_FILE).append(store.metrics_after(0))
+    audit = audit_run(run)
+    assert audit.findings.counts["lost, and accepted"] == 1
+    assert any(str(loss) in text for text in audit.findings.texts["lost, and accepted"])
+    assert "acknowledged and missing" not in audit.findings.counts, audit.problems
+    assert accept_loss(run / LEDGER_FILE) is None
+
+
+def test_checkpoints_of_lost_batches_are_moved_out_of_the_learners_way(run: Path) -> None:
+    damage = next(row[1] for row in DAMAGE if row[0] == "a checkpoint of more batches")
+    damage(run)
+    lost = next(path.name for path in (run / "checkpoints").glob("version-*-0000000005"))
+    (run / "checkpoints" / "latest").write_text(f"{lost}\n")
+    accept_loss(run / LEDGER_FILE)
+    assert (run / "damage-1" / lost / "checkpoint.json").is_file()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["version-0000000002-batch-0000000001"]
+
+
+def test_commit_numbers_of_a_lost_past_are_not_used_again(run: Path) -> None:
+    mark = read_mark(run / MARK_FILE)
+    assert mark is not None
+    (run / f"{LEDGER_FILE}-wal").unlink()
+    accept_loss(run / LEDGER_FILE)
+    with open_store(run) as store:
+        assert store.newest.number == mark.commit.number + 1
+
+
+def test_the_command_says_what_it_did(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "LOCK_WAIT_S", 0.0)
+    assert main(["accept-loss", str(run)]) == 0
+    assert "nothing is missing" in capsys.readouterr().out
+    (run / f"{LEDGER_FILE}-wal").unlink()
+    assert main(["accept-loss", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "3 commits, 2 chunks, 7 tokens" in said
+    assert f"kept in {run}/damage-1" in said
+    with open_store(run):
+        assert main(["accept-loss", str(run)]) == 1
+    assert "stop it first" in capsys.readouterr().err
+
+
+def test_without_a_ledger_there_is_nothing_to_go_on_from(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / LEDGER_FILE).unlink()
+    before = content(run)
+    assert main(["accept-loss", str(run)]) == EXIT_DAMAGED
+    assert "Put the ledger back from a backup" in capsys.readouterr().err
+    assert content(run) == before
