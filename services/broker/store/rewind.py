@@ -27,7 +27,8 @@ LINES: Final = "SELECT record, line FROM records ORDER BY record"
 def rewrite_ledger(ledger: Path, *, run_id: str, rewind_to: tuple[int, int] | None = None) -> None:
     """Give the ledger of a restored run its own ``run_id``; nobody holds the run in it.
 
-    ``rewind_to``: a number of batches and the policy version of the checkpoint that covers them. Batches from there on,
+    ``rewind_to``: a number of batches and the policy version of the checkpoint that covers them (0: it has none, because its
+    learner trained batches again; the one that had made as many batches first is meant). Batches from there on,
     versions after it and what depends on them are removed. The prompts of their groups, and of groups that were under way,
     are sampled again: each prompt up to the last one that stays keeps its group, without tokens.
 
@@ -87,7 +88,11 @@ class _Rewind:
 
     def carry_out(self) -> None:
         """In the caller's transaction. Raises: StoreMismatch, StoreCorrupt."""
-        reader, next_batch, version = self._reader, self._next_batch, self._policy_version
+        reader, next_batch = self._reader, self._next_batch
+        if not self._policy_version:
+            newest = f"SELECT max(policy_version) FROM versions WHERE trained_batches <= {next_batch:d}"
+            self._policy_version = reader.number(newest)
+        version = self._policy_version
         self._require_simple()
         last_record = self._last_record()
         kept = {group_id for row in reader.rows(BatchRow, "WHERE batch < ?", (next_batch,)) for group_id in row.group_ids}
@@ -114,6 +119,8 @@ class _Rewind:
             ("set_aside", "batch >= ?", next_batch),
             ("trained", "batch >= ?", next_batch),
             ("trained", "policy_version > ?", version),
+            # Batches that were trained again: their lines may come later.
+            ("trained", "policy_version = ?", 0),
             ("versions", "policy_version > ?", version),
             ("records", "record > ?", last_record),
         ):
@@ -138,7 +145,7 @@ class _Rewind:
         for number, text in self._connection.execute(LINES):
             line = json.loads(text)
             trained = line.get("event") in ("batch", "batch_skipped")
-            if trained and line["batch"] < self._next_batch and line["policy_version"] <= self._policy_version:
+            if trained and line["batch"] < self._next_batch and 0 < line["policy_version"] <= self._policy_version:
                 last = number
         return last
 

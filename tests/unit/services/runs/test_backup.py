@@ -55,22 +55,24 @@ def harness(run: Path) -> LedgerHarness:
 
 
 def train_on(run: Path, *, first: int, last: int, checkpoint_at: int | None = None) -> None:
-    """A learner resumes after ``first`` batches and trains those below ``last``; a rollout fills them."""
+    """A learner resumes after ``first`` batches and trains those below ``last``, some of them perhaps again and to the same
+    weights; a rollout fills them."""
     broker = harness(run)
     broker.hello(FIRST)
     broker.hello(LEARNER, "learner")
     broker.send(LEARNER, Resume(next_batch=first))
-    version = broker.ledger.state.batches.newest_version + 1
-    broker.publish(version, first)
+    version, num_trained = broker.ledger.state.batches.newest_version, broker.ledger.state.batches.num_trained
     for index in range(first, last):
         _fill(broker, version)
         broker.request_batch(index, version)
-        version += 1
-        broker.publish(version, index + 1)
-        broker.trained(index, version)
+        if index + 1 >= num_trained:
+            version += index + 1 > num_trained
+            broker.publish(version, index + 1)
+        made = version if index + 1 >= num_trained else 0
+        broker.trained(index, made)
         if index + 1 == checkpoint_at:
-            broker.send(LEARNER, Checkpointed(next_batch=checkpoint_at, policy_version=version))
-            write_checkpoint(run, version, checkpoint_at)
+            broker.send(LEARNER, Checkpointed(next_batch=checkpoint_at, policy_version=made))
+            write_checkpoint(run, made, checkpoint_at)
     metrics = MetricsFile(run / METRICS_FILE)
     metrics.append(broker.store.metrics_after(metrics.last))
     broker.store.close()
@@ -166,6 +168,19 @@ def test_the_run_is_restored_as_it_stood_when_a_checkpoint_covered_some_batches(
     with reading(restored) as connection:
         prompts = [prompt for (prompt,) in connection.execute("SELECT prompt FROM groups ORDER BY prompt")]
     assert prompts == list(range(len(prompts)))
+
+
+def test_a_checkpoint_of_batches_that_were_trained_again_is_a_point_in_time_too(run: Path, tmp_path: Path) -> None:
+    train_on(run, first=1, last=5, checkpoint_at=2)
+    assert (run / "checkpoints" / "version-0000000000-batch-0000000002").is_dir()
+    back_up(run, tmp_path / "backups", nothing)
+    restored = tmp_path / "again"
+    restore(tmp_path / "backups", restored, 2, nothing)
+    audit = audit_run(restored)
+    assert audit.problems == []
+    assert audit.num_batches == 2
+    train_on(restored, first=2, last=BATCHES)
+    assert audit_run(restored).problems == []
 
 
 def test_every_point_in_time_is_clean_and_trains_on(run: Path, tmp_path: Path) -> None:
