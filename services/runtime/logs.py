@@ -3,7 +3,8 @@
 import logging
 import os
 import sys
-from collections.abc import Hashable
+import time
+from collections.abc import Callable, Hashable
 from typing import Final
 
 import structlog
@@ -15,6 +16,9 @@ from services.runtime.plain_text import indented_lines
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 MOST_CHARACTERS: Final = 8192
 """Of one text in a line of the log: readers of a log's end find whole lines in it."""
+BURST: Final = 1000
+PER_S: Final = 20
+"""Lines of one event. A run at full speed stays far below; a peer that floods a process fills no disk."""
 
 
 class OccasionalLog:
@@ -38,6 +42,32 @@ class OccasionalLog:
             return
         self._said[key] = (now, 0)
         self._log.warning(event, **fields, **({"left_out": left_out} if left_out else {}))
+
+
+class EventLimit:
+    """A processor that bounds how often each event is logged, whatever peers do: ``burst`` at once, ``per_s`` for long.
+
+    The next line of an event says how many were left out before it. Events are named by the code, so there are few.
+    """
+
+    def __init__(self, *, burst: float = BURST, per_s: float = PER_S, now: Callable[[], float] = time.monotonic) -> None:
+        self._burst = burst
+        self._per_s = per_s
+        self._now = now
+        self._left: dict[str, tuple[float, float, int]] = {}
+        """For each event: how many may be logged at once, since when, and how many were left out."""
+
+    def __call__(self, _: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        name, now = str(event.get("event")), self._now()
+        left, since, left_out = self._left.get(name, (self._burst, now, 0))
+        left = min(self._burst, left + (now - since) * self._per_s)
+        if left < 1:
+            self._left[name] = (left, now, left_out + 1)
+            raise structlog.DropEvent
+        self._left[name] = (left - 1, now, 0)
+        if left_out:
+            event["left_out"] = left_out + (event["left_out"] if isinstance(event.get("left_out"), int) else 0)
+        return event
 
 
 def bound_texts(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -75,6 +105,7 @@ def configure_logging(service: str) -> None:
     )
     structlog.configure(
         processors=[
+            EventLimit(),
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -112,12 +112,12 @@ async def test_a_killed_process_is_restarted_and_keeps_its_log(pipe: Pipe, tmp_p
 
 
 async def test_a_process_that_keeps_crashing_ends_the_run_with_the_end_of_its_log(pipe: Pipe, tmp_path: Path) -> None:
-    specs = [spec(pipe, "learner", "exit", "5")]
+    specs = [spec(pipe, "learner", "exit", "6")]
     supervisor = Supervisor(specs, tmp_path / "logs", VirtualClock(), max_restarts=2, backoff_s=0.001)
     error = await ended(supervisor)
     assert isinstance(error, ServiceError)
     assert "learner ended 3 times" in str(error)
-    assert "status 5, and run.max_restarts is 2" in str(error)
+    assert "status 6, and run.max_restarts is 2" in str(error)
     assert str(tmp_path / "logs" / "learner.log") in str(error)
     assert str(error).endswith("    last words")
 

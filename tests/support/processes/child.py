@@ -39,7 +39,7 @@ def main(name: str, pipe: str, behaviour: str, *arguments: str) -> int:
 
         configure_logging(name)
         for index in range(int(arguments[0])):
-            structlog.get_logger().info("line", index=index)
+            structlog.get_logger().info(f"line-{index // 100}", index=index)
         tell("has spoken")
     if behaviour == "crash-once" and not Path(arguments[0]).exists():
         Path(arguments[0]).touch()

@@ -6,6 +6,11 @@ import pty
 import subprocess
 import sys
 
+import structlog
+
+from services.runtime.logs import EventLimit
+from tests.support.clocks import VirtualClock
+
 PROGRAM = """
 import structlog
 from services.runtime.logs import configure_logging
@@ -56,3 +61,37 @@ def test_what_peers_say_reaches_a_terminal_as_text() -> None:
     assert not [sequence for sequence in ("\x1b[2J", "\x1b[3J", "\x1b[4J") if sequence in text]
     assert "[/INST]" in text
     assert not any(line.startswith("forged") for line in text.splitlines())
+
+
+def test_a_flood_of_one_event_is_bounded_counted_and_hides_no_other() -> None:
+    clock = VirtualClock()
+    limit = EventLimit(burst=5, per_s=2, now=clock.now)
+
+    def logged(event: str, **fields: object) -> dict[str, object] | None:
+        try:
+            return dict(limit(None, "warning", {"event": event, **fields}))
+        except structlog.DropEvent:
+            return None
+
+    flood = [logged("hello_refused") for _ in range(1000)]
+    assert [line for line in flood if line] == [{"event": "hello_refused"}] * 5
+    assert logged("commit_failed") == {"event": "commit_failed"}
+    clock.advance(0.5)
+    assert logged("hello_refused", left_out=3) == {"event": "hello_refused", "left_out": 998}
+    assert logged("hello_refused") is None
+    clock.advance(3600.0)
+    assert [logged("hello_refused") is not None for _ in range(6)] == [True] * 5 + [False]
+
+
+FLOOD = """
+import structlog
+from services.runtime.logs import BURST, configure_logging
+configure_logging("broker")
+for number in range(100_000):
+    structlog.get_logger().warning("hello_refused", reason="r" * 1000)
+"""
+
+
+def test_a_process_that_is_flooded_writes_a_bounded_log() -> None:
+    ended = subprocess.run([sys.executable, "-c", FLOOD], stderr=subprocess.PIPE, check=True)
+    assert 1_000_000 < len(ended.stderr) < 4_000_000
