@@ -103,14 +103,14 @@ class Retention:
                 await self._in_thread(writer.discard)
                 return True
             row = await self._in_thread(writer.close)
+            archived = [ArchivedRow(group_id=each, archive=number, place=place) for each, place in writer.places.items()]
             await self._in_thread(lambda: writer.publish(row))
+            await commit(RowChanges(rows=[row, *archived]))
         # Not when cancelled: the thread may still write. The next broker removes what is left.
         except Exception:
             with suppress(OSError):
                 await self._in_thread(writer.discard)
             raise
-        archived = [ArchivedRow(group_id=each, archive=number, place=place) for each, place in writer.places.items()]
-        await commit(RowChanges(rows=[row, *archived]))
         self._metrics.archived_trajectories.inc(row.num_trajectories)
         self._metrics.archived_bytes.inc(row.num_bytes)
         fields = {"file": row.name, "trajectories": row.num_trajectories, "tokens": row.num_tokens, "bytes": row.num_bytes}

@@ -157,7 +157,7 @@ BUGS = (
         module="services.broker.store.reader",
         old="return join(rows)",
         new="return join(rows[:-1])",
-        invariants=("G1", "no process ends by itself"),
+        invariants=("G1", "poison", "no process ends by itself"),
     ),
     Bug(
         name="admission ignores the oldest version of a group under way",
@@ -430,6 +430,32 @@ BUGS = (
         new='"train", former.prompt + 1, former.task_index,',
         invariants=("G2 no prompt",),
         weather=_poison("raises", *(Event(at=at, kind="release") for at in (8.0, 14.0, 20.0))),
+    ),
+    Bug(
+        name="tokens leave the ledger before their file is there",
+        module="services.broker.retention",
+        old="            await self._in_thread(lambda: writer.publish(row))\n"
+        "            await commit(RowChanges(rows=[row, *archived]))\n",
+        new="            await commit(RowChanges(rows=[row, *archived]))\n"
+        "            await self._in_thread(lambda: writer.publish(row))\n",
+        invariants=("G1", "the ledger is whole"),
+        seed=3,
+    ),
+    Bug(
+        name="a group is archived without its last trajectory",
+        module="services.broker.store.reader",
+        old="members=[(row, self.chunks(row.trajectory_id)) for row in members]",
+        new="members=[(row, self.chunks(row.trajectory_id)) for row in members[:-1]]",
+        invariants=("G1", "the ledger is whole"),
+        seed=3,
+    ),
+    Bug(
+        name="a batch is archived that no checkpoint covers",
+        module="services.broker.store.archivable",
+        old="min(checkpointed, assembled - keep_batches)",
+        new="assembled - keep_batches + 1",
+        invariants=("retention",),
+        seed=3,
     ),
     Bug(
         name="a lease never expires",

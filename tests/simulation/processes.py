@@ -4,7 +4,7 @@ import asyncio
 import random
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from services.broker.entry import ledger_config
 from services.broker.ledger.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
-from services.broker.rows import BatchRow, TrajectoryRow
+from services.broker.retention import Retention
+from services.broker.rows import ArchivedRow, ArchiveRow, BatchRow, TrajectoryRow
 from services.broker.service import MAX_QUEUED, BrokerService
 from services.broker.store.commits import Commit
 from services.broker.store.payload import Payload
@@ -90,6 +91,8 @@ class WatchedStore(Store):
     def commit(self, changes: RowChanges) -> None:
         super().commit(changes)
         self._audit.committed(changes)
+        if any(isinstance(row, ArchivedRow) for row in changes.rows):
+            self._audit.archived(self, changes)
 
     def _write(self, changes: RowChanges) -> Commit:
         commit = super()._write(changes)
@@ -99,6 +102,22 @@ class WatchedStore(Store):
             error.sqlite_errorcode = sqlite3.SQLITE_FULL
             raise error
         return commit
+
+
+class WatchedRetention(Retention):
+    """The real retention; it tells the audit when a file is written that the ledger does not name yet."""
+
+    def __init__(self, path: Path, metrics: BrokerMetrics, clock: Any, *, settings: Settings, audit: Audit) -> None:
+        broker = settings.broker
+        file_bytes = int(broker.archive_file_mib * 2**20)
+        super().__init__(path, metrics, clock, keep_batches=broker.keep_batches, file_bytes=file_bytes)
+        self._audit = audit
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        result = await super()._in_thread(function)
+        if isinstance(result, ArchiveRow):
+            self._audit.passes("archive written")
+        return result
 
 
 class WatchedRouter(RouterChannel):
@@ -180,6 +199,9 @@ class BrokerProcess:
                 machinery.clock.now,
                 commit_interval_s=settings.broker.commit_interval_s,
                 temperature=settings.sampling.temperature,
+                retention=WatchedRetention(
+                    directory / LEDGER_FILE, metrics, machinery.clock, settings=settings, audit=machinery.audit
+                ),
             )
             try:
                 await self._broker.run(stop)

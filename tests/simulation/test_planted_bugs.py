@@ -6,7 +6,20 @@ from tests.simulation.bugs import BUGS, Bug, planted
 from tests.simulation.world import simulate
 
 MAX_SEEDS = 40
-PROMISES = ("G1", "G2", "G3", "G4", "G5", "G6", "versions grow", "liveness", "one learner", "the ledger is whole", "poison")
+PROMISES = (
+    "G1",
+    "G2",
+    "G3",
+    "G4",
+    "G5",
+    "G6",
+    "versions grow",
+    "liveness",
+    "one learner",
+    "the ledger is whole",
+    "poison",
+    "retention",
+)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "-"))

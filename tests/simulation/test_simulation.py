@@ -33,7 +33,7 @@ CONSEQUENCES = (
     "snapshot fetched", "delta fetched", "chunk of weights damaged", "damaged weights found", "weight_peer: fetched",
     "weight_peer: failed", "weight_peer: damaged",
     "learner could not train its batch", "learner died of its batch", "set aside: raises", "set aside: dies",
-    "set aside: unreadable", "batch skipped", "prompt sampled again",
+    "set aside: unreadable", "batch skipped", "prompt sampled again", "group archived",
 )  # fmt: skip
 
 
@@ -85,6 +85,7 @@ def test_a_process_was_killed_at_each_of_the_worst_moments(happened: Counter[str
         f"killed when {point}"
         for point in (
             "chunk received", "committed", "acknowledged", "lease sent", "batch sent", "publishing", "saving", "loading",
+            "archive written", "archived",
         )
     }  # fmt: skip
 

@@ -41,6 +41,8 @@ Point = Literal[
     "saving",
     "loading",
     "batch failed",
+    "archive written",
+    "archived",
 ]
 POINTS: dict[Point, tuple[str, ...]] = {
     "chunk received": ("broker", "rollout"),
@@ -52,7 +54,8 @@ POINTS: dict[Point, tuple[str, ...]] = {
     "saving": ("learner", "broker"),
     "loading": ("rollout", "learner"),
 }
-"""Moments at which a crash is worst, and the processes that it may hit; "batch failed" only where there is poison."""
+"""Moments at which a crash is worst, and the processes that it may hit; "batch failed" only where there is poison, and
+those of archiving only where tokens are archived."""
 LONGEST_STORM_S = 24.0
 STANDBY = "learner-standby"
 
@@ -113,6 +116,8 @@ class Plan:
     """Whether training a batch again gives the same weights."""
     shares_weights: bool = False
     """Whether rollouts fetch weights from each other."""
+    archives: bool = False
+    """Whether tokens move from the ledger into archive files."""
     events: tuple[Event, ...] = field(default=())
 
     def with_events(self, events: tuple[Event, ...]) -> "Plan":
@@ -154,6 +159,9 @@ def plan_of(seed: int) -> Plan:
     plan = replace(plan, is_deterministic=random.Random(f"rounding {seed}").random() < 0.7)
     plan, more = _weights(random.Random(f"weights {seed}"), plan, storm_s)
     more += _poison(random.Random(f"poison {seed}"), plan, storm_s)
+    if seed % 4 == 3:
+        plan = replace(plan, archives=True)
+        more += _archive(random.Random(f"archive {seed}"))
     return plan.with_events(tuple(sorted((*events, *more), key=lambda event: event.at)))
 
 
@@ -177,6 +185,22 @@ def _weights(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list
         for _ in range(rng.randint(0, 3))
     ]
     return plan, events
+
+
+def _archive(rng: random.Random) -> list[Event]:
+    """The broker dies when a file is written that the ledger does not name yet, and just after it named one."""
+    points: list[Point] = rng.sample(["archive written", "archived"], rng.randint(1, 2))
+    return [
+        Event(
+            at=rng.uniform(0.0, 6.0),
+            kind="kill_when",
+            target=("broker",),
+            seconds=rng.uniform(0.2, 3.0),
+            amount=rng.choice([0.0, 0.001, 0.005]),
+            point=point,
+        )
+        for point in points
+    ]
 
 
 def _poison(rng: random.Random, plan: Plan, storm_s: float) -> list[Event]:

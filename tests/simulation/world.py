@@ -358,6 +358,8 @@ def settings_of(plan: Plan, directory: Path) -> Settings:
             max_attempts=plan.max_attempts,
             failure_budget=1000,
             commit_interval_s=plan.commit_interval_s,
+            keep_batches=1 if plan.archives else 0,
+            archive_file_mib=0.0002,
         ),
         rollout=Rollout(
             max_running=plan.max_running, chunk_tokens=plan.chunk_tokens, pause_mode=plan.pause_mode, drain_s=5.0

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from services.broker.ledger.dead_letters import REPORTED_MOST, SILENT_MOST
 from services.broker.rows import (
+    ArchivedRow,
     BatchRow,
     CheckpointedRow,
     EvaluationRow,
@@ -19,8 +20,9 @@ from services.broker.rows import (
     VersionRow,
 )
 from services.broker.store.payload import StoredChunk
+from services.broker.store.reader import Reader, StoreCorrupt
 from services.broker.store.store import RowChanges
-from tests.simulation.audit.books import Books, header_of, spelt
+from tests.simulation.audit.books import Books, Violation, header_of, spelt
 from tests.simulation.episodes import version_in
 
 GIVEN_BACK = {("batched", "set_aside"), ("set_aside", "released"), ("released", "complete"), ("released", "resampled")}
@@ -43,6 +45,32 @@ class DiskAudit(Books):
             if isinstance(row, TrajectoryRow):
                 self._counts(self.durable.trajectories[row.trajectory_id])
         self.passes("committed")
+
+    def archived(self, reader: Reader, changes: RowChanges) -> None:
+        """Tokens have left the ledger: what is read now is what was acknowledged."""
+        for row in changes.rows:
+            if not isinstance(row, ArchivedRow):
+                continue
+            self.happened["group archived"] += 1
+            group = self.durable.groups[row.group_id]
+            self.require(
+                group.status not in ("open", "complete")
+                and (group.batch or 0) < max(1, self.durable.next_batch_checkpointed),
+                "retention: only what is over leaves the ledger",
+                lambda: f"{group} is archived; a checkpoint covers {self.durable.next_batch_checkpointed} batches",
+            )
+            for member in self.members(row.group_id):
+                try:
+                    found: list[StoredChunk] = reader.chunks(member.trajectory_id)
+                except StoreCorrupt as error:
+                    self.report(Violation("G1 nothing acknowledged is lost", f"group {row.group_id} was archived: {error}"))
+                    return
+                self.require(
+                    found == self.durable.chunks.get(member.trajectory_id, []),
+                    "G1 nothing acknowledged is lost",
+                    lambda: f"trajectory {member.trajectory_id} was archived, and reads as {len(found)} other chunks",
+                )
+        self.passes("archived")
 
     def _row(self, row: Row) -> None:
         durable = self.durable
