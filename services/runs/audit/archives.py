@@ -11,8 +11,9 @@ from services.runs.audit.findings import Findings
 
 IN_PLAY: Final = """
 SELECT a.group_id, g.status FROM archived a LEFT JOIN groups g ON g.group_id = a.group_id
-WHERE g.status IS NULL OR g.status IN ('open', 'complete')
+WHERE g.status IS NULL OR g.status = 'open'
 """
+"""A complete group may be: its batch was set aside after it was archived, and given back."""
 
 
 class ArchiveAudit:
