@@ -1,4 +1,4 @@
-"""Every promise of the pages on design, security and operations names the test that shows it, and the test is there.
+"""Every promise about design, security, operations and faults names the test that shows it, and the test is there.
 
 A footnote behind a paragraph, a bullet or a row of a table names tests: ``[^key]``, and at the end of the page
 ``[^key]: `tests/...::test_...` ``. One in the heading of a table holds for its rows. ``[^not-shown]``: nothing does.
@@ -18,6 +18,7 @@ EXPLAINS = {
     "docs/design.md": {"Words", "Limits", "How it is tested"},
     "docs/guide/security.md": {"Trusted", "Not defended", "Fuzzed"},
     "docs/guide/operations.md": set[str](),
+    "docs/guide/faults.md": set[str](),
 }
 NOT_SHOWN = "not-shown"
 _MARK = re.compile(r"\[\^([\w-]+)\]")
