@@ -25,6 +25,7 @@ import zmq.asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.channels import BATCH
+from protocol.codec import Array
 from protocol.limits import MAX_VOCABULARY
 from protocol.messages import Batch, BatchRequest, Checkpointed, Published, Resume, Trained
 from services.runs.audit import audit_run
@@ -171,9 +172,9 @@ class SlowLearner:
             await self.peer.send(Resume(next_batch=0))
             await self._publish(0)
             for index in range(self.num_batches):
-                batch = await self._batch(index)
-                versions = [run.version for item in batch.items for run in item.version_runs if run.version > 0]
-                self.max_lag = max(self.max_lag, batch.policy_version - min(versions))
+                batch, arrays = await self._batch(index)
+                versions = arrays["version_runs"][:, 0]
+                self.max_lag = max(self.max_lag, batch.policy_version - int(versions[versions > 0].min()))
                 await asyncio.sleep(self.train_s)
                 version = await self._publish(index + 1)
                 await self.peer.send(Trained(index=index, policy_version=version, metrics={}))
@@ -193,15 +194,16 @@ class SlowLearner:
         await self.peer.send(message)
         return version
 
-    async def _batch(self, index: int) -> Batch:
+    async def _batch(self, index: int) -> tuple[Batch, dict[str, Array]]:
         while True:
             await self.peer.send(BatchRequest(index=index, policy_version=index + 1))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REQUEST_S):
                     while True:
-                        message = (await self.peer.inbox.get()).message
+                        delivered = await self.peer.inbox.get()
+                        message = delivered.message
                         if isinstance(message, Batch) and message.index == index:
-                            return message
+                            return message, delivered.arrays
 
 
 async def sample(broker: BrokerProcess, rollouts: list[RolloutProcess], time_s: float) -> Sample:

@@ -17,7 +17,13 @@ from protocol.messages import AnyMessage, Message
 
 Array = np.ndarray[Any, Any]
 Frame = bytes | bytearray | memoryview
-DTYPES: Final[dict[str, np.dtype[Any]]] = {"int32": np.dtype("<i4"), "float32": np.dtype("<f4"), "uint8": np.dtype("u1")}
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "int32": np.dtype("<i4"),
+    "int64": np.dtype("<i8"),
+    "float32": np.dtype("<f4"),
+    "float64": np.dtype("<f8"),
+    "uint8": np.dtype("u1"),
+}
 
 
 class Received(msgspec.Struct, frozen=True):

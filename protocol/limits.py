@@ -67,6 +67,11 @@ TURNS_PER_BATCH: Final = 2**20
 SEGMENTS_PER_TURN: Final = 2
 RUNS_PER_TURN: Final = 4
 """Two more than its segments need, for versions that change during a turn."""
+MAX_SEGMENTS: Final = SEGMENTS_PER_TURN * MAX_TURNS
+MAX_RUNS: Final = RUNS_PER_TURN * MAX_TURNS
+"""Segments and version runs of one chunk, which travel in its header."""
+MAX_TASK_BYTES: Final = MAX_HEADER_BYTES // 2
+"""A task, as msgpack: it travels with every lease, beside the state."""
 
 
 class TrajectoryLimits(NamedTuple):

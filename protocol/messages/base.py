@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgpack
 import msgspec
 import numpy as np
 from msgspec import Meta
@@ -41,6 +42,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
         """
 
 
+SegmentKind = Literal["action", "observation"]
+
+
 class VersionRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """``num_tokens`` consecutive tokens made by one policy version (-1: observation tokens, made by none)."""
 
@@ -51,7 +55,7 @@ class VersionRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
 class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Consecutive tokens of one kind: ``action`` (sampled by the policy) or ``observation`` (prompt, tool, user)."""
 
-    kind: Literal["action", "observation"]
+    kind: SegmentKind
     turn: Annotated[int, Meta(ge=0, le=limits.MAX_TURNS)]
     """Turns that are complete before it: an action is the turn of this number, an observation leads to it."""
     num_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CHUNK_TOKENS)]
@@ -80,11 +84,20 @@ def require_rewards(field: str, values: Sequence[float], before: float = 0.0) ->
     return size
 
 
-def require_plain(field: str, value: Any) -> None:
+def require_plain(field: str, value: Any, max_bytes: int | None = None) -> None:
     """Check that ``value`` is plain data throughout, which a codec or a store returns unchanged.
 
-    Raises: ValueError naming the field for other types (bytes, dates), keys that are not text, and data nested too deeply.
+    Raises: ValueError naming the field for other types (bytes, dates), keys that are not text, data nested too deeply, and
+    data of more than ``max_bytes`` as msgpack.
     """
+    _require_levels(field, value)
+    if max_bytes is not None and value is not None:
+        num_bytes = len(msgpack.packb(value, use_bin_type=True))
+        if num_bytes > max_bytes:
+            raise ValueError(f"{field} has {num_bytes} bytes, {max_bytes} allowed")
+
+
+def _require_levels(field: str, value: Any) -> None:
     level = [value]
     for _ in range(limits.MAX_PLAIN_DEPTH + 1):
         below: list[Any] = []

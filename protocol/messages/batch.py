@@ -1,6 +1,6 @@
 """Messages of the batch channel, learner <-> broker: batches, publications, checkpoints."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -13,11 +13,10 @@ from protocol.messages.base import (
     Message,
     Name,
     Reason,
-    Segment,
     Version,
-    VersionRun,
     check_tokens,
 )
+from protocol.messages.pieces import PIECE_ARRAYS, check_pieces
 
 
 class BatchRequest(Message, frozen=True, tag="batch_request"):
@@ -39,14 +38,14 @@ class BatchPending(Message, frozen=True, tag="batch_pending"):
 
 
 class BatchItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """One trajectory of a batch; its tokens are the next ``num_tokens`` of the batch's arrays."""
+    """One trajectory of a batch: how much of each of the batch's arrays is its own, next."""
 
     trajectory_id: Count
     group_id: Count
     num_tokens: Count
-    segments: list[Segment]
-    version_runs: list[VersionRun]
-    turn_rewards: list[float]
+    num_segments: Count
+    num_runs: Count
+    num_turns: Count
     reason: Literal["done", "length"]
 
 
@@ -59,7 +58,7 @@ class Batch(Message, frozen=True, tag="batch"):
 
     LARGE_HEADER: ClassVar[bool] = True
 
-    ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32", "logprobs": "float32"}
+    ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32", "logprobs": "float32", **PIECE_ARRAYS}
 
     index: Count
     policy_version: Version
@@ -67,7 +66,29 @@ class Batch(Message, frozen=True, tag="batch"):
     items: Annotated[list[BatchItem], Meta(min_length=1, max_length=limits.MAX_TRAJECTORIES_PER_BATCH)]
 
     def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        check_tokens(arrays, sum(item.num_tokens for item in self.items))
+        num_tokens = sum(item.num_tokens for item in self.items)
+        check_tokens(arrays, num_tokens)
+        check_pieces(arrays, num_tokens)
+        for name, counted in (
+            ("segments", sum(item.num_segments for item in self.items)),
+            ("version_runs", sum(item.num_runs for item in self.items)),
+            ("turn_rewards", sum(item.num_turns for item in self.items)),
+        ):
+            if len(arrays[name]) != counted:
+                raise ValueError(f"array {name} has {len(arrays[name])} rows, the items {counted}")
+
+    def split(
+        self, arrays: Mapping[str, np.ndarray[Any, Any]]
+    ) -> Iterator[tuple[BatchItem, dict[str, np.ndarray[Any, Any]]]]:
+        """Each item with its parts of the arrays."""
+        at = dict.fromkeys(self.ARRAYS, 0)
+        for item in self.items:
+            sizes = (item.num_tokens, item.num_tokens, item.num_segments, item.num_runs, item.num_turns)
+            parts = {}
+            for name, size in zip(self.ARRAYS, sizes, strict=True):
+                parts[name] = arrays[name][at[name] : at[name] + size]
+                at[name] += size
+            yield item, parts
 
 
 class SkipBatch(Message, frozen=True, tag="skip_batch"):

@@ -22,6 +22,7 @@ from protocol.messages.base import (
     require_rewards,
     require_total,
 )
+from protocol.messages.pieces import PIECE_ARRAYS, check_pieces
 
 
 class LeaseKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -42,10 +43,10 @@ class LeaseRequest(Message, frozen=True, tag="lease_request"):
 class Lease(Message, frozen=True, tag="lease"):
     """Broker -> rollout: extend this trajectory. With acknowledged tokens (``num_tokens`` > 0) it resumes there.
 
-    Arrays: all acknowledged tokens of the trajectory so far.
+    Arrays: all acknowledged tokens of the trajectory so far, and its pieces (``protocol.messages.pieces``).
     """
 
-    ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32", "logprobs": "float32"}
+    ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32", "logprobs": "float32", **PIECE_ARRAYS}
 
     trajectory_id: Count
     epoch: Count
@@ -55,20 +56,18 @@ class Lease(Message, frozen=True, tag="lease"):
     seed: Count
     lease_s: float
     num_tokens: Count
-    segments: list[Segment]
-    version_runs: list[VersionRun]
     state: Plain | None
     """Environment state after the acknowledged tokens; None before the first chunk."""
     turn_done: bool
     """The last action segment is complete: the environment steps next."""
-    turn_rewards: list[float]
 
     def check_plain(self) -> None:
-        require_plain("task", self.task)
+        require_plain("task", self.task, limits.MAX_TASK_BYTES)
         require_plain("state", self.state)
 
     def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         check_tokens(arrays, self.num_tokens)
+        check_pieces(arrays, self.num_tokens)
 
 
 class NoLease(Message, frozen=True, tag="no_lease"):
@@ -91,8 +90,8 @@ class Chunk(Message, frozen=True, tag="chunk"):
     epoch: Count
     offset: Count
     num_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CHUNK_TOKENS)]
-    segments: Annotated[list[Segment], Meta(min_length=1, max_length=limits.MAX_TURNS)]
-    version_runs: Annotated[list[VersionRun], Meta(min_length=1, max_length=limits.MAX_CHUNK_TOKENS)]
+    segments: Annotated[list[Segment], Meta(min_length=1, max_length=limits.MAX_SEGMENTS)]
+    version_runs: Annotated[list[VersionRun], Meta(min_length=1, max_length=limits.MAX_RUNS)]
     state: Plain | None = None
     turn_done: bool = False
     turn_rewards: Annotated[list[float], Meta(max_length=limits.MAX_TURNS)] = []
@@ -103,7 +102,7 @@ class Chunk(Message, frozen=True, tag="chunk"):
         require_total(self.num_tokens, self.segments, self.version_runs)
 
     def check_plain(self) -> None:
-        require_plain("state", self.state)
+        require_plain("state", self.state, limits.MAX_STATE_BYTES)
 
     def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         check_tokens(arrays, self.num_tokens)

@@ -167,7 +167,9 @@ def _write_settings(settings: Settings) -> None:
 
 
 def _check_batch_fits(settings: Settings) -> None:
-    """A batch travels as one message, so its longest possible form must fit one."""
+    """A batch travels as one message, so its longest possible form must fit one. Turns fit by their own limit
+    (``protocol.limits.trajectory_limits``).
+    """
     num_trajectories = settings.batch.groups_per_batch * settings.batch.group_size
     if num_trajectories > MAX_TRAJECTORIES_PER_BATCH:
         raise ConfigurationError(

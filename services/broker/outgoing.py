@@ -7,6 +7,7 @@ import numpy as np
 
 from protocol.codec import Array
 from protocol.messages import Batch, BatchItem, Lease, Plain
+from protocol.messages.pieces import Pieces, piece_arrays
 from services.broker.ledger import GrantLease
 from services.broker.rows import BatchRow, TrajectoryRow
 from services.broker.store import Payload
@@ -33,20 +34,18 @@ def lease_message(grant: GrantLease, task: Plain, payload: Payload, lease_s: flo
         seed=grant.seed,
         lease_s=lease_s,
         num_tokens=payload.num_tokens,
-        segments=payload.segments,
-        version_runs=payload.version_runs,
         state=payload.state,
         turn_done=payload.turn_done,
-        turn_rewards=payload.turn_rewards,
     )
-    return message, {"token_ids": payload.token_ids, "logprobs": payload.logprobs}
+    pieces = Pieces(payload.segments, payload.version_runs, payload.turn_rewards)
+    return message, {"token_ids": payload.token_ids, "logprobs": payload.logprobs, **piece_arrays([pieces])}
 
 
 def batch_message(
     row: BatchRow, items: Sequence[tuple[TrajectoryRow, Payload]], temperature: float
 ) -> tuple[Batch, dict[str, Array]]:
     """A recorded batch; the same rows give the same bytes."""
-    batch_items = []
+    batch_items, pieces = [], []
     for trajectory, payload in items:
         assert trajectory.finish_reason is not None, trajectory
         batch_items.append(
@@ -54,15 +53,17 @@ def batch_message(
                 trajectory.trajectory_id,
                 trajectory.group_id,
                 trajectory.num_tokens,
-                payload.segments,
-                payload.version_runs,
-                list(trajectory.turn_rewards),
+                len(payload.segments),
+                len(payload.version_runs),
+                len(trajectory.turn_rewards),
                 trajectory.finish_reason,
             )
         )
+        pieces.append(Pieces(payload.segments, payload.version_runs, trajectory.turn_rewards))
     message = Batch(index=row.index, policy_version=row.policy_version, temperature=temperature, items=batch_items)
     arrays = {
         "token_ids": np.concatenate([payload.token_ids for _, payload in items]),
         "logprobs": np.concatenate([payload.logprobs for _, payload in items]),
+        **piece_arrays(pieces),
     }
     return message, arrays

@@ -12,8 +12,9 @@ from gspo.environments import TaskSource
 from protocol.channels import ChannelSpec
 from protocol.codec import Array, message_type
 from protocol.errors import ProtocolError
-from protocol.limits import MAX_QUEUED_BYTES
+from protocol.limits import MAX_QUEUED_BYTES, MAX_TASK_BYTES
 from protocol.messages import FOR_ONE_LIFE, Ack, Chunk, LeaseEnded, Message, Refused
+from protocol.messages.base import require_plain
 from protocol.sessions import shown_identity
 from services.broker.ledger import (
     Action,
@@ -326,6 +327,7 @@ class BrokerService:
             return
         try:
             task = dict(self._tasks[grant.split].task(grant.task_index))
+            require_plain("task", task, MAX_TASK_BYTES)  # A lease that resumes has to carry a state beside it.
         # The environment is the user's own code: whatever it raises concerns this task only.
         except Exception as error:
             log.exception("task_failed", split=grant.split, task_index=grant.task_index)

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from protocol.messages import Chunk, Lease, Plain, Segment, VersionRun
+from protocol.messages.pieces import pieces_in
 
 OBSERVATION_VERSION: Final = -1
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -24,14 +25,15 @@ class Trajectory:
         self.epoch = lease.epoch
         self.state: Plain | None = lease.state
         self.turn_done = lease.turn_done
-        self.turn_rewards = list(lease.turn_rewards)
+        pieces = pieces_in(arrays)
+        self.turn_rewards = list(pieces.turn_rewards)
         self.token_ids: list[int] = arrays["token_ids"].tolist()
         self._logprobs: list[float] = arrays["logprobs"].tolist()
         self._kinds: list[tuple[bool, int]] = []
-        for segment in lease.segments:
+        for segment in pieces.segments:
             self._kinds.extend([(segment.kind == "action", segment.turn)] * segment.num_tokens)
         self._versions: list[int] = []
-        for run in lease.version_runs:
+        for run in pieces.version_runs:
             self._versions.extend([run.version] * run.num_tokens)
         self.turn = len(self.turn_rewards)
         self._num_sent = len(self.token_ids)

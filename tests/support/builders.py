@@ -1,5 +1,6 @@
 """Builders of valid protocol messages, to be varied by tests."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -52,6 +53,7 @@ from protocol.messages import (
     WeightRequest,
     Welcome,
 )
+from protocol.messages.pieces import NO_PIECES, Pieces, piece_arrays
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -92,11 +94,8 @@ def a_lease(**changes: Any) -> Lease:
         "seed": 99,
         "lease_s": 15.0,
         "num_tokens": 5,
-        "segments": chunk.segments,
-        "version_runs": chunk.version_runs,
         "state": chunk.state,
         "turn_done": False,
-        "turn_rewards": [],
     }
     return Lease(**{**fields, **changes})
 
@@ -104,9 +103,26 @@ def a_lease(**changes: Any) -> Lease:
 def a_batch() -> Batch:
     """Two trajectories of five tokens."""
     chunk = a_chunk()
-    item = BatchItem(7, 1, 5, chunk.segments, chunk.version_runs, [1.0], "done")
-    other = BatchItem(8, 1, 5, chunk.segments, chunk.version_runs, [0.0], "length")
+    item = BatchItem(7, 1, 5, len(chunk.segments), len(chunk.version_runs), 1, "done")
+    other = BatchItem(8, 1, 5, len(chunk.segments), len(chunk.version_runs), 1, "length")
     return Batch(index=4, policy_version=5, temperature=1.0, items=[item, other])
+
+
+def lease_arrays(num_tokens: int = 5, turn_rewards: Sequence[float] = ()) -> Arrays:
+    """Those of ``a_lease``."""
+    chunk = a_chunk()
+    pieces = Pieces(chunk.segments, chunk.version_runs, turn_rewards) if num_tokens else NO_PIECES
+    return {**token_arrays(num_tokens), **piece_arrays([pieces])}
+
+
+def batch_arrays() -> Arrays:
+    """Those of ``a_batch``."""
+    chunk = a_chunk()
+    rewards = (1.0, 0.0)
+    return {
+        **token_arrays(10),
+        **piece_arrays([Pieces(chunk.segments, chunk.version_runs, [reward]) for reward in rewards]),
+    }
 
 
 def a_manifest() -> Manifest:
@@ -141,7 +157,7 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
         (Refused(reason="no", message_type="chunk", fatal=True), {}),
         (Ack(next_seq=9), {}),
         (LeaseRequest(request_id=1, capacity=4, policy_version=2), {}),
-        (a_lease(), token_arrays(5)),
+        (a_lease(), lease_arrays()),
         (NoLease(request_id=1, reason="window_full", retry_s=0.5), {}),
         (a_chunk(), token_arrays(5)),
         (Finish(trajectory_id=7, epoch=2, num_tokens=5, reason="done", turn_rewards=[0.5, 1.0]), {}),
@@ -151,7 +167,7 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
         (Pulse(policy_version=3, weights_endpoint="tcp://x:1", stopping=True), {}),
         (BatchRequest(index=4, policy_version=5), {}),
         (BatchPending(index=4, groups_ready=3, groups_needed=8, waiting_for="group 9"), {}),
-        (a_batch(), token_arrays(10)),
+        (a_batch(), batch_arrays()),
         (SkipBatch(index=4, reason="2 learners could not train it: the loss is nan"), {}),
         (EndOfRun(index=60, reason="complete"), {}),
         (

@@ -12,6 +12,7 @@ from gspo.environments import Environment, RewardJob, Start, Step
 from protocol.codec import Array, decode, encode
 from protocol.limits import MAX_TURNS
 from protocol.messages import SEQUENCED, Chunk, Finish, Lease, Message, Segment
+from protocol.messages.pieces import Pieces, piece_arrays, pieces_in
 from services.environments.generated import GeneratedTasks
 from services.environments.reward_pool import RewardResult
 from services.rollout.agent import Agent
@@ -117,14 +118,14 @@ def a_new_lease(**changes: Any) -> Lease:
     """A lease of a new trajectory."""
     fields: dict[str, Any] = {
         "trajectory_id": 7, "epoch": 1, "group_id": 3, "split": "train", "task": {"question": "What is 12 + 30?"},
-        "seed": 99, "lease_s": 15.0, "num_tokens": 0, "segments": [], "version_runs": [], "state": None,
-        "turn_done": False, "turn_rewards": [],
+        "seed": 99, "lease_s": 15.0, "num_tokens": 0, "state": None, "turn_done": False,
     }  # fmt: skip
     return Lease(**{**fields, **changes})
 
 
-def no_tokens() -> dict[str, Array]:
-    return {"token_ids": np.empty(0, np.int32), "logprobs": np.empty(0, np.float32)}
+def no_tokens(turn_rewards: Sequence[float] = ()) -> dict[str, Array]:
+    pieces = piece_arrays([Pieces((), (), turn_rewards)])
+    return {"token_ids": np.empty(0, np.int32), "logprobs": np.empty(0, np.float32), **pieces}
 
 
 def resumed(lease: Lease, chunks: Sequence[tuple[Chunk, Mapping[str, Array]]]) -> tuple[Lease, dict[str, Array]]:
@@ -139,15 +140,9 @@ def resumed(lease: Lease, chunks: Sequence[tuple[Chunk, Mapping[str, Array]]]) -
         state = state if chunk.state is None else chunk.state
     last = chunks[-1][0]
     arrays = {name: np.concatenate([arrays[name] for _, arrays in chunks]) for name in ("token_ids", "logprobs")}
+    arrays |= piece_arrays([Pieces(chunk.segments, chunk.version_runs, chunk.turn_rewards) for chunk, _ in chunks])
     following = msgspec.structs.replace(
-        lease,
-        epoch=lease.epoch + 1,
-        num_tokens=offset,
-        segments=[segment for chunk, _ in chunks for segment in chunk.segments],
-        version_runs=[run for chunk, _ in chunks for run in chunk.version_runs],
-        state=state,
-        turn_done=last.turn_done,
-        turn_rewards=[reward for chunk, _ in chunks for reward in chunk.turn_rewards],
+        lease, epoch=lease.epoch + 1, num_tokens=offset, state=state, turn_done=last.turn_done
     )
     received = decode([bytes(frame) for frame in encode(following, arrays)])
     return received.message, received.arrays  # type: ignore[return-value]
@@ -164,12 +159,13 @@ class Whole(msgspec.Struct, frozen=True):
 
 def whole(chunks: Sequence[tuple[Chunk, Mapping[str, Array]]]) -> Whole:
     """Joined chunks; runs and segments are spelt out for each token, so that chunk borders leave no trace."""
-    lease, arrays = resumed(a_new_lease(), chunks)
+    _, arrays = resumed(a_new_lease(), chunks)
+    pieces = pieces_in(arrays)
     return Whole(
         arrays["token_ids"].tolist(),
         arrays["logprobs"].tolist(),
-        _spelt(lease.segments),
-        [run.version for run in lease.version_runs for _ in range(run.num_tokens)],
+        _spelt(pieces.segments),
+        [run.version for run in pieces.version_runs for _ in range(run.num_tokens)],
     )
 
 

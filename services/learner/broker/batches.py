@@ -5,17 +5,19 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gspo.model.packing import TrainGroup, TrainSequence
 from protocol.codec import Array
 from protocol.messages import Batch, BatchItem, EndOfRun, SkipBatch
+from protocol.messages.pieces import ACTION
 
 OBSERVATION_TURN: Final = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchArrived:
-    """A batch with its arrays: int32 token_ids [T] and float32 logprobs [T]."""
+    """A batch with its arrays."""
 
     batch: Batch
     arrays: dict[str, Array]
@@ -30,45 +32,37 @@ def groups_of(batch: Batch, arrays: Mapping[str, np.ndarray[Any, Any]]) -> list[
 
     Raises: ValueError when segments or version runs do not cover a trajectory's tokens.
     """
-    token_ids = arrays["token_ids"].astype(np.int64)
-    logprobs = arrays["logprobs"].astype(np.float32)
-    members: dict[int, list[tuple[BatchItem, TrainSequence]]] = {}
-    offset = 0
-    for item in batch.items:
-        end = offset + item.num_tokens
-        sequence = _sequence(item, token_ids[offset:end], logprobs[offset:end], batch.temperature)
-        members.setdefault(item.group_id, []).append((item, sequence))
-        offset = end
+    members: dict[int, list[tuple[NDArray[np.float64], TrainSequence]]] = {}
+    for item, parts in batch.split(arrays):
+        sequence = _sequence(item, parts, batch.temperature)
+        members.setdefault(item.group_id, []).append((parts["turn_rewards"].astype(np.float64), sequence))
     return [
         TrainGroup(
             group_id=str(group_id),
             sequences=tuple(sequence for _, sequence in group),
-            rewards=np.asarray([sum(item.turn_rewards) for item, _ in group], dtype=np.float64),
-            turn_rewards=tuple(np.asarray(item.turn_rewards, dtype=np.float64) for item, _ in group),
+            rewards=np.asarray([sum(rewards.tolist()) for rewards, _ in group], dtype=np.float64),
+            turn_rewards=tuple(rewards for rewards, _ in group),
         )
         for group_id, group in members.items()
     ]
 
 
-def _sequence(
-    item: BatchItem, token_ids: np.ndarray[Any, Any], logprobs: np.ndarray[Any, Any], temperature: float
-) -> TrainSequence:
-    is_action = np.repeat(
-        [segment.kind == "action" for segment in item.segments], [segment.num_tokens for segment in item.segments]
-    )
-    turns = np.repeat([segment.turn for segment in item.segments], [segment.num_tokens for segment in item.segments])
-    versions = np.repeat([run.version for run in item.version_runs], [run.num_tokens for run in item.version_runs])
+def _sequence(item: BatchItem, parts: Mapping[str, NDArray[Any]], temperature: float) -> TrainSequence:
+    kinds, turns, lengths = parts["segments"].T
+    is_action = np.repeat(kinds == ACTION, lengths)
+    turn_ids = np.repeat(turns, lengths)
+    versions = np.repeat(parts["version_runs"][:, 0], parts["version_runs"][:, 1])
     for field, covered in (("segments", len(is_action)), ("version_runs", len(versions))):
         if covered != item.num_tokens:
             raise ValueError(
                 f"trajectory {item.trajectory_id}: {field} cover {covered} tokens, the trajectory has {item.num_tokens}"
             )
     return TrainSequence(
-        token_ids=token_ids,
-        action_mask=is_action.astype(np.bool_),
+        token_ids=parts["token_ids"].astype(np.int64),
+        action_mask=is_action,
         # The engine's rounding can put a certain token's log-prob a little above 0: a message allows it, training does not.
-        behaviour_logprobs=np.where(is_action, np.minimum(logprobs, 0.0), 0.0).astype(np.float32),
+        behaviour_logprobs=np.where(is_action, np.minimum(parts["logprobs"], 0.0), 0.0).astype(np.float32),
         versions=np.where(is_action, versions, -1).astype(np.int64),
-        turn_ids=np.where(is_action, turns, OBSERVATION_TURN).astype(np.int32),
+        turn_ids=np.where(is_action, turn_ids, OBSERVATION_TURN).astype(np.int32),
         temperature=temperature,
     )

@@ -20,7 +20,7 @@ from services.rollout.weights.replica import Replica
 from services.runtime.net.peer import PeerClient
 from tests.fuzz.mutate import FRAME_MARK, mutate_frames
 from tests.fuzz.target import Target, require
-from tests.support.builders import a_chunk, a_lease, a_manifest, one_of_each, token_arrays
+from tests.support.builders import a_chunk, a_lease, a_manifest, lease_arrays, one_of_each, token_arrays
 from tests.support.wire.golden import GOLDEN
 
 MESSAGE_MARK: Final = FRAME_MARK * 2
@@ -71,7 +71,7 @@ def message_seeds() -> list[bytes]:
     golden = json.loads(GOLDEN.read_text())["frames"]
     seeds += [FRAME_MARK.join(bytes.fromhex(frame) for frame in frames) for frames in golden.values()]
     seeds.append(joined(a_chunk(state={"deep": [[[{"a": [1.5]}]]], "none": None}, turn_rewards=[]), token_arrays(5)))
-    seeds.append(joined(a_lease(num_tokens=0, segments=[], version_runs=[], state=None), token_arrays(0), None))
+    seeds.append(joined(a_lease(num_tokens=0, state=None), lease_arrays(0), None))
     return seeds
 
 

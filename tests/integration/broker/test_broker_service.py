@@ -240,7 +240,7 @@ async def test_tasks_that_cannot_be_leased_are_dropped_with_the_reason_and_do_no
         assert "cannot be leased" in learner.end.reason
         assert await broker.terminate() == 0
     reasons = " ".join(event["reason"] for event in broker.events if event["event"] == "attempt_failed")
-    assert "header has 2097" in reasons
+    assert "task has 2097163 bytes, 524288 allowed" in reasons
     assert "KeyError: 'row 1'" in reasons
     assert [line["event"] for line in broker.record()] == ["dropped", "dropped"]
 

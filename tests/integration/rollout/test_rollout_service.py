@@ -102,16 +102,13 @@ async def test_a_resumed_lease_continues_after_its_tokens(running: Start) -> Non
         half = msgspec.structs.replace(original[0][0], turn_done=False)
         lease, arrays = resumed(a_new_lease(), [(half, original[0][1])])
         cut = len(tokens) - 2
-        lease = msgspec.structs.replace(
-            lease,
-            num_tokens=cut,
-            segments=[*lease.segments[:-1], msgspec.structs.replace(lease.segments[-1], num_tokens=TURN_TOKENS - 2)],
-            version_runs=[
-                *lease.version_runs[:-1],
-                msgspec.structs.replace(lease.version_runs[-1], num_tokens=TURN_TOKENS - 2),
-            ],
-        )
-        await run.broker.send(lease, {name: array[:cut] for name, array in arrays.items()})
+        lease = msgspec.structs.replace(lease, num_tokens=cut)
+        shortened = {name: array.copy() for name, array in arrays.items()}
+        for name in ("segments", "version_runs"):
+            shortened[name][-1, -1] = TURN_TOKENS - 2
+        for name in ("token_ids", "logprobs"):
+            shortened[name] = shortened[name][:cut]
+        await run.broker.send(lease, shortened)
         await run.broker.expect(Finish, 2)
         (chunk, chunk_arrays) = run.broker.chunks[7][0]
         assert (chunk.offset, chunk.epoch) == (cut, 2)

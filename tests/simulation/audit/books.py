@@ -128,4 +128,4 @@ def spelt(segments: Sequence[Segment]) -> list[tuple[str, int]]:
 def content_of(batch: Batch, arrays: Mapping[str, Array]) -> bytes:
     """A batch and its arrays, as bytes."""
     described: dict[str, Any] = msgspec.to_builtins(batch)
-    return bytes(msgpack.packb(described)) + arrays["token_ids"].tobytes() + arrays["logprobs"].tobytes()
+    return bytes(msgpack.packb(described)) + b"".join(array.tobytes() for array in arrays.values())

@@ -6,7 +6,8 @@ from itertools import groupby
 
 from protocol.codec import Array
 from protocol.digests import tensor_digest
-from protocol.messages import Batch, Segment, VersionRun
+from protocol.messages import Batch
+from protocol.messages.pieces import Pieces, pieces_in
 from services.broker.ledger.task_order import trajectory_seed
 from services.broker.rows import TrajectoryRow
 from tests.simulation.audit.books import Books, content_of, spelt
@@ -50,39 +51,35 @@ class TrainingAudit(Books):
             lambda: f"batch {batch.index} is trained with other content than was delivered",
         )
         seen = {trajectory_id for step in history for trajectory_id in step}
-        offset = 0
-        for item in batch.items:
+        for item, parts in batch.split(arrays):
             self.require(
                 item.trajectory_id not in seen,
                 "G2 exactly once",
                 lambda: f"trajectory {item.trajectory_id} is trained twice",
             )
             seen.add(item.trajectory_id)
-            end = offset + item.num_tokens
-            self._episode(batch, item.trajectory_id, arrays, slice(offset, end), item.segments, item.version_runs)
+            pieces = pieces_in(parts)
+            self._episode(batch, item.trajectory_id, parts, pieces)
             row = self.durable.trajectories[item.trajectory_id]
-            self._rewards(row, item.turn_rewards, arrays["token_ids"][offset:end].tolist(), spelt(item.segments))
-            offset = end
+            self._rewards(row, pieces.turn_rewards, parts["token_ids"].tolist(), spelt(pieces.segments))
 
     def _episode(
         self,
         batch: Batch,
         trajectory_id: int,
         arrays: Mapping[str, Array],
-        place: slice,
-        segments: Sequence[Segment],
-        runs: Sequence[VersionRun],
+        pieces: Pieces,
     ) -> None:
         chunks = self.durable.chunks[trajectory_id]
-        token_ids, logprobs = arrays["token_ids"][place], arrays["logprobs"][place]
+        token_ids, logprobs = arrays["token_ids"], arrays["logprobs"]
         self.require(
             token_ids.tobytes() == b"".join(chunk.token_ids for chunk in chunks)
             and logprobs.tobytes() == b"".join(chunk.logprobs for chunk in chunks),
             "G1 nothing acknowledged is lost",
             lambda: f"batch {batch.index}: trajectory {trajectory_id} is trained with other tokens than were acknowledged",
         )
-        kinds = spelt(segments)
-        versions = [run.version for run in runs for _ in range(run.num_tokens)]
+        kinds = spelt(pieces.segments)
+        versions = [run.version for run in pieces.version_runs for _ in range(run.num_tokens)]
         for place_in, ((kind, _), version, logprob) in enumerate(zip(kinds, versions, logprobs.tolist(), strict=True)):
             true = version_in(logprob) if kind == "action" else -1
             self.require(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from protocol.messages import Batch, BatchItem, BatchRequest, Segment, VersionRun, Welcome
+from protocol.messages.pieces import Pieces, piece_arrays
 from services.learner.broker.batches import Answer, BatchArrived
 from services.learner.broker.port import BrokerPort, ToBroker
 from services.learner.weights.snapshot import WeightCopy
@@ -14,19 +15,19 @@ from tests.support.wire.zmq_ends import a_welcome
 
 def a_training_batch(index: int, policy_version: int) -> tuple[Batch, dict[str, np.ndarray]]:
     """Four groups of two; one member of each is rewarded."""
-    items, tokens = [], []
+    items, tokens, pieces = [], [], []
     random = np.random.default_rng(index)
     for group in range(4):
         for member in range(2):
             tokens.append(random.integers(0, 16, 6))
             segments = [Segment("observation", 0, 2), Segment("action", 0, 4)]
             runs = [VersionRun(-1, 2), VersionRun(policy_version, 4)]
-            items.append(
-                BatchItem(8 * index + 2 * group + member, 4 * index + group, 6, segments, runs, [float(member)], "done")
-            )
+            items.append(BatchItem(8 * index + 2 * group + member, 4 * index + group, 6, 2, 2, 1, "done"))
+            pieces.append(Pieces(segments, runs, [float(member)]))
     arrays = {
         "token_ids": np.concatenate(tokens).astype(np.int32),
         "logprobs": np.full(48, -2.7, dtype=np.float32),
+        **piece_arrays(pieces),
     }
     return Batch(index=index, policy_version=policy_version, temperature=1.0, items=items), arrays
 

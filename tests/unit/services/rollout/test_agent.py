@@ -175,7 +175,7 @@ async def test_an_episode_ends_when_an_observation_leaves_no_room_for_an_answer(
 
 async def test_an_episode_ends_with_the_last_turn_that_a_message_can_name(tokenizer: ChatTokenizer, stop_id: int) -> None:
     agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4)
-    await run_episode(agent, a_new_lease(turn_rewards=[0.0] * (MAX_TURNS - 1)))
+    await run_episode(agent, a_new_lease(), no_tokens([0.0] * (MAX_TURNS - 1)))
     finish = agent.broker.finish  # type: ignore[attr-defined]
     assert (finish.reason, len(finish.turn_rewards)) == ("length", MAX_TURNS)
 

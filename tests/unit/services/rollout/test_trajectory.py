@@ -5,7 +5,7 @@ import pytest
 
 from protocol.messages import Segment, VersionRun
 from services.rollout.trajectory import Trajectory
-from tests.support.builders import a_lease, token_arrays
+from tests.support.builders import a_lease, lease_arrays
 from tests.support.episodes import a_new_lease, no_tokens
 
 
@@ -59,8 +59,7 @@ def test_turns_keep_their_tokens_apart_also_when_nothing_stands_between_them() -
 
 
 def test_a_lease_with_tokens_goes_on_behind_them() -> None:
-    lease = a_lease(turn_rewards=[], turn_done=False)
-    trajectory = Trajectory(lease, token_arrays(5))
+    trajectory = Trajectory(a_lease(turn_done=False), lease_arrays())
     assert trajectory.num_unsent == 0
     assert trajectory.action_ids == [7, 8, 9]
     trajectory.act([42], [-0.125], [6])
@@ -73,7 +72,7 @@ def test_a_lease_with_tokens_goes_on_behind_them() -> None:
 
 
 def test_the_turn_of_a_resumed_trajectory_follows_from_the_rewards_it_has() -> None:
-    trajectory = Trajectory(a_lease(turn_rewards=[0.5]), token_arrays(5))
+    trajectory = Trajectory(a_lease(), lease_arrays(turn_rewards=[0.5]))
     assert trajectory.turn == 1
     assert trajectory.action_ids == []
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from protocol.messages import BatchRequest, EndOfRun, Trained, VersionRun
+from protocol.messages.pieces import pieces_in
 from services.broker.store.reader import LEDGER_FILE, StoreCorrupt
 from services.learner.broker.batches import BatchArrived
 from services.learner.weights.snapshot import Snapshot, copy_weights
@@ -84,13 +85,10 @@ def test_a_recorded_batch_is_the_one_that_the_learner_received(run: Path) -> Non
     batch = arrived.batch
     assert (batch.index, batch.policy_version, batch.temperature) == (1, 2, 1.0)
     assert [item.group_id for item in batch.items] == [3, 3, 4, 4]
-    at = 0
-    for item in batch.items:
-        tokens = arrived.arrays["token_ids"][at : at + item.num_tokens]
-        assert tokens.tolist() == tokens_of(item.trajectory_id, item.num_tokens).tolist()
-        assert item.version_runs[1].version in (1, 2)
-        at += item.num_tokens
-    assert at == len(arrived.arrays["token_ids"])
+    for item, parts in batch.split(arrived.arrays):
+        assert parts["token_ids"].tolist() == tokens_of(item.trajectory_id, item.num_tokens).tolist()
+        assert pieces_in(parts).version_runs[1].version in (1, 2)
+    assert sum(item.num_tokens for item in batch.items) == len(arrived.arrays["token_ids"])
 
 
 def test_complete_groups_without_batches_become_batches_in_their_order_each_one_version_later(run: Path) -> None:
@@ -103,10 +101,12 @@ def test_complete_groups_without_batches_become_batches_in_their_order_each_one_
     )
     source = recorded(run)
     assert source.num_batches == 4
-    batches = [source.batch(index).batch for index in range(4)]
+    arrived = [source.batch(index) for index in range(4)]
+    batches = [each.batch for each in arrived]
     assert [[item.group_id for item in batch.items][::2] for batch in batches] == [[1, 2], [3, 4], [7, 8], [9, 10]]
     assert [batch.policy_version for batch in batches] == [1, 2, 3, 4]
-    assert batches[0].items[0].version_runs == [VersionRun(-1, 1), VersionRun(1, 4)]
+    _, parts = next(batches[0].split(arrived[0].arrays))
+    assert pieces_in(parts).version_runs == [VersionRun(-1, 1), VersionRun(1, 4)]
 
 
 class Driven:

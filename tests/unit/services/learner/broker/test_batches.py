@@ -5,27 +5,28 @@ import numpy as np
 import pytest
 
 from protocol.messages import Batch, BatchItem, Segment, VersionRun
+from protocol.messages.pieces import Pieces, piece_arrays
 from services.learner.broker.batches import groups_of
-from tests.support.builders import a_batch, token_arrays
+from tests.support.builders import a_batch, batch_arrays, token_arrays
+
+PIECES = Pieces(
+    [Segment("observation", 0, 3), Segment("action", 0, 2), Segment("observation", 1, 1), Segment("action", 1, 1)],
+    [VersionRun(-1, 3), VersionRun(4, 1), VersionRun(5, 1), VersionRun(-1, 1), VersionRun(5, 1)],
+    [0.0, 1.0],
+)
+"""Three observation, two action, one observation, one action token."""
 
 
-def an_item(trajectory_id: int, group_id: int, rewards: list[float]) -> BatchItem:
-    """Three observation, two action, one observation, one action token."""
-    return BatchItem(
-        trajectory_id,
-        group_id,
-        7,
-        [Segment("observation", 0, 3), Segment("action", 0, 2), Segment("observation", 1, 1), Segment("action", 1, 1)],
-        [VersionRun(-1, 3), VersionRun(4, 1), VersionRun(5, 1), VersionRun(-1, 1), VersionRun(5, 1)],
-        rewards,
-        "done",
-    )
+def an_item(trajectory_id: int, group_id: int) -> BatchItem:
+    return BatchItem(trajectory_id, group_id, 7, 4, 5, 2, "done")
 
 
 def test_groups_keep_their_order_members_rewards_and_tokens() -> None:
-    items = [an_item(1, 20, [1.0, 0.5]), an_item(2, 10, [0.0, 0.0]), an_item(3, 20, [0.25, 0.0])]
+    items = [an_item(1, 20), an_item(2, 10), an_item(3, 20)]
     batch = Batch(index=0, policy_version=6, temperature=0.7, items=items)
-    arrays = token_arrays(21)
+    rewards = [[1.0, 0.5], [0.0, 0.0], [0.25, 0.0]]
+    arrays = token_arrays(21) | piece_arrays([PIECES._replace(turn_rewards=each) for each in rewards])
+    batch.check_arrays(arrays)
     groups = groups_of(batch, arrays)
     assert [group.group_id for group in groups] == ["20", "10"]
     assert groups[0].rewards.tolist() == [1.5, 0.25]
@@ -38,8 +39,9 @@ def test_groups_keep_their_order_members_rewards_and_tokens() -> None:
 
 
 def test_observations_are_masked_and_have_neither_version_turn_nor_logprob() -> None:
-    batch = Batch(index=0, policy_version=6, temperature=1.0, items=[an_item(1, 1, [0.0, 1.0])])
+    batch = Batch(index=0, policy_version=6, temperature=1.0, items=[an_item(1, 1)])
     arrays = {"token_ids": np.arange(7, dtype=np.int32), "logprobs": np.full(7, -0.5, dtype=np.float32)}
+    arrays |= piece_arrays([PIECES])
     (sequence,) = groups_of(batch, arrays)[0].sequences
     assert sequence.action_mask.tolist() == [False, False, False, True, True, False, True]
     assert sequence.behaviour_logprobs.tolist() == [0.0, 0.0, 0.0, -0.5, -0.5, 0.0, -0.5]
@@ -48,16 +50,19 @@ def test_observations_are_masked_and_have_neither_version_turn_nor_logprob() -> 
 
 
 def test_a_logprob_that_rounding_put_above_zero_can_be_trained_on() -> None:
-    batch = Batch(index=0, policy_version=6, temperature=1.0, items=[an_item(1, 1, [0.0, 1.0])])
+    batch = Batch(index=0, policy_version=6, temperature=1.0, items=[an_item(1, 1)])
     arrays = {"token_ids": np.arange(7, dtype=np.int32), "logprobs": np.full(7, 1.2e-7, dtype=np.float32)}
+    arrays |= piece_arrays([PIECES])
     arrays["logprobs"][4] = -0.5
     (sequence,) = groups_of(batch, arrays)[0].sequences
     assert sequence.behaviour_logprobs.tolist() == [0.0, 0.0, 0.0, 0.0, -0.5, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("field", ["segments", "version_runs"])
-def test_an_item_whose_parts_do_not_cover_its_tokens_is_named(field: str) -> None:
+@pytest.mark.parametrize(("field", "array"), [("num_segments", "segments"), ("num_runs", "version_runs")])
+def test_an_item_whose_parts_do_not_cover_its_tokens_is_named(field: str, array: str) -> None:
     batch = a_batch()
-    broken = msgspec.structs.replace(batch.items[0], **{field: getattr(batch.items[0], field)[:-1]})
-    with pytest.raises(ValueError, match=f"trajectory 7: {field} cover"):
-        groups_of(msgspec.structs.replace(batch, items=[broken, batch.items[1]]), token_arrays(10))
+    first, second = batch.items
+    short = msgspec.structs.replace(first, **{field: getattr(first, field) - 1})
+    long = msgspec.structs.replace(second, **{field: getattr(second, field) + 1})
+    with pytest.raises(ValueError, match=f"trajectory 7: {array} cover"):
+        groups_of(msgspec.structs.replace(batch, items=[short, long]), batch_arrays())
