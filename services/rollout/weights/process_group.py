@@ -46,6 +46,8 @@ class ReceivingGroup:
         self._bucket_bytes = bucket_bytes
         self._name = ""
         self._expected: dict[str, str] = {}
+        self._held: dict[str, str] = {}
+        """Checksums of the version that the engine was last seen to hold; empty when it came in another way."""
         self._num_failures = 0
 
     @property
@@ -105,7 +107,16 @@ class ReceivingGroup:
         verification = compare_checksums(self._expected, await self._verifier.checksums())
         if verification.ok:
             self._num_failures = 0
+            self._held = self._expected
         return verification
+
+    async def holds_former(self) -> bool:
+        """Whether the engine still holds what the last update in the group gave it, bit for bit. Raises: EngineError."""
+        return bool(self._held) and compare_checksums(self._held, await self._verifier.checksums()).ok
+
+    def forget_former(self) -> None:
+        """The engine has been given weights in another way."""
+        self._held = {}
 
     async def failed(self) -> None:
         """Leave the group, because nobody knows what is under way in it."""

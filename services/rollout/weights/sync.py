@@ -180,6 +180,8 @@ class WeightSync:
 
     async def _load(self, client: PeerClient, weights: Replica) -> None:
         version, digest = weights.policy_version, weights.digest
+        if self._group is not None:
+            self._group.forget_former()
         if self.policy_version == 0 or not self._takes_parts:
             weights.must_load_all()
         directory = self._work_directory / f"version-{version}"
@@ -241,12 +243,31 @@ class WeightSync:
             pause_s = self._clock.now() - begin
         except (EngineError, VerificationError) as error:
             await self._on_no_group(group, str(error))
-            await self._on_failed(client, version, digest, str(error))
+            if not await self._goes_on(group):
+                await self._on_failed(client, version, digest, str(error))
             return False
         finally:
             self.loading = False
         self._metrics.weight_fetches.labels(kind="group").inc()
         await self._on_loaded(client, version, digest, pause_s)
+        return True
+
+    async def _goes_on(self, group: ReceivingGroup) -> bool:
+        """Generate on with the version that was served before the update, if nothing of the new one has arrived.
+
+        So a learner that dies when it should send does not stop generation until it is back.
+        """
+        try:
+            if not self.policy_version or not await group.holds_former():
+                return False
+            async with self._engine.updating(self.policy_version):
+                pass  # The engine must say, too, that it serves that version.
+            await self._engine.resume()
+        except EngineError as error:
+            log.warning("former_version_not_kept", policy_version=self.policy_version, error=str(error))
+            return False
+        self.may_generate.set()
+        log.info("former_version_kept", policy_version=self.policy_version)
         return True
 
     async def _on_no_group(self, group: ReceivingGroup, error: str) -> None:

@@ -45,6 +45,16 @@ class DeafGroup(SendingGroup):
         self.close()
 
 
+class LaterDeafGroup(SendingGroup):
+    """Sends version 1, and leaves when it is asked to send another."""
+
+    def send(self, data: Bytes) -> None:
+        if self.promised is not None and self.promised.policy_version > 1:
+            self.close()
+        else:
+            super().send(data)
+
+
 class UnaskedGroup(SendingGroup):
     """Never sends anything: the request was lost on its way."""
 
@@ -189,6 +199,22 @@ async def test_a_version_that_fails_in_the_group_is_not_served_and_comes_in_chun
         assert (await verify_loaded(engine, checkpoint_tensors(sglang_server.other))).ok
         assert follow.fetches() == {"snapshot": 1, "group": 0}
         assert follow.updates() == {"loaded": 1, "failed": 1, "no_group": 1}
+
+
+async def test_a_learner_that_is_gone_before_it_has_sent_anything_does_not_stop_generation(
+    engine: Engine, sglang_server: SglangServer, tmp_path: Path
+) -> None:
+    groups = SendingGroups(GLOO, kind=LaterDeafGroup)
+    async with following(engine, tmp_path / "work", groups, bucket_bytes=2**30) as follow:
+        follow.publish(version_of(sglang_server.other, 1))
+        await follow.changed()
+        follow.publish(version_of(sglang_server.base, 2))
+        await follow.changed()
+        # It was never out of service, and has fetched version 2 in chunks.
+        assert (follow.sync.policy_version, follow.sync.quarantined) == (2, "")
+        assert follow.sync.may_generate.is_set()
+        assert follow.fetches() == {"snapshot": 1, "group": 1}
+        assert follow.updates() == {"loaded": 2, "failed": 0, "no_group": 1}
 
 
 async def test_an_update_that_a_killed_rollout_left_open_at_its_engine_does_no_harm(
