@@ -6,9 +6,11 @@ from protocol import limits
 
 
 class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One ROUTER/DEALER channel. High-water marks count messages per peer; ``window`` is the credit of sequenced messages.
+    """One ROUTER/DEALER channel.
 
-    ``max_frame_bytes_in``: largest frame that the binding end takes; a peer that sends a larger one is disconnected.
+    ``high_water_mark``: messages to one peer that wait to be sent. ``window`` and ``limits.WINDOW_BYTES`` are the credit of
+    sequenced messages. ``max_frame_bytes_in``: largest frame that the binding end takes; a peer that sends a larger one is
+    disconnected. ``max_message_bytes_in``: the same for all frames of a message together.
     """
 
     name: str
@@ -18,8 +20,12 @@ class ChannelSpec(msgspec.Struct, frozen=True, kw_only=True):
     window: int
     resend_s: float
     max_frame_bytes_in: int = limits.MAX_HEADER_BYTES
-    heartbeat_ms: int = 1000
-    heartbeat_timeout_ms: int = 4000
+    max_message_bytes_in: int = limits.MAX_HEADER_BYTES
+
+    @property
+    def max_waiting_bytes(self) -> int:
+        """Bytes of one peer's messages that wait to be handled: its window, and the message that reached its end."""
+        return limits.WINDOW_BYTES + self.max_message_bytes_in
 
 
 WORK = ChannelSpec(
@@ -30,6 +36,7 @@ WORK = ChannelSpec(
     window=256,
     resend_s=3.0,
     max_frame_bytes_in=limits.MAX_CHUNK_FRAME_BYTES,
+    max_message_bytes_in=limits.MAX_HEADER_BYTES + 2 * limits.MAX_CHUNK_FRAME_BYTES,
 )
 BATCH = ChannelSpec(
     name="batch",

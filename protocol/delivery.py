@@ -10,21 +10,28 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+from protocol.limits import WINDOW_BYTES
+
 T = TypeVar("T")
 
 
 class Outbox(Generic[T]):
-    """Sender's side. ``window`` bounds what is unacknowledged: ``has_room`` is the credit.
+    """Sender's side. ``window`` (messages) and ``window_bytes`` bound what is unacknowledged: ``has_room`` is the credit.
+
+    One message may exceed ``window_bytes``, so that a message of any size can be sent.
 
     produces:     (seq, item) pairs to put on the wire
     waits for:    acknowledgements
     unblocked by: ``acknowledge``; ``reconnected`` and ``due`` return everything again
     """
 
-    def __init__(self, window: int, resend_s: float) -> None:
+    def __init__(self, window: int, resend_s: float, window_bytes: int = WINDOW_BYTES) -> None:
         if window < 1:
             raise ValueError(f"window is {window}: at least 1 message must be allowed under way")
         self._window = window
+        self._window_bytes = window_bytes
+        self._num_bytes = 0
+        self._sizes: deque[int] = deque()
         self._resend_s = resend_s
         self._unacked: deque[tuple[int, T]] = deque()
         self._next_seq = 0
@@ -32,7 +39,7 @@ class Outbox(Generic[T]):
 
     @property
     def has_room(self) -> bool:
-        return len(self._unacked) < self._window
+        return len(self._unacked) < self._window and self._num_bytes < self._window_bytes
 
     @property
     def num_unacked(self) -> int:
@@ -48,15 +55,17 @@ class Outbox(Generic[T]):
         """The oldest unacknowledged sequence number: what Hello tells the receiver to expect next."""
         return self._unacked[0][0] if self._unacked else self._next_seq
 
-    def push(self, item: T, now: float) -> int:
-        """Take ``item``; returns its sequence number. Raises: ValueError when the window is full."""
+    def push(self, item: T, now: float, num_bytes: int = 0) -> int:
+        """Take ``item`` of ``num_bytes``; returns its sequence number. Raises: ValueError when the window is full."""
         if not self.has_room:
-            raise ValueError(f"window of {self._window} unacknowledged messages is full")
+            raise ValueError(f"window of {self._window} unacknowledged messages or {self._window_bytes} bytes is full")
         if not self._unacked:
             self._last_progress = now
         seq = self._next_seq
         self._next_seq += 1
         self._unacked.append((seq, item))
+        self._sizes.append(num_bytes)
+        self._num_bytes += num_bytes
         return seq
 
     def acknowledge(self, next_seq: int, now: float) -> list[T]:
@@ -64,6 +73,7 @@ class Outbox(Generic[T]):
         covered = []
         while self._unacked and self._unacked[0][0] < next_seq:
             covered.append(self._unacked.popleft()[1])
+            self._num_bytes -= self._sizes.popleft()
         if covered:
             self._last_progress = now
         return covered
@@ -102,6 +112,11 @@ class Inbox:
             return False
         self._expected += 1
         return True
+
+    def skip_to(self, seq: int) -> None:
+        """The sender says that everything below ``seq`` was acknowledged, maybe by a former life of the receiver."""
+        if seq > self._expected:
+            self._expected = self._durable = seq
 
     def committed(self) -> int:
         """All that was taken is durable now; returns the cumulative acknowledgement."""

@@ -52,8 +52,14 @@ MAX_PEERS: Final = 4096
 """Sessions that a broker or weight server keeps."""
 MAX_LEASES_PER_PEER: Final = 4096
 """Leases of one rollout: as many as one Heartbeat can renew."""
+WINDOW_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of unacknowledged messages after which their sender waits; the message that reaches this may be of any size."""
+MAX_QUEUED: Final = 16_384
+"""Messages received and not yet handled in one broker..."""
 MAX_QUEUED_BYTES: Final = 256 * 1024 * 1024
-"""Bytes received and not yet handled in one broker; above this it reads nothing until something is handled."""
+"""...and their bytes. Above either, messages of the peers with the most of them are dropped unacknowledged."""
+MAX_UNSEQUENCED: Final = 64
+"""Messages of one peer, beyond its window, that wait to be handled: requests, heartbeats and Hellos need no credit."""
 BAD_MESSAGES_BURST: Final = 32
 """Undecodable messages that a connection may send at once..."""
 BAD_MESSAGES_PER_S: Final = 1.0

@@ -27,12 +27,19 @@ def session_tag(session: str) -> str:
     return hashlib.blake2b(session.encode(), digest_size=TAG_BYTES).hexdigest()
 
 
-def connection_identity(peer: str, session: str) -> str:
-    """What a process calls its connection; see services.runtime.net.peer."""
-    return f"{peer}/{session}"
+def connection_identity(peer: str, session: str, number: int = 0) -> str:
+    """What a process calls its connection; see services.runtime.net.peer. ``number``: how many it has given up for it."""
+    return f"{peer}/{session}#{number}" if number else f"{peer}/{session}"
+
+
+def belongs(identity: bytes, peer: str, session: str) -> bool:
+    """Whether a connection of this identity is one of the session's."""
+    own = connection_identity(peer, session).encode()
+    return identity == own or identity.startswith(own + b"#")
 
 
 def shown_identity(identity: bytes) -> str:
     """A connection's identity with the tag instead of the session."""
     peer, slash, session = identity.decode(errors="replace").rpartition("/")
-    return f"{peer}/{session_tag(session)}" if slash else session
+    session, mark, number = session.partition("#")
+    return f"{peer}/{session_tag(session)}{mark}{number}" if slash else f"{session}{mark}{number}"

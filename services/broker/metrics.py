@@ -37,6 +37,9 @@ class BrokerMetrics:
         self.connections = counter(
             "connections_total", "Connections accepted (TCP) and admitted (their handshake passed)", ("outcome",)
         )
+        self.messages_dropped = counter(
+            "messages_dropped_total", "Messages dropped because their sender had too many waiting, by channel", ("channel",)
+        )
         self.chunks = counter("chunks_total", "Chunks stored")
         self.tokens = counter("tokens_total", "Tokens stored")
         self.leases_granted = counter("leases_granted_total", "Leases granted")

@@ -12,7 +12,7 @@ from gspo.environments import TaskSource
 from protocol.channels import ChannelSpec
 from protocol.codec import Array, message_type
 from protocol.errors import ProtocolError
-from protocol.limits import MAX_QUEUED_BYTES, MAX_TASK_BYTES
+from protocol.limits import MAX_QUEUED, MAX_QUEUED_BYTES, MAX_TASK_BYTES, MAX_UNSEQUENCED
 from protocol.messages import FOR_ONE_LIFE, Ack, Chunk, LeaseEnded, Message, Refused
 from protocol.messages.base import require_plain
 from protocol.sessions import shown_identity
@@ -38,14 +38,12 @@ from services.broker.sessions import Answer, Arrival, Sessions
 from services.broker.store import RowChanges, Store, StoreCorrupt, StoredChunk, StoreUnavailable, stored_chunk
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import until_stopped
-from services.runtime.net import RouterChannel
+from services.runtime.net import FairQueue, RouterChannel
 from services.runtime.telemetry import Health
 
 log = structlog.get_logger()
 T = TypeVar("T")
 
-MAX_QUEUED: Final = 1024
-"""Messages received and not yet handled; beyond that the sockets are not read and the peers' queues fill up."""
 MAX_EVENTS_PER_COMMIT: Final = 512
 TICK_S: Final = 0.25
 RETRY_FIRST_S: Final = 0.1
@@ -88,11 +86,9 @@ class BrokerService:
         self._retention = retention
         self._started = clock.now() - store.elapsed_s()
         self._last_tick = clock.now()
-        self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue(maxsize=MAX_QUEUED)
+        self._arrivals: FairQueue[Arrival] = FairQueue(max_messages=MAX_QUEUED, max_bytes=MAX_QUEUED_BYTES)
+        self._arrived = asyncio.Event()
         self._sessions = Sessions(ledger, channels, metrics, clock)
-        self._queued_bytes = 0
-        self._room = asyncio.Event()
-        self._room.set()
         self._undelivered: list[tuple[GrantLease, str]] = []
         self._unreadable: list[tuple[SessionKey, int, str]] = []
         self._metrics_file_is_behind = True
@@ -117,19 +113,25 @@ class BrokerService:
             self._thread.shutdown()
 
     async def _receive(self, spec: ChannelSpec, channel: RouterChannel) -> None:
-        """Read one socket.
+        """Read one socket, always: ZeroMQ's own queues have no bounds.
 
-        produces:     arrivals
-        waits for:    messages; room in the queue, in messages and in bytes
-        unblocked by: peers; ``_rounds``
+        produces:     arrivals; what a peer sends above its credit is dropped, unacknowledged
+        waits for:    messages
+        unblocked by: peers
         """
         while True:
             incoming = await channel.receive()
-            self._queued_bytes += incoming.num_bytes
-            await self._arrivals.put(Arrival(spec=spec, incoming=incoming))
-            if self._queued_bytes >= MAX_QUEUED_BYTES:
-                self._room.clear()
-                await self._room.wait()
+            taken = self._arrivals.offer(
+                (spec.name, incoming.peer),
+                Arrival(spec=spec, incoming=incoming),
+                incoming.num_bytes,
+                max_messages=spec.window + MAX_UNSEQUENCED,
+                max_bytes=spec.max_waiting_bytes,
+            )
+            if taken:
+                self._arrived.set()
+            else:
+                self._metrics.messages_dropped.labels(spec.name).inc()
 
     async def _rounds(self, stop: asyncio.Event) -> None:
         """Gather what arrived, decide, commit once, answer.
@@ -154,25 +156,21 @@ class BrokerService:
             # Only now: a peer that was refused for good must hear it first.
             self._sessions.forget_gone()
             await self._bring_metrics_file_up_to_date()
-            self._handled(arrivals)
             self._health.progress()
 
-    def _handled(self, arrivals: list[Arrival]) -> None:
-        self._queued_bytes -= sum(arrival.incoming.num_bytes for arrival in arrivals)
-        if self._queued_bytes < MAX_QUEUED_BYTES:
-            self._room.set()
-
     async def _gather(self) -> list[Arrival]:
-        try:
-            async with asyncio.timeout(TICK_S):
-                arrivals = [await self._arrivals.get()]
-        except TimeoutError:
-            return []
+        if not self._arrivals:
+            self._arrived.clear()
+            try:
+                async with asyncio.timeout(TICK_S):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return []
+        else:
+            await asyncio.sleep(0)  # The receivers read in each round, however much is waiting.
         if self._commit_interval_s:
             await asyncio.sleep(self._commit_interval_s)
-        while len(arrivals) < MAX_EVENTS_PER_COMMIT and not self._arrivals.empty():
-            arrivals.append(self._arrivals.get_nowait())
-        return arrivals
+        return [self._arrivals.take() for _ in range(min(MAX_EVENTS_PER_COMMIT, len(self._arrivals)))]
 
     # --- decide -------------------------------------------------------------------------------------------------------
 
@@ -193,7 +191,7 @@ class BrokerService:
         if now - self._last_tick >= TICK_S:
             self._last_tick = now
             self._sort(self._ledger.on_tick(now), {}, changes, effects)
-            self._metrics.observe(self._ledger, self._arrivals.qsize(), self._queued_bytes, now)
+            self._metrics.observe(self._ledger, len(self._arrivals), self._arrivals.num_bytes, now)
         return effects
 
     def _sort(self, actions: list[Action], arrays: dict[str, Array], changes: RowChanges, effects: list[Action]) -> None:
@@ -225,7 +223,7 @@ class BrokerService:
     # --- make durable ----------------------------------------------------------------------------------------------
 
     async def _commit(self, changes: RowChanges, stop: asyncio.Event) -> bool:
-        """Commit, trying again until it succeeds: what arrives meanwhile waits in bounded queues, unacknowledged.
+        """Commit, trying again until it succeeds. What arrives meanwhile waits in bounded queues or is dropped.
 
         Returns False when ``stop`` was set first: nothing of ``changes`` was acknowledged.
         """

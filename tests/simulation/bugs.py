@@ -147,10 +147,22 @@ BUGS = (
     Bug(
         name="the window of unacknowledged messages is unlimited",
         module="protocol.delivery",
-        old="return len(self._unacked) < self._window",
+        old="return len(self._unacked) < self._window and self._num_bytes < self._window_bytes",
         new="return True",
         invariants=("G6",),
         seed=1,
+    ),
+    Bug(
+        name="a connection that answers nothing is kept",
+        module="services.runtime.net.peer",
+        old="        verdict = self._liveness.look(now)\n",
+        new='        verdict = "fine"\n',
+        invariants=("liveness",),
+        weather=tuple(
+            Event(at=at, kind="half_open", target=pair)
+            for at in (1.0, 3.0, 5.0)
+            for pair in (("learner", "broker"), ("rollout-0", "broker"), ("rollout-0", "learner"))
+        ),
     ),
     Bug(
         name="a resumed trajectory is granted without its last chunk",

@@ -1,13 +1,15 @@
 """ZeroMQ's sockets without ZeroMQ: the calls that ``services.runtime.net`` makes, over connections that the weather spoils.
 
 A connection keeps its order, as TCP does. When it breaks, messages on their way are lost. A dealer keeps what it has not
-sent yet; a router refuses to send to a peer that is gone (ROUTER_MANDATORY). Loss and duplication of single messages are
-harder than anything that ZeroMQ does.
+sent yet; a router refuses to send to a peer that is gone (ROUTER_MANDATORY). A half-open connection takes everything and
+delivers nothing, as one through a proxy whose other side is gone. Loss and duplication of single messages are harder than
+anything that ZeroMQ does.
 """
 
 import asyncio
 import hashlib
 import random
+import struct
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +19,7 @@ import zmq
 from services.runtime.net.channel import at_once
 from tests.simulation.loop import NOBODY, PROCESS, Process, VirtualLoop
 
-HEARTBEAT_TIMEOUT_S = 4.0
+TCP_TIMEOUT_S = 20.0
 RECONNECT_S = (0.1, 2.0)
 LATENCY_S = (0.0005, 0.004)
 
@@ -56,6 +58,14 @@ class Network:
         """Partitions or suspended processes have changed."""
         for connection in list(self.connections):
             connection.refresh()
+
+    def half_open(self, one: str, other: str) -> int:
+        """Break the connections between two processes without a word to the end that connects; returns how many."""
+        pair = {one, other}
+        between = [each for each in self.connections if {each.dealer.process.name, each.router.process.name} == pair]
+        for connection in between:
+            connection.half_open()
+        return len(between)
 
     def kill(self, process: Process) -> None:
         """Close all sockets of a process at once; some of what it was sending has already left."""
@@ -99,6 +109,8 @@ class Direction:
 
     def send(self, frames: Frames) -> None:
         network = self.connection.network
+        if self.connection.is_dead:
+            return
         if network.loss and network.rng.random() < network.loss:
             network.happened["message lost"] += 1
             return
@@ -165,9 +177,11 @@ class Connection:
         self.network = network
         self.dealer = dealer
         self.router = router
-        self.up = Direction(self, dealer, router, [dealer.identity])
+        self.up = Direction(self, dealer, router, [bytes(dealer.identity)])
         self.down = Direction(self, router, dealer, [])
+        self.identity = dealer.identity
         self.is_stalled = False
+        self.is_dead = False
         self._stalls = 0
         network.connections[self] = None
 
@@ -181,15 +195,29 @@ class Connection:
         self.is_stalled = stalled
         self._stalls += 1
         if stalled:
-            self.network.loop.call_later(HEARTBEAT_TIMEOUT_S, self._timed_out, self._stalls, context=NOBODY)
+            self.network.loop.call_later(TCP_TIMEOUT_S, self._timed_out, self._stalls, context=NOBODY)
         else:
             self.up.catch_up()
             self.down.catch_up()
 
     def _timed_out(self, stall: int) -> None:
-        if self.is_stalled and self._stalls == stall and self in self.network.connections:
+        # The kernel of a suspended process still answers.
+        suspended = self.dealer.process.suspended or self.router.process.suspended
+        if self.is_stalled and not suspended and self._stalls == stall and self in self.network.connections:
             self.network.happened["connection timed out"] += 1
             self.close()
+
+    def half_open(self) -> None:
+        """Close it at the router's end only."""
+        if not self.is_dead:
+            self.is_dead = True
+            self._leave_router()
+            self.up.lose_all()
+            self.down.lose_all()
+
+    def _leave_router(self) -> None:
+        if self.router.peers.get(self.identity) is self:
+            del self.router.peers[self.identity]
 
     def close(self) -> None:
         """Close it at both ends; the dealer tries again."""
@@ -200,8 +228,7 @@ class Connection:
             self.is_stalled = False
             self.up.lose_all()
             self.down.lose_all()
-        if self.router.peers.get(self.dealer.identity) is self:
-            del self.router.peers[self.dealer.identity]
+        self._leave_router()
         if self.dealer.connection is self:
             self.dealer.connection = None
             if not self.dealer.closed:
@@ -241,6 +268,7 @@ class SimSocket:
         self.closed = False
         self.peers: dict[bytes, Connection] = {}
         self.connection: Connection | None = None
+        self._monitor: Monitor | None = None
         network.sockets[self] = None
 
     # --- zmq's interface ----------------------------------------------------------------------------------------------
@@ -265,12 +293,20 @@ class SimSocket:
         self._endpoint = endpoint
         self._network.loop.call_later(0.001, self._try_to_connect, context=NOBODY)
 
-    def get_monitor_socket(self, events: int) -> "Silence":
-        """A monitor without events: handshakes always succeed here."""
-        return Silence()
+    def disconnect(self, endpoint: str) -> None:
+        assert endpoint == self._endpoint
+        self._unsent.clear()
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            self._network.happened["connection given up"] += 1
+            connection.close()
+
+    def get_monitor_socket(self, events: int) -> "Monitor":
+        self._monitor = Monitor()
+        return self._monitor
 
     def disable_monitor(self) -> None:
-        """Does nothing: there is no monitor."""
+        """Does nothing: the monitor has no socket of its own."""
 
     async def recv_multipart(self, copy: bool = True) -> Frames:
         while not self._inbox:
@@ -278,10 +314,6 @@ class SimSocket:
             await self._waiter
         direction, frames = self._inbox.popleft()
         direction.num_pending -= 1
-        if self._kind == zmq.ROUTER and self.peers.get(frames[0], direction.connection) is not direction.connection:
-            # ROUTER_HANDOVER: the identity belongs to a newer connection; messages of the old one get another identity.
-            self._network.happened["message of a former connection"] += 1
-            return [b"\0former " + frames[0], *frames[1:]]
         return frames
 
     async def send_multipart(self, frames: Sequence[Any], flags: int = 0) -> None:
@@ -343,6 +375,7 @@ class SimSocket:
 
     def reconnect_later(self) -> None:
         self._network.happened["reconnected"] += 1
+        self._tell(zmq.EVENT_DISCONNECTED)
         self._network.loop.call_later(self._network.rng.uniform(*RECONNECT_S), self._try_to_connect, context=NOBODY)
 
     def _try_to_connect(self) -> None:
@@ -352,12 +385,15 @@ class SimSocket:
         if router is None or self._network.cut(self.process, router.process):
             self._network.loop.call_later(self._network.rng.uniform(*RECONNECT_S), self._try_to_connect, context=NOBODY)
             return
-        former = router.peers.get(self.identity)
-        if former is not None:
-            former.close()
+        assert self.identity not in router.peers, "a router does not hear a second connection under an identity"
         self.connection = router.peers[self.identity] = Connection(self._network, self, router)
+        self._tell(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         while self._unsent:
             self.connection.up.send(self._unsent.popleft())
+
+    def _tell(self, event: int) -> None:
+        if self._monitor is not None:
+            self._monitor.events.put_nowait([struct.pack("=HI", event, 0), self._endpoint.encode()])
 
 
 class Later:
@@ -372,12 +408,14 @@ def _(socket: SimSocket) -> Later:
     return Later()
 
 
-class Silence:
-    """A monitor of a socket that has no events."""
+class Monitor:
+    """A monitor of a socket: it tells when the handshake of a connection has succeeded, and when a connection is lost."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[Frames] = asyncio.Queue()
 
     async def recv_multipart(self) -> Frames:
-        await asyncio.get_running_loop().create_future()
-        raise AssertionError("no event was expected")
+        return await self.events.get()
 
     def close(self, linger: int | None = None) -> None:
         """Does nothing: there is nothing to close."""

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.channels import BATCH, WORK, ChannelSpec
 from protocol.codec import Array
-from protocol.limits import MAX_TURNS
+from protocol.limits import MAX_QUEUED, MAX_TURNS
 from protocol.messages import Message
 from services.broker.entry import ledger_config
 from services.broker.ledger.ledger import Ledger
@@ -21,7 +21,7 @@ from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.retention import Retention
 from services.broker.rows import ArchivedRow, ArchiveRow, BatchRow, TrajectoryRow
-from services.broker.service import MAX_QUEUED, BrokerService
+from services.broker.service import BrokerService
 from services.broker.store.commits import Commit
 from services.broker.store.payload import Payload
 from services.broker.store.reader import LEDGER_FILE, StoreCorrupt
@@ -213,7 +213,7 @@ class BrokerProcess:
         if self._broker is None or self._ledger is None:
             return
         require, batch, state = self._machinery.audit.require, self._machinery.settings.batch, self._ledger.state
-        queued = self._broker._arrivals.qsize()
+        queued = len(self._broker._arrivals)
         require(queued <= MAX_QUEUED, "G6 bounded", lambda: f"the broker's queue holds {queued} messages")
         open_groups, most = state.groups.num_training, (batch.max_lag + 1) * batch.groups_per_batch
         require(open_groups <= most, "G6 bounded", lambda: f"{open_groups} groups are open, {most} fit the window")

@@ -202,6 +202,10 @@ class Storm(ABC):
         host.wanted = False
         return True
 
+    def _on_half_open(self, event: Event) -> bool:
+        one, other = event.target
+        return self.network.half_open(one, other) > 0
+
     def _on_loss(self, event: Event) -> bool:
         self.network.loss = event.amount
 

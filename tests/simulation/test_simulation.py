@@ -18,12 +18,13 @@ OFTEN = 2
 """How often each kind of weather must have come in these seeds."""
 KINDS = (
     "kill broker", "kill learner", "kill rollout", "terminate broker", "terminate learner", "terminate rollout",
-    "suspend broker", "suspend learner", "suspend rollout", "standstill", "partition", "loss", "duplication", "slow",
+    "suspend broker", "suspend learner", "suspend rollout", "standstill", "partition", "half_open", "loss", "duplication",
+    "slow",
     "disk_full", "engine_fails", "engine_fails_update", "engine_damages", "engine_dies", "rewards_fail", "leave", "join",
     "second_learner", "takeover", "second_rollout", "corrupt", "poison", "release",
 )  # fmt: skip
 CONSEQUENCES = (
-    "message lost", "message duplicated", "connection timed out", "reconnected", "window full", "commit refused by the disk",
+    "message lost", "message duplicated", "connection given up", "reconnected", "window full", "commit refused by the disk",
     "trajectory resumed", "lease of begun trajectory", "batch delivered again", "batch trained again",
     "group dropped: stale", "group dropped: failed", "evaluation done", "weights replaced under episodes",
     "batch assembled before its version was announced",

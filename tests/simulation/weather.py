@@ -11,6 +11,7 @@ Kind = Literal[
     "suspend",
     "standstill",
     "partition",
+    "half_open",
     "loss",
     "duplication",
     "slow",
@@ -157,6 +158,7 @@ def plan_of(seed: int) -> Plan:
     events = [_event(rng, rollouts, storm_s) for _ in range(rng.randint(2, 12))]
     events += _second_ones(random.Random(f"second ones {seed}"), rollouts, storm_s)
     plan = replace(plan, is_deterministic=random.Random(f"rounding {seed}").random() < 0.7)
+    events += _half_open(random.Random(f"half open {seed}"), rollouts, storm_s)
     plan, more = _weights(random.Random(f"weights {seed}"), plan, storm_s)
     more += _poison(random.Random(f"poison {seed}"), plan, storm_s)
     if seed % 4 == 3:
@@ -237,6 +239,16 @@ def _second_ones(rng: random.Random, rollouts: list[str], storm_s: float) -> lis
         case ["second_rollout"]:
             return [Event(at=at, kind="second_rollout", target=(rng.choice(rollouts),))]
     return []
+
+
+def _half_open(rng: random.Random, rollouts: list[str], storm_s: float) -> list[Event]:
+    """In some runs, a connection breaks without a word to the end that made it."""
+    if rng.random() < 0.4:
+        return []
+    pairs = [(rng.choice(rollouts), "broker"), (rng.choice(rollouts), "learner"), ("learner", "broker")]
+    return [
+        Event(at=rng.uniform(0.0, storm_s), kind="half_open", target=rng.choice(pairs)) for _ in range(rng.randint(1, 3))
+    ]
 
 
 KINDS: dict[Kind, int] = {

@@ -11,7 +11,7 @@ from typing import Final
 from protocol.delivery import Inbox
 from protocol.limits import MAX_PEERS
 from protocol.messages import Heartbeat, Role
-from protocol.sessions import connection_identity
+from protocol.sessions import belongs
 from services.broker.ledger.actions import SessionKey
 
 MAX_FENCED: Final = 1024
@@ -96,6 +96,8 @@ class Peers:
             )
         peer = self._peers.get(sender)
         if peer is not None:
+            # A first Hello may have been on its way while its sender still heard a former broker's acknowledgements.
+            peer.inbox.skip_to(first_seq)
             self.hear(peer, now)
             return []
         if len(self._peers) >= MAX_PEERS:
@@ -137,7 +139,7 @@ class Peers:
         """A connection without a session spoke. After a restart of the broker it may be that of the learner that has the
         run: that learner lives, and will say Hello when it is told to.
         """
-        if self.learner is not None and identity == connection_identity(*self.learner).encode():
+        if self.learner is not None and belongs(identity, *self.learner):
             self._learner_heard_s = self._listened_s
 
     def get(self, sender: SessionKey) -> Peer | None:

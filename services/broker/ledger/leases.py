@@ -168,13 +168,18 @@ class Leases:
                 actions.append(_ended(sender, key.trajectory_id, key.epoch, "not held by this session"))
             else:
                 self._deadlines[row.trajectory_id] = now + state.config.lease_s
+        return [*actions, self.pulse(sender)]
+
+    def pulse(self, to: SessionKey) -> Reply:
+        """The answer to a heartbeat: the newest version, and that the broker is there."""
+        state = self._state
         newest = state.batches.newest
-        pulse = Pulse(
+        message = Pulse(
             policy_version=state.batches.newest_version,
             weights_endpoint=newest.endpoint if newest is not None else "",
             stopping=bool(state.stop_reason) or state.finished,
         )
-        return [*actions, Reply(to=sender, message=pulse)]
+        return Reply(to=to, message=message)
 
     def expire(self, now: float) -> list[Action]:
         """End leases whose deadline has passed: their trajectories resume elsewhere.

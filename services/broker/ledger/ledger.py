@@ -193,7 +193,7 @@ class Ledger:
             case Release():
                 return self.leases.on_release(sender, message)
             case Heartbeat() if peer.role == "learner":
-                return []  # It says only that the learner lives.
+                return [self.leases.pulse(sender)]  # Each says only that its sender lives.
             case Heartbeat():
                 self.peers.heartbeat(sender, message)
                 changes = self.fleet.changes(sender.peer, message.status, "heartbeat")

@@ -2,6 +2,7 @@
 
 from services.runtime.net.authenticator import AUTHENTICATOR_REASONS, Authenticator, AuthenticatorCounters
 from services.runtime.net.channel import Incoming, RouterChannel
+from services.runtime.net.fair_queue import FairQueue
 from services.runtime.net.peer import UNKNOWN_SESSION, Delivered, PeerClient
 from services.runtime.net.security import KEY_ROLES, PLAINTEXT, KeyFileError, Security, key_role, write_key_pair
 
@@ -13,6 +14,7 @@ __all__ = [
     "Authenticator",
     "AuthenticatorCounters",
     "Delivered",
+    "FairQueue",
     "Incoming",
     "KeyFileError",
     "PeerClient",

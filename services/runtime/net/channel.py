@@ -26,11 +26,19 @@ from services.runtime.net.security import PLAINTEXT, KeyFileError, Security
 
 LINGER_MS: Final = 2000
 RECONNECT_PAUSE_S: Final = 1.0
+MAX_IN_A_ROW: Final = 64
+"""Messages that are received before other tasks get to run."""
+KEEPALIVE_IDLE_S: Final = 10
+KEEPALIVE_INTERVAL_S: Final = 3
+KEEPALIVE_COUNT: Final = 4
+UNACKNOWLEDGED_MS: Final = 20_000
+"""TCP gives a connection up when the other host has acknowledged nothing for so long."""
 HANDSHAKES: Final = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
 )
 
 
@@ -51,14 +59,22 @@ class Incoming:
     seq: int | None = None
 
 
-def _configure(socket: zmq.asyncio.Socket, spec: ChannelSpec, *, received_messages: int, frame_bytes: int) -> None:
+def _configure(socket: zmq.asyncio.Socket, spec: ChannelSpec, *, frame_bytes: int) -> None:
+    """Options of both ends.
+
+    libzmq 4.3.5 aborts the process when it sends a heartbeat, its own or the answer to a peer's, over a connection that was
+    reset while its input was stopped (``Assertion failed: !_io_error``). So there are no heartbeats of ZeroMQ: dead
+    connections are found by TCP and by our own messages. And input is never stopped: the receiving queue has no bound here.
+    """
     socket.setsockopt(zmq.SNDHWM, spec.high_water_mark)
-    socket.setsockopt(zmq.RCVHWM, received_messages)
+    socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes + limits.CURVE_OVERHEAD_BYTES)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, spec.heartbeat_ms)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, spec.heartbeat_timeout_ms)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, spec.heartbeat_timeout_ms)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_INTERVAL_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_COUNT)
+    socket.setsockopt(zmq.TCP_MAXRT, UNACKNOWLEDGED_MS)
 
 
 def _reason(error: zmq.ZMQError) -> str:
@@ -89,7 +105,7 @@ def at_once(socket: zmq.asyncio.Socket) -> Any:
 
 
 class RouterChannel:
-    """The binding end. A peer that reconnects under the same identity takes over its former connection."""
+    """The binding end. An identity belongs to one connection at a time; a second one under it is not heard."""
 
     def __init__(
         self, context: zmq.asyncio.Context, spec: ChannelSpec, endpoint: str, authenticator: Authenticator | None = None
@@ -103,11 +119,13 @@ class RouterChannel:
             raise EndpointError(f"{spec.name} channel: {objection}")
         self._spec = spec
         self._authenticator = authenticator
+        self._num_in_a_row = 0
         self._socket = context.socket(zmq.ROUTER)
         self._at_once = at_once(self._socket)
-        _configure(self._socket, spec, received_messages=spec.window, frame_bytes=spec.max_frame_bytes_in)
+        _configure(self._socket, spec, frame_bytes=spec.max_frame_bytes_in)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        # No handover of an identity: the former connection would stay open without a reader, which stops its input.
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         if authenticator is not None:
             authenticator.guard(self._socket, spec)
         try:
@@ -147,7 +165,6 @@ class RouterChannel:
             if self._authenticator is None:
                 return _decode(peer, frames)
             if self._authenticator.ignores(self._spec, peer):
-                await asyncio.sleep(0)  # Other tasks get to run, however much comes in.
                 continue
             incoming = _decode(peer, frames, key)
             if incoming.received is None:
@@ -161,7 +178,12 @@ class RouterChannel:
             # A message that is already there is read without a future and the event loop, which cost more than the reading.
             parts = self._at_once.recv_multipart(zmq.NOBLOCK, copy=copy)
         except zmq.Again:
+            self._num_in_a_row = 0
             parts = await self._socket.recv_multipart(copy=copy)
+        else:
+            self._num_in_a_row += 1
+            if self._num_in_a_row % MAX_IN_A_ROW == 0:
+                await asyncio.sleep(0)  # Other tasks get to run, however much comes in.
         identity, *frames = parts
         if copy:
             return b"", identity, frames
@@ -214,7 +236,7 @@ class DealerChannel:
         self._endpoint = endpoint
         self._security = security
         self._socket = context.socket(zmq.DEALER)
-        _configure(self._socket, spec, received_messages=spec.high_water_mark, frame_bytes=limits.MAX_FRAME_BYTES)
+        _configure(self._socket, spec, frame_bytes=limits.MAX_FRAME_BYTES)
         self._socket.setsockopt_string(zmq.IDENTITY, identity)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
@@ -237,13 +259,29 @@ class DealerChannel:
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
 
-    async def handshakes(self) -> AsyncGenerator[str, None]:
-        """Yield how each attempt to connect ends: "" when we are admitted, otherwise why not and what to do.
+    def connect_again(self, identity: str) -> None:
+        """Give up the connection, which may be dead without a sign, and make another under a new identity: the other end may
+        not know yet that the former one is dead. What was on its way is lost.
+        """
+        self._socket.setsockopt_string(zmq.IDENTITY, identity)
+        self._socket.disconnect(self._endpoint)
+        self._socket.connect(self._endpoint)
+
+    async def handshakes(self) -> AsyncGenerator[str | None, None]:
+        """Yield how each attempt to connect ends: "" when we are admitted, otherwise why not and what to do. None: the
+        connection over which we were admitted is lost.
 
         libzmq gives up for good when the other end refuses. After a pause it is told to try again.
         """
+        admitted = False
         while True:
             event = parse_monitor_message(await self._monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                if admitted:
+                    yield None
+                admitted = False
+                continue
+            admitted = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
             yield self._outcome(event)
             if event["event"] in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
                 await asyncio.sleep(RECONNECT_PAUSE_S)

@@ -2,7 +2,7 @@
 
 A PeerClient turns a DEALER socket into a connection that survives a restart of the other end. It says Hello until it is
 welcomed, keeps every sequenced message until it is acknowledged, and sends all unacknowledged ones again after each new
-handshake.
+handshake. A connection over which nothing is answered any more is given up for a new one.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from services.runtime.clock import Clock
 from services.runtime.errors import OccupiedError, ReplacedError, ServiceError
 from services.runtime.logs import OccasionalLog
 from services.runtime.net.channel import DealerChannel, Incoming
+from services.runtime.net.liveness import Liveness
 from services.runtime.net.security import PLAINTEXT, Security
 
 log = structlog.get_logger()
@@ -97,6 +98,8 @@ class PeerClient:
         self._welcomed = asyncio.Event()
         self._last_hello = -HELLO_INTERVAL_S
         self._last_heard = clock.now()
+        self._liveness = Liveness(clock.now())
+        self._num_given_up = 0
         self._turned_away_at: float | None = None
         self._turned_away_s = 0.0
         self._warnings = OccasionalLog(log, clock)
@@ -182,14 +185,18 @@ class PeerClient:
         """
         if not isinstance(message, SEQUENCED):
             if self._welcomed.is_set():
+                self._liveness.sent()
                 await self._channel.send(message, arrays)
             return
         async with self._room:
             await self._room.wait_for(lambda: self._outbox.has_room)
             frames = encode(message, arrays, self._outbox.next_seq)
             decode(frames)
-            self._outbox.push(_Unacknowledged(message_type=message_type(message), frames=frames), self._clock.now())
+            num_bytes = sum(memoryview(frame).nbytes for frame in frames)
+            kept = _Unacknowledged(message_type=message_type(message), frames=frames)
+            self._outbox.push(kept, self._clock.now(), num_bytes)
         if self._welcomed.is_set():
+            self._liveness.sent()
             await self._channel.send_frames(frames)
 
     async def flushed(self) -> None:
@@ -201,6 +208,7 @@ class PeerClient:
         while True:
             incoming = await self._channel.receive()
             self._last_heard = self._clock.now()
+            self._liveness.heard()
             await self._handle(incoming)
 
     async def _watch_handshakes(self) -> None:
@@ -208,6 +216,11 @@ class PeerClient:
         refusals = 0
         async with aclosing(self._channel.handshakes()) as handshakes:
             async for reason in handshakes:
+                if reason is None:
+                    # Not left to libzmq, which would keep the identity: the other end may not hear a second connection
+                    # under it before it has read everything that came over the first one.
+                    await self._connect_again()
+                    continue
                 refusals = refusals + 1 if reason else 0
                 if reason and reason != self.refused:
                     log.warning("handshake_refused", channel=self._spec.name, reason=reason)
@@ -227,13 +240,19 @@ class PeerClient:
         elif isinstance(message, Welcome):
             await self._on_welcome(message)
         elif isinstance(message, Ack):
-            async with self._room:
-                if self._outbox.acknowledge(message.next_seq, self._clock.now()):
-                    self._room.notify_all()
+            await self._on_ack(message)
         elif isinstance(message, Refused):
             await self._on_refused(message)
         else:
             await self.inbox.put(Delivered(message=message, arrays=incoming.received.arrays))
+
+    async def _on_ack(self, ack: Ack) -> None:
+        async with self._room:
+            if self._outbox.acknowledge(ack.next_seq, self._clock.now()):
+                self._room.notify_all()
+        if ack.next_seq < self._outbox.first_seq and self._clock.now() - self._last_hello >= HELLO_INTERVAL_S:
+            # It waits for messages that its former life has acknowledged: our Hello was older than these acknowledgements.
+            await self._say_hello()
 
     async def _on_welcome(self, welcome: Welcome) -> None:
         if self._fingerprint and welcome.fingerprint and welcome.fingerprint != self._fingerprint:
@@ -292,6 +311,7 @@ class PeerClient:
     async def _tick(self) -> None:
         while True:
             now = self._clock.now()
+            await self._look(now)
             if not self._welcomed.is_set():
                 if now - self._last_hello >= HELLO_INTERVAL_S:
                     await self._say_hello()
@@ -299,8 +319,30 @@ class PeerClient:
                 await self._send_again(self._outbox.due(now))
             await asyncio.sleep(TICK_S)
 
+    async def _look(self, now: float) -> None:
+        """Ask for a sign of life, or connect again, when the other end answers nothing."""
+        if self.inbox.full():
+            self._liveness.heard()  # Answers may be there: it is our service that takes none.
+        verdict = self._liveness.look(now)
+        if verdict == "connect_again":
+            silent_s = round(now - self._last_heard, 1)
+            self._warnings.warning(
+                "connect_again", "silent", channel=self._spec.name, endpoint=self._endpoint, silent_s=silent_s
+            )
+            await self._connect_again()
+        elif verdict == "ask" and self._welcomed.is_set():
+            await self._say_hello()
+
+    async def _connect_again(self) -> None:
+        """Make a new connection and open it with a handshake."""
+        self._num_given_up += 1
+        self._channel.connect_again(connection_identity(self._peer, self._session, self._num_given_up))
+        self._welcomed.clear()
+        await self._say_hello()
+
     async def _say_hello(self) -> None:
         self._last_hello = self._clock.now()
+        self._liveness.sent()
         await self._channel.send(
             Hello(
                 protocol_version=PROTOCOL_VERSION,

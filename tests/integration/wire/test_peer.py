@@ -26,7 +26,7 @@ from protocol.messages import (
 from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.fencing import Peers, SessionRefused
 from services.runtime.errors import OccupiedError, ReplacedError, ServiceError, flatten
-from services.runtime.net.peer import TURNED_AWAY_S
+from services.runtime.net.peer import TICK_S, TURNED_AWAY_S
 from tests.support.broker.process import eventually
 from tests.support.builders import a_chunk, token_arrays
 from tests.support.clocks import VirtualClock
@@ -248,10 +248,8 @@ async def test_the_connection_survives_a_restart_of_the_other_end() -> None:
             former_life.destroy(linger=0)
             await client.send(finish(1))
             restarted = ScriptedEnd(context, WORK, end.endpoint)
-            received = await restarted.receive()
-            assert isinstance(received.message, Finish)
-            await restarted.refuse_session()
             await restarted.welcome()
+            assert isinstance(restarted.seen[0].message, Hello), "a new connection begins with a handshake"
             await restarted.acknowledge(await restarted.expect_received(Finish))
             await client.flushed()
 
@@ -403,3 +401,41 @@ async def test_silence_is_measured_from_the_last_message_of_the_other_end() -> N
         while not isinstance((await client.inbox.get()).message, Pulse):
             pass
         assert client.silent_s == 0
+
+
+async def test_an_end_that_waits_for_messages_acknowledged_long_ago_hears_where_we_are() -> None:
+    """Our Hello was on its way while we still heard the acknowledgements of the other end's former life."""
+    clock = VirtualClock()
+    async with connected(WORK, clock=clock) as (end, client):
+        await client.send(finish(1))
+        await end.acknowledge(await end.expect_received(Finish))
+        await client.flushed()
+        await client.send(finish(2))
+        await end.expect(Finish)
+        clock.advance(1.1)
+        await end.reply(Ack(next_seq=0))
+        assert (await end.expect(Hello)).first_seq == 1
+
+
+async def passing(clock: VirtualClock) -> None:
+    """Time passes, four times as fast."""
+    while True:
+        clock.advance(TICK_S)
+        await asyncio.sleep(TICK_S / 4)
+
+
+async def test_an_end_that_answers_nothing_is_asked_and_then_connected_to_again() -> None:
+    clock = VirtualClock()
+    async with connected(WORK, clock=clock) as (end, client):
+        former = end.peer
+        await client.send(Heartbeat(policy_version=0, status="serving", leases=[]))
+        await end.expect(Heartbeat)
+        async with in_background(passing(clock)):
+            await end.expect(Hello)
+            assert end.peer == former
+            assert client.connected
+            while end.peer == former:
+                await end.expect(Hello)
+            assert end.peer == former + b"#1"
+            await end.reply(a_welcome())
+            await client.connected_welcome()

@@ -6,7 +6,6 @@ import pytest
 
 from protocol import limits
 from protocol.channels import BATCH, PEER_WEIGHTS, WEIGHTS, WORK
-from services.broker.service import MAX_QUEUED
 from services.reward_worker.isolation import KEPT_VARIABLES
 from services.runtime.net.authenticator import AUTHENTICATOR_REASONS, HANDSHAKE_LIMIT_MS, RELOAD_S
 from services.runtime.telemetry import MAX_CONNECTIONS, SILENT_S
@@ -26,7 +25,10 @@ MIB = 1024 * 1024
         f"| {limits.MAX_HEADER_BYTES // MIB} MiB; {limits.MAX_LARGE_HEADER_BYTES // MIB} MiB |",
         f"| {limits.MAX_FRAMES}, {limits.MAX_MESSAGE_BYTES // MIB} MiB |",
         f"| {WORK.window} work, {BATCH.window} batch and weights |",
-        f"| {MAX_QUEUED:,} messages, {limits.MAX_QUEUED_BYTES // MIB} MiB |",
+        f"| {limits.MAX_QUEUED:,} messages, {limits.MAX_QUEUED_BYTES // MIB} MiB |",
+        f"| {WORK.window + limits.MAX_UNSEQUENCED} work, {BATCH.window + limits.MAX_UNSEQUENCED} batch; "
+        f"{WORK.max_waiting_bytes // 10**6} MB, {BATCH.max_waiting_bytes // MIB} MiB |",
+        f"| {limits.WINDOW_BYTES // MIB} MiB of unacknowledged messages |",
         f"| sessions | {limits.MAX_PEERS:,} |",
         f"| open leases of one rollout | {limits.MAX_LEASES_PER_PEER:,} |",
         f"| {limits.BAD_MESSAGES_BURST}, and {limits.BAD_MESSAGES_PER_S:g} more each second |",

@@ -106,3 +106,23 @@ def test_everything_arrives_once_and_in_order_whatever_the_line_does(weather: li
         arrive()
         outbox.acknowledge(inbox.next_seq, now)
     assert taken == list(range(produced))
+
+
+def test_a_receiver_skips_what_its_former_life_acknowledged() -> None:
+    inbox = Inbox(first_seq=0)
+    inbox.skip_to(6)
+    assert inbox.next_seq == 6
+    assert inbox.offer(6)
+    inbox.skip_to(3)
+    assert inbox.offer(7)
+
+
+def test_bytes_bound_what_is_unacknowledged_and_one_message_may_be_larger() -> None:
+    outbox: Outbox[str] = Outbox(window=8, resend_s=1.0, window_bytes=100)
+    outbox.push("a", 0.0, 99)
+    outbox.push("b", 0.0, 500)
+    assert not outbox.has_room
+    outbox.acknowledge(1, 0.0)
+    assert not outbox.has_room
+    outbox.acknowledge(2, 0.0)
+    assert outbox.has_room

@@ -1,6 +1,6 @@
 """Sessions are secrets, and their tags are what people see."""
 
-from protocol.sessions import connection_identity, new_session, session_tag, session_towards, shown_identity
+from protocol.sessions import belongs, connection_identity, new_session, session_tag, session_towards, shown_identity
 
 
 def test_a_session_cannot_be_guessed() -> None:
@@ -18,10 +18,19 @@ def test_each_other_end_gets_another_session() -> None:
     assert session_towards(session, "tcp://a:1") in towards, "and always the same one"
 
 
+def test_all_connections_of_a_session_belong_to_it() -> None:
+    assert belongs(b"learner/abc", "learner", "abc")
+    assert belongs(connection_identity("learner", "abc", 2).encode(), "learner", "abc")
+    assert not belongs(b"learner/abcd", "learner", "abc")
+    assert not belongs(b"learner/ab", "learner", "abc")
+
+
 def test_a_shown_identity_has_a_tag_instead_of_the_session() -> None:
     session = new_session()
     identity = connection_identity("rollout-7", session).encode()
     assert shown_identity(identity) == f"rollout-7/{session_tag(session)}"
+    again = connection_identity("rollout-7", session, 3).encode()
+    assert shown_identity(again) == f"rollout-7/{session_tag(session)}#3"
     assert len(session_tag(session)) == 8
     assert session_tag(session) not in session
     assert shown_identity(b"a stranger") == "a stranger"

@@ -1,4 +1,4 @@
-"""Messages received and not yet handled are bounded in bytes, however large each of them is."""
+"""Messages received and not yet handled are bounded, and the sockets are read all the same."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.channels import WORK
 from protocol.codec import Array
-from protocol.limits import MAX_QUEUED_BYTES
+from protocol.limits import MAX_UNSEQUENCED
 from protocol.messages import Hello, Message
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import MetricsFile
@@ -18,31 +18,35 @@ from services.runtime.net.channel import Incoming
 from services.runtime.telemetry import Health
 from tests.support.broker.ledger import LedgerHarness
 
-MESSAGE_BYTES = MAX_QUEUED_BYTES // 4
-NUM_MESSAGES = 100
+CREDIT = WORK.window + MAX_UNSEQUENCED
+NUM_MESSAGES = 3 * CREDIT
 
 
 class Flood:
-    """A channel with many large messages; answers leave when the test says so."""
+    """A channel with many messages of one peer, then one of another; answers leave when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_bytes: int) -> None:
         self.num_received = 0
-        self.num_answered = 0
+        self.answered: list[bytes] = []
+        self.all_received = asyncio.Event()
         self.answering = asyncio.Event()
-        self.all_answered = asyncio.Event()
+        self.quiet_peer_answered = asyncio.Event()
+        self._num_bytes = num_bytes
 
     async def receive(self) -> Incoming:
         await asyncio.sleep(0)
-        if self.num_received == NUM_MESSAGES:
+        if self.num_received > NUM_MESSAGES:
+            self.all_received.set()
             await asyncio.get_running_loop().create_future()
         self.num_received += 1
-        return Incoming(peer=b"r", received=None, error="large", num_bytes=MESSAGE_BYTES)
+        peer = b"flooder" if self.num_received <= NUM_MESSAGES else b"quiet"
+        return Incoming(peer=peer, received=None, error="large", num_bytes=self._num_bytes)
 
     async def send(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None = None) -> bool:
         await self.answering.wait()
-        self.num_answered += 1
-        if self.num_answered == NUM_MESSAGES:
-            self.all_answered.set()
+        self.answered.append(peer)
+        if peer == b"quiet":
+            self.quiet_peer_answered.set()
         return True
 
     def objection(self, incoming: Incoming, hello: Hello) -> str:
@@ -52,8 +56,9 @@ class Flood:
         return True
 
 
-async def test_nothing_is_read_while_the_queue_is_full_of_bytes_and_everything_afterwards(tmp_path: Path) -> None:
-    world, flood, clock, registry = LedgerHarness(), Flood(), MonotonicClock(), CollectorRegistry()
+async def flooded(tmp_path: Path, num_bytes: int) -> tuple[Flood, float]:
+    """Returns the flood, once it was handled, and how many of its messages were dropped."""
+    world, flood, clock, registry = LedgerHarness(), Flood(num_bytes), MonotonicClock(), CollectorRegistry()
     broker = BrokerService(
         world.ledger,
         world.store,
@@ -70,10 +75,22 @@ async def test_nothing_is_read_while_the_queue_is_full_of_bytes_and_everything_a
     stop = asyncio.Event()
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         tasks.create_task(broker.run(stop))
-        for _ in range(2000):
-            await asyncio.sleep(0)
-        assert flood.num_received == 4, "as many as fit, although the queue has room for a thousand messages"
+        await flood.all_received.wait()
+        assert flood.answered == []
         flood.answering.set()
-        await flood.all_answered.wait()
+        await flood.quiet_peer_answered.wait()
         stop.set()
-    assert registry.get_sample_value("gspo_broker_refused_total", {"type": "", "reason": "undecodable"}) == NUM_MESSAGES
+    return flood, registry.get_sample_value("gspo_broker_messages_dropped_total", {"channel": "work"}) or 0.0
+
+
+async def test_everything_is_read_and_what_is_above_a_peers_credit_is_dropped(tmp_path: Path) -> None:
+    flood, dropped = await flooded(tmp_path, 100)
+    # The first round had begun with one or two messages.
+    assert 0 <= NUM_MESSAGES - CREDIT - dropped <= 2
+    assert flood.answered.count(b"flooder") == NUM_MESSAGES - dropped
+    assert flood.answered.index(b"quiet") <= 4, "the quiet peer's turn comes at once"
+
+
+async def test_large_messages_are_dropped_above_the_credit_in_bytes(tmp_path: Path) -> None:
+    _, dropped = await flooded(tmp_path, WORK.max_waiting_bytes // 4)
+    assert 0 <= NUM_MESSAGES - 4 - dropped <= 2

@@ -12,6 +12,7 @@ from protocol.messages import (
     Heartbeat,
     Hello,
     Published,
+    Pulse,
     Refused,
     Resume,
     StopRequest,
@@ -72,7 +73,8 @@ def test_a_second_learner_changes_nothing_for_the_first_one_which_lives_while_it
     second = SessionKey("learner", "second")
     for _ in range(12):
         world.tick(1.0)
-        assert world.send(LEARNER, Heartbeat(policy_version=1, status="serving", leases=[])) == []
+        (pulse,) = replies(world.send(LEARNER, Heartbeat(policy_version=1, status="serving", leases=[])), Pulse)
+        assert pulse.policy_version == 1
         (refused,) = replies(world.hello(second, "learner"), Refused)
         assert not refused.fatal
         assert f"session {LEARNER.tag} (learner) has this run and was heard 0.0 s ago" in refused.reason

@@ -1,0 +1,54 @@
+"""Decides when a connection is asked for a sign of life, and when it is given up for a new one. Pure.
+
+TCP does not notice for minutes that the other end of a connection is gone without a word. Here the connecting end notices:
+whatever it sends is answered, if only by a Pulse or an Ack.
+"""
+
+from typing import Final, Literal
+
+ASK_S: Final = 2.0
+"""Without an answer for this long, Hello is said again: it is always answered."""
+GIVE_UP_S: Final = 4.0
+"""Without an answer for this long, a new connection is made: before the learner's own lease ends..."""
+GIVE_UP_MOST_S: Final = 48.0
+"""...and after twice as long each further one, up to this: an end that cannot answer now is not flooded with connections."""
+MAX_STEP_S: Final = 1.0
+"""A longer time between two looks was a suspension, in which nobody listened."""
+
+Verdict = Literal["fine", "ask", "connect_again"]
+
+
+class Liveness:
+    """One connection, from the side that connects."""
+
+    def __init__(self, now: float) -> None:
+        self._expecting = False
+        self._silent_s = 0.0
+        self._asked_at_s = 0.0
+        self._give_up_s = GIVE_UP_S
+        self._last_look = now
+
+    def sent(self) -> None:
+        """Something went out that will be answered."""
+        self._expecting = True
+
+    def heard(self) -> None:
+        """Something came in, whatever it was."""
+        self._expecting = False
+        self._silent_s = self._asked_at_s = 0.0
+        self._give_up_s = GIVE_UP_S
+
+    def look(self, now: float) -> Verdict:
+        """What to do now. Call this often."""
+        step, self._last_look = min(now - self._last_look, MAX_STEP_S), now
+        if not self._expecting:
+            return "fine"
+        self._silent_s += step
+        if self._silent_s >= self._give_up_s:
+            self._silent_s = self._asked_at_s = 0.0
+            self._give_up_s = min(2 * self._give_up_s, GIVE_UP_MOST_S)
+            return "connect_again"
+        if self._silent_s - self._asked_at_s >= ASK_S:
+            self._asked_at_s = self._silent_s
+            return "ask"
+        return "fine"
