@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from logging import DEBUG, INFO, WARNING
 
 from tests.simulation.bugs import BUGS, planted
-from tests.simulation.shrink import shrink
+from tests.simulation.search.shrink import shrink
 from tests.simulation.weather import plan_of
 from tests.simulation.world import Outcome, simulate
 

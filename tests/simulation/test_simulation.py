@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.__main__ import tell
 from tests.simulation.bugs import BUGS, planted
-from tests.simulation.shrink import shrink
+from tests.simulation.search.shrink import shrink
 from tests.simulation.weather import plan_of
 from tests.simulation.world import Outcome, simulate
 

@@ -1,0 +1,1 @@
+"""Looks for the few events that a failing simulated run needs."""
