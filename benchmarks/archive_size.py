@@ -4,8 +4,8 @@
 
 Token ids: GSM8K's text in the tokens of a byte-pair tokenizer that is trained on it; a group's trajectories share a prompt
 and differ otherwise. Log-probs: as SGLang computes them, log(softmax(x)) in float32 of logits in bfloat16, sampled. The
-logits are random, with entropies like those of reasoning models (arXiv 2506.01939: half of the tokens below 0.01, one in five
-above 0.67).
+logits are random, with entropies like those of reasoning models (arXiv 2506.01939): half of the tokens below 0.01, one in
+five above 0.67.
 """
 
 import argparse
