@@ -104,7 +104,7 @@ def test_a_seed_gives_exactly_the_same_history_again() -> None:
 
 
 def test_a_failing_run_is_shortened_to_what_it_needs() -> None:
-    bug = next(bug for bug in BUGS if bug.name == "a version is not reserved before it is served")
+    bug = next(bug for bug in BUGS if bug.name == "a version is served before its digest is noted")
     with planted(bug):
         runs = (simulate(bug.plan(seed)) for seed in range(bug.seed, bug.seed + 40))
         failing = next(outcome for outcome in runs if outcome.violation is not None)
