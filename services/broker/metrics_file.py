@@ -56,7 +56,7 @@ def last_record(path: Path) -> int:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
             lines = file.read().splitlines(keepends=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return 0
     whole = [line for line in lines if line.endswith(b"\n")]
     return _number(whole[-1]) if whole else 0

@@ -73,6 +73,9 @@ class Store(Reader):
         except sqlite3.OperationalError as error:
             self._unlock()
             raise self._unavailable(error) from error
+        except OSError as error:
+            self._unlock()
+            raise StoreUnavailable(f"{path}: what is beside it cannot be read: {error}") from error
         except BaseException:
             self._unlock()
             raise

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from services.cli.doctor.damage import Holder
 from services.cli.doctor.observe import RECENT_LINES_S, Observation
 from services.runtime.plain_text import one_line
 
@@ -31,7 +32,7 @@ class Remark:
 
 def diagnose(seen: Observation) -> list[Remark]:
     """Remarks on a run, the cause first where it is known."""
-    remarks = [*_disk(seen)]
+    remarks = [*_disk(seen), *_damage(seen)]
     if seen.status is None:
         return [*remarks, *_without_broker(seen)]
     return [*remarks, *_with_broker(seen, seen.status)]
@@ -54,6 +55,26 @@ def _disk(seen: Observation) -> Iterator[Remark]:
             yield Remark(text=f"{place} has {free / 2**20:,.0f} MiB free: make room, or the run stops making progress")
 
 
+def _damage(seen: Observation) -> Iterator[Remark]:
+    if seen.damage:
+        yield Remark(text=f"the run's files are damaged: {_said(seen.damage)}")
+
+
+def _stuck(holder: Holder, seen: Observation) -> Remark:
+    who = f"process {holder.pid}" if holder.pid else "a process"
+    if holder.suspended:
+        return Remark(
+            text=f"the broker is suspended: {who} holds the ledger's lock and is stopped. Let it continue "
+            f"(kill -CONT {holder.pid}), or end it (kill -KILL {holder.pid}) and start the run again: nothing "
+            "acknowledged is lost"
+        )
+    return Remark(
+        text=f"the broker does not answer, but {who} holds the ledger's lock: it is starting, stuck, or on another address "
+        f"than {seen.settings.broker.batch_endpoint}. {seen.settings.run.directory}/logs/broker.log may say why; if it is "
+        "stuck, end it and start the run again: nothing acknowledged is lost"
+    )
+
+
 def _without_broker(seen: Observation) -> Iterator[Remark]:
     goal = seen.settings.run.num_batches
     ledger = seen.ledger
@@ -67,6 +88,11 @@ def _without_broker(seen: Observation) -> Iterator[Remark]:
             text=f"a process serves {page.url} but does not answer on {seen.settings.broker.batch_endpoint}: another run's "
             "broker, a broker that is stuck (its log says why), or one with other keys (security.keys)"
         )
+        return
+    if seen.holder is not None:
+        yield _stuck(seen.holder, seen)
+        return
+    if seen.damage:
         return
     if ledger is None:
         yield Remark(text=f"there is no broker, and no ledger: {_said(seen.no_ledger)}")

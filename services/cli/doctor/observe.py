@@ -17,6 +17,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.broker.store import LEDGER_FILE, NoLedger, StoreCorrupt, reading, refusing_damage
+from services.cli.doctor.damage import Holder, find_damage, find_holder
 from services.cli.operator import NoAnswer, TurnedAway, operator
 from services.cli.run import FINAL_EVENTS, last_error
 from services.runtime.log_files import read_end
@@ -90,6 +91,10 @@ class Observation:
     """How long ago the last batches were recorded, oldest first."""
     free_bytes: dict[str, tuple[int, int]]
     """Free and total bytes of the file systems in use, by what is kept there."""
+    damage: str = ""
+    """What a broker would refuse to start with; empty for nothing."""
+    holder: Holder | None = None
+    """The process that has the ledger open for writing."""
     unread: list[str] = field(default_factory=list)
     """Files that are there and could not be read, with the reason."""
 
@@ -120,6 +125,8 @@ async def observe(settings: Settings, now: datetime, *, answer_s: float = ANSWER
         logs={name: log for name, log in logs.items() if log is not None},
         ledger=ledger,
         no_ledger=no_ledger,
+        damage=_read(unread, directory, find_damage, ""),
+        holder=find_holder(directory),
         batch_ages_s=_read(unread, directory / "metrics.jsonl", partial(batch_ages, now=now), []),
         free_bytes=free_bytes(settings),
         unread=unread,

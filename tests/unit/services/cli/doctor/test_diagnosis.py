@@ -9,6 +9,7 @@ import pytest
 
 from services.cli.console import PlainConsole
 from services.cli.doctor.command import report
+from services.cli.doctor.damage import Holder
 from services.cli.doctor.diagnosis import diagnose
 from services.cli.doctor.observe import LedgerState, Log, Observation, Page
 from services.runtime.settings.sections import Learner, Rollout, Run, Settings
@@ -261,3 +262,14 @@ def test_nothing_is_wrong_only_when_everything_could_be_looked_at() -> None:
         assert status == 0
         assert f"not looked at: {what}\n" in text
         assert text.endswith("\nnothing is wrong with what could be looked at\n")
+
+
+def test_a_suspended_broker_is_not_to_be_started_and_a_damaged_ledger_is_named() -> None:
+    (text,) = wrong(without_broker(holder=Holder(pid=17, suspended=True)))
+    assert "the broker is suspended: process 17 holds the ledger's lock" in text
+    assert "kill -CONT 17" in text
+    (text,) = wrong(without_broker(holder=Holder(pid=17, suspended=False)))
+    assert "process 17 holds the ledger's lock: it is starting, stuck" in text
+    (text,) = wrong(without_broker(damage="ledger.sqlite3: 3 commits are lost"))
+    assert text == "the run's files are damaged: ledger.sqlite3: 3 commits are lost"
+    assert wrong(replace(HEALTHY, damage="a row of groups")) == ["the run's files are damaged: a row of groups"]
