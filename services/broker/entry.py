@@ -18,6 +18,7 @@ from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.retention import Retention
 from services.broker.service import BrokerService
 from services.broker.store import LEDGER_FILE, Store, StoreMismatch, StoreUnavailable
+from services.broker.upkeep import Upkeep
 from services.environments import create_environment
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError
@@ -91,20 +92,25 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
                 stopping=ledger.state.stop_reason,
                 keys=security.own is not None,
             )
-            await _serve(broker, authenticator, stop)
+            upkeep = Upkeep(store, metrics, clock, lambda: datetime.now(tz=UTC).timestamp())
+            await _serve(broker, authenticator, upkeep, stop)
         finally:
             authenticator.close()
             context.destroy()
     log.info("broker_stopped")
 
 
-async def _serve(broker: BrokerService, authenticator: Authenticator, stop: asyncio.Event) -> None:
+async def _serve(broker: BrokerService, authenticator: Authenticator, upkeep: Upkeep, stop: asyncio.Event) -> None:
     async with asyncio.TaskGroup() as tasks:
-        guarding = tasks.create_task(authenticator.run(), name="authenticator")
+        beside = [
+            tasks.create_task(authenticator.run(), name="authenticator"),
+            tasks.create_task(upkeep.run(), name="upkeep"),
+        ]
         try:
             await broker.run(stop)
         finally:
-            guarding.cancel()
+            for task in beside:
+                task.cancel()
 
 
 def retention_of(settings: Settings, metrics: BrokerMetrics, clock: Clock) -> Retention:

@@ -12,6 +12,7 @@ from services.broker.store.archive_file import (
     remove_unrecorded,
 )
 from services.broker.store.damage import (
+    WAL_SUFFIX,
     Evidence,
     Loss,
     StoreDamaged,
@@ -36,12 +37,14 @@ from services.broker.store.reader import (
 )
 from services.broker.store.rewind import rewrite_ledger
 from services.broker.store.schema import checked_columns, row_checksum
+from services.broker.store.scrub import Scrub, Scrubbed
 from services.broker.store.store import RowChanges, Store, StoreUnavailable
 
 __all__ = [
     "ARCHIVE_DIRECTORY",
     "LEDGER_FILE",
     "MARK_FILE",
+    "WAL_SUFFIX",
     "ArchiveDamaged",
     "ArchiveFiles",
     "ArchiveWriter",
@@ -52,6 +55,8 @@ __all__ = [
     "Payload",
     "Reader",
     "RowChanges",
+    "Scrub",
+    "Scrubbed",
     "Store",
     "StoreCorrupt",
     "StoreDamaged",

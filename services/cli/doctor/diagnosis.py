@@ -58,6 +58,16 @@ def _disk(seen: Observation) -> Iterator[Remark]:
 def _damage(seen: Observation) -> Iterator[Remark]:
     if seen.damage:
         yield Remark(text=f"the run's files are damaged: {_said(seen.damage)}")
+    page = seen.pages.get("broker")
+    metrics = {} if page is None else page.metrics
+    if metrics.get("gspo_broker_damaged_rows", 0.0) > 0:
+        yield Remark(
+            text=f"the broker found {metrics['gspo_broker_damaged_rows']:.0f} rows or archive files that were changed on "
+            f"the disk (damage_found in its log): `gspo audit {seen.settings.run.directory}` says what depends on them. "
+            "Check the disk, and restore a backup if they are needed"
+        )
+    if metrics.get("gspo_broker_mark_failing", 0.0) > 0:
+        yield Remark(text="the ledger's high-water mark cannot be written (mark_not_written in the broker's log)")
 
 
 def _stuck(holder: Holder, seen: Observation) -> Remark:
