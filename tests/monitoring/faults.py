@@ -209,6 +209,22 @@ FAULTS: dict[str, Fault] = {
         description="The file system of run.directory is nearly full, or will be within 4 hours at this rate.",
         labels={**RUN, "component": "broker", "pod": "broker-0", "instance": "broker-0:1", "job": "gspo"},
     ),
+    "GspoLedgerDamaged": Fault(
+        {series("gspo_broker_damaged_rows", "", BROKER): then("0", 20, 2)},
+        minutes=21,
+        quiet_minutes=19,
+        summary="A disk has changed the ledger",
+        description="2 rows or archive files are not what was written; see event damage_found.",
+        labels=RUN,
+    ),
+    "GspoLogGrows": Fault(
+        {series("gspo_broker_log_bytes", "", BROKER): then("4e6", 20, 2147483648)},
+        minutes=26,
+        quiet_minutes=24,
+        summary="The ledger's write-ahead log grows",
+        description="It has 2GiB: a reader holds it.",
+        labels=RUN,
+    ),
     "GspoBrokerOverloaded": Fault(
         {series("gspo_broker_queue_messages", "", BROKER): then("12", 20, 1024)},
         minutes=26,

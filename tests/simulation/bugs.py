@@ -97,6 +97,11 @@ def _poison(kind: Poison, *more: Event) -> tuple[Event, ...]:
     return (Event(at=0.0, kind="poison", target=(kind,), amount=0.0), *more)
 
 
+def _an_old_copy_is_put_back() -> tuple[Event, ...]:
+    """Copies of half a second ago, so that mostly nothing but the mark knows of what is lost."""
+    return tuple(Event(at=at, kind="damage", target=("broker",), seconds=0.5) for at in (1.0, 5.0, 9.0, 14.0))
+
+
 BUGS = (
     Bug(
         name="acknowledge before the commit",
@@ -468,6 +473,30 @@ BUGS = (
         new="assembled - keep_batches + 1",
         invariants=("retention",),
         seed=3,
+    ),
+    Bug(
+        name="a commit leaves the mark as it is",
+        module="services.broker.store.store",
+        old="        self.newest = newest\n        self._write_mark()\n",
+        new="        self.newest = newest\n",
+        invariants=("damage is an event", "G1", "G2", "no process ends by itself", "no peer"),
+        weather=_an_old_copy_is_put_back(),
+    ),
+    Bug(
+        name="a broker starts with whatever is left",
+        module="services.broker.store.inspection",
+        old="    loss = inspect(ledger)\n    if loss:\n",
+        new="    loss = inspect(ledger)\n    if False:\n",
+        invariants=("damage is an event",),
+        weather=_an_old_copy_is_put_back(),
+    ),
+    Bug(
+        name="a row's checksum is not verified",
+        module="services.broker.store.schema",
+        old="if row_checksum(self.name, values) != checksum:",
+        new="if False:",
+        invariants=("damage is an event",),
+        weather=tuple(Event(at=at, kind="damage", target=("broker",), seconds=0.3, amount=1.0) for at in (1.0, 5.0, 9.0)),
     ),
     Bug(
         name="a lease never expires",

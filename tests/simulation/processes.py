@@ -20,7 +20,7 @@ from services.broker.ledger.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.retention import Retention
-from services.broker.rows import ArchivedRow, ArchiveRow, BatchRow, TrajectoryRow
+from services.broker.rows import ArchivedRow, ArchiveRow, BatchRow, LedgerContents, TrajectoryRow
 from services.broker.service import BrokerService
 from services.broker.store.commits import Commit
 from services.broker.store.payload import Payload
@@ -43,6 +43,7 @@ from services.runtime.settings.fingerprint import run_fingerprint
 from services.runtime.settings.sections import Settings
 from services.runtime.telemetry import Health
 from tests.simulation.audit.audit import Audit
+from tests.simulation.disk.damage import Damage
 from tests.simulation.engine import SimEngine, SimRewards
 from tests.simulation.episodes import SimEnvironment, SimTokenizer
 from tests.simulation.learner import SimBackground, SimBrokerClient, SimTrainer, Turns
@@ -71,6 +72,9 @@ class Disk:
 
     def __init__(self) -> None:
         self.full = False
+        self.newest_commit = 0
+        self.damage: Damage | None = None
+        """What was done to its files while the broker was down."""
 
 
 class WatchedStore(Store):
@@ -80,6 +84,20 @@ class WatchedStore(Store):
         self._audit = audit
         self._disk = disk
         super().__init__(path, fingerprint=fingerprint, run_id=run_id)
+        audit.require(
+            self.newest.number >= disk.newest_commit,
+            "damage is an event",
+            lambda: f"the broker starts at commit {self.newest.number}, {disk.newest_commit} were made",
+        )
+
+    def contents(self) -> LedgerContents:
+        contents = super().contents()
+        damage, self._disk.damage = self._disk.damage, None
+        if damage is not None:
+            self._audit.require(not damage.flipped, "damage is an event", lambda: "the broker starts with a changed row")
+            self._audit.happened[f"damage without loss: {damage.kind}"] += 1
+            damage.forget()
+        return contents
 
     def batch(self, index: int) -> tuple[BatchRow, list[tuple[TrajectoryRow, Payload]]]:
         if self._audit.poison.get(index) == "unreadable":
@@ -90,6 +108,7 @@ class WatchedStore(Store):
 
     def commit(self, changes: RowChanges) -> None:
         super().commit(changes)
+        self._disk.newest_commit = self.newest.number
         self._audit.committed(changes)
         if any(isinstance(row, ArchivedRow) for row in changes.rows):
             self._audit.archived(self, changes)

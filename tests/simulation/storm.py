@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.broker.store.reader import LEDGER_FILE
+from tests.simulation.disk.damage import Damage
 from tests.simulation.loop import NOBODY, Process, VirtualLoop
 from tests.simulation.network import Network
 from tests.simulation.operator import OPERATOR, OperatorProcess
 from tests.simulation.processes import BrokerProcess, LearnerProcess, Machinery, RolloutProcess
-from tests.simulation.weather import Event, Plan, Point
+from tests.simulation.weather import DAMAGES, Event, Plan, Point
 
 RESTART_S = 1.0
 
@@ -252,6 +254,30 @@ class Storm(ABC):
             self.machinery.disk.full = False
 
         self._later(event.seconds, end, "the disk has room again")
+        return True
+
+    def _on_damage(self, event: Event) -> bool:
+        """The broker is killed; when it starts again, a file is as it was, or a row is not what was written."""
+        host, disk = self.hosts["broker"], self.machinery.disk
+        directory = self.machinery.settings.run.directory
+        if disk.damage is not None or not (directory / LEDGER_FILE).is_file():
+            return False
+        damage = Damage(DAMAGES[int(event.amount)], directory)
+
+        def kill() -> None:
+            host.down_s = 2.0
+            self._on_kill(event)
+            self.loop.call_later(1.0, strike, context=NOBODY)
+
+        def strike() -> None:
+            if host.task is None and disk.damage is None:
+                damage.strike()
+                disk.damage = damage
+                self.note("weather", f"the broker's files are damaged: {damage.kind}")
+            else:
+                damage.forget()
+
+        self._later(event.seconds, kill, "broker is killed for its files")
         return True
 
     def _on_rewards_fail(self, event: Event) -> bool:

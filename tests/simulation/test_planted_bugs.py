@@ -17,6 +17,7 @@ PROMISES = (
     "liveness",
     "one learner",
     "the ledger is whole",
+    "damage is an event",
     "poison",
     "retention",
 )

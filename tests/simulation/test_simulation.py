@@ -21,7 +21,7 @@ KINDS = (
     "suspend broker", "suspend learner", "suspend rollout", "standstill", "partition", "half_open", "loss", "duplication",
     "slow",
     "disk_full", "engine_fails", "engine_fails_update", "engine_damages", "engine_dies", "rewards_fail", "leave", "join",
-    "second_learner", "takeover", "second_rollout", "corrupt", "poison", "release",
+    "second_learner", "takeover", "second_rollout", "corrupt", "damage", "poison", "release",
 )  # fmt: skip
 CONSEQUENCES = (
     "message lost", "message duplicated", "connection given up", "reconnected", "window full", "commit refused by the disk",
@@ -33,6 +33,7 @@ CONSEQUENCES = (
     "log: resumed", "second learner turned away", "learner took over", "rollout was replaced",
     "snapshot fetched", "delta fetched", "chunk of weights damaged", "damaged weights found", "weight_peer: fetched",
     "weight_peer: failed", "weight_peer: damaged",
+    "damage refused: old copy", "damage refused: row", "damage without loss: old mark",
     "learner could not train its batch", "learner died of its batch", "set aside: raises", "set aside: dies",
     "set aside: unreadable", "batch skipped", "prompt sampled again", "group archived",
 )  # fmt: skip

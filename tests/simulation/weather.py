@@ -29,6 +29,7 @@ Kind = Literal[
     "corrupt",
     "poison",
     "release",
+    "damage",
 ]
 Poison = Literal["raises", "dies", "unreadable"]
 """What a batch does: its training raises, its learner dies without a word, or the broker cannot read it."""
@@ -59,6 +60,9 @@ POINTS: dict[Point, tuple[str, ...]] = {
 those of archiving only where tokens are archived."""
 LONGEST_STORM_S = 24.0
 STANDBY = "learner-standby"
+
+DAMAGES = ("old copy", "row", "old mark")
+"""An old copy of the ledger or of its mark is put back, or a row is changed. An event's ``amount`` is the place here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +164,7 @@ def plan_of(seed: int) -> Plan:
     plan = replace(plan, is_deterministic=random.Random(f"rounding {seed}").random() < 0.7)
     events += _half_open(random.Random(f"half open {seed}"), rollouts, storm_s)
     plan, more = _weights(random.Random(f"weights {seed}"), plan, storm_s)
+    more += _damage(random.Random(f"damage {seed}"), storm_s)
     more += _poison(random.Random(f"poison {seed}"), plan, storm_s)
     if seed % 4 == 3:
         plan = replace(plan, archives=True)
@@ -207,7 +212,7 @@ def _archive(rng: random.Random) -> list[Event]:
 
 def _poison(rng: random.Random, plan: Plan, storm_s: float) -> list[Event]:
     """In a third of the runs one batch, or the first and the last, ends whoever handles it; later it is given back."""
-    if rng.random() < 2 / 3:
+    if rng.random() < 0.5:
         return []
     indices = rng.choice([[rng.randrange(plan.num_batches)], [0, plan.num_batches - 1]])
     events = [
@@ -226,6 +231,14 @@ def _poison(rng: random.Random, plan: Plan, storm_s: float) -> list[Event]:
             )
         )
     return events + [Event(at=rng.uniform(0.5, 2.0) * storm_s, kind="release") for _ in range(rng.randint(0, 3))]
+
+
+def _damage(rng: random.Random, storm_s: float) -> list[Event]:
+    """In half of the runs, the broker's files are not what they were when it starts again."""
+    if rng.random() < 2 / 3:
+        return []
+    kind, age_s = float(rng.choices(range(len(DAMAGES)), (4, 2, 3))[0]), rng.uniform(0.5, 4.0)
+    return [Event(at=rng.uniform(0.5, storm_s), kind="damage", target=("broker",), seconds=age_s, amount=kind)]
 
 
 def _second_ones(rng: random.Random, rollouts: list[str], storm_s: float) -> list[Event]:

@@ -17,7 +17,7 @@ import structlog
 import torch
 
 from services.learner.checkpoints.format import find_latest
-from services.runtime.errors import OccupiedError, ReplacedError, ServiceError, flatten
+from services.runtime.errors import DiskDamageError, OccupiedError, ReplacedError, ServiceError, flatten
 from services.runtime.settings.sections import (
     BatchSection,
     Broker,
@@ -251,6 +251,12 @@ class World(Storm):
                 name for name in self.hosts if name.startswith("learner" if kind == "learner" else host.peer or host.name)
             }
             return len(rivals) > 1
+        damage = self.machinery.disk.damage
+        if isinstance(error, DiskDamageError) and damage is not None:
+            self.happened[f"damage refused: {damage.kind}"] += 1
+            damage.undo()
+            self.machinery.disk.damage = None
+            return True
         self.happened[f"{kind} gave up"] += 1
         one_of_two = STANDBY in self.hosts and "another learner uses this run.directory" in str(error)
         return isinstance(error, ServiceError) and (kind == "rollout" or host.stop.is_set() or one_of_two)

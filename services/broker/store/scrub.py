@@ -93,12 +93,13 @@ class Scrub:
 def _is_whole(table: str, values: tuple[Any, ...]) -> bool:
     *columns, checksum = values
     if table != CHUNKS:
-        return row_checksum(table, tuple(columns)) == checksum
+        return bool(row_checksum(table, tuple(columns)) == checksum)
     trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs = columns
     try:
-        return chunk_checksum((trajectory_id, start, epoch, num_tokens), header, token_ids, logprobs) == checksum
+        found = chunk_checksum((trajectory_id, start, epoch, num_tokens), header, token_ids, logprobs)
     except TypeError:
         return False
+    return bool(found == checksum)
 
 
 def _check_archive(directory: Path, row: ArchiveRow, found: Scrubbed) -> None:
