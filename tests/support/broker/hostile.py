@@ -1,0 +1,93 @@
+"""A rollout with a key that says whatever the schema can express: mostly episodes, with something absurd in many of them."""
+
+import random
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgpack
+import numpy as np
+
+from services.broker.rows import TrajectoryRow
+
+T = TypeVar("T")
+
+TOKEN_IDS = (16, 17, 2**31 - 1, -1)
+LOGPROBS = (0.0, 1e-3, -1e4, -1.1e4, -3.4e38, 2.0, float("nan"), float("inf"), -float("inf"))
+REWARDS = (1e6, -1e6, 5e5, 1.1e6, 1e300, 1.7e308, -1.7e308, float("nan"), float("inf"))
+VERSIONS = (0, -1, 1, 2, 4, 2**31, 2**32, 2**53)
+COUNTS = (0, -1, 1, 2, 63, 64, 2**31, 2**53, 2**53 + 1, 2**63)
+TURNS = (0, 1, 2, 5, 4096, 4097, 2**31)
+STATES: Sequence[Any] = (None, {}, {"deep": [[[[]]]]}, {"big": "x" * 300_000}, {"nan": float("nan")}, {"huge": 2**64 - 1})
+
+
+class HostileRollout:
+    """Makes the frames of chunks and finishes. ``oddity``: how often a field is not what it should be."""
+
+    def __init__(self, rng: random.Random, vocabulary: int, newest_version: int, oddity: float) -> None:
+        self._rng = rng
+        self._vocabulary = vocabulary
+        self._newest = newest_version
+        self._oddity = oddity
+
+    def chunk(self, row: TrajectoryRow, seq: int) -> list[bytes]:
+        """The frames of a chunk that goes on with the trajectory, more or less."""
+        rng = self._rng
+        acting = row.last_version > 0
+        turns, completed = row.num_turns, row.num_turns - acting
+        version = max(row.lease_version, 1)
+        segments: list[list[Any]] = []
+        runs: list[list[int]] = []
+        for index in range(rng.randint(1, 3)):
+            first = index == 0 and row.num_tokens == 0
+            kind = self._or("observation" if first else rng.choice(["action", "observation"]), ("action",))
+            num = self._or(rng.randint(1, 3), (1, 2, 3))
+            if kind == "action":
+                turn = turns - acting
+                turns, acting = turn + 1, True
+                version = rng.randint(min(version, self._newest), self._newest)
+                runs.append([self._or(version, VERSIONS), num])
+            else:
+                turn, acting = turns, False
+                runs.append([self._or(-1, VERSIONS), num])
+            segments.append([kind, self._or(turn, TURNS), num])
+        num_tokens = sum(num for *_, num in segments)
+        fields = {
+            "trajectory_id": row.trajectory_id,
+            "epoch": self._or(row.epoch, COUNTS),
+            "offset": self._or(row.num_tokens, COUNTS),
+            "num_tokens": self._or(num_tokens, COUNTS),
+            "segments": segments,
+            "version_runs": runs,
+            "state": self._or({"at": row.num_tokens}, STATES),
+            "turn_done": self._or(acting, (True, False)),
+            "turn_rewards": [self._reward() for _ in range(self._or(turns - acting - completed, (0, 1, 2)))],
+        }
+        ids = [self._or(rng.randrange(self._vocabulary), TOKEN_IDS, 0.2) for _ in range(num_tokens)]
+        logprobs = [self._or(-rng.random(), LOGPROBS, 0.2) for _ in range(num_tokens)]
+        return self._frames("chunk", fields, seq, ids, logprobs)
+
+    def finish(self, row: TrajectoryRow, seq: int) -> list[bytes]:
+        """The frames of a Finish, more or less."""
+        fields = {
+            "trajectory_id": row.trajectory_id,
+            "epoch": row.epoch,
+            "num_tokens": self._or(row.num_tokens, COUNTS),
+            "reason": self._rng.choice(["done", "length"]),
+            "turn_rewards": [self._reward() for _ in range(self._or(row.num_turns, (0, 1, 2, 3)))],
+        }
+        return self._frames("finish", fields, seq)
+
+    def _reward(self) -> float:
+        return self._or(self._rng.choice([0.0, 0.5, 1.0]), REWARDS)
+
+    def _or(self, right: T, wrong: Sequence[T], times: float = 1.0) -> T:
+        return self._rng.choice(wrong) if self._rng.random() < times * self._oddity else right
+
+    def _frames(
+        self, kind: str, fields: dict[str, Any], seq: int, ids: Sequence[int] = (), logprobs: Sequence[float] = ()
+    ) -> list[bytes]:
+        arrays = [np.array(ids, np.int32), np.array(logprobs, np.float32)] if ids else []
+        names = ("token_ids", "logprobs") if ids else ()
+        described = [(name, str(array.dtype), array.shape) for name, array in zip(names, arrays, strict=True)]
+        header = msgpack.packb({"m": {"type": kind, **fields}, "s": seq, "a": described})
+        return [header, *(array.tobytes() for array in arrays)]
