@@ -200,6 +200,8 @@ BROKER = Dashboard(
                   (Query(latest("gspo_broker_leases"), "leased"), Query(latest("gspo_broker_free_trajectories"), "free"))),
             Panel("Dropped groups", "short", "Since the broker started, by reason.",
                   (Query(latest("gspo_broker_dropped_groups_total", by="reason"), "{{reason}}"),)),
+            Panel("Batches set aside", "short", "They ended their learner again and again; `gspo release` lists why.",
+                  (Query(latest("gspo_broker_set_aside_batches_total"), "since the broker's start"),)),
             Panel("Length of trajectories", "short", "Median tokens, of finished ones and of those in dropped groups.",
                   (Query(quantile(0.5, "gspo_broker_trajectory_tokens", by="outcome"), "{{outcome}}"),)),
         )),

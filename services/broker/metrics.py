@@ -45,6 +45,7 @@ class BrokerMetrics:
         self.leases_granted = counter("leases_granted_total", "Leases granted")
         self.leases_ended = counter("leases_ended_total", "LeaseEnded sent: expired, fenced, refused or dropped")
         self.dropped = counter("dropped_groups_total", "Groups dropped, by reason", ("reason",))
+        self.set_aside = counter("set_aside_batches_total", "Batches set aside, because they ended their learner")
         self.commit_failures = counter("commit_failures_total", "Commits that failed and were tried again")
         self.archived_trajectories = counter(
             "archived_trajectories_total", "Trajectories whose tokens moved from the ledger into an archive file"

@@ -215,6 +215,8 @@ class BrokerService:
     def _count_line(self, line: dict[str, Any]) -> None:
         if line["event"] == "batch":
             self._metrics.last_batch.set(self._wall_s())
+        elif line["event"] == "set_aside":
+            self._metrics.set_aside.inc()
         elif line["event"] == "dropped":
             self._metrics.dropped.labels(line["reason"]).inc()
             for num_tokens in line["num_tokens"]:

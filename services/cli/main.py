@@ -37,6 +37,7 @@ Watch and check a run:
 
   gspo doctor runs/arithmetic          say what it waits for, what is wrong, and what to do
   gspo stop runs/arithmetic            finish the current batch, save, and end
+  gspo release runs/arithmetic         list batches that were set aside, and why; give them back
   gspo audit runs/arithmetic           prove that each trajectory was trained once or dropped for a stated reason
   gspo replay runs/arithmetic          train its batches again and compare the weights bit by bit
   gspo backup runs/arithmetic DEST     copy it, also while it goes on; gspo restore DEST RUN_DIR puts it back
@@ -131,6 +132,21 @@ Status 0: nothing is wrong; 1: something is; 2: no such run.
 STOP_DESCRIPTION: Final = """\
 Ask the broker to stop the run. The learner finishes the current batch, saves a checkpoint and exports the model; then the
 processes end.
+"""
+
+RELEASE_DESCRIPTION: Final = """\
+List the batches that were set aside, or give them back.
+
+A batch is set aside when two learners report that they cannot train it, when three in a row end without a word while they
+train it, or when it cannot be read. The run goes on without it. Find the cause first: the list has the learners' words.
+Given back, groups that are fresh enough (batch.max_lag) are trained as they are; the prompts of the others are sampled
+again. It works while the broker runs and when no process does.
+
+  gspo release runs/arithmetic             what was set aside, when and why
+  gspo release runs/arithmetic 7 12        give batches 7 and 12 back
+  gspo release runs/arithmetic all         give all back
+
+Status 0: done; 1: the broker refuses, or the ledger cannot be used; 2: no such run, or a batch that is not set aside.
 """
 
 KEYS_DESCRIPTION: Final = """\
@@ -238,8 +254,11 @@ def _add_directory_commands(commands: Commands) -> None:
     restore.add_argument("directory", type=Path, metavar="RUN_DIR", help="a directory that does not exist yet")
     restore.add_argument("--batch", type=int, metavar="N", help="as the run stood when a checkpoint covered N batches")
     accept = _add(commands, "accept-loss", "go on from what is left of a damaged run", ACCEPT_LOSS_DESCRIPTION)
-    for command in (stop, plot, audit, accept):
+    release = _add(commands, "release", "list batches that were set aside, or give them back", RELEASE_DESCRIPTION)
+    for command in (stop, plot, audit, accept, release):
         command.add_argument("directory", type=Path, help="the run's directory")
+    release.add_argument("batches", nargs="*", metavar="BATCH", help="batches to give back, or all; none: list them")
+    release.add_argument("--list", action="store_true", help="only list, whatever batches are named")
     commands.add_parser("replay", help="train a recorded run again and compare its weights bit by bit", add_help=False)
 
 
@@ -264,6 +283,10 @@ def _act(arguments: argparse.Namespace) -> int:
         from services.cli.stop import stop_command
 
         return stop_command(arguments.directory, arguments.reason)
+    if arguments.command == "release":
+        from services.cli.release import release_command
+
+        return release_command(arguments.directory, arguments.batches, only_list=arguments.list)
     if arguments.command == "keys":
         from services.cli.keys import keys_command
 

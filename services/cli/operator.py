@@ -1,14 +1,14 @@
-"""Asks a run's broker for its status, or to stop the run, for ``gspo run``, ``gspo doctor`` and ``gspo stop``."""
+"""Asks a run's broker for its status, to stop the run, or to release what it has set aside, for the ``gspo`` commands."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import zmq.asyncio
 
 from protocol.channels import BATCH
-from protocol.messages import Status, StatusRequest, StopRequest
+from protocol.messages import ReleaseRequest, Status, StatusRequest, StopRequest
 from protocol.sessions import new_session, session_tag
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError, EndpointError, ServiceError, flatten
@@ -65,6 +65,16 @@ class Operator:
                     status = await self._ask()
                     if status["stopping"] or status["finished"]:
                         return status
+        except TimeoutError as error:
+            raise self._silence(timeout_s) from error
+
+    async def release(self, batches: Sequence[int], timeout_s: float) -> None:
+        """Ask the broker to give batches back. Whether it did is seen in the ledger. Raises: NoAnswer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._client.connected_welcome()
+                await self._client.send(ReleaseRequest(batches=list(batches)))
+                await self._ask()
         except TimeoutError as error:
             raise self._silence(timeout_s) from error
 

@@ -13,6 +13,7 @@ from services.broker.ledger.actions import (
     WriteMetrics,
 )
 from services.broker.ledger.batch_order import REMEMBERED, batch_stats
+from services.broker.ledger.dead_letters import DeadLetters, released_line
 from services.broker.ledger.fleet import STATES
 from services.broker.ledger.intake import TokenFacts
 from services.broker.ledger.ledger import ALLOWED, UNKNOWN_SESSION, Ledger
@@ -27,6 +28,7 @@ __all__ = [
     "Action",
     "Announce",
     "AppendChunk",
+    "DeadLetters",
     "DeliverBatch",
     "GrantLease",
     "Ledger",
@@ -39,4 +41,5 @@ __all__ = [
     "WriteMetrics",
     "batch_stats",
     "groups_by_state",
+    "released_line",
 ]

@@ -12,7 +12,7 @@ from protocol.messages.base import shortened
 from services.broker.ledger.actions import Action, Note, Reply, Save, SessionKey, WriteMetrics
 from services.broker.ledger.admission import Admission, Window
 from services.broker.ledger.batch_order import Batches
-from services.broker.ledger.dead_letters import IN_A_ROW, DeadLetters, Failures
+from services.broker.ledger.dead_letters import IN_A_ROW, DeadLetters, Failures, released_line
 from services.broker.ledger.evaluations import Evaluations
 from services.broker.ledger.group_states import Groups
 from services.broker.ledger.task_order import TaskOrder
@@ -175,23 +175,11 @@ class State:
 
         Raises: ValueError for a batch that is not set aside.
         """
-        waiting = self.dead_letters.waiting()
-        unknown = [index for index in indices if index not in waiting]
-        if unknown:
-            known = ", ".join(map(str, waiting)) or "none"
-            raise ValueError(f"batch {unknown[0]} is not set aside, or was released before; set aside are: {known}")
-        released = self.dead_letters.release(indices or waiting)
+        released = self.dead_letters.release(indices)
         if not released:
             return []
-        batches = sorted({each.group.batch for each in released if each.group.batch is not None})
-        line = {
-            "event": "released",
-            "batches": batches,
-            "by": by,
-            "policy_version": self.batches.newest_version,
-            "groups": [each.group.group_id for each in released],
-        }
-        note = Note(event="batches_released", fields={"batches": batches, "by": by, "num_groups": len(released)})
+        line = released_line(released, by, self.batches.newest_version)
+        note = Note(event="batches_released", fields={"batches": line["batches"], "by": by, "num_groups": len(released)})
         return [*(Save(row=each.group) for each in released), WriteMetrics(line=line), note]
 
     def fail_attempt(self, row: TrajectoryRow, reason: str) -> list[Action]:

@@ -32,7 +32,7 @@ class Remark:
 
 def diagnose(seen: Observation) -> list[Remark]:
     """Remarks on a run, the cause first where it is known."""
-    remarks = [*_disk(seen), *_damage(seen)]
+    remarks = [*_disk(seen), *_damage(seen), *_set_aside(seen)]
     if seen.status is None:
         return [*remarks, *_without_broker(seen)]
     return [*remarks, *_with_broker(seen, seen.status)]
@@ -82,6 +82,19 @@ def _stuck(holder: Holder, seen: Observation) -> Remark:
         text=f"the broker does not answer, but {who} holds the ledger's lock: it is starting, stuck, or on another address "
         f"than {seen.settings.broker.batch_endpoint}. {seen.settings.run.directory}/logs/broker.log may say why; if it is "
         "stuck, end it and start the run again: nothing acknowledged is lost"
+    )
+
+
+def _set_aside(seen: Observation) -> Iterator[Remark]:
+    waiting = [] if seen.ledger is None else [each for each in seen.ledger.set_aside if each.waiting]
+    if not waiting:
+        return
+    directory = seen.settings.run.directory
+    last = waiting[-1]
+    others = f" So were {len(waiting) - 1} others: `gspo release {directory}` lists them." if len(waiting) > 1 else ""
+    yield Remark(
+        text=f"batch {last.batch} ({last.waiting} groups) was set aside at version {last.policy_version}, and the run goes "
+        f"on without it: {_said(last.reason)}.{others} Find the cause; then `gspo release {directory} all` gives them back"
     )
 
 

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.broker.store import LEDGER_FILE, NoLedger, StoreCorrupt, reading, refusing_damage
 from services.cli.doctor.damage import Holder, find_damage, find_holder
 from services.cli.operator import NoAnswer, TurnedAway, operator
+from services.cli.release import SetAside, read_set_aside
 from services.cli.run import FINAL_EVENTS, last_error
 from services.runtime.log_files import read_end
 from services.runtime.settings import Settings
@@ -69,6 +70,7 @@ class LedgerState:
     trained: int
     version: int
     groups: dict[str, int]
+    set_aside: tuple[SetAside, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +250,9 @@ def read_ledger(directory: Path) -> LedgerState:
         batches = connection.execute("SELECT coalesce(max(batch) + 1, 0) FROM batches").fetchone()[0]
         groups = connection.execute("SELECT status, count(*) FROM groups WHERE split = 'train' GROUP BY status")
         version, trained = newest or (0, 0)
-        return LedgerState(batches=batches, trained=trained, version=version, groups=dict(groups.fetchall()))
+        counts = dict(groups.fetchall())
+    set_aside = tuple(read_set_aside(directory))
+    return LedgerState(batches=batches, trained=trained, version=version, groups=counts, set_aside=set_aside)
 
 
 def batch_ages(path: Path, now: datetime) -> list[float]:

@@ -54,7 +54,13 @@ class Display:
             line = "starting: " + ", ".join(f"{child.spec.name} {child.state}" for child in children)
         else:
             serving = sum(rollout["status"] == "serving" for rollout in status["rollouts"])
-            key = (status["batches_trained"], status["eval_policy_version"], serving, status["stopping"])
+            key = (
+                status["batches_trained"],
+                status["eval_policy_version"],
+                serving,
+                status["stopping"],
+                status["groups"]["set_aside"],
+            )
             line = _line(status, serving)
         if key != self._seen:
             self._seen = key
@@ -66,8 +72,13 @@ def _line(status: dict[str, Any], serving: int) -> str:
         f"batch {status['batches_trained']}/{status['batches_total']}  version {status['policy_version']}  "
         f"reward {number(status['train_reward'])}  held-out {number(status['eval_reward'])}  "
         f"lag {number(status['lag_mean'])}  {number(status['tokens_per_s'], 0)} tokens/s  "
-        f"rollouts serving {serving}  {status['waiting_for'] or ''}{status['stopping'] or ''}"
+        f"rollouts serving {serving}  {_aside(status)}{status['waiting_for'] or ''}{status['stopping'] or ''}"
     )
+
+
+def _aside(status: dict[str, Any]) -> str:
+    num_groups = status["groups"]["set_aside"]
+    return f"{num_groups} groups set aside  " if num_groups else ""
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -94,7 +105,11 @@ def _progress(status: dict[str, Any]) -> Table:
     grid.add_row("lag", f"{number(status['lag_mean'], 2)} mean", f"{status['lag_max']} largest")
     grid.add_row("speed", f"{number(status['tokens_per_s'], 0)} tokens/s", f"policy version {status['policy_version']}")
     groups = status["groups"]
-    grid.add_row("groups", f"{groups['open']} open, {groups['complete']} ready", f"{groups['dropped']} dropped")
+    grid.add_row(
+        "groups",
+        f"{groups['open']} open, {groups['complete']} ready",
+        f"{groups['dropped']} dropped, {groups['set_aside']} set aside",
+    )
     end = one_line(status["stopping"] or status["error"] or "", MOST_CHARACTERS)
     grid.add_row("waiting", one_line(status["waiting_for"] or "-", MOST_CHARACTERS), end)
     return grid

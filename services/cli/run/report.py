@@ -30,6 +30,7 @@ def summary_table(directory: Path) -> Table:
     table.add_row("optimizer steps", "", f"{sum(_known(column(batches, 'optimizer_steps'))):.0f}", "")
     dropped = read_rows(directory / "metrics.jsonl", "dropped")
     table.add_row("groups dropped", "", str(len(dropped)), "")
+    table.add_row("batches set aside", "", str(len(read_rows(directory / "metrics.jsonl", "set_aside"))), "")
     if batches:
         table.add_row("seconds", "", f"{column(batches, 'time_s')[-1]:.0f}", "")
     return table
@@ -67,6 +68,8 @@ def write_plot(directory: Path) -> Path:
     reward.plot(index, column(batches, "reward_mean"), color="tab:blue", alpha=0.5, label="training")
     reward.plot(column(evals, "batch"), column(evals, "eval/reward"), "o-", color="tab:orange", label="held out")
     reward.set(title="Reward", xlabel="batch")
+    for row in read_rows(directory / "metrics.jsonl", "set_aside"):
+        reward.axvline(row["batch"], color="tab:red", linestyle=":", label=f"batch {row['batch']} set aside")
     rewards = _known([*column(batches, "reward_mean"), *column(evals, "eval/reward")])
     if all(0 <= value <= 1 for value in rewards):
         reward.set_ylim(-0.02, 1.05)

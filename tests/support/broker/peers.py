@@ -11,6 +11,7 @@ import zmq.asyncio
 from protocol.channels import BATCH, WORK
 from protocol.messages import (
     Batch,
+    BatchFailed,
     BatchPending,
     BatchRequest,
     Checkpointed,
@@ -27,6 +28,7 @@ from protocol.messages import (
     Pulse,
     Resume,
     Segment,
+    SkipBatch,
     Trained,
     VersionRun,
     Welcome,
@@ -200,7 +202,10 @@ class ScriptedRollout:
 
 @dataclass
 class ScriptedLearner:
-    """Publishes, asks for batches in order, reports each as trained; ``batches`` holds what was delivered."""
+    """Publishes, asks for batches in order, reports each as trained; ``batches`` holds what was delivered.
+
+    It ends at a batch of ``poison``, and reports that first.
+    """
 
     context: zmq.asyncio.Context
     endpoint: str
@@ -210,7 +215,9 @@ class ScriptedLearner:
     name: str = "learner"
     train_s: float = 0.0
     security: Security = PLAINTEXT
+    poison: frozenset[int] = frozenset()
     batches: list[tuple[Batch, list[int]]] = field(default_factory=list)
+    skipped: list[SkipBatch] = field(default_factory=list)
     pending: list[BatchPending] = field(default_factory=list)
     end: EndOfRun | None = None
     stop_after: Callable[[int], bool] = field(default=lambda index: False)
@@ -239,11 +246,17 @@ class ScriptedLearner:
                 batch = await self._batch(index, version)
                 if batch is None:
                     break
+                is_skipped = isinstance(batch, SkipBatch)
+                if index in self.poison and not is_skipped:
+                    await self.peer.send(BatchFailed(index=index, reason="the loss is nan", raised=True))
+                    break
                 await asyncio.sleep(self.train_s)
                 # As the learner does: first the version that the batch made, then the report that names it.
                 index, version = index + 1, version + 1
                 await self._publish(version, index)
-                await self.peer.send(Trained(index=index - 1, policy_version=version, metrics={"loss": 0.5}))
+                metrics: dict[str, float | None] = {} if is_skipped else {"loss": 0.5}
+                report = Trained(index=index - 1, policy_version=version, metrics=metrics, skipped=is_skipped)
+                await self.peer.send(report)
                 if index % self.checkpoint_every == 0:
                     await self.peer.send(Checkpointed(next_batch=index, policy_version=version))
                 if self.stop_after(index):
@@ -262,7 +275,7 @@ class ScriptedLearner:
             )
         )
 
-    async def _batch(self, index: int, version: int) -> Batch | None:
+    async def _batch(self, index: int, version: int) -> Batch | SkipBatch | None:
         while True:
             await self.peer.send(BatchRequest(index=index, policy_version=version))
             try:
@@ -273,6 +286,9 @@ class ScriptedLearner:
                             case Batch() as batch if batch.index == index:
                                 self.batches.append((batch, [int(token) for token in delivered.arrays["token_ids"]]))
                                 return batch
+                            case SkipBatch() as skipped if skipped.index == index:
+                                self.skipped.append(skipped)
+                                return skipped
                             case BatchPending() as pending:
                                 self.pending.append(pending)
                             case EndOfRun() as end:

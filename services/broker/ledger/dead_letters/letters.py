@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
@@ -98,8 +98,13 @@ class DeadLetters:
         return row, [self._change(shelved, "set_aside") for shelved in members]
 
     def release(self, indices: Iterable[int]) -> list[Shelved]:
-        """Give the groups of these batches back."""
-        wanted = set(indices)
+        """Give the groups of these batches back, or of all if none is named. Raises: ValueError for another batch."""
+        waiting = self.waiting()
+        wanted = set(indices) or set(waiting)
+        unknown = sorted(wanted - set(waiting))
+        if unknown:
+            known = ", ".join(map(str, sorted(waiting))) or "none"
+            raise ValueError(f"batch {unknown[0]} is not set aside, or was released before; set aside are: {known}")
         found = [shelved for shelved in self._with("set_aside") if shelved.group.batch in wanted]
         return [self._change(shelved, "released") for shelved in found]
 
@@ -121,3 +126,15 @@ class DeadLetters:
         changed = Shelved(group=replace(shelved.group, status=status), members=shelved.members)
         self._shelf[shelved.group.group_id] = changed
         return changed
+
+
+def released_line(released: Iterable[Shelved], by: str, policy_version: int) -> dict[str, Any]:
+    """The line of metrics.jsonl about groups that were given back."""
+    groups = [each.group for each in released]
+    return {
+        "event": "released",
+        "batches": sorted({group.batch for group in groups if group.batch is not None}),
+        "by": by,
+        "policy_version": policy_version,
+        "groups": [group.group_id for group in groups],
+    }

@@ -12,6 +12,7 @@ from services.cli.doctor.command import report
 from services.cli.doctor.damage import Holder
 from services.cli.doctor.diagnosis import diagnose
 from services.cli.doctor.observe import LedgerState, Log, Observation, Page
+from services.cli.release import SetAside
 from services.runtime.settings.sections import Learner, Rollout, Run, Settings
 
 SETTINGS = Settings(
@@ -30,13 +31,20 @@ def a_status(**changes: Any) -> dict[str, Any]:
     return {
         "batches_trained": 3, "batches_assembled": 3, "batches_total": 60, "policy_version": 4, "stopping": "", "error": "",
         "finished": False, "waiting_for": "20 more complete groups: 12 of 32 are ready, 128 trajectories under way, 4 free",
-        "groups": {"open": 3, "complete": 12, "dropped": 0}, "dropped": {}, "learner": "learner",
+        "groups": {"open": 3, "complete": 12, "dropped": 0, "set_aside": 0}, "dropped": {}, "learner": "learner",
         "rollouts": [a_rollout("rollout-0"), a_rollout("rollout-1")], "lag_mean": 0.5, "lag_max": 1, "quiet_s": 10.0,
     } | changes  # fmt: skip
 
 
 def a_page(ready: bool | None = True, text: str = "ready") -> Page:
     return Page(url="http://127.0.0.1:9", ready=ready, text=text)
+
+
+A_LEDGER = LedgerState(batches=3, trained=3, version=4, groups={"batched": 96})
+
+
+def set_aside(batch: int, waiting: int) -> SetAside:
+    return SetAside(batch=batch, policy_version=9, reason="the loss is nan", waiting=waiting, released=0, at=None)
 
 
 HEALTHY = Observation(
@@ -46,7 +54,7 @@ HEALTHY = Observation(
     turned_away=False,
     pages={name: a_page() for name in ("broker", "learner", "rollout-0", "rollout-1")},
     logs={},
-    ledger=LedgerState(batches=3, trained=3, version=4, groups={"batched": 96}),
+    ledger=A_LEDGER,
     no_ledger="",
     batch_ages_s=[40.0, 25.0, 10.0],
     free_bytes={"run.directory (runs/x)": (50 * GIB, 100 * GIB)},
@@ -80,6 +88,12 @@ NOT_READY = {"rollout-1": a_page(False, "model.embed: the engine has another che
 CASES: list[tuple[str, Observation, str]] = [
     ("disk", replace(HEALTHY, free_bytes={"run.directory (runs/x)": (5 << 20, 100 * GIB)}), "has 5 MiB free: make room"),
     ("error", replace(HEALTHY, status=a_status(error="20 groups in a row failed")), "failed: 20 groups in a row failed"),
+    (
+        "set aside",
+        replace(HEALTHY, ledger=replace(A_LEDGER, set_aside=(set_aside(7, 4), set_aside(9, 4), set_aside(8, 0)))),
+        "batch 9 (4 groups) was set aside at version 9, and the run goes on without it: the loss is nan. So were 1 others: "
+        "`gspo release runs/x` lists them. Find the cause; then `gspo release runs/x all` gives them back",
+    ),
     (
         "no learner",
         replace(HEALTHY, status=a_status(learner=None)),

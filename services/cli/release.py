@@ -1,0 +1,160 @@
+"""``gspo release RUN_DIR [BATCH ...]``: list what was set aside, or give it back."""
+
+import asyncio
+import sqlite3
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from services.broker.ledger import DeadLetters, released_line
+from services.broker.store import (
+    LEDGER_FILE,
+    NoLedger,
+    RowChanges,
+    Store,
+    StoreCorrupt,
+    StoreMismatch,
+    StoreUnavailable,
+    reading,
+    refusing_damage,
+)
+from services.cli.operator import NoAnswer, TurnedAway, operator
+from services.runtime.logs import configure_logging
+from services.runtime.plain_text import one_line
+from services.runtime.settings import Settings, read_run_settings, run_fingerprint
+
+ANSWER_S: Final = 15.0
+LOOK_S: Final = 0.2
+ALL: Final = "all"
+BY: Final = "gspo release"
+SET_ASIDE: Final = """
+SELECT a.batch, a.policy_version, a.reason, total(g.status = 'set_aside'), total(g.status = 'released'),
+       (SELECT json_extract(line, '$.time') FROM records
+        WHERE json_extract(line, '$.event') = 'set_aside' AND json_extract(line, '$.batch') = a.batch)
+FROM set_aside a LEFT JOIN groups g ON g.batch = a.batch GROUP BY a.batch ORDER BY a.batch
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetAside:
+    """A batch that was set aside."""
+
+    batch: int
+    policy_version: int
+    """The newest version then."""
+    reason: str
+    waiting: int
+    """Groups that are set aside still."""
+    released: int
+    """Groups that were given back, and wait for room."""
+    at: float | None
+    """Seconds since 1970."""
+
+
+def read_set_aside(directory: Path) -> list[SetAside]:
+    """The batches that were set aside, by index.
+
+    Raises: NoLedger; StoreCorrupt when the ledger is damaged; sqlite3.OperationalError when it cannot be read now.
+    """
+    with refusing_damage(directory / LEDGER_FILE), reading(directory) as connection:
+        return [
+            SetAside(batch=batch, policy_version=version, reason=reason, waiting=int(waiting), released=int(back), at=at)
+            for batch, version, reason, waiting, back, at in connection.execute(SET_ASIDE)
+        ]
+
+
+def release_command(directory: Path, batches: Sequence[str], *, only_list: bool) -> int:
+    """List, or give back the groups of ``batches`` ("all": of every one). Returns 0, or 1 when that could not be done.
+
+    Raises: ConfigurationError when there is no such run, ValueError for a batch that is not set aside.
+    """
+    configure_logging("release")
+    settings = read_run_settings(directory)
+    try:
+        found = read_set_aside(directory)
+        if only_list or not batches:
+            _show(directory, found)
+            return 0
+        wanted = _wanted(batches, found)
+        if not wanted:
+            print("nothing is set aside")
+            return 0
+        text = _release(settings, directory, wanted)
+    except (NoLedger, StoreCorrupt, StoreUnavailable, StoreMismatch, NoAnswer, sqlite3.OperationalError) as error:
+        print(one_line(f"gspo release: {error}"), file=sys.stderr)
+        return 1
+    print(one_line(text))
+    return 0
+
+
+def _wanted(batches: Sequence[str], found: Sequence[SetAside]) -> list[int]:
+    """Raises: ValueError."""
+    waiting = [each.batch for each in found if each.waiting]
+    if list(batches) == [ALL]:
+        return waiting
+    known = ", ".join(map(str, waiting)) or "none"
+    for word in batches:
+        if not word.isdecimal() or int(word) not in waiting:
+            raise ValueError(f"{word} is no batch that is set aside; set aside are: {known}")
+    return sorted({int(word) for word in batches})
+
+
+def _release(settings: Settings, directory: Path, wanted: list[int]) -> str:
+    """Raises: NoAnswer, StoreUnavailable, StoreMismatch, NoLedger, StoreCorrupt."""
+    named = ", ".join(map(str, wanted))
+    try:
+        asyncio.run(_ask(settings, directory, wanted))
+        return (
+            f"batch {named} is given back: groups that are fresh enough are trained as they are, once there is room; the "
+            "prompts of the others are sampled again"
+        )
+    except TurnedAway:
+        raise
+    except NoAnswer:
+        release_stopped(directory, fingerprint=run_fingerprint(settings), batches=wanted)
+    return f"batch {named} is given back: no broker is running, and the next one of this run uses it"
+
+
+async def _ask(settings: Settings, directory: Path, wanted: list[int]) -> None:
+    async with operator(settings) as broker:
+        await broker.release(wanted, ANSWER_S)
+        # What was given back is in the ledger.
+        deadline = time.monotonic() + ANSWER_S
+        while time.monotonic() < deadline:
+            if not any(each.waiting for each in read_set_aside(directory) if each.batch in wanted):
+                return
+            await asyncio.sleep(LOOK_S)
+    raise TurnedAway(f"the broker did not give batch {wanted[0]} back within {ANSWER_S:g} s: its log says why")
+
+
+def release_stopped(directory: Path, *, fingerprint: str, batches: Sequence[int]) -> None:
+    """Give batches back in the ledger of a run without a broker.
+
+    Raises: StoreUnavailable when a broker has it, StoreMismatch.
+    """
+    with Store(directory / LEDGER_FILE, fingerprint=fingerprint, run_id="") as store:
+        contents = store.contents()
+        released = DeadLetters(contents).release(batches)
+        version = max((row.policy_version for row in contents.versions), default=0)
+        line = released_line(released, BY, version) | {"time": datetime.now(tz=UTC).timestamp(), "time_s": store.elapsed_s()}
+        store.commit(RowChanges(rows=[each.group for each in released], lines=[line]))
+
+
+def _show(directory: Path, found: Sequence[SetAside]) -> None:
+    # Reasons are long: a table would cut them into columns of a few letters.
+    if not found:
+        print("nothing was ever set aside")
+        return
+    for each in found:
+        when = "" if each.at is None else datetime.fromtimestamp(each.at, tz=UTC).strftime(", %Y-%m-%d %H:%M:%S UTC")
+        groups = f"{each.waiting} groups set aside" if each.waiting else "given back"
+        if each.released:
+            groups += f", {each.released} groups wait for room"
+        print(f"batch {each.batch}: {groups} (at version {each.policy_version}{when})")
+        print(f"    {one_line(each.reason)}")
+    if any(each.waiting for each in found):
+        print(one_line(f"when the cause is gone: gspo release {directory} BATCH, or all"))
