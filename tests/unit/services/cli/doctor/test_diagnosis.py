@@ -186,7 +186,7 @@ def test_a_start_or_an_end_is_nothing_wrong() -> None:
 def test_drops_are_explained() -> None:
     texts = [remark.text for remark in diagnose(replace(HEALTHY, status=a_status(dropped={"failed": 2, "stale": 1})))]
     assert texts[0].startswith("2 groups were dropped as failed: the rollouts' logs say why")
-    assert texts[1].startswith("1 groups were dropped as stale: the learner restarted and trained batches again")
+    assert texts[1].startswith("1 groups were dropped as stale: the learner restarted and came to other weights")
 
 
 def test_a_slow_batch_is_compared_with_the_usual_pace() -> None:
