@@ -4,7 +4,7 @@ from pathlib import Path
 
 from services.broker.store.damage import Evidence, Loss, Recorded, StoreDamaged, loss_of, loss_without_ledger, read_evidence
 from services.broker.store.mark import MARK_FILE, Mark, MarkFile
-from services.broker.store.reader import NoLedger, OtherSchema, Reader, StoreCorrupt, reading_file
+from services.broker.store.reader import EmptyDatabase, NoLedger, OtherSchema, Reader, StoreCorrupt, reading_file
 
 WAY_ON = (
     "Nothing was written: copy the directory away before anything else. Then put back a backup of the ledger with what "
@@ -67,8 +67,16 @@ def recorded(reader: Reader, evidence: Evidence) -> Recorded:
 
 
 def has_content(ledger: Path) -> bool:
-    """Whether there is anything to open."""
-    return ledger.is_file() and ledger.stat().st_size > 0
+    """Whether there is anything to open. A young ledger has all its tables in the log, and none without it."""
+    if not ledger.is_file() or not ledger.stat().st_size:
+        return False
+    try:
+        with reading_file(ledger):
+            return True
+    except EmptyDatabase:
+        return False
+    except NoLedger:
+        return True
 
 
 def way_on_without(ledger: Path) -> str:

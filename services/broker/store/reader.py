@@ -81,6 +81,10 @@ class OtherSchema(NoLedger):
     """The ledger is of another release."""
 
 
+class EmptyDatabase(NoLedger):
+    """A database without a table: of a broker that was killed at once, or whose write-ahead log is lost."""
+
+
 @contextmanager
 def reading(directory: Path) -> Iterator[sqlite3.Connection]:
     """A read-only connection to ``directory``'s ledger, in one transaction: the reader sees one state, however long it takes
@@ -138,6 +142,8 @@ def _transaction_on(path: Path) -> sqlite3.Connection | None:
 
 def _require_schema(path: Path, connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version == 0:
+        raise EmptyDatabase(f"{path}: an empty database, not a ledger")
     if version != SCHEMA_VERSION:
         raise OtherSchema(
             f"{path}: schema {version}, this release reads {SCHEMA_VERSION}: use the release that began the run"

@@ -87,7 +87,7 @@ class BrokerProcess:
         await eventually(lambda: self.count("broker_started") > before or process.returncode is not None, START_TIMEOUT_S)
         if self.count("broker_started") == before:
             await self._reader
-            raise BrokerDidNotStart(self.last("cannot_start", "stopped_by_error", "no_room")["error"])
+            raise BrokerDidNotStart(self.last("cannot_start", "stopped_by_error", "damaged", "no_room")["error"])
         self.metrics_port = self.last("broker_started")["metrics_port"]
 
     async def kill(self) -> None:

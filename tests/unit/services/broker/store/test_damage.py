@@ -151,6 +151,20 @@ def test_what_is_lost_is_named_before_anything_is_written_over(
         open_store(run)
 
 
+@pytest.mark.parametrize("damage", [lambda log: log.unlink(), lambda log: flip(log, 17)], ids=["removed", "header"])
+def test_a_young_ledger_that_is_all_in_its_log_is_no_new_run_without_it(
+    damage: Callable[[Path], object], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    with open_store(tmp_path / "run") as store:
+        store.commit(RowChanges(rows=[group(1)], chunks=[stored_chunk(chunk_of(1, 0, 4), *arrays(4))]))
+        left = Path(shutil.copytree(tmp_path / "run", tmp_path / "left"))
+    damage(left / WAL)
+    with pytest.raises(StoreDamaged, match=r"ledger.mark knows of 1 commits, 1 chunks, 4 tokens.*from a backup, or choose"):
+        open_store(left)
+    assert "acknowledged and missing" in audit_run(left).findings.counts
+
+
 def test_what_a_killed_broker_leaves_is_whole(run: Path) -> None:
     assert not inspect(run / LEDGER_FILE)
     with open_store(run) as store:
