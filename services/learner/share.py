@@ -15,7 +15,7 @@ BATCH: Final = 1
 END: Final = 2
 STOP: Final = 3
 SKIP: Final = 4
-MAX_SHARED_FRAMES: Final = 4
+MAX_SHARED_FRAMES: Final = 1 + len(Batch.ARRAYS)
 NO_FRAME: Final = -1
 
 Directive = Answer | None
