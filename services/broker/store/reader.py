@@ -45,6 +45,10 @@ SELECT value FROM batches, json_each(batches.group_ids) WHERE batches.batch >= ?
 """Groups that may be set aside, or given back; the parameter is the first batch that no checkpoint covers."""
 CHUNK_COLUMNS: Final = "trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum"
 GROUP_STATUSES: Final = get_args(GroupStatus)
+MOST_GROWTH: Final = 2**30
+"""Bytes by which a write-ahead log may grow beside one reader."""
+PROGRESS_STEPS: Final = 1_000_000
+"""SQLite's own steps between two looks at the log: some hundredths of a second."""
 _NO_TEXT: Final = "Could not decode to UTF-8"
 RowType = TypeVar("RowType", bound=Row)
 CommitType = TypeVar("CommitType", Commit, Commit | None)
@@ -81,6 +85,10 @@ class OtherSchema(NoLedger):
     """The ledger is of another release."""
 
 
+class ReaderGaveWay(NoLedger):
+    """A running broker needs the room that a long reader holds."""
+
+
 class EmptyDatabase(NoLedger):
     """A database without a table: of a broker that was killed at once, or whose write-ahead log is lost."""
 
@@ -115,11 +123,29 @@ def reading_file(path: Path) -> Iterator[sqlite3.Connection]:
             raise NoLedger(f"{path}: cannot be opened, and neither can a copy of it; is there room in {scratch}?")
         try:
             _require_schema(path, connection)
+            _give_way(connection, path.with_name(path.name + WAL_SUFFIX))
             yield connection
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+                raise
+            raise ReaderGaveWay(
+                f"{path}: the run has written {MOST_GROWTH / 2**30:.3g} GiB beside this reader, and cannot merge its log "
+                "meanwhile: read a copy (`gspo backup`), or wait until the run has ended"
+            ) from error
         except UnicodeDecodeError as error:
             raise sqlite3.DatabaseError(f"{path} is damaged, and SQLite's message about it is not text") from error
         finally:
             connection.close()
+
+
+def _give_way(connection: sqlite3.Connection, log: Path) -> None:
+    """Interrupt a query while which the log has grown by MOST_GROWTH: a running broker's disk comes before a reader."""
+
+    def size() -> int:
+        return log.stat().st_size if log.exists() else 0
+
+    most = size() + MOST_GROWTH
+    connection.set_progress_handler(lambda: int(size() > most), PROGRESS_STEPS)
 
 
 def _transaction_on(path: Path) -> sqlite3.Connection | None:

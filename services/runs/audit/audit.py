@@ -11,6 +11,7 @@ from services.broker.store import (
     Evidence,
     NoLedger,
     OtherSchema,
+    ReaderGaveWay,
     has_content,
     read_evidence,
     reading,
@@ -46,7 +47,7 @@ def audit_run(directory: Path) -> Audit:
             return _result(directory, findings)
     try:
         return _audit_ledger(directory, findings, evidence, checkpoints)
-    except OtherSchema:
+    except (OtherSchema, ReaderGaveWay):
         raise
     except NoLedger as error:
         if evidence.mark is None:
@@ -82,6 +83,8 @@ def _audit_ledger(directory: Path, findings: Findings, evidence: Evidence, check
             counts = TokenAudit(findings, rules, order.batch_versions, order.versions).run(connection, archives)
         # UnicodeDecodeError: SQLite's own message quotes the broken bytes.
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+                raise
             findings.add("database damaged", f"it cannot be read to its end: {error}")
     return _result(directory, findings, run_id=run_id, outcomes=found, order=order, counts=counts, notes=notes)
 

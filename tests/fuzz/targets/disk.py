@@ -47,6 +47,10 @@ TABLES: Final = (
     "records",
     "meta",
     "commits",
+    "failures",
+    "set_aside",
+    "archives",
+    "archived",
 )
 
 

@@ -7,9 +7,11 @@ from shutil import copyfile
 import pytest
 
 from services.broker.rows import GroupRow
+from services.broker.store import reader
 from services.broker.store.payload import stored_chunk
-from services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading, refusing_damage
+from services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, ReaderGaveWay, StoreCorrupt, reading, refusing_damage
 from services.broker.store.store import RowChanges, Store
+from services.runs.audit.audit import audit_run
 from tests.unit.services.broker.store.test_store import arrays, chunk_of, group
 
 
@@ -139,3 +141,29 @@ def test_tokens_that_a_disk_has_changed_are_not_handed_out(column: str, tmp_path
     with open_store(tmp_path) as store:
         with pytest.raises(StoreCorrupt, match=r"ledger.sqlite3: trajectory 3: the chunk at 0 was changed on the disk"):
             store.payload(3)
+
+
+def test_a_long_reader_gives_way_to_the_broker_whose_log_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MOST_GROWTH", 100_000)
+    monkeypatch.setattr(reader, "PROGRESS_STEPS", 100)
+    many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000) SELECT count(*) FROM n"
+    with open_store(tmp_path) as store:
+        store.commit(RowChanges(rows=[group(0)]))
+
+        def read_while_the_run_goes_on() -> None:
+            with reading(tmp_path) as connection:
+                assert connection.execute(many).fetchone() == (1000,)
+                store.commit(RowChanges(chunks=[stored_chunk(chunk_of(3, 0, 20_000), *arrays(20_000))]))
+                connection.execute(many).fetchone()
+
+        with pytest.raises(ReaderGaveWay, match=r"the run has written .* beside this reader.*gspo backup"):
+            read_while_the_run_goes_on()
+
+
+def test_an_audit_that_gives_way_names_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(tmp_path) as store:
+        store.commit(RowChanges(chunks=[stored_chunk(chunk_of(3, 0, 20_000), *arrays(20_000))]))
+        monkeypatch.setattr(reader, "MOST_GROWTH", -1)
+        monkeypatch.setattr(reader, "PROGRESS_STEPS", 10)
+        with pytest.raises(ReaderGaveWay):
+            audit_run(tmp_path)
