@@ -22,8 +22,8 @@ from services.learner.checkpoints import (
     CheckpointState,
     Threads,
     Versions,
-    find_latest,
-    load_checkpoint,
+    require_own_directory,
+    resume,
 )
 from services.learner.engine import LearnerEngine
 from services.learner.export import export_model
@@ -158,17 +158,16 @@ class LearnerService:
                 self._train(directive)
 
     def _resume(self) -> None:
-        find_latest(self._root)  # A missing checkpoint ends the process before it waits for the broker.
         self._newest_trained = self._wait_for_broker()
         # Only now: the learner that this one had to wait for may have saved another checkpoint meanwhile.
-        latest = find_latest(self._root)
-        if latest is not None:
-            state = load_checkpoint(self._engine, latest)
+        resumed = resume(self._engine, self._root)
+        if resumed is not None:
+            state = resumed.state
             self._next_batch = self._saved_batch = state.batch_position
             self._mismatch.load_state_dict(state.mismatch)
             if self._adaptive_clip is not None and state.adaptive_clip:
                 self._adaptive_clip.load_state_dict(state.adaptive_clip)
-            log.info("resumed", checkpoint=str(latest), next_batch=self._next_batch)
+            log.info("resumed", checkpoint=str(resumed.path), next_batch=self._next_batch)
         if self._broker is not None:
             if self._next_batch < self._newest_trained:
                 log.info("trains_again", first=self._next_batch, next_new=self._newest_trained)
@@ -191,6 +190,7 @@ class LearnerService:
                 raise ServiceError("stopped before the broker answered")
             if answer != NOT_YET:
                 if welcome is not None:
+                    require_own_directory(self._root, welcome)
                     self._versions.begin(welcome)
                 return answer
             self._health.not_ready("rank 0 waits for the broker" if self._broker is None else self._broker.reason_to_wait)

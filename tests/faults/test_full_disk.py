@@ -149,7 +149,7 @@ def state(version: int) -> CheckpointState:
 class TorchBigram(BigramEngine):
     """An engine that saves with torch's own writer, as DeepSpeed does."""
 
-    def save_state(self, directory: Path) -> None:
+    def save_state(self, directory: Path) -> list[Path]:
         directory.mkdir()
         torch.save({"table": self.table.detach()}, directory / "table.pt")
 

@@ -114,9 +114,9 @@ BUGS: Final = (
     ),
     _bug(
         "checkpoint",
-        "the newest checkpoint may be anywhere",
+        "damaged metadata raises an undocumented error",
         "services.learner.checkpoints.format",
-        'if not name.startswith(PREFIX) or "/" in name or "\\0" in name or len(name) > 100:',
-        "if False:",
+        "except (OSError, ValueError, RecursionError, AttributeError, TypeError) as error:",
+        "except (OSError, AttributeError) as error:",
     ),
 )

@@ -66,6 +66,13 @@ def _learner_dies_after_a_checkpoint() -> tuple[Event, ...]:
     return tuple(events)
 
 
+def _the_newest_checkpoint_is_damaged() -> tuple[Event, ...]:
+    return tuple(
+        Event(at=at, kind="damage_checkpoint", target=("learner",), seconds=1.0, amount=amount)
+        for at, amount in ((4.0, 0.3), (7.0, 0.6), (10.0, 0.45))
+    )
+
+
 def _a_learner_sleeps_until_its_successor_has_begun() -> tuple[Event, ...]:
     """A learner is cut off from the broker and sleeps; when it wakes up, another one has the run, and it trains on."""
     return (
@@ -270,6 +277,24 @@ BUGS = (
         new="if True:",
         invariants=("one version, one content", "no peer"),
         is_deterministic=False,
+    ),
+    Bug(
+        name="a checkpoint's files are not verified",
+        module="services.learner.checkpoints.digests",
+        old="if digest != files[name]:",
+        new="if False:",
+        invariants=("G2 exactly once", "no process ends by itself", "one version, one content", "versions grow"),
+        weather=_the_newest_checkpoint_is_damaged(),
+        seed=7,
+    ),
+    Bug(
+        name="an older checkpoint is not accepted",
+        module="services.broker.ledger.training",
+        old="if resume.next_batch < self._state.batches.checkpointed and self._session_has_checkpointed:",
+        new="if resume.next_batch < self._state.batches.checkpointed:",
+        invariants=("no peer",),
+        weather=_the_newest_checkpoint_is_damaged(),
+        seed=7,
     ),
     Bug(
         name="a learner publishes what it trains again",

@@ -199,11 +199,12 @@ class SimCopy:
         self._noise = noise
         self._digest = digest
 
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Path) -> list[Path]:
         self._audit.passes("saving")
         directory.mkdir()
         (directory / "history.json").write_text(json.dumps(self._history), encoding="utf-8")
         (directory / "noise.json").write_text(json.dumps(self._noise), encoding="utf-8")
+        return [directory / "history.json", directory / "noise.json"]
 
     def weights_digest(self) -> str:
         return self._digest
@@ -280,9 +281,10 @@ class SimTrainer:
     def weights_digest(self) -> str:
         return repr(weights_after(self.history, self.noise))
 
-    def save_state(self, directory: Path) -> None:
-        self.copy_state().write(directory)
+    def save_state(self, directory: Path) -> list[Path]:
+        written = self.copy_state().write(directory)
         self._take_time(self._rng.uniform(0.05, 0.3))
+        return written
 
     def copy_state(self) -> "SimCopy":
         self._audit.checkpoints(self.history, len(self.history))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.broker.store.reader import LEDGER_FILE
+from services.learner.checkpoints.format import find_latest
 from tests.simulation.disk.damage import Damage
 from tests.simulation.loop import NOBODY, Process, VirtualLoop
 from tests.simulation.network import Network
@@ -101,6 +102,23 @@ class Storm(ABC):
         if self._on_kill(event):
             self.note("weather", f"{event.target[0]} is killed when {event.point}")
             self.happened[f"killed when {event.point}"] += 1
+
+    def _on_damage_checkpoint(self, event: Event) -> bool:
+        """One bit of the newest checkpoint is flipped, and the learner is killed."""
+        newest = find_latest(self.machinery.settings.run.directory / "checkpoints")
+        if newest is None or self.machinery.audit.durable.num_trained == self.plan.num_batches:
+            return False
+        files = sorted(path for path in newest.rglob("*") if path.is_file() and path.stat().st_size)
+        file = files[int(event.amount * len(files))]
+        content = bytearray(file.read_bytes())
+        bit = int(event.amount * 7919 * len(files)) % (8 * len(content))
+        content[bit // 8] ^= 1 << bit % 8
+        # Not in place: another checkpoint may have the same file.
+        file.unlink()
+        file.write_bytes(content)
+        self.note("weather", f"bit {bit} of {file.relative_to(newest.parent)} is flipped")
+        self._on_kill(event)
+        return True
 
     def _on_terminate(self, event: Event) -> bool:
         host = self.hosts[event.target[0]]

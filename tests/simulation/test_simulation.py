@@ -21,7 +21,7 @@ KINDS = (
     "suspend broker", "suspend learner", "suspend rollout", "standstill", "partition", "half_open", "loss", "duplication",
     "slow",
     "disk_full", "engine_fails", "engine_fails_update", "engine_damages", "engine_dies", "rewards_fail", "leave", "join",
-    "second_learner", "takeover", "second_rollout", "corrupt", "damage", "poison", "release",
+    "second_learner", "takeover", "second_rollout", "corrupt", "damage", "damage_checkpoint", "poison", "release",
 )  # fmt: skip
 CONSEQUENCES = (
     "message lost", "message duplicated", "connection given up", "reconnected", "window full", "commit refused by the disk",
@@ -30,7 +30,8 @@ CONSEQUENCES = (
     "batch assembled before its version was announced",
     "weights changed within a piece", "weights damaged", "engine failed", "engine failed in an update", "reward failed",
     "log: lease_expired", "log: lease_of_former_session_ended", "log: session_replaced", "log: handshake_again",
-    "log: resumed", "second learner turned away", "learner took over", "rollout was replaced",
+    "log: resumed", "log: checkpoint_damaged", "the same weights under their number again", "second learner turned away",
+    "learner took over", "rollout was replaced",
     "snapshot fetched", "delta fetched", "chunk of weights damaged", "damaged weights found", "weight_peer: fetched",
     "weight_peer: failed", "weight_peer: damaged",
     "damage refused: old copy", "damage refused: row", "damage without loss: old mark",

@@ -27,6 +27,7 @@ Kind = Literal[
     "takeover",
     "second_rollout",
     "corrupt",
+    "damage_checkpoint",
     "poison",
     "release",
     "damage",
@@ -161,6 +162,7 @@ def plan_of(seed: int) -> Plan:
     storm_s = min(LONGEST_STORM_S, 2.0 + plan.num_batches * (plan.batch_s + 10 * plan.token_s + 0.5))
     events = [_event(rng, rollouts, storm_s) for _ in range(rng.randint(2, 12))]
     events += _second_ones(random.Random(f"second ones {seed}"), rollouts, storm_s)
+    events += _damage_checkpoints(random.Random(f"damaged checkpoints {seed}"), storm_s)
     plan = replace(plan, is_deterministic=random.Random(f"rounding {seed}").random() < 0.7)
     events += _half_open(random.Random(f"half open {seed}"), rollouts, storm_s)
     plan, more = _weights(random.Random(f"weights {seed}"), plan, storm_s)
@@ -239,6 +241,22 @@ def _damage(rng: random.Random, storm_s: float) -> list[Event]:
         return []
     kind, age_s = float(rng.choices(range(len(DAMAGES)), (4, 2, 3))[0]), rng.uniform(0.5, 4.0)
     return [Event(at=rng.uniform(0.5, storm_s), kind="damage", target=("broker",), seconds=age_s, amount=kind)]
+
+
+def _damage_checkpoints(rng: random.Random, storm_s: float) -> list[Event]:
+    """In some runs a bit of the newest checkpoint is flipped, and its learner dies."""
+    if rng.random() < 0.7:
+        return []
+    return [
+        Event(
+            at=rng.uniform(0.3 * storm_s, storm_s),
+            kind="damage_checkpoint",
+            target=("learner",),
+            seconds=rng.uniform(0.2, 3.0),
+            amount=rng.random(),
+        )
+        for _ in range(rng.randint(1, 2))
+    ]
 
 
 def _second_ones(rng: random.Random, rollouts: list[str], storm_s: float) -> list[Event]:

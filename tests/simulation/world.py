@@ -160,9 +160,10 @@ class World(Storm):
         return last + self.stood_still_s + CALM_S
 
     def _is_complete(self) -> bool:
-        durable = self.audit.durable
-        trained = durable.versions[durable.newest_version].trained_batches if durable.versions else 0
-        return trained == self.plan.num_batches and (self.machinery.settings.run.directory / "export").is_dir()
+        return (
+            self.audit.durable.num_trained == self.plan.num_batches
+            and (self.machinery.settings.run.directory / "export").is_dir()
+        )
 
     def _final_audit(self) -> None:
         directory = self.machinery.settings.run.directory

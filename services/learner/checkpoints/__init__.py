@@ -1,11 +1,8 @@
 """Checkpoints: their format, how they are written during training, and how they are verified."""
 
 from services.learner.checkpoints.canary import canary_batch, require_canary, write_canary
-from services.learner.checkpoints.format import (
-    CheckpointState,
-    find_latest,
-    load_checkpoint,
-)
+from services.learner.checkpoints.format import CheckpointState
+from services.learner.checkpoints.resuming import require_own_directory, resume
 from services.learner.checkpoints.saving import Background, CheckpointSaver, Threads
 from services.learner.checkpoints.state_copy import EngineCopy, state_digest
 from services.learner.checkpoints.state_files import TensorDirectory, TensorFile, read_steps, write_steps
@@ -21,10 +18,10 @@ __all__ = [
     "Threads",
     "Versions",
     "canary_batch",
-    "find_latest",
-    "load_checkpoint",
     "read_steps",
     "require_canary",
+    "require_own_directory",
+    "resume",
     "state_digest",
     "write_canary",
     "write_steps",

@@ -3,7 +3,8 @@
     root/version-0000000012-batch-0000000003/   one checkpoint, published by a rename
         engine/                                 weights and optimizer, by parameter (``optimizer_state``)
         random-00000.json ...                   random states, one file per rank
-        checkpoint.json                         everything else, and the size of every other file
+        checkpoint.json                         everything else, and size and digest of every other file and of itself
+    root/damaged-version-...                    one that was found damaged: evidence, which nothing reads
     root/latest                                 name of the newest
     root/last-version                           the last numbers of policy versions (``versions``)
 
@@ -17,10 +18,12 @@ everything else is JSON: no pickle.
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import random
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Protocol
@@ -31,9 +34,10 @@ import torch
 from torch import Tensor
 
 from protocol.messages import Count, Version
+from services.learner.checkpoints.digests import FileDigest, find_damage, take_digests, text_digest
 from services.runtime.errors import ServiceError
 
-_FORMAT = 2
+_FORMAT: Final = 3
 METADATA = "checkpoint.json"
 ENGINE = "engine"
 LATEST = "latest"
@@ -44,6 +48,10 @@ _RANDOM = "random-"
 
 class CheckpointError(ServiceError):
     """A checkpoint cannot be used; the text has the reason and the way out."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint is not what was written; the text says where."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +68,6 @@ class CheckpointState:
     """``AdaptiveClip.state_dict()``; empty when the run has none, and in older checkpoints."""
 
 
-class _Format(msgspec.Struct):
-    format: int
-
-
 class _State(msgspec.Struct, forbid_unknown_fields=True):
     policy_version: Version
     batch_position: Count
@@ -78,7 +82,9 @@ class _Metadata(msgspec.Struct):
     state: _State
     layout: dict[str, Any]
     weights_digest: str
-    files: dict[str, Count]
+    files: dict[str, FileDigest]
+    digest: str
+    """Digest of all the rest of this file."""
 
 
 class _RandomState(msgspec.Struct):
@@ -93,8 +99,11 @@ class _RandomState(msgspec.Struct):
 class StateCopy(Protocol):
     """One rank's part of a checkpoint, copied at one moment into its own memory: training continues."""
 
-    def write(self, directory: Path) -> None:
-        """Write into ``directory``, make it, and flush to disk. Any thread may call it. Raises: OSError, RuntimeError."""
+    def write(self, directory: Path) -> Sequence[Path]:
+        """Write into ``directory``, make it, and flush to disk. Any thread may call it. Returns the files.
+
+        Raises: OSError, RuntimeError.
+        """
 
     def weights_digest(self) -> str:
         """The engine's ``weights_digest`` at that moment; empty on all ranks but the first. Any thread may call it."""
@@ -109,10 +118,11 @@ class CheckpointEngine(Protocol):
     def world_size(self) -> int: ...
     def layout(self) -> dict[str, Any]: ...
     def weights_digest(self) -> str: ...
-    def save_state(self, directory: Path) -> None: ...
+    def save_state(self, directory: Path) -> Sequence[Path]: ...
     def copy_state(self) -> StateCopy: ...
     def load_state(self, directory: Path) -> None: ...
     def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> Tensor: ...
     def barrier(self) -> None: ...
 
 
@@ -126,32 +136,47 @@ def unwritten_error(path: Path, error: Exception) -> CheckpointError:
 
 
 def find_latest(root: Path) -> Path | None:
-    """The newest complete checkpoint; None when there is none yet.
+    """The newest checkpoint that has its metadata; None when there is none."""
+    return next((path for path in checkpoints_newest_first(root) if (path / METADATA).is_file()), None)
 
-    Raises: CheckpointError when ``latest`` names one that is gone.
-    """
-    pointer = root / LATEST
-    if not pointer.is_file():
-        # A writer may have been killed between its first checkpoint's rename and the pointer.
-        complete = complete_checkpoints(root)
-        return complete[-1] if complete else None
-    name = pointer.read_text(encoding="utf-8", errors="replace").strip()
-    if not name.startswith(PREFIX) or "/" in name or "\0" in name or len(name) > 100:
-        raise CheckpointError(f"{pointer} holds {name[:100]!r}, not the name of a checkpoint; write one of those beside it")
-    path = root / name
-    if not (path / METADATA).is_file():
-        found = ", ".join(other.name for other in complete_checkpoints(root)) or "none"
-        raise CheckpointError(f"{pointer} names {path.name}, which is not there; complete checkpoints: {found}")
-    return path
+
+def checkpoints_newest_first(root: Path) -> list[Path]:
+    """The checkpoint that ``latest`` names, then the others, those of more batches first. Any of them may be damaged."""
+    found = _directories(root)[::-1]
+    name = _pointer(root)
+    return sorted(found, key=lambda path: path.name != name)
+
+
+def pointer_problem(root: Path) -> str:
+    """What is wrong with ``latest``; empty if nothing is, or if a writer may have been killed before it wrote the first."""
+    name = _pointer(root)
+    if name is None or any(path.name == name for path in _directories(root)):
+        return ""
+    return f"{root / LATEST} names {name[:100]!r}, which is not there"
+
+
+def _pointer(root: Path) -> str | None:
+    try:
+        return (root / LATEST).read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{root / LATEST} cannot be read: {error}") from error
+
+
+def checkpoint_of(policy_version: int, batch_position: int) -> str:
+    """The name of a checkpoint."""
+    return f"{PREFIX}{policy_version:010d}-batch-{batch_position:010d}"
 
 
 def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
     """Load ``path``, with its random states, into an engine that has not trained yet. Collective.
 
-    Raises: CheckpointError, on all ranks alike and before anything is loaded, when the checkpoint is truncated or of
-    another model, type or optimizer; after loading, when the weights are not those that were saved.
+    Raises: DamagedCheckpoint, on all ranks alike and before anything is loaded, when one bit of it is not what was written.
+    CheckpointError when it is of another model, type or optimizer, or of another format; after loading, when the weights
+    are not those that were saved.
     """
-    metadata = read_metadata(path)
+    metadata = _verified(engine, path)
     _require_same_layout(path, metadata["layout"], engine.layout())
     # If there are more ranks than before, they take the states in turn.
     num_saved = sum(1 for name in metadata["files"] if name.startswith(_RANDOM))
@@ -167,35 +192,81 @@ def load_checkpoint(engine: CheckpointEngine, path: Path) -> CheckpointState:
     return CheckpointState(**metadata["state"])
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
-    """The metadata of a complete checkpoint.
+def _verified(engine: CheckpointEngine, path: Path) -> dict[str, Any]:
+    """The metadata, after all ranks together have compared the digest of every file. Collective.
 
-    Raises: CheckpointError when the directory is no checkpoint, has another format, or lacks bytes of any file.
+    Raises: CheckpointError, DamagedCheckpoint: on all ranks the same.
+    """
+    metadata: dict[str, Any] = {}
+    problem: CheckpointError | None = None
+    try:
+        metadata = read_metadata(path)
+        files = {name: FileDigest(**each) for name, each in metadata["files"].items()}
+        damage = find_damage(path, files, engine.rank, engine.world_size)
+        problem = DamagedCheckpoint(damage) if damage else None
+    except CheckpointError as error:
+        problem = error
+    except OSError as error:
+        problem = CheckpointError(f"{path} cannot be read: {error}")
+    _agree(engine, problem)
+    return metadata
+
+
+def _agree(engine: CheckpointEngine, problem: CheckpointError | None) -> None:
+    """Raise the problem of the first rank that has one, on every rank. Collective."""
+    if engine.world_size == 1:
+        if problem is not None:
+            raise problem
+        return
+    text = "" if problem is None else f"{int(isinstance(problem, DamagedCheckpoint))}{problem}"
+    lengths = torch.zeros(engine.world_size, dtype=torch.int64)
+    lengths[engine.rank] = len(text.encode())
+    lengths = engine.sum_over_ranks(lengths).cpu()
+    if not bool(lengths.any()):
+        return
+    source = int(lengths.nonzero()[0])
+    body = torch.zeros(int(lengths[source]), dtype=torch.uint8)
+    if engine.rank == source:
+        body = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    shared = bytes(engine.broadcast(body, source=source).cpu().tolist()).decode()
+    raise (DamagedCheckpoint if shared[0] == "1" else CheckpointError)(shared[1:])
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The metadata of a checkpoint, compared with its own digest; the other files are not looked at.
+
+    Raises: DamagedCheckpoint when it is not there or not what was written; CheckpointError for an older format.
     """
     file = path / METADATA
-    if not file.is_file():
-        raise CheckpointError(f"{path} is not a checkpoint: it has no {METADATA}")
     try:
-        content = file.read_bytes()
-        found_format = msgspec.json.decode(content, type=_Format).format
-        if found_format != _FORMAT:
-            raise CheckpointError(f"{path} has format {found_format}; this learner reads {_FORMAT}")
-        metadata: dict[str, Any] = msgspec.to_builtins(msgspec.json.decode(content, type=_Metadata))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is damaged: {error}; resume from another checkpoint") from error
-    for name, size in metadata["files"].items():
-        try:
-            found = (path / name).stat().st_size if (path / name).is_file() else 0
-        except OSError as error:  # a name that no file can have
-            raise CheckpointError(f"{file} is damaged: {error}; resume from another checkpoint") from error
-        if found != size:
-            raise CheckpointError(f"{path / name} has {found} bytes, {size} were written; resume from another checkpoint")
+        content = json.loads(file.read_bytes())
+        rest = {key: value for key, value in content.items() if key != "digest"}
+        if content.get("digest") != text_digest(_canonical(rest)):
+            _require_this_format(path, content, rest)
+            raise ValueError("its content is not what was written")
+        metadata: dict[str, Any] = msgspec.to_builtins(msgspec.convert(content, _Metadata))
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO):
+            raise CheckpointError(f"{file} cannot be read: {error}") from error
+        raise DamagedCheckpoint(f"{file} is damaged: {error}") from error
     return metadata
+
+
+def _require_this_format(path: Path, content: dict[str, Any], rest: dict[str, Any]) -> None:
+    """Raises: CheckpointError for another release's checkpoint, which must not be taken for a damaged one."""
+    found = content.get("format")
+    if found == _FORMAT or content.get("digest") == text_digest(_canonical(rest | {"format": _FORMAT})):
+        return  # Perhaps only the number was changed.
+    if isinstance(found, int) and 0 < found < 1000:
+        raise CheckpointError(
+            f"{path} has format {found}; this learner reads {_FORMAT}: continue the run with the release that began it, or "
+            "export the model with that release and start from it"
+        )
 
 
 def write_metadata(partial: Path, state: CheckpointState, layout: dict[str, Any], digest: str) -> None:
     """Write the last file, which makes the directory a checkpoint. Raises: OSError."""
-    files = {str(file.relative_to(partial)): file.stat().st_size for file in sorted(partial.rglob("*")) if file.is_file()}
+    files = {name: msgspec.to_builtins(each) for name, each in take_digests(partial).items()}
     metadata = {
         "format": _FORMAT,
         "state": vars(state),
@@ -203,7 +274,12 @@ def write_metadata(partial: Path, state: CheckpointState, layout: dict[str, Any]
         "weights_digest": digest,
         "files": files,
     }
+    metadata["digest"] = text_digest(_canonical(metadata))
     (partial / METADATA).write_text(json.dumps(metadata, indent=1), encoding="utf-8")
+
+
+def _canonical(metadata: Mapping[str, Any]) -> str:
+    return json.dumps(metadata, sort_keys=True)
 
 
 def _require_same_layout(path: Path, saved: dict[str, Any], present: dict[str, Any]) -> None:
@@ -214,7 +290,11 @@ def _require_same_layout(path: Path, saved: dict[str, Any], present: dict[str, A
 
 def complete_checkpoints(root: Path) -> list[Path]:
     """Complete checkpoints, those of fewer batches first."""
-    found = [path for path in root.glob(f"{PREFIX}*") if _NAME.fullmatch(path.name) and (path / METADATA).is_file()]
+    return [path for path in _directories(root) if (path / METADATA).is_file()]
+
+
+def _directories(root: Path) -> list[Path]:
+    found = [path for path in root.glob(f"{PREFIX}*") if _NAME.fullmatch(path.name) and path.is_dir()]
     # By batches: what is trained again has no version of its own.
     return sorted(found, key=lambda path: (path.name.partition("-batch-")[2], path.name))
 

@@ -19,14 +19,15 @@ from typing import Final, Protocol
 
 import torch
 
+from services.learner.checkpoints.digests import write_digests
 from services.learner.checkpoints.format import (
     ENGINE,
     LATEST,
-    PREFIX,
     CheckpointEngine,
     CheckpointError,
     CheckpointState,
     StateCopy,
+    checkpoint_of,
     complete_checkpoints,
     random_name,
     random_state,
@@ -196,15 +197,17 @@ class CheckpointSaver:
             pass
 
     def _destination(self, state: CheckpointState) -> Path:
-        return self._root / f"{PREFIX}{state.policy_version:010d}-batch-{state.batch_position:010d}"
+        return self._root / checkpoint_of(state.policy_version, state.batch_position)
 
     def _write_now(self, destination: Path, random_states: str) -> Job:
         """Collective."""
         failure: Exception | None = None
         partial = partial_path(destination)
         try:
-            self._engine.save_state(partial / ENGINE)
-            (partial / random_name(self._engine.rank)).write_text(random_states, encoding="utf-8")
+            written = list(self._engine.save_state(partial / ENGINE))
+            random_file = partial / random_name(self._engine.rank)
+            random_file.write_text(random_states, encoding="utf-8")
+            write_digests(partial, self._engine.rank, [*written, random_file])
         # torch's writer raises RuntimeError when a disk is full.
         except (OSError, RuntimeError) as error:
             if means_lost_rank(error):
@@ -286,10 +289,11 @@ class _Done:
 
 def _write_copy(partial: Path, rank: int, copy: StateCopy, random_states: str) -> str:
     """Write a rank's part to disk. Returns the digest of the weights."""
-    copy.write(partial / ENGINE)
+    written = copy.write(partial / ENGINE)
     random_file = partial / random_name(rank)
     random_file.write_text(random_states, encoding="utf-8")
     flush_file(random_file)
+    write_digests(partial, rank, [*written, random_file])
     return copy.weights_digest()
 
 

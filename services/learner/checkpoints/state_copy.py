@@ -23,14 +23,15 @@ class EngineCopy:
     canary: Sequence[float]
     weights: WeightCopy
 
-    def write(self, directory: Path) -> None:
-        """Write into ``directory``, make it, and flush to disk. Raises: OSError."""
+    def write(self, directory: Path) -> Sequence[Path]:
+        """Write into ``directory``, make it, and flush to disk. Returns the files. Raises: OSError."""
         directory.mkdir(exist_ok=True)
         written = [file.write(directory) for file in self.files]
         if self.rank == 0:
             written += [write_steps(directory, self.num_steps), write_canary(directory, self.canary)]
         for path in written:
             flush_file(path)
+        return written
 
     def weights_digest(self) -> str:
         """The engine's ``weights_digest`` at that moment; empty on all ranks but the first."""

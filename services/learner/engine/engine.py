@@ -277,15 +277,14 @@ class LearnerEngine:
             "optimizer": OPTIMIZER,
         }
 
-    def save_state(self, directory: Path) -> None:
+    def save_state(self, directory: Path) -> list[Path]:
         """Write weights, Adam's moments and the number of steps into ``directory``, and make it. Collective.
 
         Every rank writes its part of the parameters. Raises: OSError, after the last collective, on ranks that could not.
         """
         canary = self._canary()
-        self._state.save(directory)
-        if self.rank == 0:
-            write_canary(directory, canary)
+        written = self._state.save(directory)
+        return [*written, write_canary(directory, canary)] if self.rank == 0 else written
 
     def copy_state(self) -> EngineCopy:
         """Copy what ``save_state`` would write, and the weights for their digest, to be written while training continues.

@@ -64,12 +64,13 @@ class OptimizerState:
             for piece in pieces(name, _local_shape(parameter))
         }
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path) -> list[Path]:
         """Write everything into ``directory``, and make it. Collective, and completes on all ranks.
 
-        Raises: OSError on ranks that could not write.
+        Returns the files that this rank wrote. Raises: OSError on ranks that could not write.
         """
         failure: OSError | None = None
+        written: list[Path] = []
         try:
             directory.mkdir(exist_ok=True)
         except OSError as error:
@@ -77,11 +78,12 @@ class OptimizerState:
         for file in self._files():
             # Raised later: the other ranks wait for this one in the next collective.
             if failure is None:
-                failure = _failure(lambda file=file: file.write(directory))  # type: ignore[misc]
+                failure = _failure(lambda file=file: file.write(directory), written)  # type: ignore[misc]
         if torch.distributed.get_rank() == 0 and failure is None:
-            failure = _failure(lambda: write_steps(directory, self.num_steps))
+            failure = _failure(lambda: write_steps(directory, self.num_steps), written)
         if failure is not None:
             raise failure
+        return written
 
     def copy(self) -> list[TensorFile]:
         """Copy the tensors that this rank writes in ``save`` into CPU memory: 12 bytes for each parameter of its share.
@@ -236,9 +238,9 @@ def _file(name: str, share: ExpertShare, whole: Mapping[str, Tensor | None]) -> 
     return TensorFile(stem=stem, tensors=tensors, first_row=share.index * num_rows)
 
 
-def _failure(write: Callable[[], Path]) -> OSError | None:
+def _failure(write: Callable[[], Path], written: list[Path]) -> OSError | None:
     try:
-        write()
+        written.append(write())
     except OSError as error:
         return error
     return None

@@ -248,14 +248,26 @@ def _random_states_kept() -> Iterator[None]:
 
 @cache
 def checkpoint_seeds() -> list[bytes]:
+    from services.learner.checkpoints.digests import text_digest
     from services.learner.checkpoints.format import random_state as present_random_state
 
+    def signed(metadata: dict[str, Any]) -> bytes:
+        return json.dumps(metadata | {"digest": text_digest(json.dumps(metadata, sort_keys=True))}).encode()
+
     state = {"policy_version": 3, "batch_position": 2, "mismatch": {"sum": 0.5}, "adaptive_clip": {}}
-    metadata = {"format": 2, "state": state, "layout": {"num_ranks": 1}, "weights_digest": "ab", "files": {}}
+    metadata = {"format": 3, "state": state, "layout": {"num_ranks": 1}, "weights_digest": "ab", "files": {}}
     random_state = json.dumps(present_random_state()).encode()
-    parts = (json.dumps(metadata).encode(), NAME.encode() + b"\n", b"17\n", random_state)
-    with_files = json.dumps({**metadata, "files": {"checkpoint.json": 3, "../latest": 1}}).encode()
-    return [FRAME_MARK.join(parts), FRAME_MARK.join((with_files, b"../..", b"-1", b"{}")), FRAME_MARK.join(parts[:1])]
+    parts = (signed(metadata), NAME.encode() + b"\n", b"17\n", random_state)
+    of_random = {"num_bytes": len(random_state), "digest": text_digest(random_state.decode())}
+    whole = (signed({**metadata, "files": {"random-00000.json": of_random}}), *parts[1:])
+    others = {"checkpoint.json": {"num_bytes": 3, "digest": ""}, "../latest": {"num_bytes": 1, "digest": ""}}
+    with_files = signed({**metadata, "files": others})
+    return [
+        FRAME_MARK.join(parts),
+        FRAME_MARK.join(whole),
+        FRAME_MARK.join((with_files, b"../..", b"-1", b"{}")),
+        FRAME_MARK.join(parts[:1]),
+    ]
 
 
 def mutate_checkpoint(data: bytes, rng: Random) -> bytes:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import math
-import shutil
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -228,8 +227,14 @@ async def test_a_version_that_only_an_engine_has_seen_is_not_given_to_other_weig
         await learner.take(BatchRequest)
 
 
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
 async def test_a_learner_that_trains_batches_again_publishes_nothing_before_the_newest_version(tmp_path: Path) -> None:
-    """It was killed after three batches. Its checkpoint covers two of them, and the third makes the same weights again."""
+    """Its newest checkpoint is damaged. The one before covers two of three batches; the third makes the same weights."""
     async with training(tmp_path, broker_version=0) as learner:
         await learner.take(Resume)
         await learner.take(Published)
@@ -244,8 +249,7 @@ async def test_a_learner_that_trains_batches_again_publishes_nothing_before_the_
         learner.stop.set()
         await learner.take(Checkpointed)
     assert (newest.policy_version, newest.trained_batches) == (4, 3)
-    shutil.rmtree(tmp_path / "checkpoints" / "version-0000000004-batch-0000000003")
-    (tmp_path / "checkpoints" / "latest").unlink()
+    flip_a_bit(tmp_path / "checkpoints" / "version-0000000004-batch-0000000003" / "engine" / "table.safetensors")
     async with training(tmp_path, 4, trained_batches=3, weights_digest=newest.digest) as again:
         assert await again.take(Resume) == Resume(next_batch=2)
         await again.train(2, 0)

@@ -59,9 +59,12 @@ class Durable:
         return max(self.versions, default=0)
 
     @property
+    def num_trained(self) -> int:
+        return self.versions[self.newest_version].trained_batches if self.versions else 0
+
+    @property
     def next_version(self) -> int:
-        trained = self.versions[self.newest_version].trained_batches if self.versions else 0
-        return self.newest_version + len(self.batches) - trained
+        return self.newest_version + len(self.batches) - self.num_trained
 
     def num_tokens(self, trajectory_id: int) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks.get(trajectory_id, ()))

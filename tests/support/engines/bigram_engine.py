@@ -69,6 +69,9 @@ class BigramEngine:
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:
         return tensor.clone()
 
+    def broadcast(self, tensor: Tensor, *, source: int = 0) -> Tensor:
+        return tensor.clone()
+
     def barrier(self) -> None:
         return
 
@@ -78,9 +81,10 @@ class BigramEngine:
     def weights_digest(self) -> str:
         return self.table.detach().numpy().tobytes().hex()[:64]
 
-    def save_state(self, directory: Path) -> None:
+    def save_state(self, directory: Path) -> list[Path]:
         directory.mkdir()
         save_file({"table": self.table.detach()}, directory / "table.safetensors")
+        return [directory / "table.safetensors"]
 
     def copy_state(self) -> BigramCopy:
         return BigramCopy(self)
@@ -96,9 +100,10 @@ class BigramCopy:
         self._table = engine.table.detach().clone()
         self._digest = engine.weights_digest()
 
-    def write(self, directory: Path) -> None:
+    def write(self, directory: Path) -> list[Path]:
         directory.mkdir()
         save_file({"table": self._table}, directory / "table.safetensors")
+        return [directory / "table.safetensors"]
 
     def weights_digest(self) -> str:
         return self._digest

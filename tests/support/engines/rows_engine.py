@@ -42,8 +42,8 @@ class RowsEngine(BigramEngine):
             TensorFile(stem=f"rows-{at}", tensors={"table": part}, first_row=at * len(part)) for at, part in enumerate(rows)
         ]
 
-    def save_state(self, directory: Path) -> None:
-        self._copy(self._files()).write(directory)
+    def save_state(self, directory: Path) -> list[Path]:
+        return list(self._copy(self._files()).write(directory))
 
     def copy_state(self) -> EngineCopy:
         files = self._files()

@@ -30,7 +30,7 @@ def test_other_errors_are_left_alone(error: Exception) -> None:
 
 def test_a_rank_lost_while_saving_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
     class Alone(BigramEngine):
-        def save_state(self, directory: Path) -> None:
+        def save_state(self, directory: Path) -> list[Path]:
             raise RuntimeError(GLOO)
 
     with pytest.raises(RuntimeError) as caught:

@@ -145,9 +145,9 @@ def test_when_training_fails_the_thread_still_writes_and_is_waited_for(tmp_path:
             write = copied.write
 
             class Waiting:
-                def write(self, directory: Path) -> None:
+                def write(self, directory: Path) -> list[Path]:
                     assert go.wait(20.0)
-                    write(directory)
+                    return write(directory)
 
                 def weights_digest(self) -> str:
                     return copied.weights_digest()

@@ -1,0 +1,102 @@
+"""Digests (XXH3-128) of a checkpoint's files: each rank notes those of the files it writes, and verifies a share of all.
+
+They find what a disk changes, not what a person does. To compute them takes about as long as to read the files from memory.
+"""
+
+import errno
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import xxhash
+
+from protocol.messages import Count
+from services.runtime.durable import flush_file
+
+_NOTES: Final = "digests-"
+_LOST: Final = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.ENAMETOOLONG, errno.EINVAL)
+"""What reading a damaged file, or one that is gone, ends with. Anything else may pass."""
+
+
+class FileDigest(msgspec.Struct, frozen=True):
+    """The content of one file."""
+
+    num_bytes: Count
+    digest: str
+
+
+_Notes = dict[str, FileDigest]
+
+
+def text_digest(text: str) -> str:
+    """Digest of a text."""
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def write_digests(partial: Path, rank: int, files: Sequence[Path]) -> None:
+    """Note what ``files`` hold: all that this rank has just written below ``partial``. Any thread may call it.
+
+    Raises: OSError.
+    """
+    found = _in_parallel(files)
+    notes = {str(path.relative_to(partial)): digest for path, digest in zip(files, found, strict=True)}
+    path = partial / f"{_NOTES}{rank:05d}.json"
+    path.write_bytes(msgspec.json.encode(notes))
+    flush_file(path)
+
+
+def take_digests(partial: Path) -> dict[str, FileDigest]:
+    """What all ranks have noted; the notes themselves are removed.
+
+    Raises: OSError, also when files are there that nobody noted, or noted ones are not.
+    """
+    found: dict[str, FileDigest] = {}
+    for path in sorted(partial.glob(f"{_NOTES}*.json")):
+        found |= msgspec.json.decode(path.read_bytes(), type=_Notes)
+        path.unlink()
+    there = {str(path.relative_to(partial)) for path in partial.rglob("*") if path.is_file()}
+    if there != set(found):
+        raise OSError(f"{partial}: its files are not those that the ranks have written: {sorted(there ^ set(found))[:4]}")
+    return dict(sorted(found.items()))
+
+
+def find_damage(path: Path, files: Mapping[str, FileDigest], rank: int, world_size: int) -> str:
+    """What is wrong with this rank's share of ``files``; empty if nothing is.
+
+    Raises: OSError when a file cannot be read for a reason that may pass.
+    """
+    names = sorted(files)
+    for name in names:  # cheap, so every rank looks at all sizes, and most damage is found before anything is hashed
+        try:
+            found = (path / name).stat().st_size if (path / name).is_file() else 0
+        except (OSError, ValueError) as error:  # a name that no file can have
+            return f"{path / name}: {error}"
+        if found != files[name].num_bytes:
+            return f"{path / name} has {found} bytes, {files[name].num_bytes} were written"
+    share = names[rank::world_size]
+    try:
+        digests = _in_parallel([path / name for name in share])
+    except OSError as error:
+        if error.errno not in _LOST:
+            raise
+        return f"{error.filename} cannot be read: {error.strerror}"
+    for name, digest in zip(share, digests, strict=True):
+        if digest != files[name]:
+            return f"{path / name} has digest {digest.digest}, {files[name].digest} was written"
+    return ""
+
+
+def _in_parallel(files: Sequence[Path]) -> list[FileDigest]:
+    """Raises: OSError."""
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        return list(pool.map(_digest, files))
+
+
+def _digest(path: Path) -> FileDigest:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, xxhash.xxh3_128)
+        return FileDigest(num_bytes=file.tell(), digest=digest.hexdigest())
