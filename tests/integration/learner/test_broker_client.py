@@ -36,7 +36,7 @@ from services.runtime.errors import EndpointError, ServiceError, flatten
 from services.runtime.net.channel import RouterChannel
 from services.runtime.settings.sections import Broker, Learner, SecuritySection, Settings
 from services.runtime.telemetry import Health
-from tests.support.builders import a_batch, token_arrays
+from tests.support.builders import a_batch, batch_arrays
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, in_background, sequenced, zmq_context
 
@@ -124,15 +124,15 @@ async def test_a_request_is_repeated_only_until_it_is_answered() -> None:
         await asyncio.to_thread(client.tell, BatchRequest(index=4, policy_version=9))
         for _ in range(3):
             assert await end.expect(BatchRequest) == BatchRequest(index=4, policy_version=9)
-        await end.reply(a_batch(), token_arrays(10))
+        await end.reply(a_batch(), batch_arrays())
         arrived = await asyncio.to_thread(client.take, 20.0)
         assert isinstance(arrived, BatchArrived)
         assert arrived.batch == a_batch()
-        np.testing.assert_array_equal(arrived.arrays["token_ids"], token_arrays(10)["token_ids"])
+        np.testing.assert_array_equal(arrived.arrays["token_ids"], batch_arrays()["token_ids"])
         await asyncio.to_thread(client.tell, BatchRequest(index=5, policy_version=10))
         while await end.expect(BatchRequest) != BatchRequest(index=5, policy_version=10):
             pass
-        await end.reply(a_batch(), token_arrays(10))  # the answer to a repetition of the first request
+        await end.reply(a_batch(), batch_arrays())  # the answer to a repetition of the first request
         await end.reply(EndOfRun(index=4, reason="another request's"))
         await end.reply(EndOfRun(index=5, reason="complete"))
         assert await asyncio.to_thread(client.take, 20.0) == EndOfRun(index=5, reason="complete")

@@ -11,7 +11,7 @@ import torch
 from protocol.messages import EndOfRun
 from services.learner.broker.batches import BatchArrived
 from services.learner.share import Directive, share
-from tests.support.builders import a_batch, token_arrays
+from tests.support.builders import a_batch, batch_arrays
 
 
 class ThreadedRank:
@@ -63,13 +63,14 @@ def shared(arrived: Directive, stop: bool, num_ranks: int = 3, asked: int = 0) -
 
 
 def test_a_batch_reaches_every_rank_with_its_arrays() -> None:
-    arrived = BatchArrived(batch=a_batch(), arrays=token_arrays(10))
+    arrived = BatchArrived(batch=a_batch(), arrays=batch_arrays())
     for directive, stop in shared(arrived, False):
         assert isinstance(directive, BatchArrived)
         assert not stop
         assert directive.batch == arrived.batch
-        np.testing.assert_array_equal(directive.arrays["token_ids"], arrived.arrays["token_ids"])
-        np.testing.assert_array_equal(directive.arrays["logprobs"], arrived.arrays["logprobs"])
+        assert directive.arrays.keys() == arrived.arrays.keys()
+        for name, array in arrived.arrays.items():
+            np.testing.assert_array_equal(directive.arrays[name], array)
 
 
 def test_the_end_of_the_run_reaches_every_rank() -> None:
@@ -80,7 +81,7 @@ def test_the_end_of_the_run_reaches_every_rank() -> None:
 @pytest.mark.parametrize("asked", [0, 2])
 def test_any_rank_that_is_asked_to_stop_stops_all_and_a_stop_wins_over_a_batch(asked: int) -> None:
     assert shared(None, True, asked=asked) == [(None, True)] * 3
-    assert shared(BatchArrived(batch=a_batch(), arrays=token_arrays(10)), True, asked=asked) == [(None, True)] * 3
+    assert shared(BatchArrived(batch=a_batch(), arrays=batch_arrays()), True, asked=asked) == [(None, True)] * 3
 
 
 def test_while_nothing_has_arrived_no_rank_has_anything_to_do() -> None:
@@ -89,6 +90,6 @@ def test_while_nothing_has_arrived_no_rank_has_anything_to_do() -> None:
 
 def test_a_single_rank_needs_no_collective() -> None:
     rank = ThreadedRank(0, [queue.Queue()], threading.Barrier(1))
-    arrived = BatchArrived(batch=a_batch(), arrays=token_arrays(10))
+    arrived = BatchArrived(batch=a_batch(), arrays=batch_arrays())
     assert share(rank, arrived, False) == (arrived, False)
     assert rank.num_broadcasts == 0
