@@ -50,6 +50,12 @@ MAX_BATCHES_RELEASED: Final = 4096
 
 MAX_PEERS: Final = 4096
 """Sessions that a broker or weight server keeps."""
+MAX_RETRY_S: Final = 3600.0
+MAX_OPERATORS: Final = 256
+"""Places of a broker that only operators can have; there is one for the learner, and the others are for rollouts."""
+MAX_ROLLOUTS_PER_KEY: Final = 1024
+MAX_OPERATORS_PER_KEY: Final = 64
+"""Sessions of one key: when these are taken, the one that was silent for longest makes room."""
 MAX_LEASES_PER_PEER: Final = 4096
 """Leases of one rollout: as many as one Heartbeat can renew."""
 WINDOW_BYTES: Final = 8 * 1024 * 1024

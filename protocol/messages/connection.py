@@ -65,11 +65,15 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Refused(Message, frozen=True, tag="refused"):
-    """Broker or weight server -> peer: a message was not accepted. The connection continues unless ``fatal``."""
+    """Broker or weight server -> peer: a message was not accepted. The connection continues unless ``fatal``.
+
+    ``retry_s``: a Hello that time will help. The sender says it again after this long, as often as it takes; 0: it decides.
+    """
 
     reason: Reason
     message_type: str = ""
     fatal: bool = False
+    retry_s: Annotated[float, Meta(ge=0.0, le=limits.MAX_RETRY_S)] = 0.0
     session: Session = ""
 
 

@@ -74,8 +74,9 @@ class NoLease(Message, frozen=True, tag="no_lease"):
     """Broker -> rollout: the answer to a LeaseRequest that could not be filled now; ask again after ``retry_s``."""
 
     request_id: Count
-    reason: Literal["window_full", "version_too_old", "no_prompts", "stopping", "not_serving"]
-    """not_serving: the rollout's last Heartbeat did not say that it serves a verified version."""
+    reason: Literal["window_full", "version_too_old", "no_prompts", "stopping", "not_serving", "slowed"]
+    """not_serving: the rollout's last Heartbeat did not say that it serves a verified version. slowed: because of what this
+    rollout did with its leases; docs/guide/security.md says what counts."""
     retry_s: float
 
 

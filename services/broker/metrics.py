@@ -8,10 +8,11 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.broker.ledger import ALLOWED, STATES, Ledger, groups_by_state
+from services.broker.quotas import QUOTAS
 from services.runtime.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
 from services.runtime.process_metrics import register_process
 
-REFUSAL_REASONS: Final = ("undecodable", "unknown_session", "fatal", "refused")
+REFUSAL_REASONS: Final = ("undecodable", "unknown_session", "fatal", "refused", "unsendable")
 LENGTH_BUCKETS: Final = (16, 64, 256, 1024, 4096, 16384, 65536, 262144)
 SILENT: Final = "silent"
 """Status of a rollout that was not heard from for broker.lease_s: its leases have been taken back."""
@@ -31,6 +32,14 @@ class BrokerMetrics:
 
         self.messages = counter("messages_total", "Messages received, by type", ("type",))
         self.refused = counter("refused_total", "Messages refused, by type and reason", ("type", "reason"))
+        self.offences = counter(
+            "offences_total", "What was held against peers, by reason (docs/guide/security.md)", ("reason",)
+        )
+        self.limited = gauge(
+            "limited_peers",
+            "Peers and keys that have used up their quota, by what follows (docs/guide/security.md)",
+            ("standing",),
+        )
         self.refused_connections = counter(
             "refused_connections_total", "Connections refused or ignored, by reason (docs/guide/security.md)", ("reason",)
         )
@@ -107,13 +116,21 @@ class BrokerMetrics:
         for reason in ("stale", "failed"):
             self.dropped.labels(reason)
             self.trajectory_tokens.labels(reason)
+        self._show_zeros()
+        register_process(registry, "broker")
+
+    def _show_zeros(self) -> None:
+        """A series that appears with its first event has no rate of increase."""
+        for offence in QUOTAS:
+            self.offences.labels(offence)
+        for standing in ("slowed", "shut_out"):
+            self.limited.labels(standing)
         for refusal in AUTHENTICATOR_REASONS:
             self.refused_connections.labels(refusal)
         for role in ALLOWED:
             self.peers.labels(role)
         for status in ROLLOUT_STATUSES:
             self.rollouts.labels(status)
-        register_process(registry, "broker")
 
     def watch_disk(self, directory: Path) -> None:
         """Measure the file system of ``directory`` at each scrape, also while the ledger waits for it. NaN: it is gone."""
@@ -143,6 +160,8 @@ class BrokerMetrics:
         self.trained.set(state.batches.num_trained)
         self.checkpointed.set(state.batches.checkpointed)
         self.version.set(state.batches.newest_version)
+        for standing, number in ledger.quotas.num_limited().items():
+            self.limited.labels(standing).set(number)
         for role in ALLOWED:
             self.peers.labels(role).set(len(ledger.peers.of_role(role)))
         statuses = [

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from gspo.environments import TaskSource
 from protocol.channels import ChannelSpec
-from protocol.codec import Array, message_type
+from protocol.codec import Array, decode, encode, message_type
 from protocol.errors import ProtocolError
-from protocol.limits import MAX_QUEUED, MAX_QUEUED_BYTES, MAX_TASK_BYTES, MAX_UNSEQUENCED
-from protocol.messages import FOR_ONE_LIFE, Ack, Chunk, LeaseEnded, Message, Refused
+from protocol.limits import MAX_QUEUED, MAX_QUEUED_BYTES, MAX_REASON_CHARS, MAX_TASK_BYTES, MAX_UNSEQUENCED
+from protocol.messages import FOR_ONE_LIFE, Ack, Chunk, LeaseEnded, Message, Pulse, Refused
 from protocol.messages.base import require_plain
 from protocol.sessions import shown_identity
 from services.broker.ledger import (
@@ -24,6 +24,7 @@ from services.broker.ledger import (
     GrantLease,
     Ledger,
     Note,
+    Offence,
     Reply,
     Save,
     SessionKey,
@@ -38,6 +39,7 @@ from services.broker.sessions import Answer, Arrival, Sessions
 from services.broker.store import RowChanges, Store, StoreCorrupt, StoredChunk, StoreUnavailable, stored_chunk
 from services.runtime.clock import Clock
 from services.runtime.lifecycle import until_stopped
+from services.runtime.logs import OccasionalLog
 from services.runtime.net import FairQueue, RouterChannel
 from services.runtime.telemetry import Health
 
@@ -46,6 +48,10 @@ T = TypeVar("T")
 
 MAX_EVENTS_PER_COMMIT: Final = 512
 TICK_S: Final = 0.25
+NOTES_AT_ONCE: Final = 8
+"""Lines of one event about one peer that the log takes at once; ten seconds later it takes as many again..."""
+MAX_NOTE_KEYS: Final = 256
+"""...and beyond this many pairs of event and peer, all others of the event count as one."""
 RETRY_FIRST_S: Final = 0.1
 RETRY_MOST_S: Final = 5.0
 
@@ -89,6 +95,7 @@ class BrokerService:
         self._arrivals: FairQueue[Arrival] = FairQueue(max_messages=MAX_QUEUED, max_bytes=MAX_QUEUED_BYTES)
         self._arrived = asyncio.Event()
         self._sessions = Sessions(ledger, channels, metrics, clock)
+        self._notes = OccasionalLog(log, clock, burst=NOTES_AT_ONCE, max_keys=MAX_NOTE_KEYS)
         self._undelivered: list[tuple[GrantLease, str]] = []
         self._unreadable: list[tuple[SessionKey, int, str]] = []
         self._metrics_file_is_behind = True
@@ -278,7 +285,7 @@ class BrokerService:
                         await self._send(sender, ack)
                 case Reply(to=sender, message=message):
                     self._count_reply(sender, message)
-                    await self._send(sender, message)
+                    await self._reply(sender, message)
                 case Answer(spec=spec, identity=identity, message=message):
                     await self._channels[spec].send(identity, message)
                 case Announce(message=message):
@@ -288,9 +295,31 @@ class BrokerService:
                 case DeliverBatch(to=sender, index=index):
                     await self._send_batch(sender, index)
                 case Note(event=event, fields=fields, level=level):
-                    (log.warning if level == "warning" else log.info)(event, **fields)
+                    self._say(event, fields, level)
+                case Offence(reason=reason):
+                    self._metrics.offences.labels(reason).inc()
                 case _:
                     raise AssertionError(f"{type(action).__name__} is not carried out")
+
+    async def _reply(self, sender: SessionKey, message: Message) -> None:
+        """Send an answer. One that its receiver could not decode must not end the broker: the receiver hears why instead."""
+        kind = message_type(message)
+        try:
+            if not isinstance(message, Ack | Pulse):
+                decode(encode(message))
+            await self._send(sender, message)
+        except (ValueError, TypeError, OverflowError) as error:
+            reason = f"{kind}: the broker cannot send its answer: {error}"[:MAX_REASON_CHARS]
+            self._notes.log("answer_not_sent", ("answer_not_sent", kind), "warning", peer=sender.peer, reason=reason)
+            self._metrics.refused.labels(kind, "unsendable").inc()
+            await self._send(sender, Refused(reason=reason, message_type=kind))
+
+    def _say(self, event: str, fields: dict[str, Any], level: str) -> None:
+        """Log a note; what peers can cause as often as they like is logged at a bounded rate."""
+        if "peer" in fields:
+            self._notes.log(event, (event, fields["peer"]), level, **fields)
+        else:
+            (log.warning if level == "warning" else log.info)(event, **fields)
 
     async def _send(self, sender: SessionKey, message: Message, arrays: dict[str, Array] | None = None) -> bool:
         """Send; False if the peer is gone or slow. It asks again: a message that must arrive is requested until it does."""

@@ -7,11 +7,13 @@ from msgspec.structs import replace
 
 from protocol.channels import ChannelSpec
 from protocol.codec import Received, message_type
+from protocol.limits import MAX_PEERS
 from protocol.messages import MESSAGE_TYPES, Chunk, Hello, Refused
 from protocol.messages.base import shortened
 from protocol.sessions import shown_identity
-from services.broker.ledger import UNKNOWN_SESSION, Action, Ledger, Reply, SessionKey, TokenFacts
+from services.broker.ledger import UNKNOWN_SESSION, Action, Ledger, Owner, Reply, SessionKey, TokenFacts
 from services.broker.metrics import BrokerMetrics
+from services.broker.quotas import Buckets
 from services.runtime.clock import Clock
 from services.runtime.logs import OccasionalLog
 from services.runtime.net import Incoming, RouterChannel
@@ -58,6 +60,8 @@ class Sessions:
         # By channel, identity and key: a sender claims its identity and proves its key. Each session has one.
         self._sessions: dict[tuple[str, bytes, bytes], SessionKey] = {}
         self._refusals = OccasionalLog(log, clock)
+        # A connection without a session costs an answer to each message, which is all that it may cost.
+        self._strangers: Buckets[tuple[str, bytes, bytes]] = Buckets(burst=64, per_s=4, most=MAX_PEERS)
 
     @property
     def num_routes(self) -> int:
@@ -106,11 +110,12 @@ class Sessions:
             )
             return [self._refuse(arrival, "hello", "fatal", reason)]
         sender = SessionKey(hello.peer, hello.session)
-        objection = self._ledger.peers.objection(sender, hello.role, arrival.incoming.key)
+        owner = Owner(arrival.incoming.key, self._channels[arrival.spec].key_name(arrival.incoming))
+        objection = self._ledger.peers.objection(sender, hello.role, owner)
         if objection:
             self._channels[arrival.spec].count_impostor(hello, objection)
             return [self._refuse(arrival, "hello", "fatal", f"hello: {objection}")]
-        actions = self._ledger.on_hello(hello, now, arrival.incoming.key)
+        actions = self._ledger.on_hello(hello, now, owner)
         if self._ledger.peers.get(sender) is None:
             return [self._without_session(arrival, sender, action) for action in actions]
         self._connect(arrival, sender)
@@ -144,6 +149,9 @@ class Sessions:
         sender = self._sessions.get(_key(arrival))
         if sender is None:
             self._ledger.peers.hear_stranger(arrival.incoming.peer)
+            if not self._strangers.take(_key(arrival), now):
+                self._metrics.refused.labels(kind, "unknown_session").inc()
+                return []
             return [self._refuse(arrival, kind, "unknown_session", UNKNOWN_SESSION)]
         if not self._channels[arrival.spec].admits(arrival.incoming):
             return [self._refuse(arrival, kind, "fatal", "its key is not in the allow-list any more")]

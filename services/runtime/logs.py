@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -22,26 +23,78 @@ PER_S: Final = 20
 
 
 class OccasionalLog:
-    """Bounds warnings that peers can cause as often as they like: one per key every ``every_s``.
+    """Bounds lines that peers can cause as often as they like: ``burst`` of each key within ``every_s``.
 
-    Each says how many were left out since the last.
+    The next one says how many were left out. Beyond ``max_keys`` keys within ``every_s``, all further ones of an event count
+    as one key, so that new names do not get new lines for ever.
     """
 
-    def __init__(self, log: structlog.typing.FilteringBoundLogger, clock: Clock, every_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        log: structlog.typing.FilteringBoundLogger,
+        clock: Clock,
+        every_s: float = 10.0,
+        *,
+        burst: int = 1,
+        max_keys: int = 1024,
+    ) -> None:
         self._log = log
         self._clock = clock
         self._every_s = every_s
-        self._said: dict[Hashable, tuple[float, int]] = {}
+        self._burst = burst
+        self._max_keys = max_keys
+        self._said: dict[Hashable, _Said] = {}
 
     def warning(self, event: str, key: Hashable, /, **fields: object) -> None:
-        """Log ``event`` unless one with this ``key`` was logged lately. Keys must come from a closed set."""
+        """Log ``event`` as a warning unless enough with this ``key`` were logged lately."""
+        self.log(event, key, "warning", **fields)
+
+    def log(self, event: str, key: Hashable, level: str, /, **fields: object) -> None:
+        """Log ``event`` unless enough with this ``key`` were logged lately."""
         now = self._clock.now()
-        last, left_out = self._said.get(key, (now - self._every_s, 0))
-        if now - last < self._every_s:
-            self._said[key] = (last, left_out + 1)
+        said = self._of(event, key, now)
+        if now - said.since >= self._every_s:
+            said.since, said.lines = now, 0
+        if said.lines >= self._burst:
+            said.left_out += 1
             return
-        self._said[key] = (now, 0)
-        self._log.warning(event, **fields, **({"left_out": left_out} if left_out else {}))
+        said.lines += 1
+        left_out, said.left_out = said.left_out, 0
+        write = self._log.warning if level == "warning" else self._log.info
+        write(event, **fields, **({"left_out": left_out} if left_out else {}))
+
+    def _of(self, event: str, key: Hashable, now: float) -> "_Said":
+        said = self._said.get(key)
+        if said is not None:
+            return said
+        if len(self._said) >= self._max_keys:
+            self._forget(now)
+        if len(self._said) >= self._max_keys:
+            key = _Others(event)
+        return self._said.setdefault(key, _Said(since=now))
+
+    def _forget(self, now: float) -> None:
+        """Forget the keys that were quiet lately; what was left out about them is summed up."""
+        old = [key for key, said in self._said.items() if now - said.since >= self._every_s]
+        left_out = sum(self._said.pop(key).left_out for key in old)
+        if left_out:
+            self._log.warning("lines_left_out", left_out=left_out, about=len(old))
+
+
+@dataclass(frozen=True)
+class _Others:
+    """The key of all keys for which there is no room."""
+
+    event: str
+
+
+@dataclass
+class _Said:
+    """What was logged about one key: how many lines since when, and how many were left out."""
+
+    since: float
+    lines: int = 0
+    left_out: int = 0
 
 
 class EventLimit:

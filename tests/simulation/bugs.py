@@ -417,9 +417,9 @@ BUGS = (
     ),
     Bug(
         name="processes of one name share a connection",
-        module="services.runtime.net.peer",
-        old='f"{peer}/{session}"',
-        new="peer",
+        module="protocol.sessions",
+        old='return f"{peer}/{session}"',
+        new="return peer",
         invariants=("one learner", "liveness", "G1", "no peer"),
         weather=(Event(at=2.0, kind="second_rollout", target=("rollout-0",)),),
     ),

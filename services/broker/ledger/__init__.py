@@ -7,6 +7,7 @@ from services.broker.ledger.actions import (
     DeliverBatch,
     GrantLease,
     Note,
+    Offence,
     Reply,
     Save,
     SessionKey,
@@ -14,6 +15,7 @@ from services.broker.ledger.actions import (
 )
 from services.broker.ledger.batch_order import REMEMBERED, batch_stats
 from services.broker.ledger.dead_letters import DeadLetters, released_line
+from services.broker.ledger.fencing import Owner
 from services.broker.ledger.fleet import STATES
 from services.broker.ledger.intake import TokenFacts
 from services.broker.ledger.ledger import ALLOWED, UNKNOWN_SESSION, Ledger
@@ -34,6 +36,8 @@ __all__ = [
     "Ledger",
     "LedgerConfig",
     "Note",
+    "Offence",
+    "Owner",
     "Reply",
     "Save",
     "SessionKey",

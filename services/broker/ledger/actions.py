@@ -6,6 +6,7 @@ import msgspec
 
 from protocol.messages import Chunk, Message, Split
 from protocol.sessions import session_tag
+from services.broker.quotas import OffenceReason
 from services.broker.rows import Row
 
 
@@ -74,6 +75,13 @@ class WriteMetrics(Action, frozen=True, kw_only=True):
     """Append one line to metrics.jsonl; the shell adds the time."""
 
     line: dict[str, Any]
+
+
+class Offence(Action, frozen=True, kw_only=True):
+    """Something to hold against a rollout; the shell counts it."""
+
+    by: SessionKey
+    reason: OffenceReason
 
 
 class Note(Action, frozen=True, kw_only=True):

@@ -4,15 +4,16 @@ A newer session of a rollout fences the older ones with that name: they are live
 run belongs to its learner as long as that learner lives, and it lives as long as the broker hears it.
 """
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, get_args
 
 from protocol.delivery import Inbox
-from protocol.limits import MAX_PEERS
 from protocol.messages import Heartbeat, Role
 from protocol.sessions import belongs
 from services.broker.ledger.actions import SessionKey
+from services.broker.quotas import PLACES, Places, Subject, makes_room, subjects
 
 MAX_FENCED: Final = 1024
 SILENT_S: Final = 300.0
@@ -21,6 +22,18 @@ LEARNER_LEASE_S: Final = 5.0
 """A learner that was heard within this time has the run to itself; only time in which the broker listened counts."""
 LISTENING_S: Final = 2.0
 """More than this between two events: the broker was not listening (a disk that refuses, a stopped process)."""
+
+
+class Owner(NamedTuple):
+    """What a peer has proved about itself; nothing without keys."""
+
+    key: bytes = b""
+    """Its public key (Z85)."""
+    name: str = ""
+    """The key's name in the allow-list."""
+
+
+NOBODY: Final = Owner()
 
 
 class SessionRefused(ValueError):
@@ -37,20 +50,38 @@ class Peer:
 
     key: SessionKey
     role: Role
-    owner: bytes
-    """The key that it proved when it first said Hello; empty without keys."""
+    owner: Owner
+    """As it was when the peer first said Hello."""
     inbox: Inbox
     last_seen: float
     status: str = ""
     policy_version: int = 0
 
+    @property
+    def owner_key(self) -> bytes:
+        return self.owner.key
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        """In whose name its faults are counted; the learner's are not."""
+        return subjects_of(self.role, self.key.peer, self.owner)
+
+
+def subjects_of(role: Role, peer: str, owner: Owner) -> tuple[Subject, ...]:
+    """In whose name the faults of a peer are counted: nobody's for the learner, which the run cannot do without."""
+    return () if role == "learner" else subjects(peer, owner.name, shared=get_args(Role))
+
 
 class Peers:
     """Sessions by (peer, session): one learner at a time, one session for each rollout name, any number of operators."""
 
-    def __init__(self, now: float, learner: SessionKey | None = None) -> None:
+    def __init__(self, now: float, learner: SessionKey | None = None, places: Mapping[Role, Places] = PLACES) -> None:
         """``learner`` had the run under the last broker: it has the time of a lease to come back before another gets it."""
         self._peers: dict[SessionKey, Peer] = {}
+        self._places = places
+        self._taken: dict[Role, Counter[bytes]] = {role: Counter() for role in get_args(Role)}
+        self._rollouts: dict[str, SessionKey] = {}
+        """The session of each rollout's name."""
         self._fenced: deque[SessionKey] = deque(maxlen=MAX_FENCED)
         self.learner = learner
         """The session that has the run; None: there is none."""
@@ -67,7 +98,7 @@ class Peers:
         if passed <= LISTENING_S:
             self._listened_s += passed
 
-    def objection(self, sender: SessionKey, role: Role, owner: bytes) -> str:
+    def objection(self, sender: SessionKey, role: Role, owner: Owner) -> str:
         """Why the owner of a key must not speak for a session with this role; empty when it may.
 
         A session belongs for good to the role and the key that it first said Hello with.
@@ -76,15 +107,26 @@ class Peers:
         bound = peer.role if peer is not None else "learner" if sender == self.learner else role
         if role != bound:
             return f"session {sender.tag} of {sender.peer} belongs to the role {bound}, not to {role}"
-        if peer is not None and owner != peer.owner:
+        if peer is not None and owner.key != peer.owner.key:
             return f"session {sender.tag} of {sender.peer} belongs to another key"
         return ""
 
-    def hello(self, sender: SessionKey, role: Role, first_seq: int, now: float, owner: bytes = b"") -> list[SessionKey]:
+    def make_room(self, sender: SessionKey, role: Role, now: float, owner: Owner = NOBODY) -> Peer | None:
+        """End a silent session for a new one if there is no place left; returns the one that went. Raises: NoPlace."""
+        places = self._places.get(role)
+        known = sender in self._peers or sender in self._fenced
+        if places is None or known or (role == "rollout" and sender.peer in self._rollouts):
+            return None
+        gone = makes_room(self.of_role(role), self._taken[role], places, owner.key, now)
+        if gone is not None:
+            self._remove(gone.key)
+        return gone
+
+    def hello(self, sender: SessionKey, role: Role, first_seq: int, now: float, owner: Owner = NOBODY) -> list[SessionKey]:
         """Open a session, or continue it; returns the sessions that it replaces.
 
-        Raises: SessionRefused for a session that was replaced already or belongs to another, or when there are too many
-        peers; PlaceTaken for a learner while another one has the run.
+        Raises: SessionRefused for a session that was replaced already or belongs to another; PlaceTaken for a learner while
+        another one has the run.
         """
         objection = self.objection(sender, role, owner)
         if objection:
@@ -100,19 +142,20 @@ class Peers:
             peer.inbox.skip_to(first_seq)
             self.hear(peer, now)
             return []
-        if len(self._peers) >= MAX_PEERS:
-            raise SessionRefused(f"{len(self._peers)} peers are connected, {MAX_PEERS} allowed (MAX_PEERS)")
         replaced: list[SessionKey] = []
-        if role == "rollout":
-            replaced = [peer.key for peer in self.of_role("rollout") if peer.key.peer == sender.peer]
+        if role == "rollout" and sender.peer in self._rollouts:
+            replaced = [self._rollouts[sender.peer]]
         elif role == "learner" and self.learner not in (None, sender):
             assert self.learner is not None
             self._require_silence(self.learner, sender, now)
             replaced = [self.learner]
         for other in replaced:
-            self._peers.pop(other, None)
+            self._remove(other)
             self._fenced.append(other)
         peer = self._peers[sender] = Peer(key=sender, role=role, owner=owner, inbox=Inbox(first_seq), last_seen=now)
+        self._taken[role][owner.key] += 1
+        if role == "rollout":
+            self._rollouts[sender.peer] = sender
         if role == "learner":
             self.learner = sender
         self.hear(peer, now)
@@ -151,17 +194,32 @@ class Peers:
         peer.policy_version = heartbeat.policy_version
 
     def leave(self, sender: SessionKey) -> None:
-        """The session said Goodbye."""
-        del self._peers[sender]
+        """The session has ended."""
+        self._remove(sender)
         if sender == self.learner:
             self.learner = None
 
     def of_role(self, role: Role) -> list[Peer]:
         return [peer for peer in self._peers.values() if peer.role == role]
 
+    def of_subject(self, subject: Subject) -> list[Peer]:
+        """The sessions in whose faults' name ``subject`` stands."""
+        return [peer for peer in self._peers.values() if subject in peer.subjects]
+
     def prune(self, now: float) -> list[Peer]:
         """Forget silent sessions, and return them; a learner may be silent while it trains."""
         gone = [peer for peer in self._peers.values() if peer.role != "learner" and now - peer.last_seen > SILENT_S]
         for peer in gone:
-            del self._peers[peer.key]
+            self._remove(peer.key)
         return gone
+
+    def _remove(self, sender: SessionKey) -> None:
+        peer = self._peers.pop(sender, None)
+        if peer is None:
+            return
+        taken = self._taken[peer.role]
+        taken[peer.owner.key] -= 1
+        if not taken[peer.owner.key]:
+            del taken[peer.owner.key]
+        if self._rollouts.get(sender.peer) == sender:
+            del self._rollouts[sender.peer]

@@ -1,6 +1,6 @@
 """Decides which rollout may extend which trajectory, and takes tokens and results only from the holder of its lease."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal
 
 from protocol.limits import MAX_LEASES_PER_PEER
@@ -16,7 +16,7 @@ from protocol.messages import (
     Release,
 )
 from protocol.messages.base import shortened
-from services.broker.ledger.actions import Action, AppendChunk, GrantLease, Note, Reply, Save, SessionKey
+from services.broker.ledger.actions import Action, AppendChunk, GrantLease, Note, Offence, Reply, Save, SessionKey
 from services.broker.ledger.admission import Window
 from services.broker.ledger.fencing import LISTENING_S
 from services.broker.ledger.intake import TokenFacts, check_finish, growth
@@ -24,7 +24,7 @@ from services.broker.ledger.state import State, lease_ended, saves
 from services.broker.ledger.task_order import trajectory_seed
 from services.broker.rows import TrajectoryRow
 
-NoLeaseReason = Literal["window_full", "version_too_old", "no_prompts", "stopping", "not_serving"]
+NoLeaseReason = Literal["window_full", "version_too_old", "no_prompts", "stopping", "not_serving", "slowed"]
 RETRY_SOON_S: Final = 0.25
 RETRY_LATER_S: Final = 1.0
 
@@ -32,8 +32,10 @@ RETRY_LATER_S: Final = 1.0
 class Leases:
     """Leases and what comes in under them. Deadlines are not durable: after a restart each lease gets a fresh one."""
 
-    def __init__(self, state: State, now: float) -> None:
+    def __init__(self, state: State, now: float, discounts: Callable[[SessionKey], bool] = lambda sender: False) -> None:
+        """``discounts`` says whether the failed attempts of a session count against nothing but itself."""
         self._state = state
+        self._discounts = discounts
         self._deadlines: dict[int, float] = {}
         self._last_tick = now
         for row in state.groups.leased():
@@ -82,6 +84,11 @@ class Leases:
         if left:
             actions.append(self._unfilled(sender, request))
         return actions
+
+    def on_slowed(self, sender: SessionKey, request: LeaseRequest, retry_s: float) -> list[Action]:
+        """The sender gets no lease before ``retry_s``, because of what it did with others."""
+        reason: NoLeaseReason = "slowed"
+        return [Reply(to=sender, message=NoLease(request_id=request.request_id, reason=reason, retry_s=retry_s))]
 
     def _num_held(self, sender: SessionKey, wanted: int) -> int:
         """Leases that a session holds; 0, without counting, where all sessions together could have ``wanted`` more."""
@@ -200,6 +207,8 @@ class Leases:
                 actions.append(Save(row=self._state.groups.release(trajectory_id, failed=False)))
                 fields = {"trajectory_id": trajectory_id, "peer": row.holder_peer, "num_tokens": row.num_tokens}
                 actions.append(Note(event="lease_expired", fields=fields, level="warning"))
+                if row.num_tokens == row.lease_start:
+                    actions.append(Offence(by=SessionKey(row.holder_peer, row.holder_session), reason="expired"))
         return actions
 
     def end_leases_older_than(self, version: int, group_id: int) -> list[Action]:
@@ -262,7 +271,7 @@ class Leases:
         if row is None:
             return [_ended(sender, release.trajectory_id, release.epoch, "not held by this session")]
         if release.failed:
-            return self._state.fail_attempt(row, release.reason)
+            return [Offence(by=sender, reason="failed"), *self._failed(sender, row, release.reason)]
         return [Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
 
     def _is_finished(self, trajectory_id: int, epoch: int) -> bool:
@@ -281,7 +290,15 @@ class Leases:
         """What the holder sent cannot be accepted: a failed attempt, and the lease ends."""
         text = f"trajectory {row.trajectory_id}: {reason}"
         refused = Reply(to=sender, message=Refused(reason=shortened(text), message_type=message_type))
-        return [refused, _ended(sender, row.trajectory_id, row.epoch, reason), *self._state.fail_attempt(row, text)]
+        return [refused, _ended(sender, row.trajectory_id, row.epoch, reason), *self._failed(sender, row, text)]
+
+    def _failed(self, sender: SessionKey, row: TrajectoryRow, reason: str) -> list[Action]:
+        """The attempt of a peer that alone fails does not count: it must not use up what the trajectory may fail."""
+        if not self._discounts(sender):
+            return self._state.fail_attempt(row, reason)
+        fields = {"trajectory_id": row.trajectory_id, "peer": sender.peer, "reason": reason}
+        note = Note(event="attempt_not_counted", fields=fields, level="warning")
+        return [note, Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
 
 
 def _ended(sender: SessionKey, trajectory_id: int, epoch: int, reason: str) -> Reply:

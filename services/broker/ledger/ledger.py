@@ -6,7 +6,10 @@ durable first and carries out the rest afterwards, acknowledgements included: th
 everything it decided were on disk already.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from protocol.codec import message_type
 from protocol.limits import PROTOCOL_VERSION
@@ -37,17 +40,35 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.messages.base import shortened
-from services.broker.ledger.actions import Action, Note, Reply, SessionKey
-from services.broker.ledger.fencing import Peer, Peers, PlaceTaken, SessionRefused
+from services.broker.ledger.actions import Action, Note, Offence, Reply, Save, SessionKey
+from services.broker.ledger.fencing import NOBODY, Owner, Peer, Peers, PlaceTaken, SessionRefused, subjects_of
 from services.broker.ledger.fleet import Fleet
 from services.broker.ledger.intake import TokenFacts
 from services.broker.ledger.leases import Leases
 from services.broker.ledger.state import LedgerConfig, State
 from services.broker.ledger.status import status_of
 from services.broker.ledger.training import Training
+from services.broker.quotas import (
+    PLACES,
+    QUOTAS,
+    RETRY_S,
+    SLOWED_LEASES,
+    SLOWED_RETRY_S,
+    STATUS_WEIGHT,
+    Change,
+    NoPlace,
+    OffenceReason,
+    Places,
+    Quota,
+    Quotas,
+    Subject,
+)
 from services.broker.rows import LedgerContents
 
 UNKNOWN_SESSION: Final = "unknown session: say hello"
+FORGIVE_EVERY_S: Final = 1.0
+ATTEMPTS_SHARE: Final = 4
+"""One rollout may use up this part of the failed attempts that end a run; more of them tell nothing about the run."""
 ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
     "rollout": (LeaseRequest, Chunk, Finish, Release, Heartbeat, Goodbye),
     "learner": (BatchRequest, Published, Trained, BatchFailed, Checkpointed, Resume, Heartbeat, Goodbye),
@@ -58,18 +79,30 @@ ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
 class Ledger:
     """The whole state machine."""
 
-    def __init__(self, config: LedgerConfig, contents: LedgerContents, now: float) -> None:
+    def __init__(
+        self,
+        config: LedgerConfig,
+        contents: LedgerContents,
+        now: float,
+        *,
+        places: Mapping[Role, Places] = PLACES,
+        quotas: Mapping[OffenceReason, Quota] = QUOTAS,
+    ) -> None:
         self.state = State(config, contents)
         run = contents.run
         self.fleet = Fleet()
-        self.peers = Peers(now, SessionKey(run.learner_peer, run.learner_session) if run.learner_session else None)
-        self.leases = Leases(self.state, now)
+        learner = SessionKey(run.learner_peer, run.learner_session) if run.learner_session else None
+        self.peers = Peers(now, learner, places)
+        self.quotas = Quotas(quotas)
+        self._forgiven_at = now
+        self.leases = Leases(self.state, now, self._discounts)
         self.training = Training(self.state, self.leases, now)
 
-    def on_hello(self, hello: Hello, now: float, owner: bytes = b"") -> list[Action]:
-        """First message of a session, or of a connection. The answer is Welcome, or Refused: fatal or to be tried again.
+    def on_hello(self, hello: Hello, now: float, owner: Owner = NOBODY) -> list[Action]:
+        """First message of a session, or of a connection. The answer is Welcome, or Refused: fatal or to be tried again; a
+        peer that says Hello far too often gets none.
 
-        ``owner``: the key that the sender proved; empty without keys.
+        ``owner``: what the sender has proved about itself.
         """
         self.peers.listen(now)
         sender = SessionKey(hello.peer, hello.session)
@@ -88,13 +121,24 @@ class Ledger:
             )
             return [_refused(sender, reason, "hello", fatal=True)]
         is_new = self.peers.get(sender) is None
+        who = subjects_of(hello.role, sender.peer, owner)
+        said = self._held_against(who, "messages", now)
+        if self.quotas.ignores(who, now):
+            return [*said, Offence(by=sender, reason="messages")]
+        wait_s = self.quotas.shut_out_s(who, now)
+        if wait_s > 0:
+            return [*said, _shut_out(sender, wait_s)]
         try:
+            silent = self.peers.make_room(sender, hello.role, now, owner)
             replaced = self.peers.hello(sender, hello.role, hello.first_seq, now, owner)
         except SessionRefused as error:
             return [_refused(sender, f"hello: {error}", "hello", fatal=True)]
         except PlaceTaken as error:
             return [_refused(sender, f"hello: {error}", "hello")]
-        actions: list[Action] = [
+        except NoPlace as error:
+            return [_refused(sender, f"hello: {error}", "hello", retry_s=RETRY_S)]
+        actions: list[Action] = [*said, *(self._forgotten(silent, "its place was needed") if silent is not None else ())]
+        actions += [
             Note(
                 event="session_replaced",
                 fields={"peer": other.peer, "session": other.tag, "by": sender.peer},
@@ -135,6 +179,17 @@ class Ledger:
         if peer is None:
             return [_refused(sender, UNKNOWN_SESSION, kind)]
         self.peers.hear(peer, now)
+        if not isinstance(message, SEQUENCED):
+            number = STATUS_WEIGHT if isinstance(message, StatusRequest) else 1
+            said = self._held_against(peer.subjects, "messages", now, number)
+            if self.quotas.ignores(peer.subjects, now):
+                return [*said, Offence(by=sender, reason="messages")]
+        return self._judged(self._on_message(peer, message, seq, now, facts), now)
+
+    def _on_message(
+        self, peer: Peer, message: AnyMessage, seq: int | None, now: float, facts: TokenFacts | None
+    ) -> list[Action]:
+        sender, kind = peer.key, message_type(message)
         if not isinstance(message, ALLOWED[peer.role]):
             return [_refused(sender, f"{kind}: not expected from a {peer.role}", kind)]
         if not isinstance(message, SEQUENCED):
@@ -144,12 +199,14 @@ class Ledger:
         if not peer.inbox.offer(seq):
             return [Reply(to=sender, message=Ack(next_seq=peer.inbox.next_seq))]
         actions = self._handle(peer, message, now, facts)
+        if isinstance(message, Finish) and any(isinstance(action, Save) for action in actions):
+            self.quotas.finished(peer.subjects, now)
         ack = Reply(to=sender, message=Ack(next_seq=peer.inbox.committed()))
         return [*actions, ack, *self._advance_after(message, now)]
 
     def on_undelivered(self, trajectory_id: int, epoch: int, reason: str, now: float) -> list[Action]:
         """A Lease could not be sent; ``reason`` says why it never can be, and is empty when the peer is away."""
-        return [*self.leases.undelivered(trajectory_id, epoch, reason), *self._advance(now)]
+        return self._judged([*self.leases.undelivered(trajectory_id, epoch, reason), *self._advance(now)], now)
 
     def on_unreadable_batch(self, sender: SessionKey, index: int, reason: str, now: float) -> list[Action]:
         """A batch could not be read or encoded for ``sender``."""
@@ -160,11 +217,11 @@ class Ledger:
         self.peers.listen(now)
         gone: list[Action] = []
         for peer in self.peers.prune(now):
-            gone += [
-                Note(event="peer_forgotten", fields={"peer": peer.key.peer, "role": peer.role}),
-                *self._left(peer, "silent"),
-            ]
-        return [*self.leases.expire(now), *gone, *self._advance(now)]
+            gone += self._forgotten(peer, "silent")
+        if now - self._forgiven_at >= FORGIVE_EVERY_S:
+            self._forgiven_at = now
+            gone += self._changed(self.quotas.forgive(now))
+        return self._judged([*self.leases.expire(now), *gone, *self._advance(now)], now)
 
     def on_end(self) -> list[Action]:
         """The broker ends in order, perhaps for good. A stop is over if it was carried out and the learner has left;
@@ -176,7 +233,10 @@ class Ledger:
 
     def status(self, now: float) -> dict[str, Any]:
         """The run as plain data, for display."""
-        return status_of(self.state, self.peers, self.fleet, self.training, now)
+        return {
+            **status_of(self.state, self.peers, self.fleet, self.training, now),
+            "limited": self.quotas.limited(now),
+        }
 
     def _handle(self, peer: Peer, message: Message, now: float, facts: TokenFacts | None) -> list[Action]:
         sender = peer.key
@@ -184,6 +244,10 @@ class Ledger:
             case LeaseRequest():
                 peer.policy_version = message.policy_version
                 is_serving = self.fleet.state(sender.peer) == "serving"
+                if self._is_outlier(sender, lambda each: self.quotas.is_slowed(each.subjects)):
+                    if not self.quotas.may_lease(peer.subjects, now):
+                        return self.leases.on_slowed(sender, message, SLOWED_RETRY_S)
+                    message = replace(message, capacity=min(message.capacity, SLOWED_LEASES))
                 return self.leases.on_lease_request(sender, message, now, is_serving=is_serving)
             case Chunk():
                 assert facts is not None, "a chunk is handed in with what is known of its tokens"
@@ -252,6 +316,56 @@ class Ledger:
         except ValueError as error:
             return [_refused(sender, f"release_request: {error}", "release_request")]
 
+    def _forgotten(self, peer: Peer, reason: str) -> list[Action]:
+        fields = {"peer": peer.key.peer, "role": peer.role, "reason": reason}
+        return [Note(event="peer_forgotten", fields=fields), *self._left(peer, reason)]
+
+    # --- quotas -------------------------------------------------------------------------------------------------------
+
+    def _judged(self, actions: list[Action], now: float) -> list[Action]:
+        """The same actions, and what follows from the faults among them. A message that is refused is a fault, too."""
+        refusals = [each.to for each in actions if isinstance(each, Reply) and isinstance(each.message, Refused)]
+        judged = [*actions, *(Offence(by=sender, reason="refused") for sender in refusals)]
+        for offence in [each for each in judged if isinstance(each, Offence)]:
+            peer = self.peers.get(offence.by)
+            who = subjects_of("rollout", offence.by.peer, NOBODY) if peer is None else peer.subjects
+            judged += self._held_against(who, offence.reason, now)
+        return judged
+
+    def _held_against(
+        self, who: tuple[Subject, ...], reason: OffenceReason, now: float, number: float = 1.0
+    ) -> list[Action]:
+        return self._changed(self.quotas.count(who, reason, now, number))
+
+    def _changed(self, changes: list[Change]) -> list[Action]:
+        """What follows from changes of standing: a peer that is shut out has no session and no leases any more."""
+        actions: list[Action] = []
+        for event, subject, fields in changes:
+            level = "info" if event == "peer_forgiven" else "warning"
+            actions.append(Note(event=event, fields={"peer": str(subject), **fields}, level=level))
+            if event == "peer_shut_out":
+                for peer in self.peers.of_subject(subject):
+                    actions.append(_shut_out(peer.key, fields["seconds"]))
+                    self.peers.leave(peer.key)
+                    actions += [*self._left(peer, "shut out"), *self.leases.session_ended(peer.key)]
+        return actions
+
+    def _discounts(self, sender: SessionKey) -> bool:
+        """Whether a rollout's failed attempts count against nothing but itself: it has caused many of those that would end
+        the run, and another one that serves has not.
+        """
+        config = self.state.config
+        most = config.failure_budget * config.max_attempts / ATTEMPTS_SHARE
+        return self._is_outlier(sender, lambda each: self.quotas.attempts(each.subjects) > most)
+
+    def _is_outlier(self, sender: SessionKey, is_bad: Callable[[Peer], bool]) -> bool:
+        """Whether a rollout's faults are its own: another one that serves has none."""
+        peer = self.peers.get(sender)
+        if peer is None or not is_bad(peer):
+            return False
+        others = (other for other in self.peers.of_role("rollout") if self.fleet.state(other.key.peer) == "serving")
+        return any(not is_bad(other) for other in others)
+
     def _advance_after(self, message: Message, now: float) -> list[Action]:
         """Frequent messages complete no group: what else they may change is seen at the next tick."""
         return [] if isinstance(message, (LeaseRequest, Chunk, Heartbeat)) else self._advance(now)
@@ -260,5 +374,10 @@ class Ledger:
         return [*self.state.start_evaluation_if_due(), *self.training.advance(now)]
 
 
-def _refused(sender: SessionKey, reason: str, kind: str, *, fatal: bool = False) -> Reply:
-    return Reply(to=sender, message=Refused(reason=shortened(reason), message_type=kind, fatal=fatal))
+def _refused(sender: SessionKey, reason: str, kind: str, *, fatal: bool = False, retry_s: float = 0.0) -> Reply:
+    return Reply(to=sender, message=Refused(reason=shortened(reason), message_type=kind, fatal=fatal, retry_s=retry_s))
+
+
+def _shut_out(sender: SessionKey, seconds: float) -> Reply:
+    reason = f"hello: {sender.peer} is shut out for {seconds:.0f} s for what it sent; its log and `gspo doctor` say what"
+    return _refused(sender, reason, "hello", retry_s=min(seconds, RETRY_S))

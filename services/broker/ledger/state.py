@@ -186,7 +186,12 @@ class State:
         """An attempt at a leased trajectory failed by itself, not with its lease: try once more, or give it up."""
         note = Note(
             event="attempt_failed",
-            fields={"trajectory_id": row.trajectory_id, "attempts": row.attempts + 1, "reason": reason},
+            fields={
+                "trajectory_id": row.trajectory_id,
+                "peer": row.holder_peer,
+                "attempts": row.attempts + 1,
+                "reason": reason,
+            },
             level="warning",
         )
         if row.attempts + 1 < self.config.max_attempts:

@@ -18,7 +18,17 @@ from protocol.messages import (
     Trained,
 )
 from protocol.messages.base import shortened
-from services.broker.ledger.actions import Action, Announce, DeliverBatch, Note, Reply, Save, SessionKey, WriteMetrics
+from services.broker.ledger.actions import (
+    Action,
+    Announce,
+    DeliverBatch,
+    Note,
+    Offence,
+    Reply,
+    Save,
+    SessionKey,
+    WriteMetrics,
+)
 from services.broker.ledger.admission import Choice
 from services.broker.ledger.leases import Leases
 from services.broker.ledger.state import State, saves
@@ -308,6 +318,12 @@ class Training:
             if not oldest_version or oldest_version >= oldest:
                 continue
             if any(0 < row.min_version < oldest for row in state.groups.members(group.group_id)):
+                holders = {
+                    SessionKey(row.holder_peer, row.holder_session): None
+                    for row in state.groups.members(group.group_id)
+                    if row.status == "leased"
+                }
+                actions += [Offence(by=holder, reason="stale") for holder in holders]
                 actions += state.drop_group(group.group_id, "stale")
             else:
                 actions += self._leases.end_leases_older_than(oldest, group.group_id)

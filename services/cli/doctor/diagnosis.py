@@ -142,6 +142,7 @@ def _with_broker(seen: Observation, status: dict[str, Any]) -> Iterator[Remark]:
     if status["stopping"]:
         yield Remark(text=f"the run is stopping: {_said(status['stopping'])}", wrong=False)
     yield from _processes(seen, status)
+    yield from _limited(status)
     yield from _warnings(seen)
     yield from _progress(seen, status)
 
@@ -184,6 +185,19 @@ def _learner(status: dict[str, Any]) -> Iterator[Remark]:
             text=f"a second learner (session {_said(status['learner_waiting'])}) waits while session "
             f"{status['learner_session']} has the run; it ends by itself after 30 s. Stop one of them unless you want both"
         )
+
+
+def _limited(status: dict[str, Any]) -> Iterator[Remark]:
+    for each in status.get("limited", ()):
+        name, faults = each["peer"], f"{each['per_minute']} {each['what']} within the last minute"
+        if each["standing"] == "shut_out":
+            yield Remark(
+                text=f"{name} is shut out for {each['seconds']:.0f} s: {faults}. It says Hello again by itself; if this "
+                "goes on, its release differs or it lies: stop it, or remove its public key from security.keys"
+            )
+        else:
+            effect = "requests above the limit are not answered" if each["reason"] == "messages" else "it gets few leases"
+            yield Remark(text=f"{name} is slowed: {faults}; {effect} until it has behaved for a while. Its log says why")
 
 
 def _rollout(seen: Observation, status: dict[str, Any], name: str, rollout: dict[str, Any]) -> Iterator[Remark]:

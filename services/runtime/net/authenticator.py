@@ -153,6 +153,10 @@ class Authenticator:
         """Why ``endpoint`` must not be bound; empty when it may be."""
         return self._security.objection(endpoint)
 
+    def key_name(self, key: bytes) -> str:
+        """The name of a key in the allow-list; empty when it is not listed, and without keys."""
+        return self._allowed.name(key)
+
     def lists(self, key: bytes) -> bool:
         """Whether a connection's key is (still) in the allow-list. Without keys every peer is listed."""
         return not self.secure or bool(self._allowed.name(key))

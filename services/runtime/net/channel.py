@@ -154,6 +154,10 @@ class RouterChannel:
                 "impostor", channel=self._spec.name, claimed=hello.peer, role=hello.role, objection=objection
             )
 
+    def key_name(self, incoming: Incoming) -> str:
+        """The name, in the allow-list, of a connection's key; empty without keys."""
+        return "" if self._authenticator is None else self._authenticator.key_name(incoming.key)
+
     def admits(self, incoming: Incoming) -> bool:
         """Whether the key of a message's connection is (still) in the allow-list."""
         return self._authenticator is None or self._authenticator.lists(incoming.key)

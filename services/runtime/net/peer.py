@@ -97,6 +97,7 @@ class PeerClient:
         self._room = asyncio.Condition()
         self._welcomed = asyncio.Event()
         self._last_hello = -HELLO_INTERVAL_S
+        self._hello_pause_s = HELLO_INTERVAL_S
         self._last_heard = clock.now()
         self._liveness = Liveness(clock.now())
         self._num_given_up = 0
@@ -272,6 +273,7 @@ class PeerClient:
             log.info("connected", channel=self._spec.name, endpoint=self._endpoint, run_id=welcome.run_id)
         self.welcome = welcome
         self.refused, self._turned_away_at, self._turned_away_s = "", None, 0.0
+        self._hello_pause_s = HELLO_INTERVAL_S
         self._welcomed.set()
         if first:
             self.num_handshakes += 1
@@ -290,16 +292,22 @@ class PeerClient:
             await self._say_hello()
             return
         if refused.message_type == "hello":
-            self._on_turned_away(refused.reason)
+            self._on_turned_away(refused)
             return
         log.warning("message_refused", channel=self._spec.name, type=refused.message_type, reason=refused.reason)
         await self.inbox.put(Delivered(message=refused, arrays={}))
 
-    def _on_turned_away(self, reason: str) -> None:
-        """The other end asks us to wait: Hello is repeated."""
+    def _on_turned_away(self, refused: Refused) -> None:
+        """The other end asks us to wait: Hello is repeated. Where time will help, there is no end to that."""
         now = self._clock.now()
-        self.refused = reason
+        self.refused = reason = refused.reason
         self._warnings.warning("hello_refused", self._spec.name, channel=self._spec.name, reason=reason)
+        if refused.retry_s:
+            # It may also end a session, which is opened again when its time has come.
+            self._welcomed.clear()
+            self._hello_pause_s, self._turned_away_at, self._turned_away_s = refused.retry_s, None, 0.0
+            return
+        self._hello_pause_s = HELLO_INTERVAL_S
         if self._turned_away_at is not None:
             # Only a part of a long gap counts: a machine that was suspended has not asked meanwhile.
             self._turned_away_s += min(now - self._turned_away_at, 2 * HELLO_INTERVAL_S)
@@ -313,7 +321,7 @@ class PeerClient:
             now = self._clock.now()
             await self._look(now)
             if not self._welcomed.is_set():
-                if now - self._last_hello >= HELLO_INTERVAL_S:
+                if now - self._last_hello >= self._hello_pause_s:
                     await self._say_hello()
             else:
                 await self._send_again(self._outbox.due(now))

@@ -6,13 +6,14 @@ from pathlib import Path
 import zmq.asyncio
 
 from protocol.channels import BATCH, WORK
-from protocol.limits import PROTOCOL_VERSION
+from protocol.limits import MAX_ROLLOUTS_PER_KEY, PROTOCOL_VERSION
 from protocol.messages import (
     Ack,
     BatchPending,
     BatchRequest,
     Goodbye,
     Hello,
+    Message,
     Published,
     Refused,
     Role,
@@ -106,3 +107,40 @@ async def test_an_operator_with_a_rollouts_name_does_not_end_the_rollout(
         assert isinstance(status, Status)
         assert [each["status"] for each in status.status["rollouts"]] == ["starting"]
         assert status.status["rollouts_gone"] == []
+
+
+SESSIONS, AT_ONCE = 4096, 256
+
+
+async def test_thousands_of_sessions_of_one_key_shut_out_neither_the_learner_nor_an_operator(
+    tmp_path: Path, context: zmq.asyncio.Context
+) -> None:
+    keys = make_keys(tmp_path / "keys")
+    make_keys(keys, ["rollout-greedy"])
+    greedy_key = security_of(keys, "rollout", "rollout-greedy")
+    async with (
+        secured_broker(tmp_path, keys) as broker,
+        connection(context, BATCH, broker, security_of(keys, "learner"), "first") as first,
+        connection(context, WORK, broker, greedy_key, "greedy") as greedy,
+        connection(context, BATCH, broker, security_of(keys, "learner"), "second") as second,
+        connection(context, BATCH, broker, security_of(keys, "operator"), "watcher") as watcher,
+        connection(context, WORK, broker, security_of(keys, "rollout"), "honest") as honest,
+    ):
+        assert isinstance(await ask(first, a_hello("learner", "learner", new_session())), Welcome)
+        answers: list[Message] = []
+        for begin in range(0, SESSIONS, AT_ONCE):
+            for number in range(begin, begin + AT_ONCE):
+                await greedy.send(a_hello("rollout", f"rollout-greedy-{number}", new_session()))
+            answers += [await answer(greedy) for _ in range(AT_ONCE)]
+        refused = [each for each in answers if isinstance(each, Refused)]
+        assert len(refused) + sum(isinstance(each, Welcome) for each in answers) == SESSIONS
+        assert all(not each.fatal and each.retry_s > 0 for each in refused), "time will help"
+        await first.send(Goodbye())
+        assert isinstance(await ask(second, a_hello("learner", "learner", new_session())), Welcome)
+        assert isinstance(await ask(honest, a_hello("rollout", "rollout-0", new_session())), Welcome)
+        assert isinstance(await ask(watcher, a_hello("operator", "watcher", new_session())), Welcome)
+        status = await ask(watcher, StatusRequest())
+        assert isinstance(status, Status)
+        assert status.status["learner"] == "learner"
+        assert len(status.status["rollouts"]) == MAX_ROLLOUTS_PER_KEY + 1
+        assert broker.count("hello") < 1000, "the log stays bounded"

@@ -325,6 +325,42 @@ async def test_a_process_that_waited_is_welcomed_when_there_is_room() -> None:
             assert (await end.receive()).message == finish(1)
 
 
+async def test_a_process_that_time_will_help_waits_without_end_and_says_why() -> None:
+    clock = VirtualClock()
+    no_place = Refused(reason="hello: no place", message_type="hello", retry_s=5.0)
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        client = a_client(context, WORK, end.endpoint, clock=clock)
+        async with in_background(client.run()):
+            for _ in range(int(10 * TURNED_AWAY_S / 5)):
+                await end.expect(Hello)
+                await end.reply(no_place)
+                await eventually(lambda: client.refused == no_place.reason)
+                client.refused = ""
+                clock.advance(5.0)
+            await end.welcome()
+            await client.connected_welcome()
+            assert client.refused == ""
+
+
+async def test_a_process_whose_session_is_ended_for_a_while_comes_back_with_everything() -> None:
+    clock = VirtualClock()
+    async with zmq_context() as context:
+        end = ScriptedEnd(context, WORK)
+        client = a_client(context, WORK, end.endpoint, clock=clock)
+        async with in_background(client.run()):
+            await end.welcome()
+            await client.connected_welcome()
+            await client.send(finish(1))
+            await end.expect(Finish)
+            await end.reply(Refused(reason="hello: r is shut out for 60 s", message_type="hello", retry_s=5.0))
+            await eventually(lambda: not client.connected)
+            assert "shut out" in client.refused
+            clock.advance(5.0)
+            await end.welcome()
+            assert (await end.expect(Finish)) == finish(1)
+
+
 @pytest.mark.parametrize(("spec", "role"), [(BATCH, "learner"), (WORK, "rollout"), (BATCH, "operator")])
 async def test_two_processes_of_one_name_have_two_connections(spec: ChannelSpec, role: Role) -> None:
     async with zmq_context() as context:

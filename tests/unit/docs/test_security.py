@@ -1,11 +1,13 @@
 """docs/guide/security.md names the limits that the code has."""
 
+import math
 from pathlib import Path
 
 import pytest
 
 from protocol import limits
 from protocol.channels import BATCH, PEER_WEIGHTS, WEIGHTS, WORK
+from services.broker.quotas import PLACES, QUOTAS, SHUT_OUT_S, SLOWED_RETRY_S, STATUS_WEIGHT, OffenceReason
 from services.reward_worker.isolation import KEPT_VARIABLES
 from services.runtime.net.authenticator import AUTHENTICATOR_REASONS, HANDSHAKE_LIMIT_MS, RELOAD_S
 from services.runtime.telemetry import MAX_CONNECTIONS, SILENT_S
@@ -29,7 +31,11 @@ MIB = 1024 * 1024
         f"| {WORK.window + limits.MAX_UNSEQUENCED} work, {BATCH.window + limits.MAX_UNSEQUENCED} batch; "
         f"{WORK.max_waiting_bytes // 10**6} MB, {BATCH.max_waiting_bytes // MIB} MiB |",
         f"| {limits.WINDOW_BYTES // MIB} MiB of unacknowledged messages |",
-        f"| sessions | {limits.MAX_PEERS:,} |",
+        f"| sessions of rollouts; of one key | {PLACES['rollout'].total:,}; {PLACES['rollout'].per_key:,} |",
+        f"was silent longest ({PLACES['rollout'].silent_s:g} s) goes",
+        f"| sessions of operators; of one key | {PLACES['operator'].total}; {PLACES['operator'].per_key} |",
+        f"it gets one lease in {SLOWED_RETRY_S:g} s",
+        f"is shut out for {SHUT_OUT_S:g} s",
         f"| open leases of one rollout | {limits.MAX_LEASES_PER_PEER:,} |",
         f"| {limits.BAD_MESSAGES_BURST}, and {limits.BAD_MESSAGES_PER_S:g} more each second |",
         f"ignored for {limits.IGNORED_S:g} s",
@@ -58,3 +64,16 @@ def test_the_page_has_the_number_of_planted_bugs() -> None:
 def test_the_page_has_the_number_of_variables_that_reward_code_sees() -> None:
     assert len(KEPT_VARIABLES) == 10
     assert "environment of ten harmless variables" in " ".join(TEXT.split())
+
+
+@pytest.mark.parametrize("reason", QUOTAS)
+def test_the_page_has_the_quotas_of_the_code(reason: OffenceReason) -> None:
+    quota = QUOTAS[reason]
+    (row,) = [line for line in TEXT.splitlines() if line.startswith(f"| {reason}: ")]
+    _, what, slowed, forgiven, shut_out, _ = [cell.strip() for cell in row.split("|")]
+    assert slowed == f"{quota.slowed:,}"
+    assert shut_out.partition("[")[0] == ("never" if math.isinf(quota.shut_out) else f"{quota.shut_out:,}")
+    assert forgiven.split()[0] == f"{quota.forgiven_per_s * (1 if 'second' in forgiven else 60):g}"
+    assert (f"and {quota.forgiven_per_finish:g} for each finished" in forgiven) == bool(quota.forgiven_per_finish)
+    assert reason != "messages" or f"counts {STATUS_WEIGHT} times" in what
+    assert quota.key_share == (1 if reason == "refused" else 32)

@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import structlog
+from structlog.testing import capture_logs
 
-from services.runtime.logs import EventLimit
+from services.runtime.logs import EventLimit, OccasionalLog
 from tests.support.clocks import VirtualClock
 
 PROGRAM = """
@@ -95,3 +96,32 @@ for number in range(100_000):
 def test_a_process_that_is_flooded_writes_a_bounded_log() -> None:
     ended = subprocess.run([sys.executable, "-c", FLOOD], stderr=subprocess.PIPE, check=True)
     assert 1_000_000 < len(ended.stderr) < 4_000_000
+
+
+def test_a_peer_gets_a_bounded_number_of_lines_and_the_next_says_how_many_were_left_out() -> None:
+    clock = VirtualClock()
+    with capture_logs() as lines:
+        occasional = OccasionalLog(structlog.get_logger(), clock, burst=3)
+        for _ in range(100):
+            occasional.log("hello", ("hello", "a"), "info", peer="a")
+        occasional.log("hello", ("hello", "b"), "info", peer="b")
+        assert [line["peer"] for line in lines] == ["a", "a", "a", "b"]
+        clock.advance(10.0)
+        occasional.log("hello", ("hello", "a"), "info", peer="a")
+        assert lines[-1]["left_out"] == 97
+
+
+def test_new_names_do_not_get_new_lines_without_end() -> None:
+    clock = VirtualClock()
+    with capture_logs() as lines:
+        occasional = OccasionalLog(structlog.get_logger(), clock, max_keys=10)
+        for number in range(100_000):
+            occasional.log("hello", ("hello", number), "info", peer=number)
+        assert len(lines) == 11, "and one for all the others"
+        clock.advance(10.0)
+        occasional.log("hello", ("hello", "late"), "info", peer="late")
+        assert [(line["event"], line.get("left_out")) for line in lines[11:]] == [
+            ("lines_left_out", 99_989),
+            ("hello", None),
+        ]
+        assert len(occasional._said) <= 11

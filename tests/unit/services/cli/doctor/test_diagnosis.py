@@ -287,3 +287,13 @@ def test_a_suspended_broker_is_not_to_be_started_and_a_damaged_ledger_is_named()
     (text,) = wrong(without_broker(damage="ledger.sqlite3: 3 commits are lost"))
     assert text == "the run's files are damaged: ledger.sqlite3: 3 commits are lost"
     assert wrong(replace(HEALTHY, damage="a row of groups")) == ["the run's files are damaged: a row of groups"]
+
+
+def test_peers_that_are_limited_are_named_with_what_they_did() -> None:
+    one = {"peer": "rollout-7", "standing": "slowed", "reason": "refused", "what": "refused messages", "per_minute": 40}
+    key = {"peer": "the key rollout-b", "standing": "shut_out", "reason": "messages", "what": "requests", "per_minute": 9000}
+    limited = [{**one, "seconds": None}, {**key, "seconds": 41.5}]
+    slowed, shut_out = [remark for remark in diagnose(replace(HEALTHY, status=a_status(limited=limited))) if remark.wrong]
+    assert slowed.text.startswith("rollout-7 is slowed: 40 refused messages within the last minute; it gets few leases")
+    assert shut_out.text.startswith("the key rollout-b is shut out for 42 s: 9000 requests within the last minute")
+    assert "remove its public key" in shut_out.text

@@ -1,0 +1,37 @@
+"""How much of the broker each peer and each key may use: places, messages, leases and faults. Pure."""
+
+from services.broker.quotas.buckets import Buckets
+from services.broker.quotas.places import PLACES, RETRY_S, NoPlace, Places, makes_room
+from services.broker.quotas.quotas import (
+    QUOTAS,
+    SHUT_OUT_S,
+    SLOWED_LEASES,
+    SLOWED_RETRY_S,
+    STATUS_WEIGHT,
+    Change,
+    OffenceReason,
+    Quota,
+    Quotas,
+    Subject,
+    subjects,
+)
+
+__all__ = [
+    "PLACES",
+    "QUOTAS",
+    "RETRY_S",
+    "SHUT_OUT_S",
+    "SLOWED_LEASES",
+    "SLOWED_RETRY_S",
+    "STATUS_WEIGHT",
+    "Buckets",
+    "Change",
+    "NoPlace",
+    "OffenceReason",
+    "Places",
+    "Quota",
+    "Quotas",
+    "Subject",
+    "makes_room",
+    "subjects",
+]
