@@ -64,6 +64,13 @@ def a_client_of(batch_endpoint: str, weights_endpoint: str = ANY_PORT, advertise
     )
 
 
+VOCABULARY = 256
+
+
+def no_note(digest: str) -> None:
+    """In the place of the learner's note of a version's digest."""
+
+
 @contextlib.asynccontextmanager
 async def opened(client: BrokerThread) -> AsyncIterator[BrokerThread]:
     """Starts and stops the client, which both block, beside this loop."""
@@ -91,7 +98,7 @@ async def connected(advertised: str = "") -> AsyncIterator[tuple[ScriptedEnd, Br
 
 async def test_heartbeats_are_sent_while_the_training_thread_does_something_else() -> None:
     async with connected() as (end, client, _):
-        await asyncio.to_thread(client.publish, 8, a_copy(), 0)
+        await asyncio.to_thread(client.publish, 8, a_copy(), 0, VOCABULARY, no_note)
         while await end.expect(Heartbeat) != Heartbeat(policy_version=8, status="serving", leases=[]):
             pass
 
@@ -153,7 +160,7 @@ async def test_a_version_is_announced_when_it_can_be_fetched() -> None:
     async with connected() as (end, client, context):
         for version in (8, 9):
             snapshot = snapshot_of(version, [("w", torch.full((3,), float(version)))])
-            await asyncio.to_thread(client.publish, version, a_copy(float(version), 3), version - 8)
+            await asyncio.to_thread(client.publish, version, a_copy(float(version), 3), version - 8, VOCABULARY, no_note)
             published = await end.expect(Published)
             assert (published.policy_version, published.trained_batches) == (version, version - 8)
             assert (published.digest, published.num_bytes) == (snapshot.manifest.digest, 12)
@@ -167,7 +174,7 @@ async def test_a_version_is_announced_when_it_can_be_fetched() -> None:
 
 async def test_the_advertised_address_is_what_is_announced() -> None:
     async with connected(advertised="tcp://learner.svc:7003") as (end, client, _):
-        await asyncio.to_thread(client.publish, 8, a_copy(), 0)
+        await asyncio.to_thread(client.publish, 8, a_copy(), 0, VOCABULARY, no_note)
         assert (await end.expect(Published)).endpoint == "tcp://learner.svc:7003"
 
 
@@ -190,11 +197,11 @@ async def test_training_continues_while_a_version_is_announced_and_waits_before_
     async with connected() as (end, client, _):
         for index in range(BATCH.window):
             await asyncio.to_thread(client.tell, Trained(index=index, policy_version=9, metrics={}))
-        await asyncio.to_thread(client.publish, 8, a_copy(8.0), 0)
+        await asyncio.to_thread(client.publish, 8, a_copy(8.0), 0, VOCABULARY, no_note)
         await asyncio.to_thread(client.tell, Trained(index=BATCH.window, policy_version=9, metrics={}))
         await asyncio.to_thread(client.tell, BatchRequest(index=1, policy_version=8))
         async with asyncio.TaskGroup() as tasks:
-            second = tasks.create_task(asyncio.to_thread(client.publish, 9, a_copy(9.0), 1))
+            second = tasks.create_task(asyncio.to_thread(client.publish, 9, a_copy(9.0), 1, VOCABULARY, no_note))
             while await end.expect(BatchRequest) != BatchRequest(index=1, policy_version=8):
                 pass
             assert sequenced(end)[-1][0] == BATCH.window - 1
@@ -211,7 +218,7 @@ async def test_training_continues_while_a_version_is_announced_and_waits_before_
 
 async def test_a_report_follows_the_version_that_its_batch_made_even_if_its_digests_take_long() -> None:
     async with connected() as (end, client, _):
-        await asyncio.to_thread(client.publish, 8, a_copy(size=1_000_000), 1)
+        await asyncio.to_thread(client.publish, 8, a_copy(size=1_000_000), 1, VOCABULARY, no_note)
         await asyncio.to_thread(client.tell, Trained(index=0, policy_version=8, metrics={}))
         await end.expect(Trained)
         assert [type(message) for _, message in sequenced(end)] == [Published, Trained]
@@ -220,7 +227,7 @@ async def test_a_report_follows_the_version_that_its_batch_made_even_if_its_dige
 async def test_batches_are_acknowledged_with_the_report_of_the_last_of_them() -> None:
     async with connected() as (end, client, _):
         assert await asyncio.to_thread(client.acknowledged, 0)
-        await asyncio.to_thread(client.publish, 8, a_copy(), 1)
+        await asyncio.to_thread(client.publish, 8, a_copy(), 1, VOCABULARY, no_note)
         await asyncio.to_thread(client.tell, Trained(index=0, policy_version=8, metrics={}))
         await asyncio.to_thread(client.tell, Trained(index=1, policy_version=9, metrics={}))
         for _ in range(2):
@@ -236,8 +243,8 @@ async def test_batches_are_acknowledged_with_the_report_of_the_last_of_them() ->
 
 async def test_a_failed_publication_is_raised_in_the_training_thread() -> None:
     async with connected() as (_, client, _):
-        await asyncio.to_thread(client.publish, 8, a_copy(), 0)
-        await asyncio.to_thread(client.publish, 8, a_copy(1.0), 1)
+        await asyncio.to_thread(client.publish, 8, a_copy(), 0, VOCABULARY, no_note)
+        await asyncio.to_thread(client.publish, 8, a_copy(1.0), 1, VOCABULARY, no_note)
         with pytest.raises(ExceptionGroup) as caught:
             await asyncio.to_thread(client.wait_announced)
         (error,) = flatten(caught.value)
