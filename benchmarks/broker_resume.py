@@ -89,7 +89,9 @@ def write_ledger(directory: Path, num_trajectories: int, *, fingerprint: str = "
             under_way = batch == num_batches
             version = batch + 1
             rows: list[Row] = [
-                VersionRow(policy_version=version, endpoint="tcp://x", digest="d", num_bytes=1, trained_batches=batch)
+                VersionRow(
+                    policy_version=version, endpoint="tcp://x", digest="d", num_bytes=1, trained_batches=batch, vocabulary=0
+                )
             ]
             groups, stored = [], []
             for group_id in range(batch * GROUPS_PER_BATCH, (batch + 1) * GROUPS_PER_BATCH):
