@@ -84,7 +84,7 @@ def test_the_weather_had_its_consequences(consequence: str, happened: Counter[st
 
 def test_a_process_was_killed_at_each_of_the_worst_moments(happened: Counter[str]) -> None:
     struck = {name for name in happened if name.startswith("killed when ")}
-    assert struck == {
+    assert struck >= {
         f"killed when {point}"
         for point in (
             "chunk received", "committed", "acknowledged", "lease sent", "batch sent", "publishing", "saving", "loading",
