@@ -1,6 +1,8 @@
 """An export that cannot be written."""
 
+import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import GenerationConfig, Qwen3Config
 
 from services.learner.export import ExportError, export_model
-from services.runtime.errors import ServiceError
+from services.runtime.errors import EXIT_NO_ROOM, ServiceError, exit_status
 from tests.support.processes.small_disk import small_disk
 
 MIB = 1 << 20
@@ -65,6 +68,39 @@ def test_an_export_without_room_fails_on_all_ranks_with_the_reason_and_leaves_no
             assert [path.name for path in disk.path.iterdir()] == ["export"]
         assert load_file(before / "model-00004-of-00004.safetensors")["w3"][0] == 3.0
         export(OneWeight(), disk.path / "export", tmp_path / "model")
+
+
+def test_however_much_room_is_missing_the_reason_is_one_sentence(tmp_path: Path) -> None:
+    """Room for some tensors, for all of them, for the model's configuration, for a part of the tokenizer's files."""
+
+    class RealModel(OneWeight):
+        model = SimpleNamespace(
+            config=Qwen3Config(num_hidden_layers=1), generation_config=GenerationConfig(), dtype=torch.float32
+        )
+
+    (tmp_path / "model").mkdir()
+    for number in range(3):
+        (tmp_path / "model" / f"tokenizer-{number}.json").write_bytes(b"x" * 40_000)
+    num_failed = 0
+    with small_disk(tmp_path / "run", 2 * MIB) as disk:
+        for pages in range(0, 320, 16):
+            disk.fill(4096 * pages)
+            try:
+                export(RealModel(), disk.path / "export", tmp_path / "model")
+            except ExportError as error:
+                num_failed += 1
+                assert "\n" not in str(error)
+                statuses = exit_status(partial(_raise, error))
+                assert statuses == EXIT_NO_ROOM, error
+            else:
+                shutil.rmtree(disk.path / "export")
+            disk.empty()
+            assert list(disk.path.iterdir()) == []
+    assert 12 < num_failed < 20
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def test_the_other_ranks_are_told_that_the_first_could_not_write(tmp_path: Path) -> None:
