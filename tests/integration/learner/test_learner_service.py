@@ -14,11 +14,13 @@ from prometheus_client import CollectorRegistry
 
 from protocol.channels import BATCH
 from protocol.messages import (
+    BatchFailed,
     BatchRequest,
     Checkpointed,
     Message,
     Published,
     Resume,
+    SkipBatch,
     Trained,
 )
 from services.learner.broker.thread import BrokerThread
@@ -33,7 +35,7 @@ from tests.support.learner.serving_bigram import ServingBigram
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_welcome, in_background, zmq_context
 
 PLAIN = ObjectiveSettings()
-REPORTS = (Published, Checkpointed, Trained, Resume, BatchRequest)
+REPORTS = (BatchFailed, Published, Checkpointed, Trained, Resume, BatchRequest)
 
 
 class Training:
@@ -305,3 +307,39 @@ async def test_a_batch_keeps_the_version_for_which_it_was_assembled(tmp_path: Pa
         assert isinstance(trained, Trained)
         assert trained.policy_version == 11
         assert trained.metrics["lag/all"] == 1.0
+
+
+async def test_a_batch_that_training_raises_on_is_reported_before_the_learner_ends(tmp_path: Path) -> None:
+    batch, arrays = a_training_batch(0, 1)
+    arrays["token_ids"][5] = 60_000  # The table has no such row.
+    with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - what is raised is known when the block ends
+        async with training(tmp_path, broker_version=0) as learner:
+            assert isinstance(await learner.take(Resume), Resume)
+            await learner.take(Published)
+            await learner.take(BatchRequest)
+            await learner.end.reply(batch, arrays)
+            failed = await learner.take(BatchFailed)
+    assert isinstance(failed, BatchFailed)
+    assert (failed.index, failed.raised) == (0, True)
+    (error,) = caught.value.exceptions
+    assert failed.reason.startswith(f"{type(error).__name__}: ")
+
+
+async def test_a_batch_that_was_set_aside_changes_no_weights_and_all_counts_go_on(tmp_path: Path) -> None:
+    async with training(tmp_path, broker_version=0) as learner:
+        await learner.take(Resume)
+        first = await learner.take(Published)
+        assert isinstance(first, Published)
+        await learner.take(BatchRequest)
+        await learner.end.reply(SkipBatch(index=0, reason="2 learners could not train it"))
+        second = await learner.take(Published)
+        assert isinstance(second, Published)
+        assert (second.policy_version, second.trained_batches) == (first.policy_version + 1, 1)
+        assert second.digest == first.digest
+        assert await learner.take(Trained) == Trained(index=0, policy_version=2, metrics={}, skipped=True)
+        await learner.train(1, 2)
+        third = await learner.take(Published)
+        assert isinstance(third, Published)
+        assert (third.policy_version, third.trained_batches, third.digest != first.digest) == (3, 2, True)
+        await learner.take(Trained)
+        assert await learner.take(Checkpointed) == Checkpointed(next_batch=2, policy_version=3)
