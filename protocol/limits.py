@@ -58,7 +58,7 @@ MAX_OPERATORS_PER_KEY: Final = 64
 """Sessions of one key: when these are taken, the one that was silent for longest makes room."""
 MAX_LEASES_PER_PEER: Final = 4096
 """Leases of one rollout: as many as one Heartbeat can renew."""
-WINDOW_BYTES: Final = 8 * 1024 * 1024
+WINDOW_BYTES: Final = 4 * 1024 * 1024
 """Bytes of unacknowledged messages after which their sender waits; the message that reaches this may be of any size."""
 MAX_QUEUED: Final = 16_384
 """Messages received and not yet handled in one broker..."""
@@ -70,6 +70,17 @@ BAD_MESSAGES_BURST: Final = 32
 """Undecodable messages that a connection may send at once..."""
 BAD_MESSAGES_PER_S: Final = 1.0
 """...and how many of them are forgiven in a second. A connection that sends more is ignored for IGNORED_S seconds."""
+HELLOS_BURST: Final = 32
+HELLOS_PER_S: Final = 2.0
+"""The same for Hellos: an honest peer says one each second until it is answered."""
+UNWANTED_BURST: Final = 4096
+UNWANTED_PER_S: Final = 512.0
+"""The same for messages without a session, above a peer's credit, or that need none: an honest peer sends its window again
+every three seconds, and some requests."""
+SHUT_OUT_S: Final = 60.0
+"""How long a key is not admitted after a connection of it held too much."""
+PAUSE_S: Final = 5.0
+"""How long no new connection is taken from a host after a connection from there was broken for a flood or an excess."""
 IGNORED_S: Final = 10.0
 CURVE_OVERHEAD_BYTES: Final = 1024
 """ZeroMQ applies a frame limit to the encrypted frame, which is a little longer."""

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from gspo.environments import TaskSource
 from protocol.channels import BATCH, WORK
-from protocol.limits import MAX_FRAME_BYTES, MAX_TRAJECTORIES_PER_BATCH
+from protocol.limits import MAX_FRAME_BYTES, MAX_HEADER_BYTES, MAX_TRAJECTORIES_PER_BATCH
 from services.broker.ledger import Ledger, LedgerConfig
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
@@ -62,7 +62,8 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
         context = zmq.asyncio.Context()
         authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         try:
-            work = RouterChannel(context, WORK, settings.broker.work_endpoint, authenticator)
+            largest = MAX_HEADER_BYTES + 2 * TOKEN_BYTES * settings.sampling.max_tokens
+            work = RouterChannel(context, WORK, settings.broker.work_endpoint, authenticator, max_message_bytes=largest)
             batch = RouterChannel(context, BATCH, settings.broker.batch_endpoint, authenticator)
             broker = BrokerService(
                 ledger,

@@ -139,6 +139,7 @@ class BrokerService:
                 self._arrived.set()
             else:
                 self._metrics.messages_dropped.labels(spec.name).inc()
+                channel.unwanted(incoming)
 
     async def _rounds(self, stop: asyncio.Event) -> None:
         """Gather what arrived, decide, commit once, answer.

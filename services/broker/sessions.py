@@ -149,6 +149,7 @@ class Sessions:
         sender = self._sessions.get(_key(arrival))
         if sender is None:
             self._ledger.peers.hear_stranger(arrival.incoming.peer)
+            self._channels[arrival.spec].unwanted(arrival.incoming)
             if not self._strangers.take(_key(arrival), now):
                 self._metrics.refused.labels(kind, "unknown_session").inc()
                 return []

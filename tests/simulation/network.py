@@ -16,7 +16,7 @@ from typing import Any
 
 import zmq
 
-from services.runtime.net.channel import at_once
+from services.runtime.net.frames import receiver
 from tests.simulation.loop import NOBODY, PROCESS, Process, VirtualLoop
 
 TCP_TIMEOUT_S = 20.0
@@ -265,6 +265,7 @@ class SimSocket:
         self._inbox: deque[tuple[Direction, Frames]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._unsent: deque[Frames] = deque()
+        self.rest: list[SimFrame] = []
         self.closed = False
         self.peers: dict[bytes, Connection] = {}
         self.connection: Connection | None = None
@@ -315,6 +316,15 @@ class SimSocket:
         direction, frames = self._inbox.popleft()
         direction.num_pending -= 1
         return frames
+
+    def recv(self, copy: bool = True) -> "asyncio.Future[SimFrame]":
+        """A future of the first frame, as pyzmq's; ``rest`` has the others then."""
+        return self._network.loop.create_task(self._recv())  # type: ignore[return-value]
+
+    async def _recv(self) -> "SimFrame":
+        frames = await self.recv_multipart()
+        first, *self.rest = [SimFrame(frame, more=number + 1 < len(frames)) for number, frame in enumerate(frames)]
+        return first
 
     async def send_multipart(self, frames: Sequence[Any], flags: int = 0) -> None:
         assert flags == zmq.NOBLOCK
@@ -396,16 +406,30 @@ class SimSocket:
             self._monitor.events.put_nowait([struct.pack("=HI", event, 0), self._endpoint.encode()])
 
 
-class Later:
-    """A socket that never has a message at once: its reader waits in the loop."""
+class SimFrame:
+    """A frame as ``zmq.Frame`` shows it."""
 
-    def recv_multipart(self, flags: int, copy: bool = True) -> Frames:
-        raise zmq.Again
+    def __init__(self, data: bytes, *, more: bool) -> None:
+        self.bytes = data
+        self.buffer = memoryview(data)
+        self.more = more
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+    def get(self, option: int) -> int:
+        return -1
 
 
-@at_once.register
-def _(socket: SimSocket) -> Later:
-    return Later()
+@receiver.register
+def _(socket: SimSocket) -> Any:
+    def recv(flags: int, copy: bool = True) -> SimFrame:
+        """The next frame of a message that is being read. A message's first one is always waited for in the loop."""
+        if not socket.rest:
+            raise zmq.Again
+        return socket.rest.pop(0)
+
+    return recv
 
 
 class Monitor:

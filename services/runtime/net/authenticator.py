@@ -4,16 +4,17 @@ Every refusal is counted by its reason and logged at a bounded rate. Only public
 """
 
 import asyncio
-from collections import OrderedDict
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from ipaddress import ip_address
+from typing import Any, Final, Literal, get_args
 
 import structlog
 import zmq
 import zmq.asyncio
 from zmq.auth.base import Authenticator as ZapServer
-from zmq.utils.monitor import parse_monitor_message
 
 from protocol import limits
 from protocol.channels import ChannelSpec
@@ -21,19 +22,27 @@ from protocol.messages import Hello
 from protocol.sessions import shown_identity
 from services.runtime.clock import Clock
 from services.runtime.logs import OccasionalLog
-from services.runtime.net.security import AllowList, KeyFileError, Security, read_public_keys
+from services.runtime.net.connections import Connections, Drain, Excess
+from services.runtime.net.penalties import Offender, Penalties
+from services.runtime.net.security import KEY_ROLES, AllowList, KeyFileError, Security, read_public_keys
+from services.runtime.net.watch import ConnectionWatch, break_off
 
 log = structlog.get_logger()
 
-Reason = Literal["unknown_key", "wrong_role", "handshake", "impostor", "bad_messages"]
-AUTHENTICATOR_REASONS: Final[tuple[Reason, ...]] = ("unknown_key", "wrong_role", "handshake", "impostor", "bad_messages")
+Reason = Literal["unknown_key", "wrong_role", "handshake", "impostor", "bad_messages", "flood", "excess", "shut_out"]
+AUTHENTICATOR_REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 """unknown_key: not in the allow-list. wrong_role: listed, but not for this channel. handshake: no key, not ZeroMQ, or broken
-off. impostor: an admitted key claimed another role, name or session. bad_messages: the connection is ignored for a while."""
+off. impostor: an admitted key claimed another role, name or session. bad_messages: undecodable ones, or too many Hellos; its
+sender is ignored for a while. flood: far more messages than its credit. excess: a message without an end, or more unread
+bytes than its credit. shut_out: it came back too soon after one of these."""
 
 RELOAD_S: Final = 2.0
 HANDSHAKE_LIMIT_MS: Final = 10_000
+ADMITTED_MEMORY: Final = 1024
 WATCHED: Final = (
-    zmq.EVENT_ACCEPTED
+    zmq.EVENT_LISTENING
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -75,8 +84,12 @@ class Authenticator:
         self._counters = counters
         self._reload_s = reload_s
         self._monitored: list[zmq.asyncio.Socket] = []
-        self._monitors: list[tuple[ChannelSpec, Any]] = []
+        self._monitors: list[Any] = []
         self._penalties = Penalties()
+        self._hellos = Penalties(limits.HELLOS_BURST, limits.HELLOS_PER_S)
+        self._floods = Penalties(limits.UNWANTED_BURST, limits.UNWANTED_PER_S)
+        self._watch_thread = ConnectionWatch(self._on_event, self._on_excess)
+        self._admitted: deque[tuple[float, bytes]] = deque(maxlen=ADMITTED_MEMORY)
         self._refusals = OccasionalLog(log, clock)
         self._roles: dict[str, tuple[str, ...]] = {}
         self._zap: ZapServer | None = None
@@ -92,8 +105,10 @@ class Authenticator:
     def secure(self) -> bool:
         return self._zap is not None
 
-    def guard(self, socket: zmq.asyncio.Socket, spec: ChannelSpec) -> None:
-        """Give ``socket`` this process's key and watch its handshakes. Call this before the socket is bound."""
+    def guard(self, socket: zmq.asyncio.Socket, spec: ChannelSpec, drain: Drain, max_message_bytes: int) -> Connections:
+        """Give ``socket`` this process's key, and watch its handshakes and its connections. Call this before the socket is
+        bound. ``drain``: what reads it; ``max_message_bytes``: of the largest honest message. Returns its connections.
+        """
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_LIMIT_MS)
         if self._zap is not None:
             own = self._security.own
@@ -106,15 +121,21 @@ class Authenticator:
             socket.setsockopt_string(zmq.ZAP_DOMAIN, spec.name)
             # Without this, a process whose ZAP handler is gone would admit every key.
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        self._monitors.append((spec, socket.get_monitor_socket(WATCHED)))
+        connections = Connections(
+            channel=spec.name, max_unfinished=max_message_bytes, max_held=limits.WINDOW_BYTES + max_message_bytes
+        )
+        monitor = socket.get_monitor_socket(WATCHED)
+        self._watch_thread.add(connections, drain, monitor)
+        self._monitors.append(monitor)
         self._monitored.append(socket)
+        return connections
 
     async def run(self) -> None:
         """Answer and watch until cancelled, then close. The guarded sockets may be closed before or after."""
+        self._watch_thread.start()
         try:
             async with asyncio.TaskGroup() as tasks:
-                for spec, monitor in self._monitors:
-                    tasks.create_task(self._watch(spec, monitor), name=f"authenticator-{spec.name}")
+                tasks.create_task(asyncio.Event().wait(), name="authenticator")
                 if self._zap is not None:
                     tasks.create_task(self._authenticate(self._zap), name="authenticator-keys")
                     tasks.create_task(self._reload(), name="authenticator-reload")
@@ -123,7 +144,8 @@ class Authenticator:
 
     def close(self) -> None:
         """Release the monitors and the ZAP address. A second call does nothing."""
-        for (_, monitor), socket in zip(self._monitors, self._monitored, strict=True):
+        self._watch_thread.stop()
+        for monitor, socket in zip(self._monitors, self._monitored, strict=True):
             if not socket.closed:
                 socket.disable_monitor()
             monitor.close(linger=0)
@@ -137,7 +159,12 @@ class Authenticator:
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether the owner of ``key`` (Z85) may use the channel ``domain``; pyzmq's authenticator asks this."""
+        now = self._clock.now()
+        if self._penalties.active and self._penalties.ignores(("key", key), now):
+            self.refuse("shut_out", channel=domain, key=self._allowed.name(key))
+            return False
         if self._allowed.admits(key, self._roles[domain]):
+            self._admitted.append((time.monotonic(), key))
             return True
         name = self._allowed.name(key)
         self.refuse("wrong_role" if name else "unknown_key", channel=domain, key=name or key.decode())
@@ -198,59 +225,85 @@ class Authenticator:
         self._counters.refused(reason)
         self._refusals.warning("connection_refused", reason, reason=reason, **fields)
 
-    async def _watch(self, spec: ChannelSpec, monitor: Any) -> None:
-        while True:
-            event = parse_monitor_message(await monitor.recv_multipart())
-            if event["event"] == zmq.EVENT_ACCEPTED:
-                self._counters.connections("accepted")
-            elif event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._counters.connections("admitted")
-            else:
-                self.refuse("handshake", channel=spec.name)
+    def _on_event(self, connections: Connections, event: int, paused: bool) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            self._counters.connections("accepted")
+            if paused:
+                self.refuse("shut_out", channel=connections.channel)
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._counters.connections("admitted")
+        elif event != zmq.EVENT_DISCONNECTED:
+            self.refuse("handshake", channel=connections.channel)
 
     # --- penalties ----------------------------------------------------------------------------------------------------
 
-    def bad_message(self, spec: ChannelSpec, peer: bytes) -> None:
+    def bad_message(self, spec: ChannelSpec, peer: bytes, key: bytes = b"") -> None:
         """Count an undecodable message of ``peer``. A peer that sends too many is ignored for a while."""
-        if self._penalties.offend((spec.name, peer), self._clock.now()):
-            self.refuse("bad_messages", channel=spec.name, peer=shown_identity(peer), ignored_s=limits.IGNORED_S)
+        self._offend(self._penalties, spec, peer, key)
 
-    def ignores(self, spec: ChannelSpec, peer: bytes) -> bool:
+    def on_hello(self, spec: ChannelSpec, peer: bytes, key: bytes = b"") -> None:
+        """Count a Hello of ``peer``. Far more of them than honest peers send are an offence."""
+        self._offend(self._hellos, spec, peer, key)
+
+    def _offend(self, penalties: Penalties, spec: ChannelSpec, peer: bytes, key: bytes) -> None:
+        now = self._clock.now()
+        offender = self._offender(spec.name, peer, key)
+        if penalties.offend(offender, now):
+            self._penalties.shut_out(offender, now, limits.IGNORED_S)
+            name = self._allowed.name(key)
+            self.refuse("bad_messages", channel=spec.name, peer=shown_identity(peer), key=name, ignored_s=limits.IGNORED_S)
+
+    def unwanted(self, spec: ChannelSpec, peer: bytes, key: bytes, connections: Connections | None) -> None:
+        """Count a message of ``peer`` without credit or session: honest peers send a few of these, and their whole window
+        again and again while the disk is full. One that floods has its connection broken, and is shut out.
+        """
+        now = self._clock.now()
+        offender = self._offender(spec.name, peer, key)
+        if not self._floods.offend(offender, now):
+            return
+        self._penalties.shut_out(offender, now, limits.IGNORED_S)
+        self.refuse("flood", channel=spec.name, peer=shown_identity(peer), key=self._allowed.name(key))
+        if connections is None:
+            return
+        for connection in list(connections.by_fd.values()):
+            if connection.peer == peer:
+                break_off(connection.fd, connection.address)
+                self._pause(connections, connection.address[0])
+
+    def ignores(self, spec: ChannelSpec, peer: bytes, key: bytes = b"") -> bool:
         """Whether messages of ``peer`` are now thrown away unread."""
-        return self._penalties.active and self._penalties.ignores((spec.name, peer), self._clock.now())
-
-
-class Penalties:
-    """Counts bad messages of each peer, which are forgiven over time. A peer with more than a burst is ignored. Pure."""
-
-    def __init__(self) -> None:
-        self._offenders: OrderedDict[tuple[str, bytes], tuple[float, float]] = OrderedDict()
-        self._ignored: dict[tuple[str, bytes], float] = {}
-
-    @property
-    def active(self) -> bool:
-        return bool(self._ignored)
-
-    def offend(self, peer: tuple[str, bytes], now: float) -> bool:
-        """Count a bad message. Returns True when ``peer`` is ignored from now on, for IGNORED_S."""
-        level, since = self._offenders.pop(peer, (0.0, now))
-        level = max(0.0, level - (now - since) * limits.BAD_MESSAGES_PER_S) + 1
-        if level > limits.BAD_MESSAGES_BURST:
-            self._ignored[peer] = now + limits.IGNORED_S
-            if len(self._ignored) > limits.MAX_PEERS:
-                del self._ignored[next(iter(self._ignored))]
-            return True
-        self._offenders[peer] = (level, now)
-        if len(self._offenders) > limits.MAX_PEERS:
-            self._offenders.popitem(last=False)
-        return False
-
-    def ignores(self, peer: tuple[str, bytes], now: float) -> bool:
-        until = self._ignored.get(peer)
-        if until is None:
+        if not self._penalties.active:
             return False
-        if now < until:
-            return True
-        for other in [other for other, end in self._ignored.items() if end <= now]:
-            del self._ignored[other]
-        return False
+        return self._penalties.ignores(self._offender(spec.name, peer, key), self._clock.now())
+
+    def _offender(self, channel: str, peer: bytes, key: bytes) -> Offender:
+        """Who is answerable for a connection: the owner of a key of its own, otherwise only the connection itself."""
+        name = self._allowed.name(key)
+        return ("key", key) if name and name not in KEY_ROLES else (channel, peer)
+
+    def _on_excess(self, connections: Connections, excess: Excess) -> None:
+        """A connection was broken: its key is shut out, or its host if no key names one process alone."""
+        now, connection = self._clock.now(), excess.connection
+        key = connection.key or self._key_since(connection.since)
+        name, host = self._allowed.name(key), connection.address[0]
+        self.refuse(
+            "excess",
+            channel=connections.channel,
+            address=f"{host}:{connection.address[1]}",
+            peer=shown_identity(connection.peer),
+            key=name,
+            held_bytes=connection.held,
+            excess=excess.reason,
+        )
+        if name and name not in KEY_ROLES:
+            self._penalties.shut_out(("key", key), now, limits.SHUT_OUT_S)
+        self._pause(connections, host, seconds=0.0 if name or ip_address(host).is_loopback else limits.SHUT_OUT_S)
+
+    def _pause(self, connections: Connections, host: str, seconds: float = 0.0) -> None:
+        """Take no new connection from ``host`` until what it left unread has been read; its open ones go on."""
+        self._watch_thread.pause(connections, host, max(seconds, limits.PAUSE_S))
+
+    def _key_since(self, since: float) -> bytes:
+        """The key of a connection that was made at ``since`` and sent no whole message, if only one was admitted since."""
+        keys = {key for at, key in self._admitted if at >= since}
+        return keys.pop() if len(keys) == 1 else b""

@@ -8,7 +8,6 @@ the caller keeps what must arrive (``protocol.delivery``) and sends it again.
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any, Final
 
 import zmq
@@ -22,12 +21,12 @@ from protocol.errors import ProtocolError
 from protocol.messages import Hello, Message
 from services.runtime.errors import EndpointError
 from services.runtime.net.authenticator import Authenticator
+from services.runtime.net.connections import Connections
+from services.runtime.net.frames import MAX_IDENTITY_BYTES, FrameReader, Parts, whole
 from services.runtime.net.security import PLAINTEXT, KeyFileError, Security
 
 LINGER_MS: Final = 2000
 RECONNECT_PAUSE_S: Final = 1.0
-MAX_IN_A_ROW: Final = 64
-"""Messages that are received before other tasks get to run."""
 KEEPALIVE_IDLE_S: Final = 10
 KEEPALIVE_INTERVAL_S: Final = 3
 KEEPALIVE_COUNT: Final = 4
@@ -82,35 +81,43 @@ def _reason(error: zmq.ZMQError) -> str:
     return str(error) if error.errno is None else str(zmq.strerror(error.errno))
 
 
-def _decode(peer: bytes, frames: Sequence[Frame], key: bytes = b"") -> Incoming:
-    num_bytes = sum(memoryview(frame).nbytes for frame in frames)
-    try:
-        return Incoming(peer=peer, received=decode(frames), key=key, num_bytes=num_bytes)
-    except ProtocolError as error:
-        return Incoming(
-            peer=peer,
-            received=None,
-            error=str(error),
-            key=key,
-            num_bytes=num_bytes,
-            message_type=error.message_type,
-            seq=error.seq,
-        )
-
-
-@singledispatch
-def at_once(socket: zmq.asyncio.Socket) -> Any:
-    """The same socket, with calls that return at once and without a future."""
-    return zmq.Socket.shadow(socket)
+def _decode(parts: Parts) -> Incoming:
+    if parts.num_frames > limits.MAX_FRAMES:
+        error = ProtocolError(f"message has {parts.num_frames} frames, 1 to {limits.MAX_FRAMES} allowed (MAX_FRAMES)")
+    elif len(parts.peer) > MAX_IDENTITY_BYTES:
+        error = ProtocolError(f"identity has {len(parts.peer)} bytes, {MAX_IDENTITY_BYTES} allowed (MAX_IDENTITY_BYTES)")
+    else:
+        try:
+            received = decode(parts.frames)
+        except ProtocolError as refused:
+            error = refused
+        else:
+            return Incoming(peer=parts.peer, received=received, key=parts.key, num_bytes=parts.num_bytes)
+    return Incoming(
+        peer=parts.peer[:MAX_IDENTITY_BYTES],
+        received=None,
+        error=str(error),
+        key=parts.key,
+        num_bytes=parts.num_bytes,
+        message_type=error.message_type,
+        seq=error.seq,
+    )
 
 
 class RouterChannel:
     """The binding end. An identity belongs to one connection at a time; a second one under it is not heard."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, spec: ChannelSpec, endpoint: str, authenticator: Authenticator | None = None
+        self,
+        context: zmq.asyncio.Context,
+        spec: ChannelSpec,
+        endpoint: str,
+        authenticator: Authenticator | None = None,
+        *,
+        max_message_bytes: int = 0,
     ) -> None:
         """Bind. ``authenticator`` decides, while it runs, which peers may connect; None: any peer on this host.
+        ``max_message_bytes``: of the largest honest message; 0: the channel's own limit.
 
         Raises: EndpointError when the endpoint is malformed, in use, or open to other hosts without keys.
         """
@@ -119,15 +126,16 @@ class RouterChannel:
             raise EndpointError(f"{spec.name} channel: {objection}")
         self._spec = spec
         self._authenticator = authenticator
-        self._num_in_a_row = 0
+        self._connections: Connections | None = None
         self._socket = context.socket(zmq.ROUTER)
-        self._at_once = at_once(self._socket)
+        self._reader = FrameReader(self._socket, secure=authenticator is not None and authenticator.secure)
         _configure(self._socket, spec, frame_bytes=spec.max_frame_bytes_in)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # No handover of an identity: the former connection would stay open without a reader, which stops its input.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         if authenticator is not None:
-            authenticator.guard(self._socket, spec)
+            max_message_bytes = min(max_message_bytes or spec.max_message_bytes_in, spec.max_message_bytes_in)
+            self._connections = authenticator.guard(self._socket, spec, self._reader, max_message_bytes)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -165,33 +173,27 @@ class RouterChannel:
     async def receive(self) -> Incoming:
         """Wait for the next message of any peer. Messages of an ignored peer are thrown away unread."""
         while True:
-            key, peer, frames = await self._frames()
-            if self._authenticator is None:
-                return _decode(peer, frames)
-            if self._authenticator.ignores(self._spec, peer):
+            parts = await self._reader.read()
+            if self._authenticator is None or self._connections is None:
+                return _decode(parts)
+            self._connections.delivered(parts.fd, parts.wire_bytes, parts.peer, parts.key)
+            if self._authenticator.ignores(self._spec, parts.peer, parts.key):
                 continue
-            incoming = _decode(peer, frames, key)
+            incoming = _decode(parts)
             if incoming.received is None:
-                self._authenticator.bad_message(self._spec, peer)
+                self._authenticator.bad_message(self._spec, parts.peer, parts.key)
+            elif isinstance(incoming.received.message, Hello):
+                self._authenticator.on_hello(self._spec, parts.peer, parts.key)
+            elif incoming.received.seq is None:
+                self.unwanted(incoming)
             return incoming
 
-    async def _frames(self) -> tuple[bytes, bytes, Sequence[Frame]]:
-        """The key of the connection (empty without keys), the peer's identity, and the message."""
-        copy = self._authenticator is None or not self._authenticator.secure
-        try:
-            # A message that is already there is read without a future and the event loop, which cost more than the reading.
-            parts = self._at_once.recv_multipart(zmq.NOBLOCK, copy=copy)
-        except zmq.Again:
-            self._num_in_a_row = 0
-            parts = await self._socket.recv_multipart(copy=copy)
-        else:
-            self._num_in_a_row += 1
-            if self._num_in_a_row % MAX_IN_A_ROW == 0:
-                await asyncio.sleep(0)  # Other tasks get to run, however much comes in.
-        identity, *frames = parts
-        if copy:
-            return b"", identity, frames
-        return str(identity.get("User-Id")).encode(), identity.bytes, [frame.buffer for frame in frames]
+    def unwanted(self, incoming: Incoming) -> None:
+        """A message that needs no credit, or for which its sender had none, or no session. Honest peers send few of them; a
+        sender of too many is shut out.
+        """
+        if self._authenticator is not None:
+            self._authenticator.unwanted(self._spec, incoming.peer, incoming.key, self._connections)
 
     async def send(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None = None) -> bool:
         """Send. Returns False when the peer is gone or its queue is full; then nothing was sent."""
@@ -317,7 +319,8 @@ class DealerChannel:
 
     async def receive(self) -> Incoming:
         """Wait for the next message."""
-        return _decode(b"", await self._socket.recv_multipart())
+        frames = await self._socket.recv_multipart()
+        return _decode(whole(frames))
 
     async def send(self, message: Message, arrays: Mapping[str, Array] | None = None, seq: int | None = None) -> bool:
         """Send. Returns False when the queue to the peer is full (it is away or slow); then nothing was sent."""

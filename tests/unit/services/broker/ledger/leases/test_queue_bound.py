@@ -52,6 +52,9 @@ class Flood:
     def objection(self, incoming: Incoming, hello: Hello) -> str:
         return ""
 
+    def unwanted(self, incoming: Incoming) -> None:
+        """Nothing happens to the flooder here."""
+
     def admits(self, incoming: Incoming) -> bool:
         return True
 
