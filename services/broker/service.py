@@ -26,6 +26,7 @@ from services.broker.ledger import (
     Note,
     Offence,
     Reply,
+    Reshelve,
     Save,
     SessionKey,
     WriteMetrics,
@@ -295,6 +296,8 @@ class BrokerService:
                     await self._send_lease(action)
                 case DeliverBatch(to=sender, index=index):
                     await self._send_batch(sender, index)
+                case Reshelve():
+                    self._ledger.reshelve(await self._in_thread(self._store.contents))
                 case Note(event=event, fields=fields, level=level):
                     self._say(event, fields, level)
                 case Offence(reason=reason):

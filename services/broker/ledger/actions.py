@@ -71,6 +71,10 @@ class DeliverBatch(Action, frozen=True, kw_only=True):
     index: int
 
 
+class Reshelve(Action, frozen=True, kw_only=True):
+    """A learner went back to an older checkpoint: read again which batches may be set aside (see ``Ledger.reshelve``)."""
+
+
 class WriteMetrics(Action, frozen=True, kw_only=True):
     """Append one line to metrics.jsonl; the shell adds the time."""
 

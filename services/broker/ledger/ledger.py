@@ -212,6 +212,10 @@ class Ledger:
         """A batch could not be read or encoded for ``sender``."""
         return [*self.training.on_unreadable(sender, index, reason), *self._advance(now)]
 
+    def reshelve(self, contents: LedgerContents) -> None:
+        """The answer to ``Reshelve``: everything that is on disk, once the round is."""
+        self.state.reshelve(contents)
+
     def on_tick(self, now: float) -> list[Action]:
         """Time has passed: leases expire, silent peers are forgotten, a waiting learner hears what it waits for."""
         self.peers.listen(now)

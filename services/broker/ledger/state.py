@@ -147,6 +147,11 @@ class State:
             actions += [Save(row=back.group), Note(event="group_taken_back", fields={"group_id": back.group.group_id})]
         return actions
 
+    def reshelve(self, contents: LedgerContents) -> None:
+        """Batches that a checkpoint covered are delivered again, and may be set aside again."""
+        self.failures = Failures(contents)
+        self.dead_letters = DeadLetters(contents)
+
     def set_aside(self, index: int, reason: str) -> list[Action]:
         """No learner gets the batch any more. The run goes on without it, unless that happens to one batch after another."""
         row, shelved = self.dead_letters.set_aside(index, self.batches.newest_version, reason)

@@ -25,6 +25,7 @@ from services.broker.ledger.actions import (
     Note,
     Offence,
     Reply,
+    Reshelve,
     Save,
     SessionKey,
     WriteMetrics,
@@ -56,7 +57,7 @@ class Training:
         """The learner was replaced: it ended without a word, perhaps because of the batch that it had."""
         state = self._state
         index = state.run.learner_batch
-        if index is None or state.batches.batch(index) is None:
+        if index is None or index < state.batches.checkpointed:
             return []
         rows = state.failures.ended_silently(index)
         note = Note(event="learner_ended_silently", fields={"batch": index}, level="warning")
@@ -140,7 +141,7 @@ class Training:
             reason = f"batch_failed: index is {index}: only {state.batches.num_assembled} batches exist"
             return [_refuse(sender, reason, "batch_failed")]
         actions = state.change_run(learner_batch=None)
-        if state.batches.batch(index) is None or state.dead_letters.reason(index):
+        if index < state.batches.checkpointed or state.dead_letters.reason(index):
             return actions  # It was trained before, or is skipped already.
         if failed.raised:
             rows = state.failures.report(index, sender.tag, failed.reason)
@@ -175,7 +176,8 @@ class Training:
         except ValueError as error:
             return [_refuse(sender, str(error), "resume")]
         fields = {"next_batch": resume.next_batch, "trained_again": self._state.batches.num_trained - resume.next_batch}
-        return [*saves(rows), Note(event="learner_resumed", fields=fields, level="warning" if rows else "info")]
+        again = [Reshelve()] if rows else []
+        return [*saves(rows), *again, Note(event="learner_resumed", fields=fields, level="warning" if rows else "info")]
 
     def on_batch_request(self, sender: SessionKey, request: BatchRequest) -> list[Action]:
         """An assembled batch is delivered at once; a request for the next one waits (see ``advance``)."""

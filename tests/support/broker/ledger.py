@@ -32,6 +32,7 @@ from services.broker.ledger.actions import (
     DeliverBatch,
     GrantLease,
     Reply,
+    Reshelve,
     Save,
     SessionKey,
     WriteMetrics,
@@ -152,6 +153,8 @@ class LedgerHarness:
                 case _:
                     effects.append(action)
         self.store.commit(changes)
+        if any(isinstance(effect, Reshelve) for effect in effects):
+            self.ledger.reshelve(self.store.contents())
         return effects
 
     # --- shorthands -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from protocol.messages import (
     Goodbye,
     Refused,
     ReleaseRequest,
+    Resume,
     SkipBatch,
     Trained,
 )
@@ -288,6 +289,20 @@ def test_nothing_is_set_aside_once_a_checkpoint_covers_it() -> None:
     for number in (2, 3, 4):
         world.send(next_learner(world, number, resume_at=2), BatchFailed(index=0, reason=NAN, raised=True))
     assert statuses(world, 0) == {"batched"}
+
+
+def test_a_batch_that_is_trained_again_from_an_older_checkpoint_may_be_set_aside() -> None:
+    world = harness(max_lag=3)
+    for index in (0, 1):
+        generate(world, 4, index + 1)
+        train_one(world, index, index + 1)
+    world.send(LEARNER, Checkpointed(next_batch=2, policy_version=3))
+    for number in (2, 3):
+        learner = next_learner(world, number, silently=False)
+        world.send(learner, Resume(next_batch=0))
+        fail(world, learner, 0)
+    assert statuses(world, 0) == {"set_aside"}
+    assert statuses(world, 1) == {"batched"}
 
 
 def test_status_names_what_is_set_aside() -> None:
