@@ -207,7 +207,7 @@ BROKER = Dashboard(
         )),
         Row("Messages", (
             Panel("Messages", "/s", "By type.", (Query(rate("gspo_broker_messages_total", by="type"), "{{type}}"),)),
-            Panel("Waiting messages", "short", "Received and not yet handled; at 1024 the broker stops reading.",
+            Panel("Waiting messages", "short", "Received and not yet handled; most are dropped at 16384.",
                   (Query(latest("gspo_broker_queue_messages"), "messages"),)),
             Panel("Stored tokens", "tokens/s", "Observations included.",
                   (Query(rate("gspo_broker_tokens_total"), "stored"),)),
