@@ -355,9 +355,7 @@ class BrokerService:
             if grant.num_tokens:
                 payload = await self._in_thread(lambda: self._store.payload(grant.trajectory_id))
         except StoreCorrupt as error:
-            log.error("trajectory_unreadable", trajectory_id=grant.trajectory_id, error=str(error))
-            self._give_up_lease(grant, error)
-            return
+            return self._give_up_lease(grant, error)
         try:
             task = dict(self._tasks[grant.split].task(grant.task_index))
             require_plain("task", task, MAX_TASK_BYTES)  # A lease that resumes has to carry a state beside it.
@@ -387,11 +385,9 @@ class BrokerService:
             row, items = await self._in_thread(lambda: self._store.batch(index))
             message, arrays = batch_message(row, items, self._temperature)
             sent = await self._send(sender, message, arrays)
+            log.info("batch_sent" if sent else "batch_not_sent", batch=index, num_trajectories=len(items), peer=sender.peer)
         except (StoreCorrupt, ProtocolError, TypeError, ValueError, OverflowError) as error:
-            log.error("batch_unreadable", batch=index, error=str(error))
             self._unreadable.append((sender, index, f"{type(error).__name__}: {error}"))
-            return
-        log.info("batch_sent" if sent else "batch_not_sent", batch=index, num_trajectories=len(items), peer=sender.peer)
 
     def _count_reply(self, sender: SessionKey, message: Message) -> None:
         if isinstance(message, LeaseEnded):
