@@ -524,6 +524,31 @@ BUGS = (
         weather=tuple(Event(at=at, kind="damage", target=("broker",), seconds=0.3, amount=1.0) for at in (1.0, 5.0, 9.0)),
     ),
     Bug(
+        name="a restore to an earlier batch forgets the prompts that were under way",
+        module="services.broker.store.rewind",
+        old='            if row.split == "train" and row.prompt <= last_prompt:',
+        new="            if False:",
+        invariants=("G2 no prompt", "the ledger is whole"),
+        weather=(Event(at=6.0, kind="restore", seconds=1.0, amount=1.0),),
+    ),
+    Bug(
+        name="a restore to an earlier batch brings later checkpoints",
+        module="services.runs.backup.restore",
+        old='int(name.rpartition("-")[2]) > batch',
+        new="False",
+        invariants=("no process ends by itself", "no peer", "liveness", "restore", "no error"),
+        weather=(Event(at=8.0, kind="restore", seconds=1.0, amount=1.0),),
+    ),
+    Bug(
+        name="a backup lacks the trajectories that are under way",
+        module="services.broker.store.rewind",
+        old='            run = replace(run, learner_peer="", learner_session="")',
+        new='            run = replace(run, learner_peer="", learner_session="")\n'
+        '            connection.execute("DELETE FROM chunks WHERE start > 0")',
+        invariants=("restore",),
+        weather=(Event(at=4.0, kind="restore", seconds=1.0),),
+    ),
+    Bug(
         name="a lease never expires",
         module="services.broker.ledger.leases",
         old="if deadline <= now]",

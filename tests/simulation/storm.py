@@ -9,6 +9,7 @@ from typing import Any
 
 from services.broker.store.reader import LEDGER_FILE
 from services.learner.checkpoints.format import find_latest
+from tests.simulation.audit.restoring import Restoring
 from tests.simulation.disk.damage import Damage
 from tests.simulation.loop import NOBODY, Process, VirtualLoop
 from tests.simulation.network import Network
@@ -57,6 +58,10 @@ class Storm(ABC):
         self.failing_rewards = 0.0
         self._armed: list[Event] = []
         machinery.audit.passes = self._passes
+
+    @property
+    @abstractmethod
+    def run_is_over(self) -> bool: ...
 
     @abstractmethod
     def start(self, host: Host) -> None: ...
@@ -220,6 +225,26 @@ class Storm(ABC):
         host.wanted = True
         self.start(host)
         host.wanted = False
+        return True
+
+    def _on_restore(self, event: Event) -> bool:
+        """Everything is lost some seconds after a backup, and restored from it."""
+        restoring = Restoring(self.machinery.settings, self.machinery.audit)
+        if not restoring.back_up():
+            return False
+
+        def lose_everything() -> None:
+            for host in self.hosts.values():
+                host.down_s, host.part = 2.0, None
+                self.kill(host)
+
+        def put_back() -> None:
+            if not self.run_is_over:
+                lose_everything()  # what was just being started
+                self.happened[restoring.restore(earlier=event.amount > 0) or "restore refused"] += 1
+
+        self._later(event.seconds, lose_everything, "the run is lost")
+        self._later(event.seconds + 0.5, put_back, "the run is restored")
         return True
 
     def _on_half_open(self, event: Event) -> bool:

@@ -13,13 +13,14 @@ PROMISES = (
     "G4",
     "G5",
     "G6",
-    "versions grow",
+    "one version, one content",
     "liveness",
     "one learner",
     "the ledger is whole",
     "damage is an event",
     "poison",
     "retention",
+    "restore",
 )
 
 

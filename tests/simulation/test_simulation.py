@@ -21,7 +21,7 @@ KINDS = (
     "suspend broker", "suspend learner", "suspend rollout", "standstill", "partition", "half_open", "loss", "duplication",
     "slow",
     "disk_full", "engine_fails", "engine_fails_update", "engine_damages", "engine_dies", "rewards_fail", "leave", "join",
-    "second_learner", "takeover", "second_rollout", "corrupt", "damage", "damage_checkpoint", "poison", "release",
+    "second_learner", "takeover", "second_rollout", "corrupt", "damage", "damage_checkpoint", "poison", "release", "restore",
 )  # fmt: skip
 CONSEQUENCES = (
     "message lost", "message duplicated", "connection given up", "reconnected", "window full", "commit refused by the disk",
@@ -37,6 +37,7 @@ CONSEQUENCES = (
     "damage refused: old copy", "damage refused: row", "damage without loss: old mark",
     "learner could not train its batch", "learner died of its batch", "set aside: raises", "set aside: dies",
     "set aside: unreadable", "batch skipped", "prompt sampled again", "group archived",
+    "restored whole", "restored to an earlier batch",
 )  # fmt: skip
 
 

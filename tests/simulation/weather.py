@@ -31,6 +31,7 @@ Kind = Literal[
     "poison",
     "release",
     "damage",
+    "restore",
 ]
 Poison = Literal["raises", "dies", "unreadable"]
 """What a batch does: its training raises, its learner dies without a word, or the broker cannot read it."""
@@ -168,6 +169,8 @@ def plan_of(seed: int) -> Plan:
     plan, more = _weights(random.Random(f"weights {seed}"), plan, storm_s)
     more += _damage(random.Random(f"damage {seed}"), storm_s)
     more += _poison(random.Random(f"poison {seed}"), plan, storm_s)
+    if seed % 8 == 5:
+        more += _restore(random.Random(f"restore {seed}"), storm_s)
     if seed % 4 == 3:
         plan = replace(plan, archives=True)
         more += _archive(random.Random(f"archive {seed}"))
@@ -194,6 +197,12 @@ def _weights(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list
         for _ in range(rng.randint(0, 3))
     ]
     return plan, events
+
+
+def _restore(rng: random.Random, storm_s: float) -> list[Event]:
+    """A backup is made, and some seconds later the run is lost and restored from it; or to an earlier batch of it."""
+    at = rng.uniform(0.2, 0.7) * storm_s
+    return [Event(at=at, kind="restore", seconds=rng.uniform(0.5, 5.0), amount=rng.choice([0.0, 1.0]))]
 
 
 def _archive(rng: random.Random) -> list[Event]:

@@ -165,6 +165,10 @@ class World(Storm):
             and (self.machinery.settings.run.directory / "export").is_dir()
         )
 
+    @property
+    def run_is_over(self) -> bool:
+        return self._closing or self._broken.is_set()
+
     def _final_audit(self) -> None:
         directory = self.machinery.settings.run.directory
         latest = find_latest(directory / "checkpoints")

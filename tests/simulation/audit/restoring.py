@@ -1,0 +1,110 @@
+"""A backup of the simulated run, and a restore of it: what comes back is compared with what was committed at that time."""
+
+import copy
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from services.broker.rows import BatchRow, GroupRow, SetAsideRow, TrainedRow, TrajectoryRow, VersionRow
+from services.broker.store.reader import LEDGER_FILE, Reader, StoreMismatch, reading
+from services.runs.backup import BackupManifest, back_up, restore
+from services.runs.backup.manifest import read_manifest
+from services.runtime.errors import ServiceError
+from services.runtime.settings.run_settings import write_run_settings
+from services.runtime.settings.sections import Settings
+from tests.simulation.audit.audit import Audit
+from tests.simulation.audit.books import Durable
+
+RESTORED = ("metrics.jsonl", "settings.json", "checkpoints", "archive", f"{LEDGER_FILE}*", "ledger.mark*")
+KEPT = ("contents", "published", "delivered_to", "failed_at")
+"""Books that go back with the run, besides ``durable``."""
+
+
+class Restoring:
+    """Takes one backup, and puts it back."""
+
+    def __init__(self, settings: Settings, audit: Audit) -> None:
+        self._settings = settings
+        self._directory: Path = settings.run.directory
+        self._audit = audit
+        self._backup: Path | None = None
+        self._books: dict[str, Any] = {}
+        self._durable = Durable()
+
+    def back_up(self) -> bool:
+        """False: there is no state that can be copied just now."""
+        write_run_settings(self._settings)
+        try:
+            self._backup, _ = back_up(self._directory, self._directory / "backups", lambda _: None)
+        except (ServiceError, ValueError):
+            return False  # no ledger yet, or a checkpoint that is just being replaced
+        self._durable = copy.deepcopy(self._audit.durable)
+        self._books = {name: copy.deepcopy(getattr(self._audit, name)) for name in KEPT}
+        return True
+
+    def restore(self, *, earlier: bool) -> str:
+        """Put the backup in the place of the run, whose processes are dead; ``earlier``: as of its first checkpoint.
+        Returns what was done; empty when it cannot be."""
+        assert self._backup is not None
+        manifest: BackupManifest = read_manifest(self._backup)
+        batch = manifest.positions[0] if earlier and manifest.positions else None
+        target = self._directory / "restored"
+        try:
+            restore(self._backup, target, batch, lambda _: None)
+        except StoreMismatch:
+            return ""  # Batches were given back, which is only restored whole.
+        for pattern in RESTORED:
+            for path in self._directory.glob(pattern):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in target.iterdir():
+            path.rename(self._directory / path.name)
+        target.rmdir()
+        self._compare(read_durable(self._directory), batch)
+        return "restored whole" if batch is None else "restored to an earlier batch"
+
+    def _compare(self, found: Durable, batch: int | None) -> None:
+        """What stays is what was committed; the audit goes on from there."""
+        audit, former = self._audit, self._durable
+        last = len(former.batches) if batch is None else batch
+        members = [group_id for index in range(last) for group_id in former.batches[index].group_ids]
+        trained = [row.trajectory_id for row in former.trajectories.values() if row.group_id in members]
+        audit.require(
+            found.batches == {index: row for index, row in former.batches.items() if index < last}
+            and all(found.groups.get(group_id) == former.groups[group_id] for group_id in members)
+            and all(found.chunks.get(each) == former.chunks.get(each) for each in trained),
+            "restore: what was trained comes back",
+            lambda: f"restored are batches {sorted(found.batches)}, committed were {sorted(former.batches)} (to {last})",
+        )
+        whole = batch is not None or (found.chunks, found.groups, found.versions) == (
+            {each: chunks for each, chunks in former.chunks.items() if chunks},
+            former.groups,
+            former.versions,
+        )
+        audit.require(whole, "restore: the whole run comes back", lambda: f"restored {found}, committed was {former}")
+        audit.durable = found
+        for name, book in self._books.items():
+            setattr(audit, name, book)
+        audit.holder = None
+        if batch is not None:
+            newest = found.newest_version
+            audit.contents = {index: content for index, content in audit.contents.items() if index < batch}
+            audit.published = {version: content for version, content in audit.published.items() if version <= newest}
+
+
+def read_durable(directory: Path) -> Durable:
+    """What a ledger holds."""
+    with reading(directory) as connection, closing(connection):
+        reader = Reader(directory / LEDGER_FILE, connection)
+        trajectories = {row.trajectory_id: row for row in reader.rows(TrajectoryRow, "")}
+        chunks = {each: found for each in trajectories if (found := reader.chunks(each))}
+        return Durable(
+            groups={row.group_id: row for row in reader.rows(GroupRow, "")},
+            trajectories=trajectories,
+            chunks=chunks,
+            batches={row.index: row for row in reader.rows(BatchRow, "ORDER BY batch")},
+            versions={row.policy_version: row for row in reader.rows(VersionRow, "ORDER BY policy_version")},
+            trained=reader.rows(TrainedRow, "ORDER BY policy_version, batch"),
+            set_aside={row.index: row for row in reader.rows(SetAsideRow, "")},
+            next_batch_checkpointed=reader.number("SELECT max(next_batch) FROM checkpointed"),
+        )
