@@ -89,7 +89,7 @@ def test_a_process_was_killed_at_each_of_the_worst_moments(happened: Counter[str
         f"killed when {point}"
         for point in (
             "chunk received", "committed", "acknowledged", "lease sent", "batch sent", "publishing", "saving", "loading",
-            "archive written", "archived",
+            "archive written", "archived", "batch failed",
         )
     }  # fmt: skip
 
