@@ -241,6 +241,7 @@ class Storm(ABC):
         def put_back() -> None:
             if not self.run_is_over:
                 lose_everything()  # what was just being started
+                self.machinery.disk.newest_commit, self.machinery.disk.damage = 0, None
                 self.happened[restoring.restore(earlier=event.amount > 0) or "restore refused"] += 1
 
         self._later(event.seconds, lose_everything, "the run is lost")
@@ -345,7 +346,8 @@ class Storm(ABC):
 
     def _of_engine(self, event: Event, what: str) -> bool:
         part = self.hosts[event.target[0]].part
-        assert isinstance(part, RolloutProcess)
+        if not isinstance(part, RolloutProcess):
+            return False  # lost with its run
         setattr(part.engine, what, int(event.amount))
         return True
 

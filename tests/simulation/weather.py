@@ -169,8 +169,8 @@ def plan_of(seed: int) -> Plan:
     plan, more = _weights(random.Random(f"weights {seed}"), plan, storm_s)
     more += _damage(random.Random(f"damage {seed}"), storm_s)
     more += _poison(random.Random(f"poison {seed}"), plan, storm_s)
-    if seed % 8 == 5:
-        more += _restore(random.Random(f"restore {seed}"), storm_s)
+    if seed % 8 == 2:
+        more += _restore(random.Random(f"restore {seed}"), storm_s, earlier=seed % 16 == 2)
     if seed % 4 == 3:
         plan = replace(plan, archives=True)
         more += _archive(random.Random(f"archive {seed}"))
@@ -199,10 +199,10 @@ def _weights(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list
     return plan, events
 
 
-def _restore(rng: random.Random, storm_s: float) -> list[Event]:
+def _restore(rng: random.Random, storm_s: float, *, earlier: bool) -> list[Event]:
     """A backup is made, and some seconds later the run is lost and restored from it; or to an earlier batch of it."""
-    at = rng.uniform(0.2, 0.7) * storm_s
-    return [Event(at=at, kind="restore", seconds=rng.uniform(0.5, 5.0), amount=rng.choice([0.0, 1.0]))]
+    at = rng.uniform(0.6, 1.2) * storm_s if earlier else rng.uniform(0.2, 0.7) * storm_s
+    return [Event(at=at, kind="restore", seconds=rng.uniform(0.5, 5.0), amount=float(earlier))]
 
 
 def _archive(rng: random.Random) -> list[Event]:
