@@ -229,9 +229,7 @@ class Storm(ABC):
 
     def _on_restore(self, event: Event) -> bool:
         """Everything is lost some seconds after a backup, and restored from it."""
-        restoring = Restoring(self.machinery.settings, self.machinery.audit)
-        if not restoring.back_up():
-            return False
+        restoring, audit = Restoring(self.machinery.settings, self.machinery.audit), self.machinery.audit
 
         def lose_everything() -> None:
             for host in self.hosts.values():
@@ -244,8 +242,14 @@ class Storm(ABC):
                 self.machinery.disk.newest_commit, self.machinery.disk.damage = 0, None
                 self.happened[restoring.restore(earlier=event.amount > 0) or "restore refused"] += 1
 
-        self._later(event.seconds, lose_everything, "the run is lost")
-        self._later(event.seconds + 0.5, put_back, "the run is restored")
+        def copy() -> None:
+            if event.amount and not audit.durable.next_batch_checkpointed and not self.run_is_over:
+                self.loop.call_later(0.5, copy, context=NOBODY)  # until there is an earlier time
+            elif not self.run_is_over and restoring.back_up():
+                self._later(event.seconds, lose_everything, "the run is lost")
+                self._later(event.seconds + 0.5, put_back, "the run is restored")
+
+        copy()
         return True
 
     def _on_half_open(self, event: Event) -> bool:

@@ -170,7 +170,7 @@ def plan_of(seed: int) -> Plan:
     more += _damage(random.Random(f"damage {seed}"), storm_s)
     more += _poison(random.Random(f"poison {seed}"), plan, storm_s)
     if seed % 8 == 2:
-        more += _restore(random.Random(f"restore {seed}"), storm_s, earlier=seed % 16 == 2)
+        more += _restore(random.Random(f"restore {seed}"), storm_s, earlier=seed // 8 % 3 > 0)
     if seed % 4 == 3:
         plan = replace(plan, archives=True)
         more += _archive(random.Random(f"archive {seed}"))
