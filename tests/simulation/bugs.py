@@ -109,6 +109,9 @@ def _an_old_copy_is_put_back() -> tuple[Event, ...]:
     return tuple(Event(at=at, kind="damage", target=("broker",), seconds=0.5) for at in (1.0, 5.0, 9.0, 14.0))
 
 
+HOSTILE = tuple(Event(at=at, kind="hostile") for at in (2.0, 10.0))
+"""A peer that the broker admits breaks every rule."""
+
 BUGS = (
     Bug(
         name="acknowledge before the commit",
@@ -418,9 +421,9 @@ BUGS = (
     Bug(
         name="processes of one name share a connection",
         module="protocol.sessions",
-        old='return f"{peer}/{session}"',
+        old='return f"{peer}/{session}#{number}" if number else f"{peer}/{session}"',
         new="return peer",
-        invariants=("one learner", "liveness", "G1", "no peer"),
+        invariants=("one learner", "liveness", "G1", "no peer", "no error is lost"),
         weather=(Event(at=2.0, kind="second_rollout", target=("rollout-0",)),),
     ),
     Bug(
@@ -548,6 +551,37 @@ BUGS = (
         '            connection.execute("DELETE FROM chunks WHERE start > 0")',
         invariants=("restore",),
         weather=(Event(at=4.0, kind="restore", seconds=1.0),),
+    ),
+    Bug(
+        name="a session's role is not compared",
+        module="services.broker.ledger.fencing",
+        old="if role != bound:",
+        new="if False:",
+        invariants=("a session keeps its role",),
+        weather=HOSTILE,
+    ),
+    Bug(
+        name="an operator's Goodbye ends the rollout of its name",
+        module="services.broker.ledger.ledger",
+        old='"gone", reason) if peer.role == "rollout" else []',
+        new='"gone", reason)',
+        invariants=("a session ends only itself",),
+        weather=HOSTILE,
+    ),
+    Bug(
+        name="a quota is never forgiven",
+        module="services.broker.quotas.quotas",
+        old="self.level - passed * quota.forgiven_per_s",
+        new="self.level",
+        invariants=("honest peers are not limited", "liveness"),
+    ),
+    Bug(
+        name="operators have no places of their own",
+        module="services.broker.ledger.fencing",
+        old="makes_room(self.of_role(role), self._taken[role], places, owner.key, now)",
+        new="makes_room(self.of_role('rollout'), self._taken['rollout'], self._places['rollout'], owner.key, now)",
+        invariants=("an operator always gets in",),
+        weather=HOSTILE,
     ),
     Bug(
         name="a lease never expires",

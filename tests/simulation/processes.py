@@ -14,11 +14,12 @@ from prometheus_client import CollectorRegistry
 from protocol.channels import BATCH, WORK, ChannelSpec
 from protocol.codec import Array
 from protocol.limits import MAX_QUEUED, MAX_TURNS
-from protocol.messages import Message
+from protocol.messages import Message, Role
 from services.broker.entry import ledger_config
 from services.broker.ledger.ledger import Ledger
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
+from services.broker.quotas import QUOTAS, OffenceReason, Places, Quota
 from services.broker.retention import Retention
 from services.broker.rows import ArchivedRow, ArchiveRow, BatchRow, LedgerContents, TrajectoryRow
 from services.broker.service import BrokerService
@@ -52,6 +53,17 @@ from tests.simulation.network import Network, SimContext
 
 SMALL_WORK = replace(WORK, window=6, high_water_mark=24)
 """The rollout's end of the work channel, with bounds small enough to be reached."""
+SMALL_PLACES: dict[Role, Places] = {
+    "rollout": Places(total=12, per_key=12, silent_s=5.0),
+    "operator": Places(total=3, per_key=3, silent_s=0.0),
+}
+SMALL_QUOTAS: dict[OffenceReason, Quota] = {
+    **QUOTAS,
+    "messages": Quota(slowed=120, forgiven_per_s=40, shut_out=1600),
+    "refused": Quota(slowed=4, forgiven_per_s=0.2, shut_out=16),
+}
+"""The broker's bounds, small enough to be reached by a hostile peer; an honest one does not come near them."""
+HOSTILE_NAME = "hostile"
 MAX_QUIET_S = 120.0
 FETCHED = "gspo_rollout_weight_fetches_total"
 SOURCES = "gspo_rollout_weight_sources_total"
@@ -149,16 +161,19 @@ class WatchedRouter(RouterChannel):
     async def receive(self) -> Incoming:
         incoming = await super().receive()
         assert incoming.received is not None, incoming.error
+        if HOSTILE_NAME.encode() in incoming.peer:
+            return incoming
         self._audit.broker_received(incoming.peer, incoming.received.message, incoming.received.seq)
         return incoming
 
     async def send(self, peer: bytes, message: Message, arrays: Mapping[str, Array] | None = None) -> bool:
-        self._audit.broker_sends(peer, message, arrays)
+        if HOSTILE_NAME.encode() not in peer:
+            self._audit.broker_sends(peer, message, arrays)
         return await super().send(peer, message, arrays)
 
     async def send_to_each(self, peers: Iterable[bytes], message: Message) -> list[bytes]:
         peers = list(peers)
-        for peer in peers:
+        for peer in [peer for peer in peers if HOSTILE_NAME.encode() not in peer]:
             self._audit.broker_sends(peer, message, None)
         return await super().send_to_each(peers, message)
 
@@ -202,7 +217,9 @@ class BrokerProcess:
         )
         with store:
             config = ledger_config(settings, tasks, store.run_id, fingerprint)  # type: ignore[arg-type]
-            self._ledger = ledger = Ledger(config, store.contents(), machinery.clock.now())
+            self._ledger = ledger = Ledger(
+                config, store.contents(), machinery.clock.now(), places=SMALL_PLACES, quotas=SMALL_QUOTAS
+            )
             self._broker = BrokerService(
                 ledger,
                 store,
@@ -238,6 +255,17 @@ class BrokerProcess:
         require(open_groups <= most, "G6 bounded", lambda: f"{open_groups} groups are open, {most} fit the window")
         routes = self._broker._sessions.num_routes
         require(routes <= 64, "G6 bounded", lambda: f"the broker keeps {routes} routes")
+        self._check_honest_peers(self._ledger)
+
+    def _check_honest_peers(self, ledger: Ledger) -> None:
+        """Whatever a hostile peer does, honest ones keep their standing and their place."""
+        require = self._machinery.audit.require
+        for each in ledger.quotas.limited(self._machinery.clock.now()):
+            require(HOSTILE_NAME in each["peer"], "honest peers are not limited", lambda: str(each))  # noqa: B023
+            self._machinery.audit.happened[f"hostile peer {each['standing']}"] += 1
+        for peer in ledger.peers.of_role("rollout"):
+            gone = ledger.fleet.state(peer.key.peer) == "gone"
+            require(not gone, "a session ends only itself", lambda: f"{peer.key.peer} is here, and is gone")  # noqa: B023
 
 
 class RolloutProcess:

@@ -13,13 +13,13 @@ from tests.simulation.audit.restoring import Restoring
 from tests.simulation.disk.damage import Damage
 from tests.simulation.loop import NOBODY, Process, VirtualLoop
 from tests.simulation.network import Network
-from tests.simulation.operator import OPERATOR, OperatorProcess
+from tests.simulation.operator import HOSTILE, OPERATOR, HostileProcess, OperatorProcess
 from tests.simulation.processes import BrokerProcess, LearnerProcess, Machinery, RolloutProcess
 from tests.simulation.weather import DAMAGES, Event, Plan, Point
 
 RESTART_S = 1.0
 
-Part = BrokerProcess | RolloutProcess | LearnerProcess | OperatorProcess
+Part = BrokerProcess | RolloutProcess | LearnerProcess | OperatorProcess | HostileProcess
 
 
 @dataclass
@@ -250,6 +250,14 @@ class Storm(ABC):
                 self._later(event.seconds + 0.5, put_back, "the run is restored")
 
         copy()
+        return True
+
+    def _on_hostile(self, event: Event) -> bool:
+        """A peer that the broker admits breaks every rule for a while."""
+        host = self.hosts.setdefault(HOSTILE, Host(HOSTILE))
+        host.wanted = True
+        self.start(host)
+        host.wanted = False
         return True
 
     def _on_half_open(self, event: Event) -> bool:

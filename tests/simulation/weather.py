@@ -30,6 +30,7 @@ Kind = Literal[
     "damage_checkpoint",
     "poison",
     "release",
+    "hostile",
     "damage",
     "restore",
 ]
@@ -171,6 +172,8 @@ def plan_of(seed: int) -> Plan:
     more += _poison(random.Random(f"poison {seed}"), plan, storm_s)
     if seed % 8 == 2:
         more += _restore(random.Random(f"restore {seed}"), storm_s, earlier=seed // 8 % 3 > 0)
+    else:
+        more += _hostile(random.Random(f"hostile {seed}"), storm_s)
     if seed % 4 == 3:
         plan = replace(plan, archives=True)
         more += _archive(random.Random(f"archive {seed}"))
@@ -242,6 +245,11 @@ def _poison(rng: random.Random, plan: Plan, storm_s: float) -> list[Event]:
             )
         )
     return events + [Event(at=rng.uniform(0.5, 2.0) * storm_s, kind="release") for _ in range(rng.randint(0, 3))]
+
+
+def _hostile(rng: random.Random, storm_s: float) -> list[Event]:
+    """In a quarter of the runs an admitted peer is hostile."""
+    return [Event(at=rng.uniform(0.0, storm_s), kind="hostile")] if rng.random() < 0.25 else []
 
 
 def _damage(rng: random.Random, storm_s: float) -> list[Event]:

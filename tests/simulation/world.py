@@ -35,7 +35,7 @@ from tests.simulation.episodes import SimEnvironment, SimOptions, plain
 from tests.simulation.learner import Poisoned
 from tests.simulation.loop import NOBODY, PROCESS, Process, Stuck, VirtualLoop
 from tests.simulation.network import Network
-from tests.simulation.operator import OPERATOR, OperatorProcess
+from tests.simulation.operator import HOSTILE, OPERATOR, HostileProcess, OperatorProcess
 from tests.simulation.processes import BrokerProcess, LearnerProcess, Machinery, RolloutProcess
 from tests.simulation.storm import RESTART_S, Host, Part, Storm
 from tests.simulation.weather import STANDBY, Plan
@@ -220,6 +220,8 @@ class World(Storm):
             )
         if name == OPERATOR:
             return OperatorProcess(self.machinery, process)
+        if name == HOSTILE:
+            return HostileProcess(self.machinery, process)
         part = RolloutProcess(
             self.machinery, process, rng, token_s=self.plan.token_s, shares_weights=self.plan.shares_weights
         )
