@@ -109,6 +109,7 @@ class WeightPeers:
             RouterChannel(context, PEER_WEIGHTS, endpoint, self._authenticator), self.replica, metrics
         )
         self._distrusts = False
+        self._num_clients = 0
         # Bytes per second of the last fetches from other rollouts.
         self._rates: deque[float] = deque(maxlen=NUM_RATES)
 
@@ -205,6 +206,7 @@ class WeightPeers:
         return data
 
     def _connected(self, source: Source) -> AbstractAsyncContextManager[PeerClient]:
+        self._num_clients += 1
         return PeerClient(
             self._context,
             PEER_WEIGHTS,
@@ -214,4 +216,5 @@ class WeightPeers:
             session=session_towards(self._session, source.endpoint),
             clock=self._clock,
             security=self._security.with_server("rollout", source.key),
+            number=self._num_clients,
         ).running("peer-weights-client")

@@ -89,6 +89,7 @@ class WeightSync:
         self._announced = (0, "")
         self._wake = asyncio.Event()
         self._failed_loads = 0
+        self._num_clients = 0
         self.policy_version = 0
         self.quarantined = ""
         self.loading = False
@@ -167,6 +168,7 @@ class WeightSync:
         return not waited or self._announced == (version, endpoint)
 
     def _connected(self, endpoint: str) -> AbstractAsyncContextManager[PeerClient]:
+        self._num_clients += 1
         return PeerClient(
             self._context,
             WEIGHTS,
@@ -176,6 +178,7 @@ class WeightSync:
             session=self._session,
             clock=self._clock,
             security=self._security,
+            number=self._num_clients,
         ).running("weights-client")
 
     async def _load(self, client: PeerClient, weights: Replica) -> None:

@@ -31,6 +31,8 @@ log = structlog.get_logger()
 
 HELLO_INTERVAL_S: Final = 1.0
 TICK_S: Final = 0.25
+NUMBERS: Final = 1_000_000
+"""Connections of one client, far more than it can make."""
 MAX_REFUSED_HANDSHAKES: Final = 5
 """In a row, which takes about five seconds: time for somebody to give the other end our key."""
 UNKNOWN_SESSION: Final = "unknown session"
@@ -78,14 +80,18 @@ class PeerClient:
         clock: Clock,
         fingerprint: str = "",
         security: Security = PLAINTEXT,
+        number: int = 0,
     ) -> None:
         """``session`` names this life of the process; ``fingerprint`` is what the run's settings must have (empty: any).
+        ``number``: of the clients that the session had there before: the other end may not know yet that they are gone.
 
         Raises: EndpointError when the endpoint is malformed or must not be used without keys.
         """
         # Two processes of one name may exist at once. Under one identity the other end would answer only the one that
         # connected last, and the answers to the first would be lost.
-        self._channel = DealerChannel(context, spec, endpoint, connection_identity(peer, session), security)
+        self._channel = DealerChannel(
+            context, spec, endpoint, connection_identity(peer, session, number * NUMBERS), security
+        )
         self._spec = spec
         self._endpoint = endpoint
         self._role: Role = role
@@ -100,7 +106,7 @@ class PeerClient:
         self._hello_pause_s = HELLO_INTERVAL_S
         self._last_heard = clock.now()
         self._liveness = Liveness(clock.now())
-        self._num_given_up = 0
+        self._num_given_up = number * NUMBERS
         self._turned_away_at: float | None = None
         self._turned_away_s = 0.0
         self._warnings = OccasionalLog(log, clock)
