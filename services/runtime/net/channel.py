@@ -22,7 +22,7 @@ from protocol.messages import Hello, Message
 from services.runtime.errors import EndpointError
 from services.runtime.net.authenticator import Authenticator
 from services.runtime.net.connections import Connections
-from services.runtime.net.frames import MAX_IDENTITY_BYTES, FrameReader, Parts, whole
+from services.runtime.net.frames import MAX_IDENTITY_BYTES, FrameReader, WireParts, whole
 from services.runtime.net.security import PLAINTEXT, KeyFileError, Security
 
 LINGER_MS: Final = 2000
@@ -81,7 +81,7 @@ def _reason(error: zmq.ZMQError) -> str:
     return str(error) if error.errno is None else str(zmq.strerror(error.errno))
 
 
-def _decode(parts: Parts) -> Incoming:
+def _decode(parts: WireParts) -> Incoming:
     if parts.num_frames > limits.MAX_FRAMES:
         error = ProtocolError(f"message has {parts.num_frames} frames, 1 to {limits.MAX_FRAMES} allowed (MAX_FRAMES)")
     elif len(parts.peer) > MAX_IDENTITY_BYTES:

@@ -14,7 +14,7 @@ MAX_HELD_BYTES: Final = 64 * 1024 * 1024
 """Bytes held for all connections together; above it the largest of the address with most is broken."""
 
 
-class Received(NamedTuple):
+class InKernel(NamedTuple):
     """What the kernel says about a connection: bytes ever received, and those that libzmq has not read yet."""
 
     num_bytes: int
@@ -80,7 +80,7 @@ class Connections:
             connection.delivered += wire_bytes
             connection.peer, connection.key = peer, key
 
-    def look(self, received: dict[int, Received], drain: Drain) -> list[Excess]:
+    def look(self, received: dict[int, InKernel], drain: Drain) -> list[Excess]:
         """The connections that hold too much. ``received``: by descriptor, as it is now."""
         found: list[Excess] = []
         for fd, (num_bytes, num_unread) in received.items():

@@ -24,7 +24,7 @@ SHORT_BYTES: Final = 255
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class WireParts:
     """One message as it came. ``fd``: the connection's file descriptor; -1: unknown. ``num_bytes``: of all its frames."""
 
     peer: bytes
@@ -37,10 +37,10 @@ class Parts:
     """Bytes that it took on the connection."""
 
 
-def whole(frames: list[bytes]) -> Parts:
+def whole(frames: list[bytes]) -> WireParts:
     """A message that was read already, of the one peer that there is."""
     num_bytes = sum(map(len, frames))
-    return Parts(
+    return WireParts(
         peer=b"",
         key=b"",
         fd=-1,
@@ -67,7 +67,7 @@ class FrameReader:
         self.is_waiting = False
         self.num_drained = 0
 
-    async def read(self) -> Parts:
+    async def read(self) -> WireParts:
         """Wait for the next message."""
         while True:
             if self._rest is None:
@@ -144,9 +144,9 @@ class _Partial:
                 self._frames.clear()
         return not self._more
 
-    def parts(self, secure: bool) -> Parts:
+    def parts(self, secure: bool) -> WireParts:
         first = self._first
-        return Parts(
+        return WireParts(
             peer=first.bytes,
             key=str(first.get("User-Id")).encode() if secure else b"",
             fd=_fd(first),

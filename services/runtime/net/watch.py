@@ -21,7 +21,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from protocol.limits import PAUSE_S
 from services.runtime.net.closed_door import keep_out
-from services.runtime.net.connections import Connections, Drain, Excess, Received, largest
+from services.runtime.net.connections import Connections, Drain, Excess, InKernel, largest
 
 log = structlog.get_logger()
 
@@ -39,7 +39,7 @@ QUESTIONED_BYTES: Final = 64 * 1024
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def received(fd: int) -> Received | None:
+def received(fd: int) -> InKernel | None:
     """What the kernel says about a TCP connection; None: it has no such numbers. Linux only."""
     info = ctypes.create_string_buffer(256)
     length = ctypes.c_uint32(len(info))
@@ -47,7 +47,7 @@ def received(fd: int) -> Received | None:
         return None
     if length.value < BYTES_RECEIVED_AT + BYTES_RECEIVED.size:
         return None
-    return Received(BYTES_RECEIVED.unpack_from(info.raw, BYTES_RECEIVED_AT)[0], 0)
+    return InKernel(BYTES_RECEIVED.unpack_from(info.raw, BYTES_RECEIVED_AT)[0], 0)
 
 
 def unread(fd: int) -> int:
@@ -201,11 +201,11 @@ class ConnectionWatch:
                 self.pause(connections, excess.connection.address[0], PAUSE_S)
                 self._tell(self._broken, connections, excess)
 
-    def _received(self, connections: Connections, fd: int) -> Received | None:
+    def _received(self, connections: Connections, fd: int) -> InKernel | None:
         number = received(fd)
         if number is None or number.num_bytes - connections.by_fd[fd].delivered < QUESTIONED_BYTES:
             return number
-        return Received(number.num_bytes, unread(fd))
+        return InKernel(number.num_bytes, unread(fd))
 
     def _tell(self, listener: Callable[..., None], *what: object) -> None:
         if self._loop is not None:
