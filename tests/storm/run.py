@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.support.processes.run_process import REPOSITORY
 GSPO: Final = (sys.executable, "-m", "services.cli.main")
 LOOK_S: Final = 0.5
 STOP_S: Final = 300.0
+HOSTILE_STOP_S: Final = 30.0
 CONFIG: Final = REPOSITORY / "examples/arithmetic.toml"
 
 
@@ -97,9 +99,14 @@ class StormRun:
         """End the hostile peer; returns what it says that it did."""
         if self._hostile is None:
             return ""
-        said, _ = self._hostile.communicate(timeout=60)
-        self._hostile = None
-        return said.strip()
+        hostile, self._hostile = self._hostile, None
+        try:
+            said, _ = hostile.communicate(timeout=HOSTILE_STOP_S)
+        except subprocess.TimeoutExpired:
+            hostile.kill()
+            said, _ = hostile.communicate()
+        attacks = Counter(said.split("\n")[:-1])
+        return "attacks: " + ", ".join(f"{number} {name}" for name, number in sorted(attacks.items()))
 
     def stop(self) -> int:
         """Stop the run as a user does; returns its exit status."""
