@@ -112,16 +112,26 @@ def _an_old_copy_is_put_back() -> tuple[Event, ...]:
 HOSTILE = tuple(Event(at=at, kind="hostile") for at in (2.0, 10.0))
 """A peer that the broker admits breaks every rule."""
 
+
+def _engines_lie() -> tuple[Event, ...]:
+    """Engines report tokens that no such model can have made."""
+    return tuple(Event(at=at, kind="engine_lies", target=("rollout-0",), amount=3.0) for at in (2.0, 5.0, 8.0, 11.0))
+
+
 BUGS = (
     Bug(
         name="acknowledge before the commit",
         module="services.broker.service",
         old="            if changes and not await self._commit(changes, stop):\n"
         "                return\n"
+        "            if self._retention is not None and any(isinstance(row, CheckpointedRow) for row in changes.rows):\n"
+        "                self._retention.wake()\n"
         "            await self._carry_out(effects)\n",
         new="            await self._carry_out(effects)\n"
         "            if changes and not await self._commit(changes, stop):\n"
-        "                return\n",
+        "                return\n"
+        "            if self._retention is not None and any(isinstance(row, CheckpointedRow) for row in changes.rows):\n"
+        "                self._retention.wake()\n",
         invariants=("G1", "G2"),
     ),
     Bug(
@@ -227,8 +237,9 @@ BUGS = (
     Bug(
         name="a batch is delivered again in another order",
         module="services.broker.store.reader",
-        old='"WHERE group_id = ? ORDER BY trajectory_id"',
-        new='"WHERE group_id = ? ORDER BY (trajectory_id * 7919 + (SELECT count(*) FROM trained)) % 13"',
+        old='for trajectory in self.rows(TrajectoryRow, "WHERE group_id = ? ORDER BY trajectory_id"',
+        new='for trajectory in self.rows(TrajectoryRow, "WHERE group_id = ? ORDER BY '
+        '(trajectory_id * 7919 + (SELECT count(*) FROM trained)) % 13"',
         invariants=("G2",),
         seed=1,
     ),
@@ -582,6 +593,22 @@ BUGS = (
         new="makes_room(self.of_role('rollout'), self._taken['rollout'], self._places['rollout'], owner.key, now)",
         invariants=("an operator always gets in",),
         weather=HOSTILE,
+    ),
+    Bug(
+        name="a token outside the vocabulary is taken",
+        module="services.broker.ledger.intake",
+        old="if facts.largest_token_id >= newest.vocabulary:",
+        new="if False:",
+        invariants=("poison: a healthy batch", "no process ends by itself", "no error"),
+        weather=_engines_lie(),
+    ),
+    Bug(
+        name="a rollout does not check what an environment rewards",
+        module="services.rollout.agent",
+        old='            require_rewards("turn_rewards", [*trajectory.turn_rewards, value])\n',
+        new="            pass\n",
+        invariants=("no process ends by itself", "no error", "no peer"),
+        weather=tuple(Event(at=at, kind="rewards_fail", seconds=8.0, amount=0.5) for at in (0.5, 10.0)),
     ),
     Bug(
         name="a lease never expires",

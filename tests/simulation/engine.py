@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from gspo.environments import RewardJob
 from protocol.messages import TensorInfo, VersionRun
@@ -15,7 +16,7 @@ from services.rollout.sglang.client import EngineError
 from services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
 from services.weights.checksums import sha256_checksum
 from tests.simulation.audit.audit import Audit
-from tests.simulation.episodes import FIRST_WORD, NUM_WORDS, STEPS, STOP, logprob_of, reward_of
+from tests.simulation.episodes import FIRST_WORD, NUM_WORDS, STEPS, STOP, VOCABULARY, logprob_of, reward_of
 from tests.simulation.loop import Process
 from tests.support.engines.scripted_engine import read_tensors
 
@@ -23,7 +24,8 @@ from tests.support.engines.scripted_engine import read_tensors
 class SimEngine:
     """The part of ``services.rollout.sglang.client.Engine`` that the rollout uses; dies with its rollout.
 
-    The weather sets ``fails``, ``fails_update`` and ``damages``: how many next calls go wrong. It sets ``dead`` for good.
+    The weather sets ``fails``, ``fails_update``, ``damages`` and ``lies``: how many next calls go wrong. It sets ``dead``
+    for good.
     """
 
     def __init__(self, process: Process, rng: random.Random, audit: Audit, *, token_s: float, mean_tokens: int) -> None:
@@ -43,6 +45,7 @@ class SimEngine:
         self.fails = 0
         self.fails_update = 0
         self.damages = 0
+        self.lies = 0
         self.dead = False
 
     # --- generation ---------------------------------------------------------------------------------------------------
@@ -63,7 +66,15 @@ class SimEngine:
                 # After an update meanwhile, some tokens were made before it and the rest after.
                 split = len(tokens) if before == self._true_version else self._rng.randint(0, len(tokens))
                 piece = self._piece(tokens, finish, [before] * split + [self._true_version] * (len(tokens) - split))
+                lie = self._lie()
+                if lie == "token":
+                    piece.token_ids[-1] = VOCABULARY
                 self._audit.generated(self._process, trajectory_id, epoch, position, piece)
+                if lie == "logprob":
+                    piece.logprobs[-1] = -1e30
+                elif lie == "version":
+                    runs = [VersionRun(0, run.num_tokens) for run in piece.version_runs]
+                    piece = replace(piece, version_runs=runs)
                 position += len(tokens)
                 left -= len(tokens)
                 yield piece
@@ -71,6 +82,15 @@ class SimEngine:
                     return
         finally:
             self.num_live -= 1
+
+    def _lie(self) -> str:
+        """What is wrong with the next piece; empty: nothing."""
+        if not self.lies:
+            return ""
+        self.lies -= 1
+        lie = ("token", "logprob", "version")[self.lies % 3]
+        self._audit.happened[f"engine lied: {lie}"] += 1
+        return lie
 
     def _check(self) -> None:
         if self.dead:
@@ -171,17 +191,23 @@ def _read(path: Path) -> dict[str, tuple[TensorInfo, bytes]]:
 
 
 class SimRewards:
-    """Stands in for the reward pool; ``failing`` is the probability that a reward cannot be computed."""
+    """Stands in for the reward pool; ``failing`` is the probability that a reward cannot be computed, or is
+    larger than can be trained on."""
 
     def __init__(self, rng: random.Random, audit: Audit) -> None:
         self._rng = rng
         self._audit = audit
         self.failing = 0.0
+        self._num_failed = 0
 
     async def grade(self, job: RewardJob) -> RewardResult:
         await asyncio.sleep(self._rng.uniform(0.05, 0.5))
         if self._rng.random() < self.failing:
             self._audit.happened["reward failed"] += 1
+            self._num_failed += 1
+            if self._num_failed % 2:
+                self._audit.happened["reward absurd"] += 1
+                return RewardResult(reward=1e300)
             return RewardResult(reward=None, failure="deadline", detail="simulated")
         total = job.arguments["sum"]
         assert isinstance(total, int)

@@ -19,7 +19,7 @@ from services.learner.broker.client import BrokerClient
 from services.learner.broker.loop import BrokerLoop
 from services.learner.broker.port import ToBroker
 from services.learner.engine.engine import LearnerEngine
-from services.learner.trainer import BatchReport
+from services.learner.trainer import AdvantageSettings, BatchReport, sequences_with_advantages
 from services.learner.weights.snapshot import WeightCopy
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import VOCABULARY, tables_after, weights_after
@@ -267,11 +267,20 @@ class SimTrainer:
             self.broker.turns.call(self._die())
         if poison == "raises":
             raise Poisoned(f"batch {arrived.batch.index} is poison")
+        self._choke(groups)
         self._audit.trains(self.history, arrived.batch, arrived.arrays)
         self.history.append(tuple(item.trajectory_id for item in arrived.batch.items))
         if not self._is_deterministic:
             self.noise.append(self._rng.randrange(2**32))
         return BatchReport(metrics={"loss": 0.0})
+
+    def _choke(self, groups: Sequence[TrainGroup]) -> None:
+        """What a model, its packing or its loss would raise."""
+        largest = max(int(sequence.token_ids.max()) for group in groups for sequence in group.sequences)
+        if largest >= self.vocabulary:
+            raise IndexError(f"index out of range in self: token {largest}")
+        for advantage in ("sequence", "turn"):
+            sequences_with_advantages(groups, AdvantageSettings(advantage=advantage))  # type: ignore[arg-type]
 
     # --- services.learner.checkpoints.format.CheckpointEngine ---
 

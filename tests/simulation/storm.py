@@ -356,6 +356,9 @@ class Storm(ABC):
     def _on_engine_damages(self, event: Event) -> bool:
         return self._of_engine(event, "damages")
 
+    def _on_engine_lies(self, event: Event) -> bool:
+        return self._of_engine(event, "lies")
+
     def _of_engine(self, event: Event, what: str) -> bool:
         part = self.hosts[event.target[0]].part
         if not isinstance(part, RolloutProcess):

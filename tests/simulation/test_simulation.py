@@ -22,6 +22,7 @@ KINDS = (
     "slow",
     "disk_full", "engine_fails", "engine_fails_update", "engine_damages", "engine_dies", "rewards_fail", "leave", "join",
     "second_learner", "takeover", "second_rollout", "corrupt", "damage", "damage_checkpoint", "poison", "release", "restore",
+    "engine_lies",
 )  # fmt: skip
 CONSEQUENCES = (
     "message lost", "message duplicated", "connection given up", "reconnected", "window full", "commit refused by the disk",
@@ -38,6 +39,7 @@ CONSEQUENCES = (
     "learner could not train its batch", "learner died of its batch", "set aside: raises", "set aside: dies",
     "set aside: unreadable", "batch skipped", "prompt sampled again", "group archived",
     "restored whole", "restored to an earlier batch",
+    "engine lied: token", "engine lied: logprob", "engine lied: version", "reward absurd",
 )  # fmt: skip
 
 

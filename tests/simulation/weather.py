@@ -20,6 +20,7 @@ Kind = Literal[
     "engine_fails_update",
     "engine_damages",
     "engine_dies",
+    "engine_lies",
     "rewards_fail",
     "leave",
     "join",
@@ -174,6 +175,7 @@ def plan_of(seed: int) -> Plan:
         more += _restore(random.Random(f"restore {seed}"), storm_s, earlier=seed // 8 % 3 > 0)
     else:
         more += _hostile(random.Random(f"hostile {seed}"), storm_s)
+    more += _lies(random.Random(f"lies {seed}"), rollouts, storm_s)
     if seed % 4 == 3:
         plan = replace(plan, archives=True)
         more += _archive(random.Random(f"archive {seed}"))
@@ -250,6 +252,21 @@ def _poison(rng: random.Random, plan: Plan, storm_s: float) -> list[Event]:
 def _hostile(rng: random.Random, storm_s: float) -> list[Event]:
     """In a quarter of the runs an admitted peer is hostile."""
     return [Event(at=rng.uniform(0.0, storm_s), kind="hostile")] if rng.random() < 0.25 else []
+
+
+def _lies(rng: random.Random, rollouts: list[str], storm_s: float) -> list[Event]:
+    """In a third of the runs, an engine reports tokens that no such model can have made."""
+    if rng.random() < 2 / 3:
+        return []
+    return [
+        Event(
+            at=rng.uniform(0.0, 0.8 * storm_s),
+            kind="engine_lies",
+            target=(rng.choice(rollouts),),
+            amount=float(rng.randint(1, 3)),
+        )
+        for _ in range(rng.randint(1, 2))
+    ]
 
 
 def _damage(rng: random.Random, storm_s: float) -> list[Event]:
