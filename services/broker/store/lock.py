@@ -6,6 +6,7 @@ SQLite's own exclusive mode would keep readers out, too.
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -32,8 +33,10 @@ class LedgerLock:
                 os.close(self._descriptor)
                 raise LockHeldError(f"{self.path} is held")
             time.sleep(LOCK_PAUSE_S)
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
+        # The lock holds without the number, for which a full disk has no room.
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
 
     def release(self) -> None:
         os.close(self._descriptor)

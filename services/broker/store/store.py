@@ -3,6 +3,7 @@
 One broker writes; others may read at the same time (see reader.py).
 """
 
+import errno
 import json
 import math
 import sqlite3
@@ -116,7 +117,7 @@ class Store(Reader):
         except LockHeldError as error:
             raise StoreUnavailable(f"{self.path}: cannot be written: {error}; {WAYS_OUT[sqlite3.SQLITE_BUSY]}") from error
         except OSError as error:
-            way_out = WAYS_OUT[sqlite3.SQLITE_CANTOPEN]
+            way_out = WAYS_OUT[sqlite3.SQLITE_FULL if error.errno == errno.ENOSPC else sqlite3.SQLITE_CANTOPEN]
             text = f"{self.path}: cannot be written: {lock_path(self.path)}: {error.strerror}; {way_out}"
             raise StoreUnavailable(text) from error
 

@@ -238,10 +238,12 @@ class ScriptedLearner:
         """Until the end of the run, or ``stop_after(index)``."""
         async with running(self.peer):
             welcome = await self.peer.connected_welcome()
-            version = welcome.policy_version + 1
-            await self.peer.send(Resume(next_batch=self.resume_at))
-            index = self.resume_at
-            await self._publish(version, index)
+            index, known = self.resume_at, welcome.trained_batches
+            # As the learner does: behind the newest version it first walks through the numbers that are known already.
+            version = welcome.policy_version - (known - index) if index < known else welcome.policy_version + 1
+            await self.peer.send(Resume(next_batch=index))
+            if index >= known:
+                await self._publish(version, index)
             while True:
                 batch = await self._batch(index, version)
                 if batch is None:
@@ -253,7 +255,8 @@ class ScriptedLearner:
                 await asyncio.sleep(self.train_s)
                 # As the learner does: first the version that the batch made, then the report that names it.
                 index, version = index + 1, version + 1
-                await self._publish(version, index)
+                if index >= known:
+                    await self._publish(version, index)
                 metrics: dict[str, float | None] = {} if is_skipped else {"loss": 0.5}
                 report = Trained(index=index - 1, policy_version=version, metrics=metrics, skipped=is_skipped)
                 await self.peer.send(report)
