@@ -38,6 +38,12 @@ def belongs(identity: bytes, peer: str, session: str) -> bool:
     return identity == own or identity.startswith(own + b"#")
 
 
+def first_identity(identity: bytes) -> bytes:
+    """The identity of a session's first connection: the same for all of its connections."""
+    owner, slash, session = identity.rpartition(b"/")
+    return owner + slash + session.partition(b"#")[0]
+
+
 def shown_identity(identity: bytes) -> str:
     """A connection's identity with the tag instead of the session."""
     peer, slash, session = identity.decode(errors="replace").rpartition("/")

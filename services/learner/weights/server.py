@@ -21,7 +21,7 @@ from protocol.messages import (
     WeightGone,
     WeightRequest,
 )
-from protocol.sessions import shown_identity
+from protocol.sessions import first_identity, shown_identity
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights.fan_out import FanOut
 from services.learner.weights.process_groups import SendingGroups
@@ -84,12 +84,12 @@ class WeightServer(ChunkServer):
             return manifest
         source = Source(request.endpoint, incoming.key.decode()) if request.endpoint else None
         item = (manifest.policy_version, manifest.base_version)
-        sources = self._fan_out.join(item, incoming.peer, source, direct=request.direct)
+        sources = self._fan_out.join(item, first_identity(incoming.peer), source, direct=request.direct)
         self._count_failed()
         return structs.replace(manifest, sources=sources) if sources else manifest
 
     def parts(self, incoming: Incoming, request: WeightRequest) -> Parts | None:
-        self._fan_out.came_back((request.policy_version, request.base_version), incoming.peer)
+        self._fan_out.came_back((request.policy_version, request.base_version), first_identity(incoming.peer))
         self._count_failed()
         return self._store.get(request.policy_version, request.base_version)
 
@@ -141,7 +141,7 @@ class WeightServer(ChunkServer):
         # Hashing takes seconds for each gigabyte: not in the event loop.
         checksums = await asyncio.to_thread(self._checksums.of, snapshot, request.device)
         try:
-            group = groups.ready(incoming.peer, request.group)
+            group = groups.ready(first_identity(incoming.peer), request.group)
         except RuntimeError as error:
             log.warning("weights_group_failed", error=str(error))
             return Refused(reason="the learner cannot open a process group", message_type=message_type(request))
@@ -156,14 +156,15 @@ class WeightServer(ChunkServer):
 
     def _broadcast(self, incoming: Incoming, request: BroadcastRequest, groups: SendingGroups) -> None:
         """Send the requested tensors. If that is impossible, end the group: its engine waits already."""
-        group = groups.get(incoming.peer, request.group)
+        peer = first_identity(incoming.peer)
+        group = groups.get(peer, request.group)
         snapshot = None if group is None else group.promised
         if group is None or snapshot is None or snapshot.policy_version != request.policy_version:
-            groups.leave(incoming.peer)
+            groups.leave(peer)
             return
         tensors = snapshot.manifest.tensors[request.first_tensor : request.first_tensor + request.num_tensors]
         if len(tensors) < request.num_tensors:
-            groups.leave(incoming.peer)
+            groups.leave(peer)
             return
         data = snapshot.data[tensors[0].offset : tensors[-1].offset + tensors[-1].num_bytes]
         group.send(data)

