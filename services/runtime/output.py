@@ -20,18 +20,11 @@ class OutputError(ConfigurationError):
     """The result of a command cannot be written to standard output."""
 
 
-class PatientOutput(io.RawIOBase):
-    """Writes to a descriptor and never fails: a full disk must cost lines of the log, not the process.
+class _DescriptorOutput(io.RawIOBase):
+    """The raw side of a text stream on ``descriptor``, which stays open."""
 
-    Once writing works again, a line says how often it did not.
-    """
-
-    def __init__(self, descriptor: int, log_file: LogFile | None = None) -> None:
-        """``log_file``: the log that ``descriptor`` writes to, if this process rotates it."""
+    def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._log_file = log_file
-        self._lost = 0
-        self._cut = False
 
     def fileno(self) -> int:
         return self._descriptor
@@ -41,6 +34,20 @@ class PatientOutput(io.RawIOBase):
 
     def writable(self) -> bool:
         return True
+
+
+class PatientOutput(_DescriptorOutput):
+    """Writes to a descriptor and never fails: a full disk must cost lines of the log, not the process.
+
+    Once writing works again, a line says how often it did not.
+    """
+
+    def __init__(self, descriptor: int, log_file: LogFile | None = None) -> None:
+        """``log_file``: the log that ``descriptor`` writes to, if this process rotates it."""
+        super().__init__(descriptor)
+        self._log_file = log_file
+        self._lost = 0
+        self._cut = False
 
     def write(self, data: bytes | memoryview) -> int:  # type: ignore[override]
         """Write all of ``data``, or lose it. Returns its length."""
@@ -68,24 +75,15 @@ class PatientOutput(io.RawIOBase):
         return True
 
 
-class ResultOutput(io.RawIOBase):
+class ResultOutput(_DescriptorOutput):
     """Standard output of a command that prints its result.
 
     A reader that has seen enough (``gspo audit | head``) changes nothing, not even the exit status.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        super().__init__(descriptor)
         self._unread = False
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        return os.isatty(self._descriptor)
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, data: bytes | memoryview) -> int:  # type: ignore[override]
         """Write all of ``data`` unless nobody reads it. Raises: OutputError when there is no room for it."""
@@ -122,7 +120,7 @@ def protect_result() -> None:
 
 def _is(stream: TextIO | None, descriptor: int) -> bool:
     """Whether ``stream`` is Python's own for ``descriptor``, and not a test's or a notebook's."""
-    if not isinstance(stream, io.TextIOWrapper) or isinstance(stream.buffer, PatientOutput | ResultOutput):
+    if not isinstance(stream, io.TextIOWrapper) or isinstance(stream.buffer, _DescriptorOutput):
         return False
     try:
         return stream.fileno() == descriptor

@@ -76,7 +76,7 @@ STATUS_WEIGHT: Final = 20
 
 
 class Subject(NamedTuple):
-    """Whom a level belongs to: one peer, or all peers with one own key."""
+    """The peer, or the key of its own with all its peers, for which a level is counted."""
 
     name: str
     is_key: bool = False

@@ -54,7 +54,7 @@ class FairQueue(Generic[T]):
         return kept
 
     def take(self) -> T:
-        """The first message of the peer whose turn it is. Raises: IndexError when there is none."""
+        """Take the oldest message of the next peer in turn. Raises: IndexError when the queue is empty."""
         if not self._peers:
             raise IndexError("nothing is waiting")
         peer = next(iter(self._peers))
