@@ -105,6 +105,7 @@ class Batches:
         if known == row:
             return []
         if known is not None and known is self.newest and replace(known, endpoint=row.endpoint) == row:
+            check_published(published, known)
             self._versions[row.policy_version] = row
             return [row]
         if row.policy_version <= self.newest_version:

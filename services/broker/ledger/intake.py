@@ -8,6 +8,7 @@ of Lease and Batch, packing and loss of the learner, and JSON.
 from dataclasses import dataclass
 from typing import Final
 
+from protocol.endpoints import require_endpoint
 from protocol.limits import MAX_VERSION_STEP, TrajectoryLimits
 from protocol.messages import Chunk, Finish, Published, Trained
 from protocol.messages.base import require_rewards
@@ -161,7 +162,10 @@ def check_finish(row: TrajectoryRow, finish: Finish) -> None:
 
 
 def check_published(published: Published, newest: VersionRow | None) -> None:
-    """Raises: ValueError for a version far above the newest one, or of another model."""
+    """Raises: ValueError for an endpoint that no rollout can connect to, and for a version far above the newest one, or of
+    another model.
+    """
+    require_endpoint("endpoint", published.endpoint)
     highest = (0 if newest is None else newest.policy_version) + MAX_VERSION_STEP
     if published.policy_version > highest:
         raise ValueError(f"policy_version is {published.policy_version}, {highest} allowed now (MAX_VERSION_STEP)")

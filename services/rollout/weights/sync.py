@@ -29,7 +29,7 @@ from services.rollout.weights.process_group import GroupError, ReceivingGroup
 from services.rollout.weights.replica import Replica
 from services.rollout.weights.verify import Expected, Verification, Verifier
 from services.runtime.clock import Clock
-from services.runtime.errors import ServiceError
+from services.runtime.errors import EndpointError, ServiceError
 from services.runtime.net import PLAINTEXT, PeerClient, Security
 
 log = structlog.get_logger()
@@ -107,7 +107,11 @@ class WeightSync:
             self._wake.set()
 
     async def run(self) -> None:
-        """Follow until cancelled. Raises: ServiceError when updates keep failing: then the engine has to be restarted."""
+        """Follow until cancelled.
+
+        Raises: ServiceError when updates keep failing: then the engine has to be restarted. EndpointError for a first
+        version at an endpoint that this process cannot connect to.
+        """
         if self._weight_peers is None:
             await self._follow_announced()
             return
@@ -122,7 +126,14 @@ class WeightSync:
             version, endpoint = self._announced
             # The Pulse repeats a version while it is loaded: no connection is opened for what is served by now.
             if version > self.policy_version:
-                await self._follow(endpoint)
+                try:
+                    await self._follow(endpoint)
+                except EndpointError as error:
+                    if not self.policy_version:
+                        raise
+                    # Whatever it is told, a rollout that serves a version goes on with it.
+                    self._on_not_fetched(endpoint, error)
+                    await asyncio.sleep(self._retry_s)
 
     async def _follow(self, endpoint: str) -> None:
         """Load versions from one weight server until the newest is served or the server moved."""
@@ -138,9 +149,7 @@ class WeightSync:
                         client, self.policy_version, self._replica, fetched=self._count, sources=self._weight_peers
                     )
                 except (FetchError, TimeoutError) as error:
-                    log.warning("weights_not_fetched", endpoint=endpoint, error=str(error) or "no handshake")
-                    self._metrics.weight_updates.labels(outcome="not_fetched").inc()
-                    self._metrics.weights_damaged.inc(isinstance(error, DamagedError))
+                    self._on_not_fetched(endpoint, error)
                     await asyncio.sleep(self._retry_s)
                     continue
                 if weights is None:
@@ -149,6 +158,11 @@ class WeightSync:
                 self._metrics.weight_fetch_seconds.observe(self._clock.now() - begin)
                 if await self._is_announced(weights.policy_version, endpoint):
                     await self._load(client, weights)
+
+    def _on_not_fetched(self, endpoint: str, error: Exception) -> None:
+        log.warning("weights_not_fetched", endpoint=endpoint, error=str(error) or "no handshake")
+        self._metrics.weight_updates.labels(outcome="not_fetched").inc()
+        self._metrics.weights_damaged.inc(isinstance(error, DamagedError))
 
     def _count(self, manifest: Manifest) -> None:
         self._metrics.weight_bytes.inc(manifest.num_bytes)

@@ -89,7 +89,7 @@ async def test_every_answer_of_a_session_names_it(tmp_path: Path, context: zmq.a
             await channel.send(Hello(protocol_version=PROTOCOL_VERSION, role="learner", peer="learner", session="life 7"))
             assert (await answer(channel)).session == "life 7"  # type: ignore[attr-defined]
             published = Published(
-                policy_version=1, endpoint="tcp://w", digest="d", num_bytes=1, trained_batches=0, vocabulary=9
+                policy_version=1, endpoint="tcp://w:1", digest="d", num_bytes=1, trained_batches=0, vocabulary=9
             )
             await channel.send(published, seq=0)
             assert await answer(channel) == Ack(next_seq=1, session="life 7")

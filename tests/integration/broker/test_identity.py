@@ -48,7 +48,7 @@ async def test_an_operator_that_knows_the_learners_session_cannot_act_as_the_lea
         refused = await ask(thief, BatchRequest(index=0, policy_version=1))
         assert isinstance(refused, Refused)
         assert refused.reason.startswith("unknown session")
-        published = Published(policy_version=1, endpoint="tcp://w", digest="d", num_bytes=1, trained_batches=0, vocabulary=9)
+        published = Published(policy_version=1, endpoint="ipc://w", digest="d", num_bytes=1, trained_batches=0, vocabulary=9)
         await learner.send(published, seq=0)
         assert await answer(learner) == Ack(next_seq=1, session=session)
         assert isinstance(await ask(learner, BatchRequest(index=0, policy_version=1)), BatchPending)

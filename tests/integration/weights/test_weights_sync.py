@@ -20,7 +20,7 @@ from services.learner.weights.snapshot import Delta
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.weights.sync import MAX_FAILED_LOADS, WeightSync
 from services.runtime.clock import MonotonicClock
-from services.runtime.errors import ServiceError, flatten
+from services.runtime.errors import EndpointError, ServiceError, flatten
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.wire.served_weights import Served, weights
 from tests.support.wire.snapshots import snapshot_of
@@ -378,3 +378,27 @@ async def test_a_hint_of_a_version_that_is_served_already_does_no_harm(tmp_path:
         follow.publish(3)
         await follow.changed()
         assert follow.sync.policy_version == 3
+
+
+async def test_an_endpoint_that_nobody_can_connect_to_costs_a_serving_rollout_nothing(tmp_path: Path) -> None:
+    async with following(tmp_path) as follow:
+        follow.publish(1)
+        await follow.changed()
+        follow.sync.announce(2, "tcp://w")
+        async with asyncio.timeout(PATIENCE_S):
+            while not follow.outcomes("not_fetched"):  # noqa: ASYNC110 - what it waits for is in another task's counter
+                await asyncio.sleep(RETRY_S)
+        assert follow.sync.policy_version == 1
+        assert follow.sync.may_generate.is_set()
+        follow.publish(3)
+        await follow.changed()
+        assert follow.sync.policy_version == 3
+
+
+async def test_a_first_version_that_nobody_can_connect_to_ends_the_rollout_with_the_reason(tmp_path: Path) -> None:
+    async with zmq_context() as context:
+        follow = Following(context, tmp_path)
+        follow.sync.announce(1, "tcp://w")
+        with pytest.raises(EndpointError, match="cannot connect to 'tcp://w'"):
+            async with asyncio.timeout(PATIENCE_S):
+                await follow.sync.run()

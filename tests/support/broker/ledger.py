@@ -163,7 +163,7 @@ class LedgerHarness:
         """The learner publishes."""
         message = Published(
             policy_version=version,
-            endpoint="tcp://w",
+            endpoint="tcp://w:1",
             digest="d",
             num_bytes=1,
             trained_batches=trained_batches,

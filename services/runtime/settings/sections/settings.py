@@ -2,6 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from protocol.endpoints import require_endpoint
 from services.runtime.settings.exposure import EVERY_ADDRESS, EXPOSED, is_private
 from services.runtime.settings.sections.broker import Broker
 from services.runtime.settings.sections.learner import Learner
@@ -40,6 +41,8 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _weights_can_be_reached(self) -> "Settings":
         endpoint = self.learner.weights_endpoint
+        if self.learner.advertised_weights_endpoint:
+            require_endpoint("learner.advertised_weights_endpoint", self.learner.advertised_weights_endpoint)
         if not self.learner.advertised_weights_endpoint and endpoint.startswith(EVERY_ADDRESS):
             raise ValueError(
                 f"learner.weights_endpoint is {endpoint!r}, which binds every address but tells rollouts none; set "

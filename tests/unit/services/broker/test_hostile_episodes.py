@@ -53,7 +53,7 @@ class Intake:
             self.world.send(
                 LEARNER,
                 Published(
-                    policy_version=version, endpoint="tcp://w", digest="d", num_bytes=1, trained_batches=0,
+                    policy_version=version, endpoint="tcp://w:1", digest="d", num_bytes=1, trained_batches=0,
                     vocabulary=VOCABULARY,
                 ),
             )  # fmt: skip

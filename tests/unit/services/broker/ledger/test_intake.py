@@ -18,7 +18,7 @@ from tests.support.broker.ledger_leases import R1, harness
 from tests.support.broker.ledger_training import generate, train_one
 from tests.support.broker.ledger_training import harness as learners_harness
 
-NEWEST = VersionRow(policy_version=9, endpoint="tcp://w", digest="d", num_bytes=1, trained_batches=0, vocabulary=100)
+NEWEST = VersionRow(policy_version=9, endpoint="tcp://w:1", digest="d", num_bytes=1, trained_batches=0, vocabulary=100)
 BEGUN = TrajectoryRow(
     trajectory_id=1, group_id=1, status="leased", epoch=1, lease_version=4, num_tokens=6, num_action_tokens=3,
     version_sum=12, min_version=4, num_turns=1, num_segments=2, num_runs=2, last_version=4,
@@ -161,12 +161,20 @@ def test_a_chunk_older_than_its_lease_is_a_failed_attempt_and_nothing_becomes_st
 
 
 def test_a_version_far_ahead_or_of_another_model_is_refused() -> None:
-    sent = Published(policy_version=10, endpoint="tcp://w", digest="d", num_bytes=1, trained_batches=0, vocabulary=100)
+    sent = Published(policy_version=10, endpoint="tcp://w:1", digest="d", num_bytes=1, trained_batches=0, vocabulary=100)
     check_published(sent, NEWEST)
     with pytest.raises(ValueError, match=r"1000010, 1000009 allowed now \(MAX_VERSION_STEP\)"):
         check_published(replace(sent, policy_version=10 + MAX_VERSION_STEP), NEWEST)
     with pytest.raises(ValueError, match="vocabulary is 101, that of version 9 is 100: the model was changed"):
         check_published(replace(sent, vocabulary=101), NEWEST)
+
+
+def test_an_endpoint_that_no_rollout_can_connect_to_is_refused() -> None:
+    sent = Published(policy_version=10, endpoint="tcp://w:1", digest="d", num_bytes=1, trained_batches=0, vocabulary=100)
+    check_published(sent, NEWEST)
+    for endpoint in ("tcp://w", "tcp://*:7003", "w" * 1024):
+        with pytest.raises(ValueError, match=r"endpoint is '.*: expected tcp://HOST:PORT"):
+            check_published(replace(sent, endpoint=endpoint), NEWEST)
 
 
 def test_metrics_cannot_take_the_place_of_a_lines_own_fields() -> None:

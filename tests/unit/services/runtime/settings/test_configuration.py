@@ -124,6 +124,10 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
             ["learner.weights_endpoint is 'tcp://0.0.0.0:7003'", "learner.advertised_weights_endpoint"],
         ),
         (
+            "[learner]\nadvertised_weights_endpoint = 'tcp://learner'\n",
+            ["learner.advertised_weights_endpoint is 'tcp://learner'", "expected tcp://HOST:PORT"],
+        ),
+        (
             "[rollout]\npeer_weights_endpoint = 'tcp://0.0.0.0:7004'\n",
             ["rollout.peer_weights_endpoint is 'tcp://0.0.0.0:7004'", "this host's own"],
         ),

@@ -168,7 +168,9 @@ def test_batches_that_only_the_store_remembers_are_trained_again_without_a_secon
         (Trained(index=0, policy_version=1, metrics={}), "only 0 batches exist"),
         (Checkpointed(next_batch=1, policy_version=1), "only 0 batches exist"),
         (
-            Published(policy_version=2, endpoint="e", digest="d", num_bytes=1, trained_batches=1, vocabulary=VOCABULARY),
+            Published(
+                policy_version=2, endpoint="ipc://w", digest="d", num_bytes=1, trained_batches=1, vocabulary=VOCABULARY
+            ),
             "only 0 batches exist",
         ),
         (BatchRequest(index=1, policy_version=1), "0 is the next new one"),

@@ -3,7 +3,7 @@
 import msgspec
 
 from protocol.messages import LeaseEnded, Published, Pulse, Refused
-from services.broker.ledger.actions import Announce
+from services.broker.ledger.actions import Announce, Save
 from tests.support.broker.ledger import LEARNER, chunk, delivered, granted, replies
 from tests.support.broker.ledger_training import R1, generate, group_ids, harness, train_one
 from tests.support.broker.peers import VOCABULARY
@@ -13,7 +13,7 @@ def test_a_publication_is_a_hint_to_every_rollout() -> None:
     world = harness()
     (hint,) = [action for action in world.publish(2, 0) if isinstance(action, Announce)]
     assert isinstance(hint.message, Pulse)
-    assert (hint.message.policy_version, hint.message.weights_endpoint) == (2, "tcp://w")
+    assert (hint.message.policy_version, hint.message.weights_endpoint) == (2, "tcp://w:1")
 
 
 def test_a_version_is_never_reused_but_may_be_delivered_again() -> None:
@@ -24,7 +24,7 @@ def test_a_version_is_never_reused_but_may_be_delivered_again() -> None:
     assert replies(world.publish(1, 0), Refused) == []
     assert replies(world.publish(2, 0), Refused) == []
     other = Published(
-        policy_version=2, endpoint="tcp://w", digest="other", num_bytes=1, trained_batches=0, vocabulary=VOCABULARY
+        policy_version=2, endpoint="tcp://w:1", digest="other", num_bytes=1, trained_batches=0, vocabulary=VOCABULARY
     )
     (refused,) = replies(world.send(LEARNER, other), Refused)
     assert refused.fatal
@@ -38,20 +38,36 @@ def test_the_newest_version_may_be_published_again_from_another_place() -> None:
     world.publish(2, 0)
     lines = len(world.lines)
     moved = Published(
-        policy_version=2, endpoint="tcp://new", digest="d", num_bytes=1, trained_batches=0, vocabulary=VOCABULARY
+        policy_version=2, endpoint="tcp://new:1", digest="d", num_bytes=1, trained_batches=0, vocabulary=VOCABULARY
     )
     (hint,) = [action for action in world.send(LEARNER, moved) if isinstance(action, Announce)]
     assert isinstance(hint.message, Pulse)
-    assert (hint.message.policy_version, hint.message.weights_endpoint) == (2, "tcp://new")
+    assert (hint.message.policy_version, hint.message.weights_endpoint) == (2, "tcp://new:1")
     world.restart()
     newest = world.ledger.state.batches.newest
     assert newest is not None
-    assert newest.endpoint == "tcp://new"
+    assert newest.endpoint == "tcp://new:1"
     assert len(world.lines) == lines
     world.hello(LEARNER, "learner")
     older = msgspec.structs.replace(moved, policy_version=1)
     (refused,) = replies(world.send(LEARNER, older), Refused)
     assert "versions are never reused" in refused.reason
+
+
+def test_a_version_nobody_could_fetch_is_refused_and_reaches_no_rollout() -> None:
+    world = harness()
+    for version in (2, 1):  # A new one, and the newest again from another place.
+        nowhere = Published(
+            policy_version=version, endpoint="tcp://w", digest="d", num_bytes=1, trained_batches=0, vocabulary=VOCABULARY
+        )
+        actions = world.send(LEARNER, nowhere)
+        (refused,) = replies(actions, Refused)
+        assert refused.fatal
+        assert refused.reason.startswith("published: endpoint is 'tcp://w': expected tcp://HOST:PORT")
+        assert not any(isinstance(action, Announce | Save) for action in actions)
+    newest = world.ledger.state.batches.newest
+    assert newest is not None
+    assert (newest.policy_version, newest.endpoint) == (1, "tcp://w:1")
 
 
 def test_a_version_jump_drops_what_became_too_old_and_records_its_lengths() -> None:
