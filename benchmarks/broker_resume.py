@@ -128,8 +128,8 @@ def resume(directory: Path) -> None:
     with Store(directory / LEDGER_FILE, fingerprint="f", run_id="benchmark") as store:
         config = LedgerConfig(
             run_id=store.run_id, fingerprint="f", seed=0, num_batches=10**6, group_size=GROUP_SIZE,
-            groups_per_batch=GROUPS_PER_BATCH, max_lag=2, max_tokens=256, lease_s=15.0, max_attempts=4, failure_budget=20,
-            evaluate_every_batches=0, num_eval_tasks=0, num_train_tasks=None,
+            groups_per_batch=GROUPS_PER_BATCH, max_lag=2, max_tokens=256, lease_s=15.0, idle_lease_s=900.0, max_attempts=4,
+            failure_budget=20, evaluate_every_batches=0, num_eval_tasks=0, num_train_tasks=None,
         )  # fmt: skip
         ledger = Ledger(config, store.contents(), 0.0)
         store.elapsed_s()

@@ -37,9 +37,12 @@ class Leases:
         self._state = state
         self._discounts = discounts
         self._deadlines: dict[int, float] = {}
+        """When a lease ends that is not renewed..."""
+        self._idle_deadlines: dict[int, float] = {}
+        """...and when one ends under which no new token is acknowledged."""
         self._last_tick = now
         for row in state.groups.leased():
-            self._deadlines[row.trajectory_id] = now + state.config.lease_s
+            self._begin(row, now)
 
     # --- leases ---------------------------------------------------------------------------------------------------------
 
@@ -113,7 +116,7 @@ class Leases:
     def _grant(self, sender: SessionKey, row: TrajectoryRow, version: int, now: float) -> list[Action]:
         state = self._state
         row = state.groups.grant(row.trajectory_id, sender, version)
-        self._deadlines[row.trajectory_id] = now + state.config.lease_s
+        self._begin(row, now)
         group = state.groups.group(row.group_id)
         grant = GrantLease(
             to=sender,
@@ -126,6 +129,10 @@ class Leases:
             num_tokens=row.num_tokens,
         )
         return [Save(row=row), grant]
+
+    def _begin(self, row: TrajectoryRow, now: float) -> None:
+        self._deadlines[row.trajectory_id] = now + self._state.config.lease_s
+        self._idle_deadlines[row.trajectory_id] = now + self._state.config.idle_lease_s
 
     def _unfilled(self, sender: SessionKey, request: LeaseRequest) -> Reply:
         state = self._state
@@ -189,7 +196,7 @@ class Leases:
         return Reply(to=to, message=message)
 
     def expire(self, now: float) -> list[Action]:
-        """End leases whose deadline has passed: their trajectories resume elsewhere.
+        """End leases that were not renewed, or that brought no token for long: their trajectories resume elsewhere.
 
         Time in which the broker was not listening does not count: heartbeats sent in it are still to be read.
         """
@@ -197,10 +204,11 @@ class Leases:
         deaf_s = now - self._last_tick
         self._last_tick = now
         if deaf_s > LISTENING_S:
-            for trajectory_id in self._deadlines:
-                self._deadlines[trajectory_id] += deaf_s
+            for deadlines in (self._deadlines, self._idle_deadlines):
+                for trajectory_id in deadlines:
+                    deadlines[trajectory_id] += deaf_s
         for trajectory_id in [key for key, deadline in self._deadlines.items() if deadline <= now]:
-            del self._deadlines[trajectory_id]
+            del self._deadlines[trajectory_id], self._idle_deadlines[trajectory_id]
             row = self._state.groups.trajectory(trajectory_id)
             if row is not None and row.status == "leased":
                 actions.append(lease_ended(row, "it was not renewed in time"))
@@ -209,6 +217,28 @@ class Leases:
                 actions.append(Note(event="lease_expired", fields=fields, level="warning"))
                 if row.num_tokens == row.lease_start:
                     actions.append(Offence(by=SessionKey(row.holder_peer, row.holder_session), reason="expired"))
+        return [*actions, *self._end_idle(now)]
+
+    def _end_idle(self, now: float) -> list[Action]:
+        """End leases that are renewed without a token: they would hold their groups, and with them the batch, for ever.
+
+        One of each holder at a time, so that each is held against it before it is decided whether the next one counts.
+        """
+        actions: list[Action] = []
+        holders: set[SessionKey] = set()
+        for trajectory_id in [key for key, deadline in self._idle_deadlines.items() if deadline <= now]:
+            row = self._state.groups.trajectory(trajectory_id)
+            if row is None or row.status != "leased":
+                continue
+            holder = SessionKey(row.holder_peer, row.holder_session)
+            if holder in holders:
+                continue
+            holders.add(holder)
+            del self._deadlines[trajectory_id], self._idle_deadlines[trajectory_id]
+            reason = f"no new token in {self._state.config.idle_lease_s:g} s (broker.idle_lease_s)"
+            ended = lease_ended(row, reason)
+            offence = Offence(by=holder, reason="idle")
+            actions += [ended, offence, *self._failed(holder, row, f"trajectory {trajectory_id}: {reason}")]
         return actions
 
     def end_leases_older_than(self, version: int, group_id: int) -> list[Action]:
@@ -222,7 +252,7 @@ class Leases:
 
     # --- episodes ---------------------------------------------------------------------------------------------------------
 
-    def on_chunk(self, sender: SessionKey, chunk: Chunk, facts: TokenFacts) -> list[Action]:
+    def on_chunk(self, sender: SessionKey, chunk: Chunk, facts: TokenFacts, now: float) -> list[Action]:
         state = self._state
         if self._is_finished(chunk.trajectory_id, chunk.epoch):
             return []  # delivered again after a broker restart
@@ -244,6 +274,7 @@ class Leases:
             )
         except ValueError as error:
             return self._refuse(sender, row, "chunk", str(error))
+        self._idle_deadlines[row.trajectory_id] = now + state.config.idle_lease_s
         return [Save(row=state.groups.append(chunk, grown)), AppendChunk(chunk=chunk)]
 
     def on_finish(self, sender: SessionKey, finish: Finish) -> list[Action]:

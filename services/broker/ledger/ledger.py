@@ -255,7 +255,7 @@ class Ledger:
                 return self.leases.on_lease_request(sender, message, now, is_serving=is_serving)
             case Chunk():
                 assert facts is not None, "a chunk is handed in with what is known of its tokens"
-                return self.leases.on_chunk(sender, message, facts)
+                return self.leases.on_chunk(sender, message, facts, now)
             case Finish():
                 return self.leases.on_finish(sender, message)
             case Release():

@@ -32,6 +32,7 @@ class LedgerConfig:
     max_lag: int
     max_tokens: int
     lease_s: float
+    idle_lease_s: float
     max_attempts: int
     failure_budget: int
     evaluate_every_batches: int

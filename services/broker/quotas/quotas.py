@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from protocol.limits import MAX_PEERS
 
-OffenceReason = Literal["messages", "refused", "failed", "expired", "stale"]
+OffenceReason = Literal["messages", "refused", "failed", "expired", "idle", "stale"]
 Limited = Literal["slowed", "shut_out"]
 MINUTE_S: Final = 60.0
 SHUT_OUT_S: Final = 60.0
@@ -65,13 +65,17 @@ QUOTAS: Final[Mapping[OffenceReason, Quota]] = {
     "expired": Quota(
         slowed=256, forgiven_per_s=3 / MINUTE_S, forgiven_per_finish=2, key_share=32, what="leases that expired unused"
     ),
+    "idle": Quota(
+        slowed=16, forgiven_per_s=0.25 / MINUTE_S, forgiven_per_finish=1, key_share=32, what="leases renewed without a token"
+    ),
     "stale": Quota(
         slowed=64, forgiven_per_s=1, forgiven_per_finish=1, key_share=32, what="groups that became too old in its hands"
     ),
 }
 """messages: requests, heartbeats, Hellos and Goodbyes; a StatusRequest counts STATUS_WEIGHT times. refused: chunks, finishes
 and requests that were answered with Refused. failed: attempts that a rollout reported as failed. expired: leases that ended
-without a token. stale: groups that were dropped as stale while it held one of their leases."""
+without a token. idle: leases that were renewed for long without a token. stale: groups that were dropped as stale while it
+held one of their leases."""
 STATUS_WEIGHT: Final = 20
 
 
@@ -202,7 +206,7 @@ class Quotas:
         accounts = [self._accounts.get(subject) for subject in who]
         return max(
             (
-                sum(level.level for reason, level in account.levels.items() if reason in ("refused", "failed"))
+                sum(level.level for reason, level in account.levels.items() if reason in ("refused", "failed", "idle"))
                 for account in accounts
                 if account is not None
             ),

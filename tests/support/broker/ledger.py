@@ -55,6 +55,7 @@ CONFIG = LedgerConfig(
     max_lag=1,
     max_tokens=64,
     lease_s=10.0,
+    idle_lease_s=600.0,
     max_attempts=2,
     failure_budget=3,
     evaluate_every_batches=0,

@@ -17,6 +17,10 @@ class Broker(Section):
     lease_s: PositiveSeconds = 15.0
     """A lease that is not renewed for this long ends. Another rollout continues its trajectory from the last acknowledged
     token."""
+    idle_lease_s: PositiveSeconds = 900.0
+    """A lease under which no new token is acknowledged for this long ends too, however often it is renewed, and counts as a
+    failed attempt: nobody holds up a batch for ever. Longer than rollout.engine_timeout_s and than an episode's longest tool
+    call or reward."""
     max_attempts: int = Field(4, ge=1)
     """A trajectory that fails this many times is dropped with its group, and reported. Being handed back or lost is
     not a failure."""

@@ -39,6 +39,16 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _leases_outlast_generations(self) -> "Settings":
+        if self.broker.idle_lease_s <= self.rollout.engine_timeout_s:
+            raise ValueError(
+                f"broker.idle_lease_s is {self.broker.idle_lease_s:g} and rollout.engine_timeout_s is "
+                f"{self.rollout.engine_timeout_s:g}: its lease would end while a rollout still waits for the engine; "
+                "raise the first or lower the second"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _weights_can_be_reached(self) -> "Settings":
         endpoint = self.learner.weights_endpoint
         if self.learner.advertised_weights_endpoint:

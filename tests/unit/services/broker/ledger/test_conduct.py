@@ -7,6 +7,7 @@ import pytest
 from protocol.messages import (
     Goodbye,
     Heartbeat,
+    LeaseKey,
     LeaseRequest,
     NoLease,
     Pulse,
@@ -110,6 +111,27 @@ def test_a_rollout_that_lets_its_leases_expire_unused_is_slowed() -> None:
     ((slowed),) = notes(said, "peer_slowed")
     assert (slowed["peer"], slowed["reason"]) == ("rollout-7", "expired")
     assert world.lease(HONEST)
+
+
+def test_a_rollout_that_only_renews_its_leases_holds_up_no_batch_and_ends_no_run() -> None:
+    world = harness(HONEST, LIAR, idle_lease_s=60.0)
+    said: list[Action] = []
+    num_finished = 0
+    for _ in range(8):
+        held = world.lease(LIAR, capacity=64)
+        keys = [LeaseKey(lease.trajectory_id, lease.epoch) for lease in held]
+        for _ in range(20):
+            said += world.tick(5.0)
+            said += world.send(HONEST, BEAT)
+            said += world.send(LIAR, Heartbeat(policy_version=1, status="serving", leases=keys))
+        for lease in world.lease(HONEST, capacity=4):
+            world.episode(HONEST, lease, 1)
+            num_finished += 1
+    assert num_finished == 32, "after its time each lease is free for others"
+    assert notes(said, "peer_slowed")[0]["reason"] == "idle"
+    assert len(notes(said, "attempt_failed")) <= 3
+    assert len(notes(said, "attempt_not_counted")) > 30
+    assert world.ledger.state.stop_reason == ""
 
 
 def test_reported_failures_and_stale_groups_are_held_against_their_rollout() -> None:

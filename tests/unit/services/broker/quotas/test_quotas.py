@@ -6,7 +6,7 @@ from services.broker.quotas import QUOTAS, SHUT_OUT_S, SLOWED_RETRY_S, Change, O
 
 SHARED = ("rollout", "learner", "operator")
 ONE = subjects("rollout-7", "rollout", SHARED)
-WORK: tuple[OffenceReason, ...] = ("refused", "failed", "expired", "stale")
+WORK: tuple[OffenceReason, ...] = ("refused", "failed", "expired", "idle", "stale")
 
 
 def offend(quotas: Quotas, reason: OffenceReason, number: int, now: float = 0.0) -> list[Change]:

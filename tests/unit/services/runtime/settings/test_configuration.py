@@ -120,6 +120,10 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
             ["rollout.max_total_tokens is 512", "sampling.max_tokens is 1024", "raise the first"],
         ),
         (
+            "[broker]\nidle_lease_s = 300\n",
+            ["broker.idle_lease_s is 300", "rollout.engine_timeout_s is 300", "raise the first"],
+        ),
+        (
             "[learner]\nweights_endpoint = 'tcp://0.0.0.0:7003'\n",
             ["learner.weights_endpoint is 'tcp://0.0.0.0:7003'", "learner.advertised_weights_endpoint"],
         ),

@@ -1,8 +1,8 @@
 """What happens to a lease: renewed, lost, handed back, taken over."""
 
 from protocol.messages import Goodbye, Heartbeat, LeaseEnded, LeaseKey, LeaseRequest, Pulse, Refused, Release
-from services.broker.ledger.actions import SessionKey
-from tests.support.broker.ledger import replies
+from services.broker.ledger.actions import Action, GrantLease, Offence, SessionKey
+from tests.support.broker.ledger import LedgerHarness, replies
 from tests.support.broker.ledger_leases import R1, R2, harness, tokens_at
 from tests.support.broker.peers import tokens_of
 
@@ -34,6 +34,53 @@ def test_time_in_which_the_broker_was_not_listening_ends_no_lease() -> None:
     assert replies(world.tick(), LeaseEnded) == []
     assert replies(world.tick(5.0), LeaseEnded) == []
     assert [end.trajectory_id for end in replies(world.tick(2.0), LeaseEnded)] == [lease.trajectory_id]
+
+
+def renewed(world: LedgerHarness, lease: GrantLease, seconds: float) -> list[Action]:
+    """Time passes while R1 renews the lease in each half of its time."""
+    actions: list[Action] = []
+    beat = Heartbeat(policy_version=1, status="serving", leases=[LeaseKey(lease.trajectory_id, lease.epoch)])
+    for _ in range(int(seconds / 5)):
+        actions += [*world.tick(5.0), *world.send(R1, beat)]
+    return actions
+
+
+def test_a_lease_that_is_renewed_without_a_token_ends_as_a_failed_attempt_and_others_go_on() -> None:
+    """Otherwise a rollout that only says that it lives holds its group, and the next batch, for ever."""
+    world = harness(idle_lease_s=60.0)
+    (lease,) = world.lease(R1)
+    world.grow(R1, lease, 4, 1)
+    assert replies(renewed(world, lease, 55.0), LeaseEnded) == []
+    actions = renewed(world, lease, 10.0)
+    assert "no new token in 60 s (broker.idle_lease_s)" in replies(actions, LeaseEnded)[0].reason
+    assert [(action.by, action.reason) for action in actions if isinstance(action, Offence)] == [(R1, "idle")]
+    (again,) = world.lease(R2)
+    assert (again.trajectory_id, again.epoch, again.num_tokens) == (lease.trajectory_id, 2, 4)
+    row = world.ledger.state.groups.trajectory(lease.trajectory_id)
+    assert row is not None
+    assert row.attempts == 1
+    assert replies(world.grow(R1, lease, 2, 1), LeaseEnded), "the former holder can no longer write"
+
+
+def test_each_new_token_gives_a_lease_its_whole_time_again() -> None:
+    world = harness(idle_lease_s=60.0)
+    (lease,) = world.lease(R1)
+    for num_tokens in (4, 1, 1):
+        assert replies(renewed(world, lease, 50.0), LeaseEnded) == []
+        world.grow(R1, lease, num_tokens, 1)
+    world.grow(R1, lease, 1, 1, offset=5)  # What it sends again is nothing new.
+    assert replies(renewed(world, lease, 65.0), LeaseEnded)
+
+
+def test_time_in_which_the_broker_was_not_listening_makes_no_lease_idle() -> None:
+    world = harness(idle_lease_s=60.0)
+    (lease,) = world.lease(R1)
+    world.now += 100.0
+    assert replies(renewed(world, lease, 50.0), LeaseEnded) == []
+    world.restart()
+    world.hello(R1)
+    assert replies(renewed(world, lease, 50.0), LeaseEnded) == []
+    assert replies(renewed(world, lease, 15.0), LeaseEnded)
 
 
 def test_a_heartbeat_that_names_a_lost_lease_is_answered_with_its_end() -> None:
