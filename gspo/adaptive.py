@@ -5,8 +5,9 @@ in the GSPO paper, arXiv 2507.18071). After each batch
 
     log k  <-  log k  +  rate * clip(f / target - 1, -1, 1)          k in [min_scale, max_scale]
 
-where f is the batch's clip fraction over the sequences that have an advantage (those without are never clipped, and their
-share changes as the policy learns), and k multiplies both bounds in log space: more clipping than wanted widens the clip
+where f is the batch's clip fraction over the sequences that have an advantage and are not rejected
+(``gspo.diagnostics.signal_clip_fraction``: the others are never clipped, and their share changes as the policy learns), and
+k multiplies both bounds in log space: more clipping than wanted widens the clip
 range. A step is bounded by ``rate``, so that one odd batch cannot open or close it. The fixed point is f = target; near
 it the loop is stable while rate * |df / dlog k| / target < 2. With normally distributed log-ratios |df / dlog k| is below
 0.25 (half of the sequences have the advantage sign that can be clipped), so that the default rate is stable for any

@@ -5,7 +5,7 @@ Raw columns are merged over micro-batches and ranks and summarised once: quantil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -42,6 +42,8 @@ class SequenceStats:
     """The sequence's part of J, times N."""
     log_ratio_S: Tensor
     """Mean log-ratio over the sequence's action tokens, clamped, whatever the ratio unit."""
+    log_ratio_error_S: Tensor
+    """Standard error of log_ratio_S: the deviation of the log-ratios in the sequence, by the root of its length."""
     clipped_high_S: Tensor
     """Fraction of the action tokens whose gradient the upper bound removed (positive advantage)."""
     clipped_low_S: Tensor
@@ -103,6 +105,18 @@ def summarise(stats: SequenceStats) -> dict[str, float]:
     return summary
 
 
+def signal_clip_fraction(summary: Mapping[str, float]) -> float | None:
+    """The clip fraction over the sequences that have a signal, for ``AdaptiveClip``; None if no sequence has one.
+
+    summary: from ``summarise``. A sequence has a signal if it has an advantage and is not rejected. The others are never
+    clipped: their share would narrow the clip range.
+    """
+    num_with_signal = summary.get("signal_sequences/all", 0.0)
+    if num_with_signal == 0:
+        return None
+    return min(1.0, summary["clip_fraction/all"] * summary["sequences/all"] / num_with_signal)
+
+
 def effective_sample_size(weights_S: Tensor) -> float:
     """Kish's (sum w)^2 / sum w^2 (Survey Sampling, 1965) as a fraction of the number of weights, in [0, 1].
 
@@ -132,9 +146,11 @@ def _bucket_summary(stats: SequenceStats, bucket: str) -> dict[str, float]:
         "ratio_max": float(ratio_S.max()),
         "effective_sample_size": effective_sample_size(ratio_S * stats.weight_S),
         "mismatch_weight": float(stats.weight_S.mean()),
+        "log_ratio_error": float(stats.log_ratio_error_S.mean()),
         "rejected_sequences": float(stats.rejected_S.sum()),
         "clamped_tokens": float(stats.clamped_tokens_S.sum()),
         "zero_advantage_sequences": float(stats.zero_advantage_S.sum()),
+        "signal_sequences": float(((stats.zero_advantage_S == 0) & (stats.weight_S > 0)).sum()),
     }
     for name, quantile in RATIO_QUANTILES:
         values[f"ratio_{name}"] = float(torch.quantile(ratio_S, quantile))

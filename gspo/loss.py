@@ -106,26 +106,30 @@ def gspo_loss(
     loss = -objective_S.sum() / num_sequences
 
     clamped_T = (mean_delta_U.abs() > log_ratio_clamp)[unit_T]
-    mean_log_ratio_S = x.mean_S(delta_T).clamp(-log_ratio_clamp, log_ratio_clamp)
-    return LossOutput(loss, _statistics(x, clip_range, objective_S, mean_log_ratio_S, high_T, low_T, clamped_T))
+    return LossOutput(loss, _statistics(x, clip_range, objective_S, delta_T, log_ratio_clamp, high_T, low_T, clamped_T))
 
 
 def _statistics(
     x: LossInputs,
     clip_range: ClipRange,
     objective_S: Tensor,
-    log_ratio_S: Tensor,
+    delta_T: Tensor,
+    log_ratio_clamp: float,
     high_T: Tensor,
     low_T: Tensor,
     clamped_T: Tensor,
 ) -> SequenceStats:
     unmeasured_S = torch.full_like(x.weights_S, float("nan"))
+    mean_delta_S = x.mean_S(delta_T)
+    residual_T = torch.where(x.mask_T, delta_T - mean_delta_S[x.sequence_ids_T], 0.0)
+    log_ratio_S = mean_delta_S.clamp(-log_ratio_clamp, log_ratio_clamp)
     return SequenceStats(
         num_tokens_S=x.num_tokens_S,
         lag_S=clip_range.lag_S.detach(),
         advantage_S=x.mean_S(x.advantages_T),
         objective_S=objective_S.detach(),
         log_ratio_S=log_ratio_S,
+        log_ratio_error_S=(x.mean_S(residual_T.square()) / x.counts_S.clamp(min=1)).sqrt(),
         clipped_high_S=x.mean_S(high_T),
         clipped_low_S=x.mean_S(low_T),
         clamped_tokens_S=segment_sum((clamped_T & x.mask_T).to(log_ratio_S.dtype), x.sequence_ids_T, x.num_local),
@@ -175,7 +179,7 @@ def objective_loss(
             mask_T,
             sequence_ids_T,
             num_local,
-            mode=objective.mismatch_mode,
+            mode=objective.weight_mode,
             cap=objective.mismatch_cap,
         )
     output = gspo_loss(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -135,6 +136,8 @@ def _weights(mismatch_weights_S: Tensor | None, counts_S: Tensor) -> Tensor:
 
 
 def _check_num_sequences(num_sequences: int, counts_S: Tensor) -> None:
+    if not (math.isfinite(num_sequences) and num_sequences == int(num_sequences)):
+        raise ValueError(f"num_sequences is {num_sequences}; give the whole number of sequences of the optimizer step")
     present = 0 if values_are_trusted() else int((counts_S > 0).sum())
     if num_sequences < max(present, 1):
         raise ValueError(

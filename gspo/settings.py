@@ -6,7 +6,8 @@ checks read choices and ranges from them.
 
 import math
 from dataclasses import Field, dataclass, fields
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 RatioUnit = Literal["sequence", "turn", "token"]
 """The set of action tokens that share one importance ratio: GSPO, turn-level, or GRPO."""
@@ -18,6 +19,10 @@ MismatchMode = Literal["truncate", "reject", "off"]
 
 GRPO_EPS = 0.2
 """The smallest eps that is refused for sequence ratios; it belongs to token ratios."""
+
+SMALLEST_TOKEN_EPS = 0.01
+"""A smaller eps is refused for token ratios: one token's engine noise alone is about as large (docs/gspo.md), and a mean
+over many tokens, which needs 3e-4, belongs to sequence ratios."""
 
 
 def require_number(name: str, value: float, *, low: float, high: float = math.inf, low_open: bool = False) -> None:
@@ -57,7 +62,8 @@ class Objective:
     """
 
     ratio_unit: RatioUnit = "sequence"
-    """The tokens that share one importance ratio: a sequence (GSPO), a turn, or a token (GRPO)."""
+    """The tokens that share one importance ratio: a sequence (GSPO), a turn, or a token (GRPO). A token needs GRPO's eps_low
+    and eps_high: the defaults are for whole sequences, and are refused."""
 
     eps_low: Annotated[float, _FRACTION] = 3e-4
     """A ratio below 1 - eps_low is clipped where the advantage is negative. The paper: 3e-4 (GRPO: 0.2)."""
@@ -79,10 +85,11 @@ class Objective:
     pass; mismatch_mode then handles the engine's mismatch, and the clip sees only the batch's own updates. behaviour: the
     engine's log-probs. docs/evidence/study.md says why proximal is the default."""
 
-    mismatch_mode: MismatchMode = "truncate"
+    mismatch_mode: MismatchMode | None = None
     """For the proximal anchor. truncate: weight sequences by exp(mean(log pi_prox - mu)), at most mismatch_cap. reject: give
-    weight 0 to sequences outside [1 / mismatch_cap, mismatch_cap]. off: neither. With the behaviour anchor it has no effect:
-    the ratio already holds the mismatch, and a weight would count it twice."""
+    weight 0 to sequences outside [1 / mismatch_cap, mismatch_cap]. off: neither. Not set: truncate. The behaviour anchor
+    accepts only off, or not set, which then means off: the ratio already holds the mismatch, and a weight would count it
+    twice."""
 
     mismatch_cap: Annotated[float, Range(low=1.0, low_open=True)] = 1.1
     """Largest mismatch factor (and 1 / smallest, with reject). It bounds the exponential of a mean per token, so it lies
@@ -137,6 +144,24 @@ class Objective:
                 "be clipped. The GSPO paper clips sequence ratios at 3e-4 / 4e-4; 0.2 / 0.27 are GRPO's values, for "
                 "ratio_unit 'token'"
             )
+        if self.ratio_unit == "token" and min(self.eps_low, self.eps_high) < SMALLEST_TOKEN_EPS:
+            raise ValueError(
+                f"eps_low is {self.eps_low}, eps_high is {self.eps_high} with ratio_unit 'token': nearly every token would "
+                "be clipped, by noise. 3e-4 / 4e-4 are for sequence ratios, which are means. Set eps_low = 0.2 and "
+                "eps_high = 0.27, as Objective.grpo() does (the GSPO paper's values for GRPO), or ratio_unit 'sequence'"
+            )
+        if self.anchor == "behaviour" and self.mismatch_mode not in (None, "off"):
+            raise ValueError(
+                f"mismatch_mode is {self.mismatch_mode!r} with anchor 'behaviour': the ratio already holds the mismatch, "
+                "and a weight would count it twice. Set mismatch_mode = 'off' or leave it out, or set anchor = 'proximal'"
+            )
+
+    @property
+    def weight_mode(self) -> MismatchMode:
+        """The mismatch mode in effect: ``mismatch_mode``, or what not setting it means for this anchor."""
+        if self.mismatch_mode is not None:
+            return self.mismatch_mode
+        return "truncate" if self.anchor == "proximal" else "off"
 
     @property
     def needs_proximal_logprobs(self) -> bool:
@@ -147,6 +172,10 @@ class Objective:
 def require_field(field: Field[Any], value: Any) -> None:
     """Check one field of an objective by itself. Raises: ValueError naming the value and what is allowed."""
     kind, arguments = get_origin(field.type), get_args(field.type)
+    if kind in (Union, UnionType):
+        if value is None:
+            return
+        kind, arguments = get_origin(arguments[0]), get_args(arguments[0])
     if kind is Literal and value not in arguments:
         raise ValueError(f"{field.name} is {value!r}; choose one of {', '.join(arguments)}")
     if kind is Annotated and value is not None:

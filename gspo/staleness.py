@@ -23,6 +23,7 @@ from torch import Tensor
 from gspo.settings import MismatchMode, Objective, require_number
 from gspo.units import segment_mean
 from gspo.validation import (
+    INTEGER_DTYPES,
     require_finite,
     require_ids,
     require_mask,
@@ -88,11 +89,13 @@ def clip_range(
 ) -> ClipRange:
     """Build the clip range of the module docstring; ``clip_range(torch.zeros(S), eps_low=.., eps_high=..)`` is the paper's.
 
-    lag_S: float, in versions, at least 0. clip_range_growth: c; negative tightens. sigma: nats, the deviation of one token's
-    engine-versus-learner mismatch. scale: k, above 0.
+    lag_S: float or integer, in versions, at least 0. clip_range_growth: c; negative tightens. sigma: nats, the deviation of
+    one token's engine-versus-learner mismatch. scale: k, above 0.
     Raises: ValueError for a value out of range.
     """
     require_vector("lag_S", lag_S)
+    if lag_S.dtype in INTEGER_DTYPES:
+        lag_S = lag_S.float()
     require_precise("lag_S", lag_S)
     require_finite("lag_S", lag_S)
     require_not_negative("lag_S", lag_S)
@@ -194,7 +197,7 @@ def _mismatch(
         require_finite(name, values, mask_T)
     require_vector("sequence_ids_T", sequence_ids_T, length)
     require_ids("sequence_ids_T", sequence_ids_T, num_sequences, mask_T)
-    delta_T = torch.where(mask_T, learner_T.detach() - behaviour_T, learner_T.new_zeros(()))
+    delta_T = torch.where(mask_T, learner_T.detach() - behaviour_T.detach(), learner_T.new_zeros(()))
     return delta_T, torch.where(mask_T, sequence_ids_T, 0)
 
 

@@ -49,12 +49,14 @@ def ratio_units(ratio_unit: RatioUnit, sequence_ids_T: Tensor, turn_ids_T: Tenso
 
 
 def segment_sum(values_T: Tensor, ids_T: Tensor, num_segments: int) -> Tensor:
-    """Sum ``values_T`` by segment, in the dtype of the values; an empty segment gives 0.
+    """Sum ``values_T`` by segment; an empty segment gives 0. The result has the dtype of the values.
 
-    On the CPU the order of additions is that of the tokens, so the result is reproducible bit for bit; on CUDA
-    that needs torch.use_deterministic_algorithms(True). Differentiable, also without any token.
+    Added up in float64 and rounded once: in float32 a sum of a million equal terms is off by 1 %, and its count of tokens
+    stops at 2**24. On the CPU the order of additions is that of the tokens, so the result is reproducible bit for bit; on
+    CUDA that needs torch.use_deterministic_algorithms(True). Differentiable, also without any token.
     """
-    return values_T.new_zeros(num_segments).index_add(0, ids_T, values_T)
+    zeros = values_T.new_zeros(num_segments, dtype=torch.float64)
+    return zeros.index_add(0, ids_T, values_T.double()).to(values_T.dtype)
 
 
 def segment_mean(values_T: Tensor, mask_T: Tensor, ids_T: Tensor, num_segments: int) -> Tensor:

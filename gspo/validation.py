@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 FLOAT_DTYPES = (torch.float32, torch.float64)
+INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 _values_are_trusted: ContextVar[bool] = ContextVar("_values_are_trusted", default=False)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gspo.adaptive import AdaptiveClip
 from gspo.advantages import group_advantages, turn_advantages
-from gspo.diagnostics import SequenceStats, summarise
+from gspo.diagnostics import SequenceStats, signal_clip_fraction, summarise
 from gspo.loss import objective_loss
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, TrainSequence, pack, plan_micro_batches
@@ -135,18 +135,10 @@ def train_batch(
     }
     with profile.phase("diagnostics"):
         summary = summarise(run.gathered_stats())
-        if adaptive_clip is not None:
-            _follow_clip_fraction(adaptive_clip, summary)
+        fraction = signal_clip_fraction(summary)
+        if adaptive_clip is not None and fraction is not None:
+            adaptive_clip.update(fraction)
         return BatchReport(metrics=metrics | summary | run.expert_metrics())
-
-
-def _follow_clip_fraction(adaptive_clip: AdaptiveClip, summary: dict[str, float]) -> None:
-    """Update the scale, without sequences that have no advantage: they are never clipped, and would narrow the clip range
-    as more groups get every answer right."""
-    num_sequences = summary["sequences/all"]
-    num_with_signal = num_sequences - summary.get("zero_advantage_sequences/all", 0.0)
-    if num_with_signal > 0:
-        adaptive_clip.update(min(1.0, summary["clip_fraction/all"] * num_sequences / num_with_signal))
 
 
 def sequences_with_advantages(

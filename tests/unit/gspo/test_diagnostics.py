@@ -29,6 +29,20 @@ def test_micro_batches_and_ranks_merge_into_the_summary_of_the_whole() -> None:
     assert merged["ratio_p99/all"] != pytest.approx(float(np.mean(quantiles)), rel=1e-6)
 
 
+def test_the_standard_error_says_how_far_noise_of_tokens_moves_the_log_ratios_of_sequences() -> None:
+    """Rounding in bfloat16 is such noise: 0.02 nats a token move a sequence of 64 tokens out of the paper's clip range."""
+    generator = torch.Generator().manual_seed(0)
+    deltas = 0.02 * torch.randn(200, 64, generator=generator, dtype=torch.float64)
+    drifted = pack([one_sequence((1e-3 + row).tolist(), 1.0) for row in deltas])
+    stats = drifted.loss(200).stats
+    reported = summarise(stats)["log_ratio_error/all"]
+    assert reported == pytest.approx(0.02 / 8, rel=0.02)
+    assert float(stats.log_ratio_S.std()) == pytest.approx(reported, rel=0.15)
+    assert stats.log_ratio_error_S[0].item() == pytest.approx(float(deltas[0].std(correction=0)) / 8, rel=1e-5)
+    moved_alike = pack([one_sequence([1e-3] * 64, 1.0), one_sequence([1e-3], 1.0)]).loss(2).stats
+    assert moved_alike.log_ratio_error_S.tolist() == [pytest.approx(0.0, abs=1e-9)] * 2
+
+
 def test_ratio_quantiles_and_clip_fractions_are_over_sequences() -> None:
     logs = [0.001 * k for k in range(-50, 51)]
     flat = pack([one_sequence([x] * 3, 1.0 if x > 0 else -1.0) for x in logs], torch.float64)

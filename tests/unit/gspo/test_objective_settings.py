@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -15,7 +16,8 @@ from gspo.settings import MismatchMode, Objective
 def test_the_defaults_are_the_papers_clip_values() -> None:
     objective = Objective()
     assert (objective.ratio_unit, objective.eps_low, objective.eps_high) == ("sequence", 3e-4, 4e-4)
-    assert (objective.anchor, objective.mismatch_mode, objective.mismatch_cap) == ("proximal", "truncate", 1.1)
+    assert (objective.anchor, objective.weight_mode, objective.mismatch_cap) == ("proximal", "truncate", 1.1)
+    assert Objective(anchor="behaviour").weight_mode == "off"
 
 
 def test_the_presets_are_the_papers_objectives() -> None:
@@ -37,10 +39,27 @@ def test_grpos_eps_on_token_ratios_is_accepted() -> None:
     assert Objective(ratio_unit="token", eps_low=0.2, eps_high=0.27).eps_high == 0.27
 
 
+@pytest.mark.parametrize("eps", [{}, {"eps_low": 0.2}, {"eps_high": 0.27}])
+def test_the_clip_of_sequence_ratios_on_token_ratios_is_refused_with_grpos_values(eps: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"^eps_low is .* 'token': nearly every .* Set eps_low = 0\.2 and eps_high = 0\.27"):
+        Objective(ratio_unit="token", **eps)
+    with pytest.raises(ValueError, match="nearly every token would be clipped"):
+        replace(Objective(), ratio_unit="token")
+
+
 def test_only_the_proximal_anchor_needs_proximal_logprobs_whatever_the_mismatch_mode() -> None:
-    for mode in get_args(MismatchMode):
-        assert Objective(anchor="proximal", mismatch_mode=mode).needs_proximal_logprobs
+    for mode in (None, *get_args(MismatchMode)):
+        objective = Objective(anchor="proximal", mismatch_mode=mode)
+        assert objective.needs_proximal_logprobs
+        assert objective.weight_mode == (mode or "truncate")
+    for mode in (None, "off"):
         assert not Objective(anchor="behaviour", mismatch_mode=mode).needs_proximal_logprobs
+
+
+@pytest.mark.parametrize("mode", ["truncate", "reject"])
+def test_a_mismatch_weight_with_the_behaviour_anchor_is_refused_with_a_way_out(mode: MismatchMode) -> None:
+    with pytest.raises(ValueError, match=f"^mismatch_mode is '{mode}' with anchor 'behaviour'.*mismatch_mode = 'off'"):
+        Objective(anchor="behaviour", mismatch_mode=mode)
 
 
 @pytest.mark.parametrize(

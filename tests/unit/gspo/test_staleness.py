@@ -24,6 +24,30 @@ from gspo.staleness import (
 from gspo.units import ratio_units, segment_mean
 
 
+def test_the_lag_of_a_million_tokens_is_their_mean() -> None:
+    versions_T = torch.full((1_000_000,), 1000 - 63)
+    zeros_T = torch.zeros_like(versions_T)
+    lag_S = sequence_lag(1000, versions_T, torch.ones_like(versions_T, dtype=torch.bool), zeros_T, 1)
+    assert lag_S.item() == 63.0
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_a_lag_in_integers_is_the_same_lag(dtype: torch.dtype) -> None:
+    lag_S = torch.tensor([0, 1, 3], dtype=dtype)
+    bounds = [clip_range(lag, eps_low=3e-4, eps_high=4e-4, clip_range_growth=1.5) for lag in (lag_S, lag_S.float())]
+    assert torch.equal(bounds[0].log_hi_S, bounds[1].log_hi_S)
+    assert torch.equal(bounds[0].log_lo_S, bounds[1].log_lo_S)
+    assert bounds[0].lag_S.dtype == torch.float32
+
+
+def test_a_diagnostic_and_a_weight_have_no_graph_even_if_the_engines_log_probs_do() -> None:
+    behaviour_T = torch.tensor([-1.0, -2.0], requires_grad=True)
+    learner_T = torch.tensor([-1.1, -2.1], requires_grad=True)
+    place = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64), 1
+    assert not mismatch_kl(learner_T, behaviour_T, *place).requires_grad
+    assert not mismatch_weights(learner_T, behaviour_T, *place, mode="truncate", cap=1.1).weights_S.requires_grad
+
+
 @given(
     rows=st.lists(st.tuples(st.integers(0, 4), st.booleans(), st.floats(-5, 5, width=32)), max_size=40),
 )

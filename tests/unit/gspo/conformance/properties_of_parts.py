@@ -21,15 +21,18 @@ CAP = 1.1
 
 def the_mismatch_is_counted_once(gspo: Gspo, step: Step) -> None:
     """The behaviour anchor counts it in the ratio and the clip range, the proximal anchor only in the sequence weight."""
-    settings = gspo.settings
-    plain = step.with_sequences([replace(s, weight=1.0) for s in step.sequences])
-    flat = pack(step.sequences, F64)
+    settings, narrow = gspo.settings, step
     for unit in UNITS:
+        # Token ratios need a wider clip, and log-ratios that reach it.
+        eps = {"eps_low": 0.2, "eps_high": 0.27} if unit == "token" else {}
+        step = narrow.stretched(200.0) if unit == "token" else narrow
+        plain = step.with_sequences([replace(s, weight=1.0) for s in step.sequences])
+        flat = pack(step.sequences, F64)
         objective = settings.Objective(
-            ratio_unit=unit, clip_range_growth=step.clip_range_growth, noise_z=2.0, anchor="behaviour", mismatch_mode="off"
+            ratio_unit=unit, clip_range_growth=step.clip_range_growth, noise_z=2.0, anchor="behaviour", **eps
         )
         output = objective_loss(gspo, objective, step, flat, sigma=step.noise / 2, clip_scale=step.scale)
-        agrees(flat, output, plain.reference(unit), f"behaviour anchor, unit {unit}")
+        agrees(flat, output, plain.reference(unit, **eps), f"behaviour anchor, unit {unit}")
         assert output.stats.weight_S.tolist() == [1.0] * len(step.sequences)
         for mode in ("off", "truncate", "reject"):
             weights = [_weight(mode, _mean_mismatch(step, i)) for i in range(len(step.sequences))]
@@ -41,13 +44,19 @@ def the_mismatch_is_counted_once(gspo: Gspo, step: Step) -> None:
             )
             moved = replace(pack(proximal.sequences, F64), anchor_T=flat.anchor_T)
             objective = settings.Objective(
-                ratio_unit=unit, anchor="proximal", mismatch_mode=mode, mismatch_cap=CAP, clip_range_growth=9.0, noise_z=9.0
+                ratio_unit=unit,
+                anchor="proximal",
+                mismatch_mode=mode,
+                mismatch_cap=CAP,
+                clip_range_growth=9.0,
+                noise_z=9.0,
+                **eps,
             )
             proximal_T = proximal_of(step, moved)
             output = objective_loss(
                 gspo, objective, step, moved, sigma=1.0, clip_scale=step.scale, proximal_logprobs_T=proximal_T
             )
-            expected = proximal.reference(unit, clip_range_growth=0.0, noise=0.0)
+            expected = proximal.reference(unit, clip_range_growth=0.0, noise=0.0, **eps)
             agrees(moved, output, expected, f"proximal anchor, {mode}, unit {unit}")
             all_close(output.stats.weight_S, torch.tensor(weights, dtype=F64), 1e-12, "weights")
 

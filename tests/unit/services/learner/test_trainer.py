@@ -323,6 +323,28 @@ def test_zero_variance_groups_neither_open_nor_close_an_adaptive_clip() -> None:
     assert unmoved.scale == 1
 
 
+def test_rejected_sequences_neither_open_nor_close_an_adaptive_clip() -> None:
+    """They have an advantage and are never clipped: no signal."""
+    start = BigramEngine(learning_rate=3.0)
+    groups = own_logprobs(start, random_groups(6, 4, seed=15))
+    foreign = [
+        replace(g, sequences=tuple(replace(s, behaviour_logprobs=s.behaviour_logprobs - 2) for s in g.sequences))
+        for g in groups
+    ]
+    objective = replace(WIDE, anchor="proximal", mismatch_mode="reject", eps_low=0.01, eps_high=0.01)
+    alone, mixed, unmoved = (AdaptiveClip(target=0.1) for _ in range(3))
+    ordinary = train(BigramEngine(learning_rate=3.0), groups, objective, num_mini_batches=2, adaptive_clip=alone).metrics
+    half = train(
+        BigramEngine(learning_rate=3.0), groups + foreign, objective, num_mini_batches=4, adaptive_clip=mixed
+    ).metrics
+    none = train(BigramEngine(learning_rate=3.0), foreign, objective, num_mini_batches=2, adaptive_clip=unmoved).metrics
+    assert half["rejected_sequences/all"] == half["signal_sequences/all"] == ordinary["sequences/all"]
+    assert mixed.scale == pytest.approx(alone.scale, abs=1e-9)
+    assert mixed.scale != 1
+    assert none["signal_sequences/all"] == 0
+    assert unmoved.scale == 1
+
+
 def test_a_token_older_than_max_lag_refuses_the_batch_before_a_step() -> None:
     engine = BigramEngine()
     groups = random_groups(2, 3, seed=7, versions=(3, 5))

@@ -226,14 +226,20 @@ def test_the_section_is_the_librarys_objective_with_the_files_values(tmp_path: P
     text = '[objective]\nclip_range_growth = -0.5\nadaptive_clip_target = 0.15\nanchor = "proximal"\nmismatch_cap = 1.3\n'
     objective = load_settings(written(tmp_path, text), (), {}).objective
     assert isinstance(objective, Objective)
-    expected = Objective(clip_range_growth=-0.5, adaptive_clip_target=0.15, mismatch_mode="truncate", mismatch_cap=1.3)
+    expected = Objective(clip_range_growth=-0.5, adaptive_clip_target=0.15, mismatch_cap=1.3)
     assert {each.name: getattr(objective, each.name) for each in fields(Objective)} == asdict(expected)
 
 
-@pytest.mark.parametrize("mode", ["truncate", "reject", "off"])
-def test_a_file_may_name_any_mismatch_mode_with_the_behaviour_anchor(mode: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["truncate", "reject"])
+def test_a_file_with_the_behaviour_anchor_cannot_ask_for_a_mismatch_weight(mode: str, tmp_path: Path) -> None:
     text = f'[objective]\nanchor = "behaviour"\nmismatch_mode = "{mode}"\n'
-    assert load_settings(written(tmp_path, text), (), {}).objective.mismatch_mode == mode
+    assert f"objective.mismatch_mode is '{mode}' with anchor 'behaviour'" in refusal(text, tmp_path)
+
+
+@pytest.mark.parametrize("line", ["", 'mismatch_mode = "off"\n'])
+def test_a_file_with_the_behaviour_anchor_has_no_mismatch_weight(line: str, tmp_path: Path) -> None:
+    text = f'[objective]\nanchor = "behaviour"\n{line}'
+    assert load_settings(written(tmp_path, text), (), {}).objective.weight_mode == "off"
 
 
 def test_the_ranges_of_several_objective_keys_are_judged_at_once(tmp_path: Path) -> None:
