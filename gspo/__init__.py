@@ -1,9 +1,9 @@
 """GSPO-token for any trainer: loss, ratio units, staleness-aware clip range, advantages and diagnostics.
 
-``import gspo`` is cheap; the first name that needs torch imports it. ``gspo.model`` and ``gspo.moe`` hold what a learner of
-Hugging Face models needs besides.
+``import gspo`` is cheap; a name that needs torch imports its module when it is first used. ``gspo.model`` and ``gspo.moe``
+hold what a learner of Hugging Face models needs besides; their names for training loops are here too.
 
-    from gspo import Objective, objective_loss
+    from gspo import Objective, objective_loss, padded_loss
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ from gspo.settings import Anchor, MismatchMode, Objective, RatioUnit
 if TYPE_CHECKING:
     from gspo.adaptive import AdaptiveClip
     from gspo.advantages import group_advantages, sequence_values_to_tokens, turn_advantages, turn_values_to_tokens
-    from gspo.diagnostics import SequenceStats, summarise
-    from gspo.loss import LossOutput, gspo_loss, objective_loss
+    from gspo.diagnostics import SequenceStats, signal_clip_fraction, summarise
+    from gspo.loss import LossOutput, TokenRatios, gspo_loss, objective_loss
+    from gspo.model.logprobs import TokenLogProbs, attach_logprob_head, chunked_logprobs
+    from gspo.model.packing import PackedBatch, TrainGroup, TrainSequence, pack, plan_micro_batches
+    from gspo.moe.experts import ExpertPicks, ExpertRecorder
+    from gspo.moe.routing_replay import RoutingReplay
+    from gspo.padded import padded_loss
     from gspo.staleness import (
         ClipRange,
         MismatchMoments,
@@ -34,13 +39,23 @@ __all__ = [
     "AdaptiveClip",
     "Anchor",
     "ClipRange",
+    "ExpertPicks",
+    "ExpertRecorder",
     "LossOutput",
     "MismatchMode",
     "MismatchMoments",
     "MismatchTracker",
     "Objective",
+    "PackedBatch",
     "RatioUnit",
+    "RoutingReplay",
     "SequenceStats",
+    "TokenLogProbs",
+    "TokenRatios",
+    "TrainGroup",
+    "TrainSequence",
+    "attach_logprob_head",
+    "chunked_logprobs",
     "clip_range",
     "group_advantages",
     "gspo_loss",
@@ -48,22 +63,48 @@ __all__ = [
     "mismatch_weights",
     "objective_clip_range",
     "objective_loss",
+    "pack",
+    "padded_loss",
+    "plan_micro_batches",
     "sequence_lag",
     "sequence_values_to_tokens",
+    "signal_clip_fraction",
     "summarise",
     "turn_advantages",
     "turn_values_to_tokens",
 ]
 
-_LAZY_MODULES = ("adaptive", "advantages", "diagnostics", "staleness", "loss")
+_LAZY = {
+    "adaptive": ("AdaptiveClip",),
+    "advantages": ("group_advantages", "sequence_values_to_tokens", "turn_advantages", "turn_values_to_tokens"),
+    "diagnostics": ("SequenceStats", "signal_clip_fraction", "summarise"),
+    "loss": ("LossOutput", "TokenRatios", "gspo_loss", "objective_loss"),
+    "model.logprobs": ("TokenLogProbs", "attach_logprob_head", "chunked_logprobs"),
+    "model.packing": ("PackedBatch", "TrainGroup", "TrainSequence", "pack", "plan_micro_batches"),
+    "moe.experts": ("ExpertPicks", "ExpertRecorder"),
+    "moe.routing_replay": ("RoutingReplay",),
+    "padded": ("padded_loss",),
+    "staleness": (
+        "ClipRange",
+        "MismatchMoments",
+        "MismatchTracker",
+        "clip_range",
+        "mismatch_moments",
+        "mismatch_weights",
+        "objective_clip_range",
+        "sequence_lag",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 
 report_moves(__name__, MOVED)
 
 
 def __getattr__(name: str) -> object:
-    if name in __all__:
-        for module in _LAZY_MODULES:
-            defined = vars(import_module(f"gspo.{module}"))
-            if name in defined:
-                return defined[name]
+    if name in _MODULE_OF:
+        return getattr(import_module(f"gspo.{_MODULE_OF[name]}"), name)
     raise AttributeError(f"module 'gspo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -16,7 +16,7 @@ Groups may be partial (members dropped as stale, or unfinished). The consequence
 - No baseline repairs a group whose members are missing *because* they are long or hard: measure what is dropped.
 
 A zero-variance group, with equal rewards or one member, has no signal: its advantages are exactly 0 and it is flagged.
-All arithmetic is float64; results are float32.
+All arithmetic is float64, on the CPU; results are float32, on the device of the rewards.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def group_advantages(
 ) -> GroupAdvantages:
     """Return one advantage per trajectory; ``normalise_std=False`` only subtracts the baseline.
 
-    rewards_M: M numbers (torch, numpy or a list). group_ids_M: M integers or strings, in any order; groups may be partial.
+    rewards_M: M numbers (torch, numpy or a list); the results are on the device of a tensor. group_ids_M: M integers or
+    strings, in any order; groups may be partial.
     Raises: ValueError for a non-finite reward (a missing reward must not become 0: leave the trajectory out), another
     number of group ids, or an unknown baseline.
     """
@@ -91,10 +92,11 @@ def group_advantages(
     members = groups.bincount()
     num_groups = members.shape[0]
     alive = groups[has_signal].unique()
+    device = _device(rewards_M)
     return GroupAdvantages(
-        advantages_M=advantages.float(),
-        zero_variance_M=~has_signal,
-        members_M=members[groups],
+        advantages_M=advantages.float().to(device),
+        zero_variance_M=(~has_signal).to(device),
+        members_M=members[groups].to(device),
         num_groups=num_groups,
         num_zero_variance_groups=num_groups - alive.shape[0],
         num_single_groups=int((members == 1).sum()),
@@ -113,8 +115,9 @@ def turn_advantages(
 ) -> TurnAdvantages:
     """Return one advantage per turn, normalised over the turns of the same index in the group.
 
-    turn_rewards: for each of M trajectories the rewards of its turns (lengths differ); an outcome reward belongs to the
-    last turn. A turn that no other member of the group has reached has nothing to be compared with: advantage 0.
+    turn_rewards: for each of M trajectories the rewards of its turns (lengths differ); the results are on the device of the
+    first. An outcome reward belongs to the last turn. A turn that no other member of the group has reached has nothing to
+    be compared with: advantage 0.
     The baseline uses the rewards of the same turn.
     Raises: ValueError as ``group_advantages``, for an unknown credit and for a discount outside [0, 1].
     """
@@ -134,9 +137,10 @@ def turn_advantages(
     advantages, has_signal = _normalise(flat, comparable, baseline=baseline, normalise_std=normalise_std, eps=eps)
     num_groups = int(groups.max()) + 1 if lengths else 0
     alive = groups[trajectory_of[has_signal]].unique()
+    device = _device(turn_rewards[0]) if lengths else None
     return TurnAdvantages(
-        advantages=list(advantages.float().split(lengths)) if lengths else [],
-        zero_variance_M=~torch.isin(groups, alive),
+        advantages=list(advantages.float().to(device).split(lengths)) if lengths else [],
+        zero_variance_M=(~torch.isin(groups, alive)).to(device),
         num_groups=num_groups,
         num_zero_variance_groups=num_groups - alive.shape[0],
     )
@@ -188,6 +192,10 @@ def _rewards(name: str, rewards: Tensor | npt.ArrayLike) -> Tensor:
             f"{name}[{i}] is {values[i].item()}; a missing reward is not a reward of 0: drop the group or grade it again"
         )
     return values
+
+
+def _device(rewards: Tensor | npt.ArrayLike) -> torch.device:
+    return rewards.device if isinstance(rewards, Tensor) else torch.device("cpu")
 
 
 def _groups(group_ids: Tensor | Iterable[Hashable], length: int) -> Tensor:

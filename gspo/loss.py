@@ -12,7 +12,7 @@ GRPO (sequence mean of token terms). N is the number of sequences of the whole o
 micro-batches, so that the losses of its micro-batches *add up* to the loss of the step, whatever the split.
 
 Tensors are flat over the micro-batch: ``_T`` per target token (index t is the prediction of token t), ``_S`` per sequence,
-``_U`` per ratio unit. Padded [S, L] layouts are reshaped. Nothing is read where the mask is False: NaN may stand there.
+``_U`` per ratio unit. ``gspo.padded`` takes [S, L] layouts. Nothing is read where the mask is False: NaN may stand there.
 """
 
 from __future__ import annotations
@@ -31,11 +31,25 @@ from gspo.validation import require_vector
 
 
 @dataclass(frozen=True)
+class TokenRatios:
+    """What each token's ratio was and whether it was clipped, without gradient: [T], or [S, L] from ``padded_loss``."""
+
+    ratio: Tensor
+    """s_t, clamped and not clipped; 1 off the mask."""
+    clipped_high: Tensor
+    """bool: the upper bound removed this token's gradient (positive advantage)."""
+    clipped_low: Tensor
+    """bool: the lower bound removed this token's gradient (negative advantage)."""
+
+
+@dataclass(frozen=True)
 class LossOutput:
     """``loss`` is -J of this micro-batch (scalar; its graph is alive also for empty input); ``stats`` has no gradient."""
 
     loss: Tensor
     stats: SequenceStats
+    tokens: TokenRatios | None = None
+    """None unless asked for with ``with_tokens``."""
 
 
 def gspo_loss(
@@ -52,6 +66,7 @@ def gspo_loss(
     tokens_per_sequence_S: Tensor | None = None,
     mismatch_weights_S: Tensor | None = None,
     log_ratio_clamp: float = 10.0,
+    with_tokens: bool = False,
 ) -> LossOutput:
     """Return -J of one micro-batch (formula in the module docstring) and its statistics per sequence.
 
@@ -63,6 +78,7 @@ def gspo_loss(
     if some action tokens of the trajectory are not in ``mask_T``; otherwise counted. mismatch_weights_S: factors of A_t;
     0 rejects a sequence and changes neither n_i nor N; only meaningful with proximal anchors. log_ratio_clamp: |log s_u|
     beyond it is clamped and counted; the gradient of a clamped unit stays, with the clamped ratio as its factor.
+    with_tokens: also return each token's ratio and clip decision.
 
     Raises: ValueError naming argument, index and value: half precision, other shapes, non-finite values at action
     tokens, ids out of range, num_sequences below the number of sequences present. A micro-batch without action tokens
@@ -106,7 +122,12 @@ def gspo_loss(
     loss = -objective_S.sum() / num_sequences
 
     clamped_T = (mean_delta_U.abs() > log_ratio_clamp)[unit_T]
-    return LossOutput(loss, _statistics(x, clip_range, objective_S, delta_T, log_ratio_clamp, high_T, low_T, clamped_T))
+    stats = _statistics(x, clip_range, objective_S, delta_T, log_ratio_clamp, high_T, low_T, clamped_T)
+    if not with_tokens:
+        return LossOutput(loss, stats)
+    # Off the mask both advantages and clip decisions are 0, and the unit is that of another token.
+    ratio_T = torch.where(x.mask_T, log_s_T.detach().exp(), 1.0)
+    return LossOutput(loss, stats, TokenRatios(ratio_T, high_T, low_T))
 
 
 def _statistics(
@@ -151,25 +172,29 @@ def objective_loss(
     sequence_ids_T: Tensor,
     turn_ids_T: Tensor | None = None,
     *,
-    lag_S: Tensor,
-    sigma: float,
     num_sequences: int,
+    lag_S: Tensor | None = None,
+    sigma: float = 0.0,
     clip_scale: float = 1.0,
     proximal_logprobs_T: Tensor | None = None,
     entropy_T: Tensor | None = None,
     group_ids_S: Tensor | None = None,
+    with_tokens: bool = False,
 ) -> LossOutput:
     """Return the loss that ``objective`` asks for: choose the anchor, the clip range and the mismatch weights, each once.
 
-    Arguments as in ``gspo_loss``. lag_S comes from ``sequence_lag``, sigma from ``MismatchTracker``, clip_scale from
-    ``AdaptiveClip`` (1 without one; the loss itself does not adapt). The mismatch KL compares the engine with the proximal
-    log-probs where they are given, else with ``logprobs_T`` (exact in the first mini-batch).
-    entropy_T (nats, read at action tokens) and group_ids_S (int64) only feed the statistics.
+    Arguments as in ``gspo_loss``. lag_S comes from ``sequence_lag`` (None: lag 0, and a row of statistics for each sequence
+    up to the last one with action tokens), sigma from ``MismatchTracker`` (0 without one), clip_scale from ``AdaptiveClip``
+    (1 without one; the loss itself does not adapt). proximal_logprobs_T: the log-probs of the weights at the start of the
+    batch, for anchor "proximal" only; in the batch's first step ``logprobs_T.detach()`` is the same. The mismatch KL
+    compares the engine with the proximal log-probs where they are given, else with ``logprobs_T`` (exact in the first
+    mini-batch). entropy_T (nats, read at action tokens) and group_ids_S (int64) only feed the statistics.
     Raises: ValueError as ``gspo_loss``, and if proximal log-probs are missing, or given but not used.
     """
     if objective.needs_proximal_logprobs != (proximal_logprobs_T is not None):
-        given = "missing" if proximal_logprobs_T is None else "given"
-        raise ValueError(f"proximal_logprobs_T is {given} with anchor {objective.anchor!r}; give it for 'proximal' only")
+        raise ValueError(_MISSING_PROXIMAL if proximal_logprobs_T is None else _UNUSED_PROXIMAL)
+    if lag_S is None:
+        lag_S = torch.zeros(_num_present(sequence_ids_T, mask_T), device=logprobs_T.device)
     num_local = lag_S.shape[0]
     weights: MismatchWeights | None = None
     if proximal_logprobs_T is not None:
@@ -194,6 +219,7 @@ def objective_loss(
         ratio_unit=objective.ratio_unit,
         mismatch_weights_S=None if weights is None else weights.weights_S,
         log_ratio_clamp=objective.log_ratio_clamp,
+        with_tokens=with_tokens,
     )
     learner_T = logprobs_T if proximal_logprobs_T is None else proximal_logprobs_T
     stats = replace(
@@ -207,4 +233,19 @@ def objective_loss(
     if group_ids_S is not None:
         require_vector("group_ids_S", group_ids_S, num_local)
         stats = replace(stats, group_S=group_ids_S)
-    return LossOutput(output.loss, stats)
+    return replace(output, stats=stats)
+
+
+_MISSING_PROXIMAL = (
+    "proximal_logprobs_T is missing with anchor 'proximal'; give the log-probs of the weights at the start of the batch: "
+    "logprobs_T.detach() in the batch's first step, and for later steps those of a pass without gradient before it. "
+    "An objective with anchor 'behaviour', such as Objective.gspo(), needs none"
+)
+_UNUSED_PROXIMAL = "proximal_logprobs_T is given with anchor 'behaviour'; leave it out, or give it with anchor 'proximal'"
+
+
+def _num_present(sequence_ids_T: Tensor, mask_T: Tensor) -> int:
+    """One more than the largest id of an action token; 1 without any. It waits for the device."""
+    if sequence_ids_T.shape != mask_T.shape or sequence_ids_T.numel() == 0:
+        return 1  # the checks of the loss name the mistake
+    return max(int(torch.where(mask_T.bool(), sequence_ids_T, 0).max()), 0) + 1

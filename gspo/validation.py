@@ -38,7 +38,7 @@ def values_are_trusted() -> bool:
 def require_vector(name: str, values: Tensor, length: int | None = None) -> None:
     """Raise ValueError unless ``values`` is one-dimensional and has ``length`` elements."""
     if values.dim() != 1:
-        raise ValueError(f"{name} has shape {tuple(values.shape)}; give a flat vector (reshape(-1) a padded layout)")
+        raise ValueError(f"{name} has shape {tuple(values.shape)}; give a flat vector, or rows to gspo.padded_loss")
     if length is not None and values.shape[0] != length:
         raise ValueError(f"{name} has {values.shape[0]} elements where {length} are needed")
 
