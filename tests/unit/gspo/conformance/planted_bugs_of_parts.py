@@ -10,11 +10,13 @@ from tests.unit.gspo.conformance.properties import (
 )
 from tests.unit.gspo.conformance.properties_of_parts import (
     advantages_are_relative_to_the_members_present,
+    advantages_depend_on_neither_offset_nor_scale_of_the_rewards,
     bad_arguments_are_named,
     moments_are_those_of_fresh_action_tokens,
     more_clipping_than_wanted_widens_the_clip_range,
     rejection_changes_neither_n_nor_N,
     summaries_are_over_sequences_by_sign_and_lag,
+    the_deviation_has_one_millionth_added,
     the_lag_is_the_mean_over_action_tokens,
     the_mismatch_is_counted_once,
     the_mismatch_kl_is_k3,
@@ -220,6 +222,27 @@ BUGS_OF_PARTS = (
         "centred = values - mean[groups]",
         "centred = values - values.mean()",
         advantages_are_relative_to_the_members_present,
+    ),
+    PlantedBug(
+        "rewards are rounded to float32",
+        "advantages.py",
+        "    bad = torch.nonzero(~torch.isfinite(values))",
+        "    values = values.float().double()\n    bad = torch.nonzero(~torch.isfinite(values))",
+        advantages_depend_on_neither_offset_nor_scale_of_the_rewards,
+    ),
+    PlantedBug(
+        "groups with a deviation below 0.01 are silenced",
+        "advantages.py",
+        "has_signal = (highest > lowest)[groups]",
+        "has_signal = (std > 0.01)[groups]",
+        advantages_depend_on_neither_offset_nor_scale_of_the_rewards,
+    ),
+    PlantedBug(
+        "a hundred times the paper's eps beside the deviation",
+        "advantages.py",
+        "STD_EPS = 1e-6",
+        "STD_EPS = 1e-4",
+        the_deviation_has_one_millionth_added,
     ),
     # Layout, statistics, refusals
     PlantedBug(

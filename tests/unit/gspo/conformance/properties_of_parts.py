@@ -154,6 +154,34 @@ def advantages_are_relative_to_the_members_present(gspo: Gspo, step: Step) -> No
                 close(result.advantages_M[i].item(), expected, 1e-6, f"advantage of {i}, {baseline}")
 
 
+def advantages_depend_on_neither_offset_nor_scale_of_the_rewards(gspo: Gspo, step: Step) -> None:
+    """Rewards in other units, or around another level, rank the members alike: no difference is too small to count."""
+    for normalise_std in (True, False):
+        expected = gspo.advantages.group_advantages(step.rewards, step.groups, normalise_std=normalise_std, eps=0.0)
+        for scale, offset in ((2.0**-20, 0.0), (2.0**20, 0.0), (1.0, 2.0**20), (2.0**-10, 2.0**10)):
+            rewards = [scale * reward + offset for reward in step.rewards]
+            for given in (rewards, torch.tensor(rewards, dtype=F64)):
+                moved = gspo.advantages.group_advantages(given, step.groups, normalise_std=normalise_std, eps=0.0)
+                advantages_M = moved.advantages_M if normalise_std else moved.advantages_M.double() / scale
+                all_close(advantages_M, expected.advantages_M, 1e-6, f"advantages at {scale} r + {offset}")
+                assert torch.equal(moved.zero_variance_M, expected.zero_variance_M)
+
+
+def the_deviation_has_one_millionth_added(gspo: Gspo, step: Step) -> None:
+    """That is the formula's eps; where rewards differ by a thousandth, a larger one would shrink the advantages."""
+    for scale in (1.0, 1e-3, 1e-6):
+        rewards = [scale * reward for reward in step.rewards]
+        exact = gspo.advantages.group_advantages(rewards, step.groups, eps=0.0).advantages_M
+        result = gspo.advantages.group_advantages(rewards, step.groups)
+        turns = gspo.advantages.turn_advantages([[reward] for reward in rewards], step.groups)
+        for i, group in enumerate(step.groups):
+            members = [reward for reward, other in zip(rewards, step.groups, strict=True) if other == group]
+            deviation = stdev(members) if len(members) > 1 else 0.0
+            expected = exact[i].item() * deviation / (deviation + 1e-6)
+            close(result.advantages_M[i].item(), expected, 1e-6, f"advantage of {i} at scale {scale}")
+            close(turns.advantages[i].item(), expected, 1e-6, f"advantage of the turn of {i} at scale {scale}")
+
+
 def moments_are_those_of_fresh_action_tokens(gspo: Gspo, step: Step) -> None:
     flat = pack(step.sequences)
     versions_T = torch.tensor([v for row in step.versions for v in row], dtype=torch.int64)

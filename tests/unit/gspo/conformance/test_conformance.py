@@ -32,6 +32,8 @@ PROPERTIES: tuple[Property, ...] = (
     properties_of_parts.tokens_left_out_after_sampling_count_in_n,
     properties_of_parts.the_lag_is_the_mean_over_action_tokens,
     properties_of_parts.advantages_are_relative_to_the_members_present,
+    properties_of_parts.advantages_depend_on_neither_offset_nor_scale_of_the_rewards,
+    properties_of_parts.the_deviation_has_one_millionth_added,
     properties_of_parts.moments_are_those_of_fresh_action_tokens,
     properties_of_parts.the_mismatch_kl_is_k3,
     properties_of_parts.summaries_are_over_sequences_by_sign_and_lag,
