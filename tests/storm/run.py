@@ -113,11 +113,16 @@ class StormRun:
         subprocess.run([*GSPO, "stop", str(self.directory)], check=True, cwd=REPOSITORY, timeout=120)
         return self._process.wait(STOP_S)
 
+    def _require_both(self) -> None:
+        assert self._process.poll() is None, f"the run ended with status {self._process.returncode}:\n{self.tail()}"
+        hostile = self._hostile
+        assert hostile is None or hostile.poll() is None, f"the hostile peer ended with status {hostile.returncode}"
+
     def wait(self, seconds: float, look: Callable[[], None] = lambda: None) -> None:
-        """Let time pass. Raises: AssertionError when the run ends meanwhile."""
+        """Let time pass. Raises: AssertionError when the run or its hostile peer ends meanwhile."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            assert self._process.poll() is None, f"the run ended with status {self._process.returncode}:\n{self.tail()}"
+            self._require_both()
             look()
             self._watch.wait(min(LOOK_S, left))
 
