@@ -38,6 +38,8 @@ log = structlog.get_logger()
 HEARTBEAT_S: Final = 1.0
 REQUEST_TIMEOUT_S: Final = 3.0
 ENGINE_FAILURES_ALLOWED: Final = 3
+STOP_SHARE: Final = 0.2
+"""Share of rollout.drain_s in which the engine ends what it generates."""
 ENGINE_PAUSE_S: Final = 1.0
 BROKER_SILENT_S: Final = 5.0
 """The broker answers every heartbeat: after this silence it is away."""
@@ -221,6 +223,9 @@ class RolloutService:
             self._metrics.episodes.labels(outcome="failed").inc()
             await self._release(lease, str(error), failed=True)
         except EngineError as error:
+            if self._draining:
+                await self._hand_back(lease, trajectory)
+                return
             self._metrics.episodes.labels(outcome="engine_error").inc()
             await self._agent.send_chunk(trajectory)
             await self._release(lease, f"engine: {error}", failed=False)
@@ -258,6 +263,7 @@ class RolloutService:
         try:
             async with asyncio.timeout(self._settings.drain_s):
                 await self._send_heartbeat()
+                await self._stop_generating([episode.task for episode in episodes])
                 for episode in episodes:
                     episode.task.cancel("draining")
                 if episodes:
@@ -265,16 +271,29 @@ class RolloutService:
                 for episode in episodes:
                     # Not an episode that ended by itself meanwhile, nor a lease that the broker took away.
                     if episode.task.cancelled() and self._running.get(episode.lease.trajectory_id) is episode:
-                        await self._hand_back(episode)
+                        await self._hand_back(episode.lease, episode.trajectory)
                 await self._broker.flushed()
         except TimeoutError:
             log.warning("drain_incomplete", unacknowledged=self._broker.num_unacknowledged)
 
-    async def _hand_back(self, episode: Episode) -> None:
-        await self._agent.send_chunk(episode.trajectory)
-        await self._release(episode.lease, "draining", failed=False)
+    async def _stop_generating(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Have the engine end every request with the tokens that it has made. Where it does not in time, those of the last
+        piece are lost."""
+        if not tasks:
+            return
+        try:
+            async with asyncio.timeout(self._settings.drain_s * STOP_SHARE):
+                await self._agent.engine.stop_generating()
+                await asyncio.wait(tasks)
+        except (TimeoutError, EngineError) as error:
+            running = sum(not task.done() for task in tasks)
+            log.info("generation_cut_off", episodes=running, reason=str(error) or "the engine did not end them in time")
+
+    async def _hand_back(self, lease: Lease, trajectory: Trajectory) -> None:
+        await self._agent.send_chunk(trajectory)
+        await self._release(lease, "draining", failed=False)
         self._metrics.episodes.labels(outcome="handed_back").inc()
-        self._forget(episode.lease)
+        self._forget(lease)
 
     # --- leases and heartbeats ---------------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ def end(fleet: Fleet, books: Books, number: signal.Signals, chunk_tokens: int) -
     return cost
 
 
-def test_an_end_of_a_rollout_costs_at_most_a_chunk_of_each_unfinished_trajectory(tmp_path: Path) -> None:
+def test_a_kill_of_a_rollout_costs_at_most_a_chunk_a_trajectory_and_an_orderly_end_a_step(tmp_path: Path) -> None:
     costs: list[Cost] = []
     settings = ("learner.checkpoint_every_batches=10", "rollout.max_running=24")
     with Fleet(tmp_path, *settings) as fleet:
@@ -128,7 +128,9 @@ def test_an_end_of_a_rollout_costs_at_most_a_chunk_of_each_unfinished_trajectory
     assert fleet.events("broker", "attempt_failed") == []
     for cost in costs:
         assert cost.unfinished > 8, "the rollout was not busy"
-        assert 0 <= cost.regenerated <= cost.unfinished * cost.chunk_tokens, cost
+        # Told to stop, a rollout hands back whatever its engine has made; a step is under way when it is told.
+        most = cost.chunk_tokens if cost.signal == "SIGKILL" else 1
+        assert 0 <= cost.regenerated <= cost.unfinished * most, cost
     report = audit(tmp_path)
     assert report.problems == []
     assert report.num_trained_again == 0

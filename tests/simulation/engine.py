@@ -83,6 +83,9 @@ class SimEngine:
         finally:
             self.num_live -= 1
 
+    async def stop_generating(self) -> None:
+        """It does not answer in time."""
+
     def _lie(self) -> str:
         """What is wrong with the next piece; empty: nothing."""
         if not self.lies:

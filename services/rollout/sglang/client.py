@@ -173,6 +173,13 @@ class Engine:
                     return
         raise EngineUnreachable(f"request {rid}: the engine closed the stream before its end")
 
+    async def stop_generating(self) -> None:
+        """End every request on the server: the last piece of each has all its tokens, and the finish reason "abort".
+
+        Raises: EngineError.
+        """
+        await self._http.post("/abort_request", {"abort_all": True})
+
     # Weights -------------------------------------------------------------------------------------------------------
 
     async def pause(self, mode: PauseMode = "retract") -> None:

@@ -176,6 +176,24 @@ async def test_a_drain_hands_every_unfinished_token_back_and_then_the_lease(runn
     assert run.count("episodes_total", outcome="handed_back") == 3
 
 
+async def test_a_drain_hands_back_what_the_engine_had_not_sent_yet(running: Start) -> None:
+    async with running() as run:
+        run.engine.stops_when_told = True
+        hold = run.engine.hold_at(run.prompt_tokens + 5)
+        run.broker.grant(*leases(3))
+        await hold.reached.wait()
+        await run.broker.heartbeat_with(LeaseKey(1, 1), LeaseKey(2, 1), LeaseKey(3, 1))
+        run.stop.set()
+    for trajectory_id in (1, 2, 3):
+        # Pieces have 4 tokens: the last came because the engine was asked for them.
+        assert len(whole(run.broker.chunks[trajectory_id]).token_ids) == run.prompt_tokens + 5
+        (release,) = run.broker.ended(trajectory_id)
+        assert isinstance(release, Release)
+        assert (release.reason, release.failed) == ("draining", False)
+    assert run.count("episodes_total", outcome="handed_back") == 3
+    assert run.count("episodes_total", outcome="engine_error") == 0
+
+
 async def test_a_lease_that_arrives_while_draining_goes_straight_back(running: Start) -> None:
     async with running(drain_s=20.0) as run:
         hold = run.engine.hold_at(run.prompt_tokens)

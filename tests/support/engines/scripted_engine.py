@@ -51,6 +51,9 @@ class ScriptedEngine:
         self.failures: dict[int, Exception | Literal["abort"]] = {}
         self.requests: list[GenerateRequest] = []
         self.num_closed = 0
+        self.stops_when_told = False
+        """Whether ``stop_generating`` ends requests, also those at a hold."""
+        self._stopped = False
         # Weights.
         self.paused = False
         self.calls: list[str] = []
@@ -77,7 +80,7 @@ class ScriptedEngine:
                     hold.reached.set()
                     await hold.go.wait()
                 failure = self.failures.pop(len(context), None)
-                if failure == "abort":
+                if failure == "abort" or self._stopped:
                     yield _piece(held, "abort")
                     return
                 if failure is not None:
@@ -98,6 +101,12 @@ class ScriptedEngine:
                     return
         finally:
             self.num_closed += 1
+
+    async def stop_generating(self) -> None:
+        if self.stops_when_told:
+            self._stopped = True
+            for hold in self.holds.values():
+                hold.go.set()
 
     # Weights -------------------------------------------------------------------------------------------------------
 
