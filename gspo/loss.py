@@ -27,7 +27,7 @@ from gspo.loss_inputs import LossInputs, loss_inputs
 from gspo.settings import Objective, RatioUnit, require_number
 from gspo.staleness import ClipRange, MismatchWeights, mismatch_kl, mismatch_weights, objective_clip_range
 from gspo.units import segment_mean, segment_sum
-from gspo.validation import require_vector
+from gspo.validation import require_vector, trusted_values
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,11 @@ def gspo_loss(
 
     # min(s A, clip(s) A) takes the clipped side exactly in these two cases. Deciding on logarithms keeps the digits that
     # exp() would round away, and no tie of equal floats can split the gradient.
-    num_tokens_U = segment_sum(x.mask_T.to(dtype), unit_T, x.units.num_units)
-    log_lo_T, log_hi_T = clip_range.bounds(x.sequence_ids_T, num_tokens_U[unit_T])
-    weighted_T = x.advantages_T * x.weights_S[x.sequence_ids_T]
+    by_sequence = ratio_unit == "sequence"
+    num_tokens_U = x.counts_S if by_sequence else segment_sum(x.mask_T.to(dtype), unit_T, x.units.num_units)
+    log_lo_U, log_hi_U = clip_range.bounds(x.units.sequence_ids_U, num_tokens_U)
+    log_lo_T, log_hi_T = log_lo_U[unit_T], log_hi_U[unit_T]
+    weighted_T = x.advantages_T if mismatch_weights_S is None else x.advantages_T * x.weights_S[x.sequence_ids_T]
     high_T = (weighted_T > 0) & (log_s_T > log_hi_T)
     low_T = (weighted_T < 0) & (log_s_T < log_lo_T)
     log_clipped_s_T = torch.where(high_T, log_hi_T.to(dtype), torch.where(low_T, log_lo_T.to(dtype), log_s_T))
@@ -121,8 +123,11 @@ def gspo_loss(
     objective_S = segment_sum(term_T, x.sequence_ids_T, x.num_local) / x.num_tokens_S.clamp(min=1)
     loss = -objective_S.sum() / num_sequences
 
-    clamped_T = (mean_delta_U.abs() > log_ratio_clamp)[unit_T]
-    stats = _statistics(x, clip_range, objective_S, delta_T, log_ratio_clamp, high_T, low_T, clamped_T)
+    clamped_tokens_U = num_tokens_U * (mean_delta_U.abs() > log_ratio_clamp)
+    mean_delta_S = mean_delta_U if by_sequence else x.mean_S(delta_T)
+    residual_T = torch.where(x.mask_T, delta_T - mean_delta_S[x.sequence_ids_T], 0.0)
+    log_ratio_S = mean_delta_S.clamp(-log_ratio_clamp, log_ratio_clamp)
+    stats = _statistics(x, clip_range, objective_S, log_ratio_S, residual_T, high_T, low_T, clamped_tokens_U)
     if not with_tokens:
         return LossOutput(loss, stats)
     # Off the mask both advantages and clip decisions are 0, and the unit is that of another token.
@@ -134,16 +139,13 @@ def _statistics(
     x: LossInputs,
     clip_range: ClipRange,
     objective_S: Tensor,
-    delta_T: Tensor,
-    log_ratio_clamp: float,
+    log_ratio_S: Tensor,
+    residual_T: Tensor,
     high_T: Tensor,
     low_T: Tensor,
-    clamped_T: Tensor,
+    clamped_tokens_U: Tensor,
 ) -> SequenceStats:
     unmeasured_S = torch.full_like(x.weights_S, float("nan"))
-    mean_delta_S = x.mean_S(delta_T)
-    residual_T = torch.where(x.mask_T, delta_T - mean_delta_S[x.sequence_ids_T], 0.0)
-    log_ratio_S = mean_delta_S.clamp(-log_ratio_clamp, log_ratio_clamp)
     return SequenceStats(
         num_tokens_S=x.num_tokens_S,
         lag_S=clip_range.lag_S.detach(),
@@ -153,7 +155,7 @@ def _statistics(
         log_ratio_error_S=(x.mean_S(residual_T.square()) / x.counts_S.clamp(min=1)).sqrt(),
         clipped_high_S=x.mean_S(high_T),
         clipped_low_S=x.mean_S(low_T),
-        clamped_tokens_S=segment_sum((clamped_T & x.mask_T).to(log_ratio_S.dtype), x.sequence_ids_T, x.num_local),
+        clamped_tokens_S=segment_sum(clamped_tokens_U, x.units.sequence_ids_U, x.num_local),
         zero_advantage_S=segment_sum(x.advantages_T.abs(), x.sequence_ids_T, x.num_local) == 0,
         weight_S=x.weights_S,
         rejected_S=x.weights_S == 0,
@@ -222,10 +224,10 @@ def objective_loss(
         with_tokens=with_tokens,
     )
     learner_T = logprobs_T if proximal_logprobs_T is None else proximal_logprobs_T
-    stats = replace(
-        output.stats,
-        mismatch_kl_S=mismatch_kl(learner_T, behaviour_logprobs_T, mask_T, sequence_ids_T, num_local),
-    )
+    # Checked above, whichever of them is the anchor.
+    with trusted_values():
+        kl_S = mismatch_kl(learner_T, behaviour_logprobs_T, mask_T, sequence_ids_T, num_local)
+    stats = replace(output.stats, mismatch_kl_S=kl_S)
     if entropy_T is not None:
         require_vector("entropy_T", entropy_T, mask_T.shape[0])
         ids_T = torch.where(mask_T, sequence_ids_T, 0).long()

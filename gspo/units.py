@@ -23,7 +23,12 @@ class Units:
     """The ratio unit of every token: ``ids_T`` in [0, num_units); a unit may hold no action token."""
 
     ids_T: Tensor
-    num_units: int
+    sequence_ids_U: Tensor
+    """The sequence that each unit is a part of."""
+
+    @property
+    def num_units(self) -> int:
+        return self.sequence_ids_U.shape[0]
 
 
 def ratio_units(ratio_unit: RatioUnit, sequence_ids_T: Tensor, turn_ids_T: Tensor | None, *, num_sequences: int) -> Units:
@@ -32,20 +37,19 @@ def ratio_units(ratio_unit: RatioUnit, sequence_ids_T: Tensor, turn_ids_T: Tenso
     Raises: ValueError for an unknown unit, ids out of range, or ratio unit "turn" without turn ids.
     """
     if ratio_unit == "sequence":
-        return Units(sequence_ids_T, num_sequences)
+        return Units(sequence_ids_T, torch.arange(num_sequences, device=sequence_ids_T.device))
     if ratio_unit == "token":
-        num_tokens = sequence_ids_T.shape[0]
-        return Units(torch.arange(num_tokens, device=sequence_ids_T.device), num_tokens)
+        return Units(torch.arange(sequence_ids_T.shape[0], device=sequence_ids_T.device), sequence_ids_T)
     if ratio_unit != "turn":
         raise ValueError(f"ratio_unit is {ratio_unit!r}; choose one of {', '.join(get_args(RatioUnit))}")
     if turn_ids_T is None:
         raise ValueError("turn_ids_T is None with ratio_unit 'turn'; give the turn of every token")
     require_ids("turn_ids_T", turn_ids_T, MAX_TURN_ID)
     if turn_ids_T.shape[0] == 0:
-        return Units(sequence_ids_T, num_sequences)
+        return ratio_units("sequence", sequence_ids_T, None, num_sequences=num_sequences)
     turns = int(turn_ids_T.max()) + 1
     keys, ids_T = torch.unique(sequence_ids_T.long() * turns + turn_ids_T.long(), return_inverse=True)
-    return Units(ids_T, keys.shape[0])
+    return Units(ids_T, keys // turns)
 
 
 def segment_sum(values_T: Tensor, ids_T: Tensor, num_segments: int) -> Tensor:

@@ -56,8 +56,8 @@ BUGS_OF_PARTS = (
     PlantedBug(
         "noise averaged over the sequence, whatever the unit",
         "loss.py",
-        "num_tokens_U[unit_T])\n",
-        "x.num_tokens_S[x.sequence_ids_T])\n",
+        "bounds(x.units.sequence_ids_U, num_tokens_U)",
+        "bounds(x.units.sequence_ids_U, x.num_tokens_S[x.units.sequence_ids_U])",
         the_loss_is_the_formula,
     ),
     PlantedBug(
