@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings.configuration import validated
@@ -32,4 +32,13 @@ def read_run_settings(directory: Path) -> Settings:
         raise ConfigurationError(f"{path}: not there; the broker writes it when it starts") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    _drop_unused_mode(plain)
     return validated(plain, str(path))
+
+
+def _drop_unused_mode(plain: Any) -> None:
+    """Leave out the mismatch mode that a recorded run with the behaviour anchor never applied. A configuration that asks
+    for one is refused; the record of a run that ignored it must stay readable, to audit or replay it."""
+    match plain:
+        case {"objective": {"anchor": "behaviour", "mismatch_mode": "truncate" | "reject"} as objective}:
+            del objective["mismatch_mode"]

@@ -303,6 +303,15 @@ def test_a_refusal_names_the_override_or_the_variable_that_set_the_value(tmp_pat
     assert "run.sed: unknown key (environment GSPO_RUN__SED); did you mean 'seed'?" in message
 
 
+@pytest.mark.parametrize("mode", ["truncate", "reject"])
+def test_the_record_of_a_run_whose_mismatch_mode_had_no_effect_can_be_read(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text(f'{{"objective": {{"anchor": "behaviour", "mismatch_mode": "{mode}"}}}}')
+    objective = read_run_settings(tmp_path).objective
+    assert (objective.anchor, objective.weight_mode) == ("behaviour", "off")
+    (tmp_path / "settings.json").write_text(f'{{"objective": {{"anchor": "proximal", "mismatch_mode": "{mode}"}}}}')
+    assert read_run_settings(tmp_path).objective.weight_mode == mode
+
+
 DEEP = 60
 
 
