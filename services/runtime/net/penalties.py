@@ -34,8 +34,8 @@ class Penalties:
         return False
 
     def shut_out(self, offender: Offender, now: float, seconds: float) -> None:
-        """Ignore ``offender`` for ``seconds``, whatever it did before."""
-        self._ignored[offender] = now + seconds
+        """Ignore ``offender`` for ``seconds`` at least, whatever it did before."""
+        self._ignored[offender] = max(now + seconds, self._ignored.pop(offender, now))
         if len(self._ignored) > limits.MAX_PEERS:
             del self._ignored[next(iter(self._ignored))]
 
