@@ -61,6 +61,9 @@ def healthy() -> Series:
     # At most a minute old: promtool's time begins at 0.
     made[series("gspo_broker_last_batch_timestamp_seconds", "", BROKER)] = rising(INTERVAL_S)
     made[series("gspo_broker_commit_failures_total", "", BROKER)] = steady(3)
+    made[series("gspo_broker_archive_failures_total", "", BROKER)] = steady(1)
+    for standing in ("slowed", "shut_out"):
+        made[series("gspo_broker_limited_peers", f'standing="{standing}"', BROKER)] = steady(0)
     made[series("gspo_broker_peers", 'role="learner"', BROKER)] = steady(1)
     for status, number in {"serving": 2, "starting": 0, "verifying": 0, "quarantined": 0, "silent": 0}.items():
         made[series("gspo_broker_rollouts", f'status="{status}"', BROKER)] = steady(number)
