@@ -12,11 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gspo.moved import MOVED, report_moves
-from gspo.settings import Anchor, MismatchMode, Objective, RatioUnit
+from gspo.settings import Aggregation, Anchor, MismatchMode, Objective, RatioUnit
 
 if TYPE_CHECKING:
     from gspo.adaptive import AdaptiveClip
     from gspo.advantages import group_advantages, sequence_values_to_tokens, turn_advantages, turn_values_to_tokens
+    from gspo.aggregation import Reduction
     from gspo.diagnostics import SequenceStats, signal_clip_fraction, summarise
     from gspo.loss import LossOutput, TokenRatios, gspo_loss, objective_loss
     from gspo.model.logprobs import TokenLogProbs, attach_logprob_head, chunked_logprobs
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptiveClip",
+    "Aggregation",
     "Anchor",
     "ClipRange",
     "ExpertPicks",
@@ -48,6 +50,7 @@ __all__ = [
     "Objective",
     "PackedBatch",
     "RatioUnit",
+    "Reduction",
     "RoutingReplay",
     "SequenceStats",
     "TokenLogProbs",
@@ -76,6 +79,7 @@ __all__ = [
 
 _LAZY = {
     "adaptive": ("AdaptiveClip",),
+    "aggregation": ("Reduction",),
     "advantages": ("group_advantages", "sequence_values_to_tokens", "turn_advantages", "turn_values_to_tokens"),
     "diagnostics": ("SequenceStats", "signal_clip_fraction", "summarise"),
     "loss": ("LossOutput", "TokenRatios", "gspo_loss", "objective_loss"),

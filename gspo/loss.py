@@ -10,6 +10,7 @@ For sequence i with action tokens t in A_i, n_i = |A_i| (GSPO-token: arXiv 2507.
 Unit "sequence" is GSPO-token. Where A_t = A_i it equals GSPO in value, clip decision and gradient. Unit "token" is
 GRPO (sequence mean of token terms). N is the number of sequences of the whole optimizer step, over all ranks and
 micro-batches, so that the losses of its micro-batches *add up* to the loss of the step, whatever the split.
+``gspo.aggregation`` has the other divisors, in the place of n_i, and episodes of several sequences.
 
 Tensors are flat over the micro-batch: ``_T`` per target token (index t is the prediction of token t), ``_S`` per sequence,
 ``_U`` per ratio unit. ``gspo.padded`` takes [S, L] layouts. Nothing is read where the mask is False: NaN may stand there.
@@ -22,6 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gspo.aggregation import PER_SEQUENCE, Reduction
 from gspo.diagnostics import UNKNOWN_GROUP, SequenceStats
 from gspo.loss_inputs import LossInputs, loss_inputs
 from gspo.settings import Objective, RatioUnit, require_number
@@ -64,6 +66,8 @@ def gspo_loss(
     clip_range: ClipRange,
     ratio_unit: RatioUnit = "sequence",
     tokens_per_sequence_S: Tensor | None = None,
+    episode_ids_S: Tensor | None = None,
+    reduction: Reduction = PER_SEQUENCE,
     mismatch_weights_S: Tensor | None = None,
     log_ratio_clamp: float = 10.0,
     with_tokens: bool = False,
@@ -75,7 +79,9 @@ def gspo_loss(
     mask_T: bool, True at action tokens. sequence_ids_T: int64 in [0, S), S = len(clip_range.lag_S). turn_ids_T: int64 >= 0,
     for unit "turn". A sequence or turn must not be split over micro-batches.
     num_sequences: N, of the whole optimizer step. clip_range: from ``gspo.clip_range``. tokens_per_sequence_S: n_i, needed
-    if some action tokens of the trajectory are not in ``mask_T``; otherwise counted. mismatch_weights_S: factors of A_t;
+    if some action tokens of the trajectory are not in ``mask_T``; otherwise counted. episode_ids_S: the episode of each
+    sequence, where episodes have several (see ``gspo.aggregation.episode_tokens``); num_sequences then counts episodes, and
+    tokens_per_sequence_S is that of the episode. reduction: another divisor than n_i. mismatch_weights_S: factors of A_t;
     0 rejects a sequence and changes neither n_i nor N; only meaningful with proximal anchors. log_ratio_clamp: |log s_u|
     beyond it is clamped and counted; the gradient of a clamped unit stays, with the clamped ratio as its factor.
     with_tokens: also return each token's ratio and clip decision.
@@ -96,7 +102,9 @@ def gspo_loss(
         ratio_unit=ratio_unit,
         tokens_per_sequence_S=tokens_per_sequence_S,
         mismatch_weights_S=mismatch_weights_S,
+        episode_ids_S=episode_ids_S,
     )
+    reduction.require_tokens(x.counts_S)
     require_number("log_ratio_clamp", log_ratio_clamp, low=0.0, low_open=True)
     dtype = x.logp_T.dtype
     unit_T = x.units.ids_T
@@ -118,9 +126,10 @@ def gspo_loss(
     low_T = (weighted_T < 0) & (log_s_T < log_lo_T)
     log_clipped_s_T = torch.where(high_T, log_hi_T.to(dtype), torch.where(low_T, log_lo_T.to(dtype), log_s_T))
 
-    # J = 1/N sum_i 1/n_i sum_t
+    # J = 1/N sum_i 1/D_i sum_t, and D_i = n_i by default
     term_T = log_clipped_s_T.exp() * weighted_T
-    objective_S = segment_sum(term_T, x.sequence_ids_T, x.num_local) / x.num_tokens_S.clamp(min=1)
+    divisors = reduction.divisors(x.episode_tokens_S, num_sequences)
+    objective_S = segment_sum(term_T, x.sequence_ids_T, x.num_local) / divisors
     loss = -objective_S.sum() / num_sequences
 
     clamped_tokens_U = num_tokens_U * (mean_delta_U.abs() > log_ratio_clamp)
@@ -181,6 +190,9 @@ def objective_loss(
     proximal_logprobs_T: Tensor | None = None,
     entropy_T: Tensor | None = None,
     group_ids_S: Tensor | None = None,
+    num_tokens: int | None = None,
+    episode_ids_S: Tensor | None = None,
+    tokens_per_sequence_S: Tensor | None = None,
     with_tokens: bool = False,
 ) -> LossOutput:
     """Return the loss that ``objective`` asks for: choose the anchor, the clip range and the mismatch weights, each once.
@@ -190,7 +202,9 @@ def objective_loss(
     (1 without one; the loss itself does not adapt). proximal_logprobs_T: the log-probs of the weights at the start of the
     batch, for anchor "proximal" only; in the batch's first step ``logprobs_T.detach()`` is the same. The mismatch KL
     compares the engine with the proximal log-probs where they are given, else with ``logprobs_T`` (exact in the first
-    mini-batch). entropy_T (nats, read at action tokens) and group_ids_S (int64) only feed the statistics.
+    mini-batch). entropy_T (nats, read at action tokens) and group_ids_S (int64) only feed the statistics. num_tokens: action
+    tokens of the whole optimizer step, for aggregation "token" only. episode_ids_S and tokens_per_sequence_S: only for
+    episodes of several sequences, and the second only where an episode is split over micro-batches.
     Raises: ValueError as ``gspo_loss``, and if proximal log-probs are missing, or given but not used.
     """
     if objective.needs_proximal_logprobs != (proximal_logprobs_T is not None):
@@ -219,6 +233,9 @@ def objective_loss(
         num_sequences=num_sequences,
         clip_range=objective_clip_range(objective, lag_S, sigma, clip_scale),
         ratio_unit=objective.ratio_unit,
+        tokens_per_sequence_S=tokens_per_sequence_S,
+        episode_ids_S=episode_ids_S,
+        reduction=Reduction(aggregation=objective.aggregation, num_tokens=num_tokens, length=objective.aggregation_tokens),
         mismatch_weights_S=None if weights is None else weights.weights_S,
         log_ratio_clamp=objective.log_ratio_clamp,
         with_tokens=with_tokens,

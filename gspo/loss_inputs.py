@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gspo.aggregation import episode_tokens
 from gspo.settings import RatioUnit
 from gspo.units import Units, ratio_units, segment_sum
 from gspo.validation import (
@@ -34,7 +35,9 @@ class LossInputs:
     counts_S: Tensor
     """Action tokens in the mask; 0 for an empty sequence."""
     num_tokens_S: Tensor
-    """n_i, before any rejection; 0 for an empty sequence."""
+    """Before any rejection; 0 for an empty sequence."""
+    episode_tokens_S: Tensor
+    """n_i: those of the sequence's whole episode; the same where an episode is one sequence."""
     weights_S: Tensor
 
     @property
@@ -61,6 +64,7 @@ def loss_inputs(
     ratio_unit: RatioUnit,
     tokens_per_sequence_S: Tensor | None,
     mismatch_weights_S: Tensor | None,
+    episode_ids_S: Tensor | None = None,
 ) -> LossInputs:
     """Check the arguments of ``gspo.loss.gspo_loss`` and raise its ValueErrors, which name argument, index and value."""
     _check(logprobs_T, anchor_logprobs_T, advantages_T, mask_T, sequence_ids_T, turn_ids_T, num_local)
@@ -69,7 +73,9 @@ def loss_inputs(
     ids_T = torch.where(mask_T, sequence_ids_T, 0).long()
     turns_T = None if turn_ids_T is None else torch.where(mask_T, turn_ids_T, 0)
     counts_S = segment_sum(mask_T.to(dtype), ids_T, num_local)
-    _check_num_sequences(num_sequences, counts_S)
+    of_episode_S = counts_S if episode_ids_S is None else episode_tokens(counts_S, episode_ids_S)
+    of_episode_S = _tokens_per_sequence(tokens_per_sequence_S, of_episode_S)
+    _check_num_sequences(num_sequences, counts_S, episode_ids_S)
     return LossInputs(
         logp_T=torch.where(mask_T, logprobs_T, zero),
         anchor_T=torch.where(mask_T, anchor_logprobs_T.detach().to(dtype), zero),
@@ -78,7 +84,8 @@ def loss_inputs(
         sequence_ids_T=ids_T,
         units=ratio_units(ratio_unit, ids_T, turns_T, num_sequences=num_local),
         counts_S=counts_S,
-        num_tokens_S=_tokens_per_sequence(tokens_per_sequence_S, counts_S),
+        num_tokens_S=of_episode_S if episode_ids_S is None else counts_S,
+        episode_tokens_S=of_episode_S,
         weights_S=_weights(mismatch_weights_S, counts_S),
     )
 
@@ -135,12 +142,15 @@ def _weights(mismatch_weights_S: Tensor | None, counts_S: Tensor) -> Tensor:
     return mismatch_weights_S.detach().to(counts_S.dtype)
 
 
-def _check_num_sequences(num_sequences: int, counts_S: Tensor) -> None:
+def _check_num_sequences(num_sequences: int, counts_S: Tensor, episode_ids_S: Tensor | None) -> None:
     if not (math.isfinite(num_sequences) and num_sequences == int(num_sequences)):
         raise ValueError(f"num_sequences is {num_sequences}; give the whole number of sequences of the optimizer step")
-    present = 0 if values_are_trusted() else int((counts_S > 0).sum())
+    present, counted = 0, "sequences" if episode_ids_S is None else "episodes"
+    if not values_are_trusted():
+        with_tokens_S = counts_S > 0
+        present = int(with_tokens_S.sum() if episode_ids_S is None else episode_ids_S[with_tokens_S].unique().numel())
     if num_sequences < max(present, 1):
         raise ValueError(
-            f"num_sequences is {num_sequences} but this micro-batch alone has {present} sequences; give the number of "
-            "sequences of the whole optimizer step, over all ranks and micro-batches, before any rejection"
+            f"num_sequences is {num_sequences} but this micro-batch alone has {present} {counted}; give the number of "
+            f"{counted} of the whole optimizer step, over all ranks and micro-batches, before any rejection"
         )

@@ -29,6 +29,7 @@ def padded_loss(
     proximal_logprobs_SL: Tensor | None = None,
     entropy_SL: Tensor | None = None,
     group_ids_S: Tensor | None = None,
+    num_tokens: int | None = None,
     with_tokens: bool = False,
 ) -> LossOutput:
     """Return the loss that ``objective`` asks for, of responses in rows; arguments as in ``gspo.objective_loss``.
@@ -64,6 +65,7 @@ def padded_loss(
         proximal_logprobs_T=_flat(proximal_logprobs_SL),
         entropy_T=_flat(entropy_SL),
         group_ids_S=group_ids_S,
+        num_tokens=num_tokens,
         with_tokens=with_tokens,
     )
     if output.tokens is None:

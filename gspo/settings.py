@@ -9,6 +9,8 @@ from dataclasses import Field, dataclass, fields
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
+from gspo.contradictions import require_compatible
+
 RatioUnit = Literal["sequence", "turn", "token"]
 """The set of action tokens that share one importance ratio: GSPO, turn-level, or GRPO."""
 
@@ -16,6 +18,9 @@ Anchor = Literal["behaviour", "proximal"]
 """The denominator of the ratio: the engine's log-probs, or the learner's own at the start of the batch."""
 
 MismatchMode = Literal["truncate", "reject", "off"]
+
+Aggregation = Literal["sequence", "token", "constant"]
+"""What the sum over a sequence's tokens is divided by: see ``gspo.aggregation``."""
 
 GRPO_EPS = 0.2
 """The smallest eps that is refused for sequence ratios; it belongs to token ratios."""
@@ -104,6 +109,15 @@ class Objective:
     because half of them lie on the side where their sign is never clipped. The factor is the metric clip_scale; a restart
     keeps it. Not set: the width stays as the fields above give it."""
 
+    aggregation: Aggregation = "sequence"
+    """How the terms of tokens are averaged. sequence: over each sequence, then over sequences (GSPO, GRPO). token: over all
+    action tokens of the optimizer step, so that a sequence weighs by its length (DAPO). constant: each sequence's sum is
+    divided by aggregation_tokens, and then averaged over sequences (Dr. GRPO)."""
+
+    aggregation_tokens: Annotated[int | None, Range(low=1)] = None
+    """For aggregation = "constant", and needed there: the length that it divides by, such as the most tokens that the policy
+    may sample for one answer. It must not change within a run: it is a factor of the learning rate."""
+
     @classmethod
     def gspo(cls, ratio_unit: Literal["sequence", "turn"] = "sequence") -> Self:
         """The GSPO paper's clip, whatever lag and engine noise (arXiv 2507.18071, section 5.1: 3e-4 / 4e-4).
@@ -155,6 +169,7 @@ class Objective:
                 f"mismatch_mode is {self.mismatch_mode!r} with anchor 'behaviour': the ratio already holds the mismatch, "
                 "and a weight would count it twice. Set mismatch_mode = 'off' or leave it out, or set anchor = 'proximal'"
             )
+        require_compatible(self)
 
     @property
     def weight_mode(self) -> MismatchMode:

@@ -75,6 +75,8 @@ class _MiniBatch:
 
     micro_batches: list[PackedBatch]
     num_sequences: int
+    num_action_tokens: int
+    """Over all ranks; at least 1."""
     first_row: int
 
 
@@ -234,7 +236,8 @@ def _plan(
             pack([members[index] for index in indices], policy_version=policy_version, sequence_indices=indices)
             for indices in plan[engine.rank]
         ]
-        mini_batches.append(_MiniBatch(packed, len(members), start))
+        num_action_tokens = max(1, sum(sequence.num_action_tokens for sequence in members))
+        mini_batches.append(_MiniBatch(packed, len(members), num_action_tokens, start))
     return mini_batches
 
 
@@ -351,6 +354,7 @@ class _BatchRun:
             lag_S=lag_S,
             sigma=sigma,
             num_sequences=mini_batch.num_sequences,
+            num_tokens=mini_batch.num_action_tokens if self._objective.aggregation == "token" else None,
             clip_scale=self._clip_scale,
             proximal_logprobs_T=self._proximal[rows] if self._objective.needs_proximal_logprobs else None,
             entropy_T=result.entropies_T,

@@ -39,7 +39,7 @@ BUGS_OF_THE_LOSS = (
     PlantedBug(
         "sums over tokens divided by all tokens: a length-weighted loss",
         "loss.py",
-        "/ x.num_tokens_S.clamp(min=1)\n    loss",
+        "/ divisors\n    loss",
         "* x.num_local / x.num_tokens_S.sum().clamp(min=1)\n    loss",
         the_loss_is_the_formula,
     ),
@@ -59,9 +59,9 @@ BUGS_OF_THE_LOSS = (
     ),
     PlantedBug(
         "the sum of an empty row is divided by zero",
-        "loss.py",
-        "x.num_tokens_S.clamp(min=1)\n",
-        "x.num_tokens_S\n",
+        "aggregation.py",
+        "return num_tokens_S.clamp(min=1)",
+        "return num_tokens_S",
         empty_rows_add_nothing,
     ),
     PlantedBug(

@@ -1,0 +1,162 @@
+"""Random small steps with everything that an option of the objective reads, and the library's loss of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from random import Random
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gspo.loss import LossOutput, objective_loss
+from gspo.settings import Objective
+from tests.support.loss.oracle import OracleResult, OracleSequence, oracle_loss
+
+F64 = torch.float64
+EPISODES: Final = "episodes of several sequences"
+
+OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "turn ratios": {"ratio_unit": "turn"},
+    "token ratios": {"ratio_unit": "token", "eps_low": 0.2, "eps_high": 0.27},
+    "behaviour anchor": {"anchor": "behaviour", "mismatch_mode": "off", "clip_range_growth": -0.75, "noise_z": 0.5},
+    "clamp": {"log_ratio_clamp": 1e-3},
+    "reject": {"mismatch_mode": "reject", "mismatch_cap": 1.05},
+    "no mismatch weight": {"mismatch_mode": "off"},
+    "token mean": {"aggregation": "token"},
+    "constant length": {"aggregation": "constant", "aggregation_tokens": 9},
+    EPISODES: {},
+}
+"""What an option changes in the default objective."""
+
+
+def _fit(first: str, second: str) -> bool:
+    """Whether both can be set at once: they do not give one field two values."""
+    return not set(OPTIONS[first]) & set(OPTIONS[second])
+
+
+ALONE_AND_IN_PAIRS: Final = [
+    (),
+    *((name,) for name in OPTIONS),
+    *(pair for pair in combinations(OPTIONS, 2) if _fit(*pair)),
+]
+
+
+def objective_of(names: Sequence[str]) -> Objective:
+    """The default objective with the options of these names."""
+    changed: dict[str, Any] = {}
+    for name in names:
+        changed |= OPTIONS[name]
+    return Objective(**changed)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step: its sequences, and the numbers that the loss takes beside them."""
+
+    sequences: list[OracleSequence]
+    spare: int
+    sigma: float
+    clip_scale: float
+
+    @property
+    def num_sequences(self) -> int:
+        return len({s.episode for s in self.sequences}) + self.spare
+
+    def oracle(self, objective: Objective) -> OracleResult:
+        return oracle_loss(objective, self.sequences, spare=self.spare, sigma=self.sigma, clip_scale=self.clip_scale)
+
+
+def random_case(choices: Random, objective: Objective, *, episodes: bool) -> Case:
+    """A step of one to five sequences, some without action tokens. Log-ratios reach the bounds of ``objective``'s clip."""
+    drawn = Random(choices.randrange(2**31))
+    spread = 3 * objective.eps_high
+    sequences = []
+    for index in range(choices.randint(1, 5)):
+        length = choices.randint(1, 7)
+        proximal = [-3 * drawn.random() for _ in range(length)]
+        drift, away = drawn.gauss(0, spread), drawn.gauss(0, 0.06)
+        shared = drawn.gauss(0, 1)
+        anchor = proximal if objective.anchor == "proximal" else [p - away + drawn.gauss(0, 0.05) for p in proximal]
+        sequences.append(
+            OracleSequence(
+                logprobs=[a + drift + drawn.gauss(0, spread) for a in anchor],
+                proximal=proximal,
+                behaviour=anchor if anchor is not proximal else [p - away + drawn.gauss(0, 0.05) for p in proximal],
+                reference=[p + drawn.gauss(0, 0.3) for p in proximal],
+                entropies=[2 * drawn.random() for _ in proximal],
+                advantages=[shared + choices.choice([0.0, 0.0, 1.0]) * drawn.gauss(0, 1) for _ in proximal],
+                mask=[choices.random() < 0.7 for _ in proximal],
+                turns=[t // 2 for t in range(length)],
+                lag=choices.choice([0.0, 1.0, 2.5]),
+                episode=choices.randint(0, 2) if episodes else index,
+            )
+        )
+    return Case(sequences, choices.randint(0, 2), choices.choice([0.0, 1e-3]), choices.choice([1.0, 0.5]))
+
+
+@dataclass(frozen=True)
+class FastResult:
+    """The library's -J and its gradients, summed over micro-batches."""
+
+    loss: float
+    by_logprob: list[list[float]]
+    by_entropy: list[list[float]]
+    outputs: list[LossOutput]
+
+
+def fast_loss(objective: Objective, case: Case, parts: Sequence[Sequence[int]], **changed: Any) -> FastResult:
+    """Run ``objective_loss`` on the micro-batches ``parts`` (indices of sequences) of the step."""
+    num_tokens = sum(len(s.actions) for s in case.sequences)
+    of_episode: dict[int, int] = {}
+    for s in case.sequences:
+        of_episode[s.episode] = of_episode.get(s.episode, 0) + len(s.actions)
+    loss, outputs = 0.0, []
+    gradients = {name: [[0.0] * len(s.mask) for s in case.sequences] for name in ("logprobs", "entropies")}
+    for part in parts:
+        sequences = [case.sequences[i] for i in part]
+        whole = {s.episode for s in sequences}.isdisjoint(s.episode for i, s in enumerate(case.sequences) if i not in part)
+        leaves = {name: _column(sequences, name).requires_grad_() for name in gradients}
+        optional: dict[str, Any] = {
+            "num_tokens": max(num_tokens, 1) if objective.aggregation == "token" else None,
+            "episode_ids_S": torch.tensor([s.episode for s in sequences]),
+        }
+        if not whole:
+            optional["tokens_per_sequence_S"] = torch.tensor([of_episode[s.episode] for s in sequences])
+        if objective.needs_proximal_logprobs:
+            optional["proximal_logprobs_T"] = _column(sequences, "proximal")
+        output = objective_loss(
+            objective,
+            leaves["logprobs"],
+            _column(sequences, "behaviour"),
+            _column(sequences, "advantages"),
+            torch.tensor([x for s in sequences for x in s.mask], dtype=torch.bool),
+            torch.tensor([i for i, s in enumerate(sequences) for _ in s.mask]),
+            torch.tensor([x for s in sequences for x in s.turns]),
+            num_sequences=case.num_sequences,
+            lag_S=torch.tensor([s.lag for s in sequences], dtype=F64),
+            sigma=case.sigma,
+            clip_scale=case.clip_scale,
+            **{**optional, **changed},
+        )
+        loss += output.loss.item()
+        outputs.append(output)
+        output.loss.backward()
+        for name, leaf in leaves.items():
+            gradient_T = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            for i, row in zip(part, gradient_T.split([len(s.mask) for s in sequences]), strict=True):
+                gradients[name][i] = row.tolist()
+    return FastResult(loss, gradients["logprobs"], gradients["entropies"], outputs)
+
+
+def _column(sequences: Sequence[OracleSequence], name: str) -> Tensor:
+    """NaN off the mask: nothing may be read there."""
+    rows = [[x if m else float("nan") for x, m in zip(getattr(s, name), s.mask, strict=True)] for s in sequences]
+    return torch.tensor([x for row in rows for x in row], dtype=F64)
+
+
+def without_actions(case: Case) -> Case:
+    """The same step with no action token at all."""
+    return replace(case, sequences=[replace(s, mask=[False] * len(s.mask)) for s in case.sequences])

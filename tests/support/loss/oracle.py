@@ -1,0 +1,151 @@
+"""The objective as docs/gspo.md writes it, in float64 on plain numbers that carry their own gradients.
+
+Written from that page and from nothing else: it shares no code with ``gspo`` and reads like the formulas, the stop-gradients
+included. Slow on purpose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gspo.settings import Objective
+
+
+@dataclass(frozen=True)
+class Number:
+    """A float and its derivatives by the variables, which have any hashable names."""
+
+    value: float
+    gradient: dict[tuple[str, int, int], float] = field(default_factory=dict)
+
+    def __add__(self, other: Number | float) -> Number:
+        other = _number(other)
+        names = {**self.gradient, **other.gradient}
+        return Number(self.value + other.value, {n: self.gradient.get(n, 0.0) + other.gradient.get(n, 0.0) for n in names})
+
+    def __mul__(self, factor: float) -> Number:
+        return Number(self.value * factor, {n: slope * factor for n, slope in self.gradient.items()})
+
+    def __sub__(self, other: Number | float) -> Number:
+        return self + _number(other) * -1.0
+
+    def exp(self) -> Number:
+        value = math.exp(self.value)
+        return Number(value, {n: slope * value for n, slope in self.gradient.items()})
+
+    def squared(self) -> Number:
+        return Number(self.value**2, {n: slope * 2 * self.value for n, slope in self.gradient.items()})
+
+
+def _number(value: Number | float) -> Number:
+    return value if isinstance(value, Number) else Number(float(value))
+
+
+def sg(x: Number) -> float:
+    """The value without its gradient."""
+    return x.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleSequence:
+    """One sequence, its tokens in lists of one length; ``mask`` is True at action tokens."""
+
+    logprobs: Sequence[float]
+    behaviour: Sequence[float]
+    proximal: Sequence[float]
+    reference: Sequence[float]
+    entropies: Sequence[float]
+    advantages: Sequence[float]
+    mask: Sequence[bool]
+    turns: Sequence[int]
+    lag: float = 0.0
+    episode: int = 0
+    """Sequences of one episode have the same number."""
+
+    @property
+    def actions(self) -> list[int]:
+        return [t for t, action in enumerate(self.mask) if action]
+
+
+@dataclass(frozen=True)
+class OracleResult:
+    """-J, and its gradients by the log-probs and by the entropies of every token."""
+
+    loss: float
+    by_logprob: list[list[float]]
+    by_entropy: list[list[float]]
+
+
+def oracle_loss(
+    objective: Objective,
+    sequences: Sequence[OracleSequence],
+    *,
+    spare: int = 0,
+    sigma: float = 0.0,
+    clip_scale: float = 1.0,
+) -> OracleResult:
+    """Return -J of a whole optimizer step, in which ``spare`` sequences without action tokens are counted as well."""
+    num_counted = len({s.episode for s in sequences}) + spare
+    num_tokens = sum(len(s.actions) for s in sequences)
+    J = Number(0.0)
+    for i, sequence in enumerate(sequences):
+        of_episode = sum(len(other.actions) for other in sequences if other.episode == sequence.episode)
+        for t in sequence.actions:
+            share = {
+                "sequence": lambda n=of_episode: 1 / num_counted / n,
+                "token": lambda: 1 / num_tokens,
+                "constant": lambda: 1 / num_counted / (objective.aggregation_tokens or 0),
+            }[objective.aggregation]()
+            J = J + _term(objective, sequence, i, t, sigma, clip_scale) * share
+    loss = J * -1.0
+    return OracleResult(
+        loss.value,
+        [[loss.gradient.get(("logprob", i, t), 0.0) for t in range(len(s.mask))] for i, s in enumerate(sequences)],
+        [[loss.gradient.get(("entropy", i, t), 0.0) for t in range(len(s.mask))] for i, s in enumerate(sequences)],
+    )
+
+
+def _term(objective: Objective, y: OracleSequence, i: int, t: int, sigma: float, k: float) -> Number:
+    """What token t of sequence i adds to J, before its share."""
+    clamp = objective.log_ratio_clamp
+    anchor = y.proximal if objective.anchor == "proximal" else y.behaviour
+    unit = [u for u in y.actions if _together(objective.ratio_unit, y, t, u)]
+    log_s_u = _clamped(math.fsum(y.logprobs[u] - anchor[u] for u in unit) / len(unit), clamp)
+    logp = Number(y.logprobs[t], {("logprob", i, t): 1.0})
+    s = (logp - sg(logp) + log_s_u).exp()
+    log_lo, log_hi = _bounds(objective, y, len(unit), sigma, k)
+    weighted = y.advantages[t] * _weight(objective, y, t)
+    unclipped = s * weighted
+    clipped = _number(min(max(s.value, math.exp(log_lo)), math.exp(log_hi)) * weighted)
+    return unclipped if unclipped.value <= clipped.value else clipped
+
+
+def _together(unit: str, y: OracleSequence, t: int, u: int) -> bool:
+    return {"sequence": True, "turn": y.turns[t] == y.turns[u], "token": t == u}[unit]
+
+
+def _clamped(value: float, bound: float) -> float:
+    return max(-bound, min(bound, value))
+
+
+def _bounds(objective: Objective, y: OracleSequence, num_tokens: int, sigma: float, k: float) -> tuple[float, float]:
+    c, z = objective.clip_range_growth, objective.noise_z
+    g, margin = (1 + c * y.lag if c >= 0 else 1 / (1 + abs(c) * y.lag)), z * sigma / math.sqrt(num_tokens)
+    if objective.anchor == "proximal":
+        g, margin = 1.0, 0.0
+    return k * g * math.log(1 - objective.eps_low) - margin, k * g * math.log(1 + objective.eps_high) + margin
+
+
+def _weight(objective: Objective, y: OracleSequence, t: int) -> float:
+    mode = objective.mismatch_mode or ("truncate" if objective.anchor == "proximal" else "off")
+    mismatch = [y.proximal[u] - y.behaviour[u] for u in y.actions]
+    w = math.exp(_clamped(math.fsum(mismatch) / len(mismatch), 10.0))
+    C = objective.mismatch_cap
+    if mode == "truncate":
+        return min(w, C)
+    if mode == "reject":
+        return w if 1 / C <= w <= C else 0.0
+    assert mode == "off", mode
+    return 1.0
