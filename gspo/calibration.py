@@ -1,0 +1,200 @@
+"""What the log-ratios of sequences look like before anything was trained, by lag: the calibration of the clip range.
+
+At the start of a batch the learner's weights are unchanged. So the mean log-ratio m_i of a sequence over the engine's
+log-probs is no learning step of this batch. It is the drift of the versions since sampling, and noise:
+
+    m_i  ~  location b(d)  and  variance A(d) + V(d) / n_i          for n_i action tokens and lag d
+
+V(d) is the variance of one token about its sequence's mean; A(d) is what sequences of one lag differ by beyond it. Both are
+measured on the last ``window`` sequences of each lag, with estimates that outliers do not move:
+
+    b = median m_i
+    V = mean of the sequences' token variances, weighted by n_i - 1, each at most 4 times their median
+    A = the least number for which median |m_i - b| / sqrt(A + V / n_i) is at most that of a normal distribution
+
+If that holds with room to spare at A = 0, V is made smaller until it just holds: then tokens do not vary independently.
+The median absolute deviation: Huber, Robust Statistics (1981).
+
+With k sequences a lag's numbers are (k * measured + 16 * prior) / (k + 16). For lag 0 the prior is 0, the paper's clip. For
+lag d it is lag 0's estimate plus d times the slope that fits the measured lags best (least squares, weighted by sequences,
+with 16 more of lag 1 that did not drift). So nothing jumps: a run begins with the paper's clip, and a new lag on the line.
+Beyond the oldest measured lag the line goes on for one version and then stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gspo.settings import require_number
+
+PRIOR_SEQUENCES: Final = 16.0
+"""Sequences of its own that weigh as much as the prior."""
+MAD_TO_DEVIATION: Final = 1.4826
+"""1 / Phi^-1(3/4): the factor from a median absolute deviation to the standard deviation of a normal distribution."""
+MAX_VARIANCES: Final = 4.0
+"""A sequence's token variance counts at most as this many medians: one odd token is no noise."""
+BISECTIONS: Final = 40
+MAX_LAGS: Final = 1024
+"""Different lags that are kept; beyond, the sequences of older ones count as this lag."""
+FORMAT: Final = 1
+
+
+class Measured(NamedTuple):
+    """One sequence under the weights of its batch's start."""
+
+    lag: float
+    """Versions; a mean over tokens."""
+    num_tokens: float
+    mean: float
+    """m: mean of log pi - log mu over the action tokens, nats."""
+    token_variance: float
+    """Variance of log pi - log mu over the action tokens, about ``mean`` (divided by n - 1), nats squared; 0 for one."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Location and variance of mean log-ratios for the lags 0, 1, ... (float64 [L]); older lags are as the last."""
+
+    location_L: NDArray[np.float64]
+    between_L: NDArray[np.float64]
+    """A: variance between sequences, nats squared."""
+    token_L: NDArray[np.float64]
+    """V: variance of one token, nats squared."""
+
+    def at(self, lag_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return location, A and V for float lags >= 0 (float64 [S], on their device), linear between two lags."""
+        last = len(self.location_L) - 1
+        place_S = lag_S.detach().double().clamp(max=float(last))
+        below_S = place_S.floor().long()
+        above_S = (below_S + 1).clamp(max=last)
+        share_S = place_S - below_S
+        found = []
+        for values in (self.location_L, self.between_L, self.token_L):
+            table = torch.as_tensor(values, dtype=torch.float64, device=lag_S.device)
+            found.append(table[below_S] * (1 - share_S) + table[above_S] * share_S)
+        return found[0], found[1], found[2]
+
+
+NOTHING_MEASURED: Final = Calibration(np.zeros(1), np.zeros(1), np.zeros(1))
+"""Before the first batch: the clip range is the paper's."""
+
+
+class LagCalibration:
+    """The running estimates. Give every rank the same sequences in the same order, so that all have the same clip range.
+
+    Raises: ValueError for a window below 2.
+    """
+
+    def __init__(self, *, window: int = 128) -> None:
+        if window < 2:
+            raise ValueError(f"window is {window}; give the number of sequences that are kept for each lag, at least 2")
+        self._window = window
+        self._by_lag: dict[int, deque[Measured]] = {}
+        self._current = NOTHING_MEASURED
+
+    @property
+    def current(self) -> Calibration:
+        """The estimates after the last update."""
+        return self._current
+
+    @property
+    def num_sequences(self) -> dict[int, int]:
+        """How many sequences each lag's estimate rests on."""
+        return {lag: len(kept) for lag, kept in sorted(self._by_lag.items())}
+
+    def update(self, sequences: Iterable[Measured]) -> None:
+        """Take in the sequences of one batch; those without action tokens are left out.
+
+        Raises: ValueError, before anything is changed, for a number that is not finite, or negative where it cannot be.
+        """
+        batch = [sequence for sequence in sequences if sequence.num_tokens > 0]
+        for sequence in batch:
+            _require(sequence)
+        for sequence in batch:
+            self._keep(sequence)
+        if batch:
+            self._current = _estimate(self._by_lag)
+
+    def _keep(self, sequence: Measured) -> None:
+        lag = min(MAX_LAGS - 1, round(sequence.lag))
+        self._by_lag.setdefault(lag, deque(maxlen=self._window)).append(sequence)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The kept sequences; plain numbers, strings and lists."""
+        sequences = [list(sequence) for _, kept in sorted(self._by_lag.items()) for sequence in kept]
+        return {"format": FORMAT, "sequences": sequences}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state. Raises: ValueError for a state of another format or with impossible numbers."""
+        if state.get("format") != FORMAT or set(state) != {"format", "sequences"}:
+            raise ValueError(
+                f"the calibration has format {state.get('format')!r} and keys {sorted(state)}, this version reads format "
+                f"{FORMAT}: leave it out to measure anew, which takes a few batches"
+            )
+        rows = state["sequences"]
+        if not all(isinstance(row, list | tuple) and len(row) == len(Measured._fields) for row in rows):
+            raise ValueError(f"a sequence of the calibration has other fields than {', '.join(Measured._fields)}")
+        fresh = LagCalibration(window=self._window)
+        fresh.update(Measured(*map(float, row)) for row in rows)
+        self._by_lag, self._current = fresh._by_lag, fresh.current
+
+
+def _require(sequence: Measured) -> None:
+    require_number("lag", sequence.lag, low=0.0)
+    require_number("num_tokens", sequence.num_tokens, low=0.0)
+    require_number("mean", sequence.mean, low=-math.inf)
+    require_number("token_variance", sequence.token_variance, low=0.0)
+
+
+def _estimate(by_lag: Mapping[int, Sequence[Measured]]) -> Calibration:
+    lags = np.array(sorted(by_lag))
+    counts_K = np.array([[len(by_lag[lag])] for lag in lags.tolist()], dtype=np.float64)
+    own_K = np.array([_of_one_lag(by_lag[lag]) for lag in lags.tolist()])
+    weights_K = counts_K / (counts_K + PRIOR_SEQUENCES)
+    at_zero = weights_K[0] * own_K[0] if lags[0] == 0 else np.zeros(own_K.shape[1])
+    distance_K = lags[:, None]
+    rises = (counts_K * distance_K * (own_K - at_zero)).sum(axis=0)
+    slope = rises / ((counts_K * distance_K**2).sum() + PRIOR_SEQUENCES)
+    table_L = at_zero + np.arange(lags[-1] + 2)[:, None] * slope
+    older = lags > 0
+    table_L[lags[older]] = (weights_K * own_K)[older] + (1 - weights_K)[older] * table_L[lags[older]]
+    return Calibration(table_L[:, 0], table_L[:, 1].clip(min=0.0), table_L[:, 2].clip(min=0.0))
+
+
+def _of_one_lag(kept: Sequence[Measured]) -> tuple[float, float, float]:
+    """Location, A and V of one lag's sequences."""
+    values = np.array(kept)
+    num_tokens, means = values[:, 1], values[:, 2]
+    location = float(np.median(means))
+    distance = np.abs(means - location)
+    token = _token_variance(num_tokens, values[:, 3])
+
+    def excess(between: float) -> float:
+        """The spread over the expected one, squared: 1 where ``between`` fits."""
+        allowed = np.maximum(between + token / num_tokens, np.finfo(np.float64).tiny)
+        return float((MAD_TO_DEVIATION * np.median(distance / np.sqrt(allowed))) ** 2)
+
+    if token > 0 and excess(0.0) <= 1:
+        return location, 0.0, token * excess(0.0)
+    low, high = 0.0, (MAD_TO_DEVIATION * float(np.median(distance))) ** 2
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 1 else (low, middle)
+    return location, high, token
+
+
+def _token_variance(num_tokens: NDArray[np.float64], variances: NDArray[np.float64]) -> float:
+    several = num_tokens > 1
+    if not several.any():
+        return 0.0
+    bounded = np.minimum(variances[several], MAX_VARIANCES * np.median(variances[several]))
+    return float(np.average(bounded, weights=num_tokens[several] - 1))
