@@ -40,7 +40,7 @@ def make_checkpoint(model: str, config: Path, batch_position: int) -> int:
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    from gspo.staleness import MismatchTracker
+    from gspo.mismatch import MismatchTracker
     from services.learner.checkpoints import CheckpointState
     from services.learner.engine import LearnerEngine
     from services.learner.start import engine_settings_of

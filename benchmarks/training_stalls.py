@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from gspo.mismatch import MismatchTracker
 from gspo.settings import Objective
-from gspo.staleness import MismatchTracker
 from services.learner.checkpoints import CheckpointSaver, CheckpointState, Threads
 from services.learner.engine import LearnerEngine
 from services.learner.start import EngineSettings

@@ -20,21 +20,13 @@ if TYPE_CHECKING:
     from gspo.aggregation import Reduction
     from gspo.diagnostics import SequenceStats, signal_clip_fraction, summarise
     from gspo.loss import LossOutput, TokenRatios, gspo_loss, objective_loss
+    from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_moments, mismatch_weights
     from gspo.model.logprobs import TokenLogProbs, attach_logprob_head, chunked_logprobs
     from gspo.model.packing import PackedBatch, TrainGroup, TrainSequence, pack, plan_micro_batches
     from gspo.moe.experts import ExpertPicks, ExpertRecorder
     from gspo.moe.routing_replay import RoutingReplay
     from gspo.padded import padded_loss
-    from gspo.staleness import (
-        ClipRange,
-        MismatchMoments,
-        MismatchTracker,
-        clip_range,
-        mismatch_moments,
-        mismatch_weights,
-        objective_clip_range,
-        sequence_lag,
-    )
+    from gspo.staleness import ClipRange, clip_range, objective_clip_range, sequence_lag
 
 __all__ = [
     "AdaptiveClip",
@@ -88,16 +80,8 @@ _LAZY = {
     "moe.experts": ("ExpertPicks", "ExpertRecorder"),
     "moe.routing_replay": ("RoutingReplay",),
     "padded": ("padded_loss",),
-    "staleness": (
-        "ClipRange",
-        "MismatchMoments",
-        "MismatchTracker",
-        "clip_range",
-        "mismatch_moments",
-        "mismatch_weights",
-        "objective_clip_range",
-        "sequence_lag",
-    ),
+    "mismatch": ("MismatchMoments", "MismatchTracker", "mismatch_moments", "mismatch_weights"),
+    "staleness": ("ClipRange", "clip_range", "objective_clip_range", "sequence_lag"),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 

@@ -26,8 +26,9 @@ from torch import Tensor
 from gspo.aggregation import PER_SEQUENCE, Reduction
 from gspo.diagnostics import UNKNOWN_GROUP, SequenceStats
 from gspo.loss_inputs import LossInputs, loss_inputs
+from gspo.mismatch import MismatchWeights, mismatch_kl, mismatch_weights
 from gspo.settings import Objective, RatioUnit, require_number
-from gspo.staleness import ClipRange, MismatchWeights, mismatch_kl, mismatch_weights, objective_clip_range
+from gspo.staleness import ClipRange, objective_clip_range
 from gspo.units import segment_mean, segment_sum
 from gspo.validation import require_vector, trusted_values
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.learner_step.models import Shape, build
+from gspo.mismatch import MismatchTracker
 from gspo.model.attention import register_segment_attention
 from gspo.model.packing import PackedBatch, TrainGroup, pack, plan_micro_batches
 from gspo.settings import Objective
-from gspo.staleness import MismatchTracker
 from services.learner.engine import LearnerEngine
 from services.learner.start import EngineSettings
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch

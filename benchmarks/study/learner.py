@@ -24,21 +24,13 @@ from gspo.adaptive import AdaptiveClip
 from gspo.advantages import group_advantages
 from gspo.diagnostics import SequenceStats
 from gspo.loss import gspo_loss
+from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_kl, mismatch_moments, mismatch_weights
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainSequence, pack
 from gspo.model.policy import prepare_policy
 from gspo.moe.experts import ExpertPicks, ExpertRecorder, changed_share
 from gspo.moe.routing_replay import RoutingReplay
-from gspo.staleness import (
-    ClipRange,
-    MismatchMoments,
-    MismatchTracker,
-    clip_range,
-    mismatch_kl,
-    mismatch_moments,
-    mismatch_weights,
-    sequence_lag,
-)
+from gspo.staleness import ClipRange, clip_range, sequence_lag
 from gspo.units import segment_mean
 
 HALVES = 2

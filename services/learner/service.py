@@ -10,9 +10,9 @@ import structlog
 import torch
 
 from gspo.adaptive import AdaptiveClip
+from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
-from gspo.staleness import MismatchTracker
 from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
 from services.learner.batch_failures import BatchFailures
 from services.learner.broker import Answer, BatchArrived, BrokerPort, groups_of

@@ -21,11 +21,12 @@ from gspo.adaptive import AdaptiveClip
 from gspo.advantages import group_advantages, turn_advantages
 from gspo.diagnostics import SequenceStats, signal_clip_fraction, summarise
 from gspo.loss import objective_loss
+from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_sums
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, TrainSequence, pack, plan_micro_batches
 from gspo.moe.experts import ExpertPicks, ExpertTally
 from gspo.settings import Objective
-from gspo.staleness import MismatchMoments, MismatchTracker, mismatch_sums, sequence_lag
+from gspo.staleness import sequence_lag
 from gspo.validation import trusted_values
 from services.learner.engine import LossFn, NonFiniteLossError, ReplayFn, StepResult
 from services.learner.profiling import NO_PROFILE, Phases

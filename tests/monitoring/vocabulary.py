@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from deploy.monitoring.generate import RULES
+from gspo.mismatch import MismatchTracker
 from gspo.moe.experts import ExpertPicks, ExpertTally
 from gspo.settings import Objective
-from gspo.staleness import MismatchTracker
 from services.broker.metrics import BrokerMetrics
 from services.learner.metrics import LearnerMetrics
 from services.learner.trainer import train_batch

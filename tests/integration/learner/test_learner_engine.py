@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 from gspo.loss import objective_loss
+from gspo.mismatch import MismatchTracker, mismatch_moments
 from gspo.model.packing import TrainGroup
-from gspo.staleness import MismatchTracker, mismatch_moments, sequence_lag
+from gspo.staleness import sequence_lag
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, split_groups
 from tests.support.learner.learner_worker import ADAM_EPS, NUM_MINI_BATCHES, OBJECTIVE, SETTINGS
 from tests.support.learner.ranks import Ranks

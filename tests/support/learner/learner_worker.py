@@ -22,11 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gspo.adaptive import AdaptiveClip
+from gspo.mismatch import MismatchTracker
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, pack
 from gspo.model.policy import load_policy
 from gspo.settings import Objective
-from gspo.staleness import MismatchTracker
 from services.learner.checkpoints.format import CheckpointError, CheckpointState, load_checkpoint
 from services.learner.checkpoints.saving import CheckpointSaver, Threads
 from services.learner.engine.engine import LearnerEngine

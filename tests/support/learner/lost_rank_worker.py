@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.distributed import distributed_c10d
 
-from gspo.staleness import MismatchTracker
+from gspo.mismatch import MismatchTracker
 from services.learner.engine.engine import LearnerEngine
 from services.learner.lost_rank import LostRankError, lost_ranks_named
 from services.learner.trainer import train_batch

@@ -19,10 +19,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gspo.mismatch import MismatchTracker
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, pack
 from gspo.moe.experts import ExpertPicks
-from gspo.staleness import MismatchTracker
 from services.learner.checkpoints.format import CheckpointError, CheckpointState, find_latest, load_checkpoint
 from services.learner.checkpoints.saving import CheckpointSaver, Threads
 from services.learner.engine.engine import LearnerEngine

@@ -19,6 +19,7 @@ import gspo.adaptive
 import gspo.advantages
 import gspo.diagnostics
 import gspo.loss
+import gspo.mismatch
 import gspo.settings
 import gspo.staleness
 
@@ -31,13 +32,14 @@ class Gspo:
 
     loss: ModuleType
     staleness: ModuleType
+    mismatch: ModuleType
     advantages: ModuleType
     diagnostics: ModuleType
     settings: ModuleType
     adaptive: ModuleType
 
 
-GSPO = Gspo(gspo.loss, gspo.staleness, gspo.advantages, gspo.diagnostics, gspo.settings, gspo.adaptive)
+GSPO = Gspo(gspo.loss, gspo.staleness, gspo.mismatch, gspo.advantages, gspo.diagnostics, gspo.settings, gspo.adaptive)
 
 
 def source_of(file: str) -> str:

@@ -10,17 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_kl, mismatch_moments, mismatch_weights
 from gspo.settings import Objective
-from gspo.staleness import (
-    MismatchMoments,
-    MismatchTracker,
-    clip_range,
-    mismatch_kl,
-    mismatch_moments,
-    mismatch_weights,
-    objective_clip_range,
-    sequence_lag,
-)
+from gspo.staleness import clip_range, objective_clip_range, sequence_lag
 from gspo.units import ratio_units, segment_mean
 
 

@@ -186,7 +186,7 @@ def moments_are_those_of_fresh_action_tokens(gspo: Gspo, step: Step) -> None:
     flat = pack(step.sequences)
     versions_T = torch.tensor([v for row in step.versions for v in row], dtype=torch.int64)
     learner_T = proximal_of(step, flat)
-    moments = gspo.staleness.mismatch_moments(learner_T, flat.anchor_T, flat.mask_T, versions_T, step.policy_version)
+    moments = gspo.mismatch.mismatch_moments(learner_T, flat.anchor_T, flat.mask_T, versions_T, step.policy_version)
     fresh = []
     for i, row in enumerate(step.versions):
         of_actions = [version for version, m in zip(row, step.sequences[i].mask, strict=True) if m]
@@ -201,7 +201,7 @@ def the_mismatch_kl_is_k3(gspo: Gspo, step: Step) -> None:
     flat = pack(step.sequences, F64)
     arguments = (proximal_of(step, flat), flat.anchor_T, flat.mask_T, flat.sequence_ids_T, len(step.sequences))
     expected = [fmean([math.exp(x) - 1 - x for x in _mismatch(step, i)] or [0.0]) for i in range(len(step.sequences))]
-    all_close(gspo.staleness.mismatch_kl(*arguments) * 1e3, 1e3 * torch.tensor(expected, dtype=F64), 1e-9, "1000 x KL")
+    all_close(gspo.mismatch.mismatch_kl(*arguments) * 1e3, 1e3 * torch.tensor(expected, dtype=F64), 1e-9, "1000 x KL")
 
 
 def summaries_are_over_sequences_by_sign_and_lag(gspo: Gspo, step: Step) -> None:

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gspo.mismatch import MismatchTracker
 from gspo.settings import Objective
-from gspo.staleness import MismatchTracker
 from protocol.codec import decode, encode
 from protocol.errors import ProtocolError
 from protocol.messages import Batch, Published, Refused, Status

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gspo.adaptive import AdaptiveClip
+from gspo.mismatch import MismatchTracker
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, pack
 from gspo.settings import Objective
-from gspo.staleness import MismatchTracker
 from services.learner.trainer import (
     AdvantageSettings,
     BatchReport,

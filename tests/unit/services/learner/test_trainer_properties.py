@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainGroup, TrainSequence, pack
 from gspo.settings import Anchor
-from gspo.staleness import MismatchTracker
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, split_groups, train_batch
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.loss.sequences import random_groups, random_sequence

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from gspo.mismatch import MismatchTracker
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, pack
 from gspo.settings import Objective
-from gspo.staleness import MismatchTracker
 from services.learner.engine.gradients import NonFiniteLossError
 from services.learner.engine.step import micro_batch_loss
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch

@@ -13,9 +13,9 @@ import torch
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
+from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainSequence, pack
 from gspo.settings import Objective
-from gspo.staleness import MismatchTracker
 from services.learner.metrics import LearnerMetrics
 from services.learner.profiling.flops import ModelCost, model_cost, peak_tflops
 from services.learner.profiling.profile import NO_PROFILE, PHASES, BatchProfile, DeviceTimeline, HostTimeline, StepProfile
