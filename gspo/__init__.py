@@ -12,30 +12,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gspo.moved import MOVED, report_moves
-from gspo.settings import Aggregation, Anchor, MismatchMode, Objective, RatioUnit
+from gspo.settings import Aggregation, Anchor, ClipCalibration, MismatchMode, Objective, RatioUnit
 
 if TYPE_CHECKING:
     from gspo.adaptive import AdaptiveClip
     from gspo.advantages import group_advantages, sequence_values_to_tokens, turn_advantages, turn_values_to_tokens
     from gspo.aggregation import Reduction
+    from gspo.calibration import Calibration, LagCalibration, Measured
     from gspo.diagnostics import SequenceStats, signal_clip_fraction, summarise
     from gspo.loss import LossOutput, TokenRatios, gspo_loss, objective_loss
-    from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_moments, mismatch_weights
+    from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_moments, mismatch_weights, sequence_mismatch
     from gspo.model.logprobs import TokenLogProbs, attach_logprob_head, chunked_logprobs
     from gspo.model.packing import PackedBatch, TrainGroup, TrainSequence, pack, plan_micro_batches
     from gspo.moe.experts import ExpertPicks, ExpertRecorder
     from gspo.moe.routing_replay import RoutingReplay
     from gspo.padded import padded_loss
-    from gspo.staleness import ClipRange, clip_range, objective_clip_range, sequence_lag
+    from gspo.staleness import ClipRange, calibrated_clip_range, clip_range, objective_clip_range, sequence_lag
 
 __all__ = [
     "AdaptiveClip",
     "Aggregation",
     "Anchor",
+    "Calibration",
+    "ClipCalibration",
     "ClipRange",
     "ExpertPicks",
     "ExpertRecorder",
+    "LagCalibration",
     "LossOutput",
+    "Measured",
     "MismatchMode",
     "MismatchMoments",
     "MismatchTracker",
@@ -50,6 +55,7 @@ __all__ = [
     "TrainGroup",
     "TrainSequence",
     "attach_logprob_head",
+    "calibrated_clip_range",
     "chunked_logprobs",
     "clip_range",
     "group_advantages",
@@ -62,6 +68,7 @@ __all__ = [
     "padded_loss",
     "plan_micro_batches",
     "sequence_lag",
+    "sequence_mismatch",
     "sequence_values_to_tokens",
     "signal_clip_fraction",
     "summarise",
@@ -72,6 +79,7 @@ __all__ = [
 _LAZY = {
     "adaptive": ("AdaptiveClip",),
     "aggregation": ("Reduction",),
+    "calibration": ("Calibration", "LagCalibration", "Measured"),
     "advantages": ("group_advantages", "sequence_values_to_tokens", "turn_advantages", "turn_values_to_tokens"),
     "diagnostics": ("SequenceStats", "signal_clip_fraction", "summarise"),
     "loss": ("LossOutput", "TokenRatios", "gspo_loss", "objective_loss"),
@@ -80,8 +88,8 @@ _LAZY = {
     "moe.experts": ("ExpertPicks", "ExpertRecorder"),
     "moe.routing_replay": ("RoutingReplay",),
     "padded": ("padded_loss",),
-    "mismatch": ("MismatchMoments", "MismatchTracker", "mismatch_moments", "mismatch_weights"),
-    "staleness": ("ClipRange", "clip_range", "objective_clip_range", "sequence_lag"),
+    "mismatch": ("MismatchMoments", "MismatchTracker", "mismatch_moments", "mismatch_weights", "sequence_mismatch"),
+    "staleness": ("ClipRange", "calibrated_clip_range", "clip_range", "objective_clip_range", "sequence_lag"),
 }
 _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 

@@ -34,6 +34,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gspo.diagnostics import SequenceStats
 from gspo.settings import require_number
 
 PRIOR_SEQUENCES: Final = 16.0
@@ -86,6 +87,22 @@ class Calibration:
 
 NOTHING_MEASURED: Final = Calibration(np.zeros(1), np.zeros(1), np.zeros(1))
 """Before the first batch: the clip range is the paper's."""
+
+
+def measured_sequences(stats: SequenceStats, number: int) -> list[Measured]:
+    """The first ``number`` sequences of a batch's statistics: those seen under the weights of the batch's start."""
+    columns = (stats.lag_S, stats.num_tokens_S, stats.mismatch_S, stats.mismatch_variance_S)
+    return [Measured(*row) for row in torch.stack([column[:number].double() for column in columns], dim=1).tolist()]
+
+
+def require_calibration(calibration: Calibration | None, needed_for: str) -> Calibration:
+    """Return ``calibration``. Raises: ValueError when there is none."""
+    if calibration is None:
+        raise ValueError(
+            f"calibration is missing with {needed_for}; give LagCalibration.current, and update it once per batch with the "
+            "sequences measured under the weights of the batch's start"
+        )
+    return calibration
 
 
 class LagCalibration:

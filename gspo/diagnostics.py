@@ -48,6 +48,10 @@ class SequenceStats:
     """Fraction of the action tokens whose gradient the upper bound removed (positive advantage)."""
     clipped_low_S: Tensor
     """Fraction of the action tokens whose gradient the lower bound removed (negative advantage)."""
+    clip_low_S: Tensor
+    """Lower bound of the log-ratio, nats; the mean over the action tokens."""
+    clip_high_S: Tensor
+    """Upper bound of the log-ratio, nats; the mean over the action tokens."""
     clamped_tokens_S: Tensor
     """Number of action tokens in units whose log-ratio was clamped."""
     zero_advantage_S: Tensor
@@ -58,6 +62,10 @@ class SequenceStats:
     """1 where the mismatch weight is 0."""
     mismatch_kl_S: Tensor
     """Nats per token, learner against engine; NaN if not measured."""
+    mismatch_S: Tensor
+    """Mean of learner minus engine log-prob, nats; NaN if not measured."""
+    mismatch_variance_S: Tensor
+    """Variance of a token's learner minus engine log-prob about that mean, nats squared; NaN if not measured."""
     entropy_S: Tensor
     """Nats per token; NaN if not measured."""
     group_S: Tensor
@@ -141,6 +149,8 @@ def _bucket_summary(stats: SequenceStats, bucket: str) -> dict[str, float]:
         "clip_fraction_high": float(stats.clipped_high_S.mean()),
         "clip_fraction_low": float(stats.clipped_low_S.mean()),
         "clip_fraction": float((stats.clipped_high_S + stats.clipped_low_S).mean()),
+        "clip_range_low": float(stats.clip_low_S.mean()),
+        "clip_range_high": float(stats.clip_high_S.mean()),
         "ratio_mean": float(ratio_S.mean()),
         "ratio_min": float(ratio_S.min()),
         "ratio_max": float(ratio_S.max()),
@@ -154,7 +164,8 @@ def _bucket_summary(stats: SequenceStats, bucket: str) -> dict[str, float]:
     }
     for name, quantile in RATIO_QUANTILES:
         values[f"ratio_{name}"] = float(torch.quantile(ratio_S, quantile))
-    for name, column in (("mismatch_kl", stats.mismatch_kl_S), ("entropy", stats.entropy_S)):
+    measurements = {"mismatch_kl": stats.mismatch_kl_S, "mismatch": stats.mismatch_S, "entropy": stats.entropy_S}
+    for name, column in measurements.items():
         measured = column[~column.isnan()]
         if measured.shape[0]:
             values[name] = float(measured.mean())

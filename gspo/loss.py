@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from gspo.aggregation import PER_SEQUENCE, Reduction
+from gspo.calibration import Calibration, require_calibration
 from gspo.diagnostics import UNKNOWN_GROUP, SequenceStats
 from gspo.loss_inputs import LossInputs, loss_inputs
-from gspo.mismatch import MismatchWeights, mismatch_kl, mismatch_weights
+from gspo.mismatch import MismatchWeights, mismatch_log_cap, mismatch_weights, sequence_mismatch
 from gspo.settings import Objective, RatioUnit, require_number
 from gspo.staleness import ClipRange, objective_clip_range
 from gspo.units import segment_mean, segment_sum
@@ -137,7 +138,8 @@ def gspo_loss(
     mean_delta_S = mean_delta_U if by_sequence else x.mean_S(delta_T)
     residual_T = torch.where(x.mask_T, delta_T - mean_delta_S[x.sequence_ids_T], 0.0)
     log_ratio_S = mean_delta_S.clamp(-log_ratio_clamp, log_ratio_clamp)
-    stats = _statistics(x, clip_range, objective_S, log_ratio_S, residual_T, high_T, low_T, clamped_tokens_U)
+    log_bounds_U = (num_tokens_U * log_lo_U, num_tokens_U * log_hi_U)
+    stats = _statistics(x, clip_range, objective_S, log_ratio_S, residual_T, high_T, low_T, clamped_tokens_U, log_bounds_U)
     if not with_tokens:
         return LossOutput(loss, stats)
     # Off the mask both advantages and clip decisions are 0, and the unit is that of another token.
@@ -154,7 +156,12 @@ def _statistics(
     high_T: Tensor,
     low_T: Tensor,
     clamped_tokens_U: Tensor,
+    log_bounds_U: tuple[Tensor, Tensor],
 ) -> SequenceStats:
+    """``log_bounds_U``: lower and upper, times the unit's tokens."""
+    log_lo_S, log_hi_S = (
+        segment_sum(bound_U, x.units.sequence_ids_U, x.num_local) / x.counts_S.clamp(min=1) for bound_U in log_bounds_U
+    )
     unmeasured_S = torch.full_like(x.weights_S, float("nan"))
     return SequenceStats(
         num_tokens_S=x.num_tokens_S,
@@ -169,7 +176,11 @@ def _statistics(
         zero_advantage_S=segment_sum(x.advantages_T.abs(), x.sequence_ids_T, x.num_local) == 0,
         weight_S=x.weights_S,
         rejected_S=x.weights_S == 0,
+        clip_low_S=log_lo_S,
+        clip_high_S=log_hi_S,
         mismatch_kl_S=unmeasured_S,
+        mismatch_S=unmeasured_S,
+        mismatch_variance_S=unmeasured_S,
         entropy_S=unmeasured_S,
         group_S=torch.full_like(x.weights_S, UNKNOWN_GROUP),
     )
@@ -188,6 +199,7 @@ def objective_loss(
     lag_S: Tensor | None = None,
     sigma: float = 0.0,
     clip_scale: float = 1.0,
+    calibration: Calibration | None = None,
     proximal_logprobs_T: Tensor | None = None,
     entropy_T: Tensor | None = None,
     group_ids_S: Tensor | None = None,
@@ -200,7 +212,8 @@ def objective_loss(
 
     Arguments as in ``gspo_loss``. lag_S comes from ``sequence_lag`` (None: lag 0, and a row of statistics for each sequence
     up to the last one with action tokens), sigma from ``MismatchTracker`` (0 without one), clip_scale from ``AdaptiveClip``
-    (1 without one; the loss itself does not adapt). proximal_logprobs_T: the log-probs of the weights at the start of the
+    (1 without one; the loss itself does not adapt), calibration from ``LagCalibration`` (only for ``clip_calibration`` and
+    "truncate_by_lag"). proximal_logprobs_T: the log-probs of the weights at the start of the
     batch, for anchor "proximal" only; in the batch's first step ``logprobs_T.detach()`` is the same. The mismatch KL
     compares the engine with the proximal log-probs where they are given, else with ``logprobs_T`` (exact in the first
     mini-batch). entropy_T (nats, read at action tokens) and group_ids_S (int64) only feed the statistics. num_tokens: action
@@ -223,6 +236,7 @@ def objective_loss(
             num_local,
             mode=objective.weight_mode,
             cap=objective.mismatch_cap,
+            log_cap_S=_log_cap(objective, calibration, lag_S, mask_T, sequence_ids_T),
         )
     output = gspo_loss(
         logprobs_T,
@@ -232,7 +246,7 @@ def objective_loss(
         sequence_ids_T,
         turn_ids_T,
         num_sequences=num_sequences,
-        clip_range=objective_clip_range(objective, lag_S, sigma, clip_scale),
+        clip_range=objective_clip_range(objective, lag_S, sigma, clip_scale, calibration),
         ratio_unit=objective.ratio_unit,
         tokens_per_sequence_S=tokens_per_sequence_S,
         episode_ids_S=episode_ids_S,
@@ -244,8 +258,13 @@ def objective_loss(
     learner_T = logprobs_T if proximal_logprobs_T is None else proximal_logprobs_T
     # Checked above, whichever of them is the anchor.
     with trusted_values():
-        kl_S = mismatch_kl(learner_T, behaviour_logprobs_T, mask_T, sequence_ids_T, num_local)
-    stats = replace(output.stats, mismatch_kl_S=kl_S)
+        mismatch = sequence_mismatch(learner_T, behaviour_logprobs_T, mask_T, sequence_ids_T, num_local)
+    stats = replace(
+        output.stats,
+        mismatch_kl_S=mismatch.kl_S,
+        mismatch_S=mismatch.mean_S,
+        mismatch_variance_S=mismatch.token_variance_S,
+    )
     if entropy_T is not None:
         require_vector("entropy_T", entropy_T, mask_T.shape[0])
         ids_T = torch.where(mask_T, sequence_ids_T, 0).long()
@@ -254,6 +273,17 @@ def objective_loss(
         require_vector("group_ids_S", group_ids_S, num_local)
         stats = replace(stats, group_S=group_ids_S)
     return replace(output, stats=stats)
+
+
+def _log_cap(
+    objective: Objective, calibration: Calibration | None, lag_S: Tensor, mask_T: Tensor, sequence_ids_T: Tensor
+) -> Tensor | None:
+    if objective.weight_mode != "truncate_by_lag":
+        return None
+    known = require_calibration(calibration, "mismatch_mode 'truncate_by_lag'")
+    ids_T = torch.where(mask_T, sequence_ids_T, 0).long()
+    num_tokens_S = segment_sum(mask_T.double(), ids_T, lag_S.shape[0])
+    return mismatch_log_cap(known, lag_S, num_tokens_S, z=objective.mismatch_z)
 
 
 _MISSING_PROXIMAL = (

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from gspo.calibration import Calibration
 from gspo.settings import MismatchMode, require_number
-from gspo.units import segment_mean
+from gspo.units import segment_mean, segment_sum
 from gspo.validation import (
     require_finite,
     require_ids,
@@ -39,8 +41,11 @@ def mismatch_weights(
     *,
     mode: MismatchMode,
     cap: float,
+    log_cap_S: Tensor | None = None,
 ) -> MismatchWeights:
     """Return exp(mean(log pi_prox - log mu)) per sequence: min(., cap) for "truncate", 0 outside [1/cap, cap] for "reject".
+
+    "truncate_by_lag" takes each sequence's own cap, exp(log_cap_S) of ``mismatch_log_cap``, instead of ``cap``.
 
     Decoupled PPO (arXiv 2110.00641) leaves this factor outside the clip. It is length-normalised like GSPO's ratio: one cap
     serves every length, but the weight is no longer the importance weight of the whole sequence. Truncation: Ionides,
@@ -56,10 +61,55 @@ def mismatch_weights(
         return MismatchWeights(torch.ones_like(log_weight_S), rejected_S)
     if mode == "truncate":
         return MismatchWeights(log_weight_S.exp().clamp(max=cap), rejected_S)
+    if mode == "truncate_by_lag":
+        if log_cap_S is None:
+            raise ValueError("log_cap_S is missing with mode 'truncate_by_lag'; give mismatch_log_cap(...)")
+        require_vector("log_cap_S", log_cap_S, num_sequences)
+        return MismatchWeights(torch.minimum(log_weight_S, log_cap_S.to(log_weight_S.dtype)).exp(), rejected_S)
     if mode != "reject":
-        raise ValueError(f"mode is {mode!r}; choose one of truncate, reject, off")
+        raise ValueError(f"mode is {mode!r}; choose one of {', '.join(get_args(MismatchMode))}")
     rejected_S = log_weight_S.abs() > math.log(cap)
     return MismatchWeights(torch.where(rejected_S, 0.0, log_weight_S.exp()), rejected_S)
+
+
+def mismatch_log_cap(calibration: Calibration, lag_S: Tensor, num_tokens_S: Tensor, *, z: float) -> Tensor:
+    """Return the largest ordinary log-weight for these lags and lengths, float64 [S]: b(d) + z sqrt(A(d) + V(d) / n).
+
+    With the proximal anchor the log-weight is what ``gspo.calibration`` measures, so the same estimates say which weights
+    are ordinary. It is at least 0: a weight of 1 is never cut.
+    """
+    require_number("z", z, low=0.0)
+    location_S, between_S, token_S = calibration.at(lag_S)
+    deviation_S = (between_S + token_S / num_tokens_S.double().clamp(min=1)).sqrt()
+    return (location_S + z * deviation_S).clamp(min=0.0, max=MAX_LOG_WEIGHT)
+
+
+@dataclass(frozen=True)
+class SequenceMismatch:
+    """Learner against engine per sequence, without gradient; 0 for a sequence without action tokens."""
+
+    mean_S: Tensor
+    """Mean of log pi - log mu, nats."""
+    token_variance_S: Tensor
+    """Variance of log pi - log mu about the mean (divided by n - 1), nats squared; 0 for one token."""
+    kl_S: Tensor
+    """``mismatch_kl``: KL(mu || pi), nats per token."""
+
+
+def sequence_mismatch(
+    learner_logprobs_T: Tensor,
+    behaviour_logprobs_T: Tensor,
+    mask_T: Tensor,
+    sequence_ids_T: Tensor,
+    num_sequences: int,
+) -> SequenceMismatch:
+    """Measure what ``gspo.calibration`` learns from. Valid while the learner holds the weights of the batch's start."""
+    delta_T, ids_T = _mismatch(learner_logprobs_T, behaviour_logprobs_T, mask_T, sequence_ids_T, num_sequences)
+    mean_S = segment_mean(delta_T, mask_T, ids_T, num_sequences)
+    square_T = torch.where(mask_T, (delta_T - mean_S[ids_T]).square(), delta_T.new_zeros(()))
+    freedom_S = (segment_sum(mask_T.to(delta_T.dtype), ids_T, num_sequences) - 1).clamp(min=1)
+    variance_S = segment_sum(square_T, ids_T, num_sequences) / freedom_S
+    return SequenceMismatch(mean_S, variance_S, _kl(delta_T, mask_T, ids_T, num_sequences))
 
 
 def mismatch_kl(
@@ -74,6 +124,10 @@ def mismatch_kl(
     The estimator ("k3", Schulman, http://joschu.net/blog/kl-approx.html) is unbiased and never negative.
     """
     delta_T, ids_T = _mismatch(learner_logprobs_T, behaviour_logprobs_T, mask_T, sequence_ids_T, num_sequences)
+    return _kl(delta_T, mask_T, ids_T, num_sequences)
+
+
+def _kl(delta_T: Tensor, mask_T: Tensor, ids_T: Tensor, num_sequences: int) -> Tensor:
     delta_T = delta_T.clamp(-MAX_LOG_WEIGHT, MAX_LOG_WEIGHT)
     return segment_mean(torch.expm1(delta_T) - delta_T, mask_T, ids_T, num_sequences)
 

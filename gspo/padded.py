@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from gspo.calibration import Calibration
 from gspo.loss import LossOutput, TokenRatios, objective_loss
 from gspo.settings import Objective
 
@@ -26,6 +27,7 @@ def padded_loss(
     lag_S: Tensor | None = None,
     sigma: float = 0.0,
     clip_scale: float = 1.0,
+    calibration: Calibration | None = None,
     proximal_logprobs_SL: Tensor | None = None,
     entropy_SL: Tensor | None = None,
     group_ids_S: Tensor | None = None,
@@ -62,6 +64,7 @@ def padded_loss(
         lag_S=torch.zeros(num_rows, device=logprobs_SL.device) if lag_S is None else lag_S,
         sigma=sigma,
         clip_scale=clip_scale,
+        calibration=calibration,
         proximal_logprobs_T=_flat(proximal_logprobs_SL),
         entropy_T=_flat(entropy_SL),
         group_ids_S=group_ids_S,

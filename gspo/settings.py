@@ -17,7 +17,9 @@ RatioUnit = Literal["sequence", "turn", "token"]
 Anchor = Literal["behaviour", "proximal"]
 """The denominator of the ratio: the engine's log-probs, or the learner's own at the start of the batch."""
 
-MismatchMode = Literal["truncate", "reject", "off"]
+MismatchMode = Literal["truncate", "truncate_by_lag", "reject", "off"]
+
+ClipCalibration = Literal["off", "widen", "recentre"]
 
 Aggregation = Literal["sequence", "token", "constant"]
 """What the sum over a sequence's tokens is divided by: see ``gspo.aggregation``."""
@@ -61,9 +63,8 @@ class Objective:
     The defaults are the paper's clip (arXiv 2507.18071: 3e-4 below, 4e-4 above, on sequence ratios) around the learner's
     own log-probs at the start of the batch, with a truncated weight for the engine's mismatch: of the objectives that
     docs/evidence/study.md compares, only this one clips stale sequences as it clips fresh ones. With
-    ``anchor="behaviour"`` no forward pass is added, and the clip range is widened by one eps per version of lag and by one
-    standard deviation of engine noise. ``Objective.gspo()`` and ``Objective.grpo()`` are the papers' own;
-    ``dataclasses.replace`` changes a field of either.
+    ``anchor="behaviour"`` no forward pass is added, and the clip range is widened by one standard deviation of engine noise.
+    ``Objective.gspo()`` and ``Objective.grpo()`` are the papers' own; ``dataclasses.replace`` changes a field of either.
     """
 
     ratio_unit: RatioUnit = "sequence"
@@ -76,14 +77,19 @@ class Objective:
     eps_high: Annotated[float, _POSITIVE] = 4e-4
     """A ratio above 1 + eps_high is clipped where the advantage is positive. The paper: 4e-4 (GRPO: 0.27)."""
 
-    clip_range_growth: Annotated[float, Range()] = 1.0
+    clip_range_growth: Annotated[float, Range()] = 0.0
     """c, for the behaviour anchor: the clip range of a sequence of lag d is g(d) times as wide, in log space. For c >= 0,
     g(d) = 1 + c * d (old sequences may have drifted further); for c < 0, g(d) = 1 / (1 + |c| * d) (old sequences are
-    trusted less). 0 ignores lag."""
+    trusted less). 0 ignores lag: c is a guess, and clip_calibration measures instead."""
 
     noise_z: Annotated[float, Range(low=0.0)] = 1.0
     """z, for the behaviour anchor: the clip range of a ratio over n tokens is z * sigma / sqrt(n) wider on both sides, where
     sigma is the measured mismatch between engine and learner. 0 ignores engine noise."""
+
+    clip_calibration: ClipCalibration = "off"
+    """For the behaviour anchor: take the margin from what is measured for each lag, at the start of every batch, instead of
+    clip_range_growth and sigma. widen: by noise_z deviations of that lag's drift and noise, on both sides. recentre: the
+    same, with both bounds shifted by that lag's location."""
 
     anchor: Anchor = "proximal"
     """The denominator of the ratio. proximal: the learner's own log-probs at the start of the batch, for one more forward
@@ -91,14 +97,17 @@ class Objective:
     engine's log-probs. docs/evidence/study.md says why proximal is the default."""
 
     mismatch_mode: MismatchMode | None = None
-    """For the proximal anchor. truncate: weight sequences by exp(mean(log pi_prox - mu)), at most mismatch_cap. reject: give
-    weight 0 to sequences outside [1 / mismatch_cap, mismatch_cap]. off: neither. Not set: truncate. The behaviour anchor
-    accepts only off, or not set, which then means off: the ratio already holds the mismatch, and a weight would count it
-    twice."""
+    """For the proximal anchor. truncate: weight sequences by exp(mean(log pi_prox - mu)), at most mismatch_cap.
+    truncate_by_lag: the same, with a cap for each lag, from what is measured for it (mismatch_z). reject: give weight 0 to
+    sequences outside [1 / mismatch_cap, mismatch_cap]. off: neither. Not set: truncate. The behaviour anchor accepts only
+    off, or not set, which then means off: the ratio already holds the mismatch, and a weight would count it twice."""
 
     mismatch_cap: Annotated[float, Range(low=1.0, low_open=True)] = 1.1
     """Largest mismatch factor (and 1 / smallest, with reject). It bounds the exponential of a mean per token, so it lies
     near 1 for long sequences: 1.1 is 0.1 nat per token. Answers of a few tokens need a larger one."""
+
+    mismatch_z: Annotated[float, Range(low=0.0)] = 2.0
+    """For truncate_by_lag: how many measured deviations above the location of its lag a log-weight is ordinary."""
 
     log_ratio_clamp: Annotated[float, _POSITIVE] = 10.0
     """Log-ratios beyond this are clamped (and counted): an unbounded ratio with a negative advantage diverges."""
@@ -163,6 +172,16 @@ class Objective:
                 f"eps_low is {self.eps_low}, eps_high is {self.eps_high} with ratio_unit 'token': nearly every token would "
                 "be clipped, by noise. 3e-4 / 4e-4 are for sequence ratios, which are means. Set eps_low = 0.2 and "
                 "eps_high = 0.27, as Objective.grpo() does (the GSPO paper's values for GRPO), or ratio_unit 'sequence'"
+            )
+        if self.clip_calibration != "off" and self.anchor != "behaviour":
+            raise ValueError(
+                f"clip_calibration is {self.clip_calibration!r} with anchor 'proximal': that ratio holds neither drift nor "
+                "noise, so there is nothing to widen. Set anchor = 'behaviour', or mismatch_mode = 'truncate_by_lag'"
+            )
+        if self.clip_calibration != "off" and self.clip_range_growth != 0:
+            raise ValueError(
+                f"clip_calibration is {self.clip_calibration!r} and clip_range_growth is {self.clip_range_growth}: one "
+                "measures the drift of a lag, the other guesses it. Leave one of them out"
             )
         if self.anchor == "behaviour" and self.mismatch_mode not in (None, "off"):
             raise ValueError(

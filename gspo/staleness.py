@@ -10,16 +10,24 @@ The clip range of sequence i with lag d_i, for a unit of n tokens (the whole seq
 With d = 0, sigma = 0 and k = 1 it is the clip of the GSPO paper (arXiv 2507.18071). k is the scale of ``AdaptiveClip``. It
 leaves the noise margin alone: the mean of n independent per-token errors of deviation sigma has the deviation
 sigma / sqrt(n), whatever the clip.
+
+The calibrated clip range takes both from what was measured for the lag (``gspo.calibration``: location b, variance A between
+sequences, variance V of a token) instead of guessing them:
+
+    k * (log(1 - eps_low), log(1 + eps_high))   widened on both sides by   z * sqrt(A(d_i) + V(d_i) / n)
+
+and shifted by b(d_i) when it is re-centred. Where nothing has drifted and there is no noise it is the paper's.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from gspo.calibration import Calibration, require_calibration
 from gspo.settings import Objective, require_number
 from gspo.units import segment_mean
 from gspo.validation import (
@@ -67,10 +75,15 @@ class ClipRange:
     log_hi_S: Tensor
     noise: float
     """z * sigma, in nats: the margin of one token; a unit of n tokens gets noise / sqrt(n)."""
+    measured_S: tuple[Tensor, Tensor] | None = None
+    """Instead of ``noise``: z^2 A and z^2 V of each sequence's lag, in nats squared."""
 
     def bounds(self, sequence_ids: Tensor, num_tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return (log_lo, log_hi) for units of ``num_tokens`` tokens that belong to the sequences ``sequence_ids``."""
         margin = self.noise / num_tokens.clamp(min=1).sqrt()
+        if self.measured_S is not None:
+            between_S, token_S = self.measured_S
+            margin = (between_S[sequence_ids] + token_S[sequence_ids] / num_tokens.clamp(min=1)).sqrt()
         return self.log_lo_S[sequence_ids] - margin, self.log_hi_S[sequence_ids] + margin
 
 
@@ -107,13 +120,51 @@ def clip_range(
     return ClipRange(lag_S, width_S * math.log1p(-eps_low), width_S * math.log1p(eps_high), noise_z * sigma)
 
 
-def objective_clip_range(objective: Objective, lag_S: Tensor, sigma: float, scale: float = 1.0) -> ClipRange:
-    """Return the clip range that ``objective`` asks for; ``scale`` comes from its ``AdaptiveClip`` and is 1 without one.
+def calibrated_clip_range(
+    lag_S: Tensor,
+    calibration: Calibration,
+    *,
+    eps_low: float,
+    eps_high: float,
+    z: float = 1.0,
+    scale: float = 1.0,
+    recentre: bool = False,
+) -> ClipRange:
+    """Build the calibrated clip range of the module docstring, from ``LagCalibration.current``.
+
+    z: how many deviations of drift and noise the bounds lie further out. recentre: shift both bounds by the location.
+    Raises: ValueError as ``clip_range``.
+    """
+    plain = clip_range(lag_S, eps_low=eps_low, eps_high=eps_high, noise_z=z, scale=scale)
+    location_S, between_S, token_S = (values.to(plain.log_lo_S.dtype) for values in calibration.at(plain.lag_S))
+    return replace(
+        plain,
+        log_lo_S=plain.log_lo_S + location_S if recentre else plain.log_lo_S,
+        log_hi_S=plain.log_hi_S + location_S if recentre else plain.log_hi_S,
+        measured_S=(z * z * between_S, z * z * token_S),
+    )
+
+
+def objective_clip_range(
+    objective: Objective, lag_S: Tensor, sigma: float, scale: float = 1.0, calibration: Calibration | None = None
+) -> ClipRange:
+    """Return the clip range that ``objective`` asks for; ``scale`` comes from its ``AdaptiveClip`` and is 1 without one,
+    ``calibration`` from ``LagCalibration.current``, for an objective with ``clip_calibration``.
 
     With the proximal anchor (decoupled PPO, arXiv 2110.00641) the ratio starts at exactly 1 in every batch. It contains
     neither engine noise nor the drift of the versions since sampling (the mismatch weight does), so the clip range is the
     plain one.
     """
+    if objective.clip_calibration != "off":
+        return calibrated_clip_range(
+            lag_S,
+            require_calibration(calibration, f"clip_calibration {objective.clip_calibration!r}"),
+            eps_low=objective.eps_low,
+            eps_high=objective.eps_high,
+            z=objective.noise_z,
+            scale=scale,
+            recentre=objective.clip_calibration == "recentre",
+        )
     proximal = objective.anchor == "proximal"
     return clip_range(
         lag_S,

@@ -10,6 +10,7 @@ import structlog
 import torch
 
 from gspo.adaptive import AdaptiveClip
+from gspo.calibration import LagCalibration
 from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
@@ -60,6 +61,7 @@ class TrainBatch(Protocol):
         num_mini_batches: int,
         mismatch: MismatchTracker,
         adaptive_clip: AdaptiveClip | None = None,
+        calibration: LagCalibration | None = None,
         max_lag: int | None = None,
         advantages: AdvantageSettings | None = None,
     ) -> BatchReport: ...
@@ -124,6 +126,7 @@ class LearnerService:
         self._saving_since = 0.0
         self._objective: Objective = settings.objective
         target = self._objective.adaptive_clip_target
+        self._calibration = LagCalibration()
         self._adaptive_clip = None if target is None else AdaptiveClip(target=target)
         self._advantages = AdvantageSettings(
             advantage=settings.objective.advantage, normalise_by_std=settings.objective.normalise_by_std
@@ -165,6 +168,8 @@ class LearnerService:
             state = resumed.state
             self._next_batch = self._saved_batch = state.batch_position
             self._mismatch.load_state_dict(state.mismatch)
+            if state.calibration:
+                self._calibration.load_state_dict(state.calibration)
             if self._adaptive_clip is not None and state.adaptive_clip:
                 self._adaptive_clip.load_state_dict(state.adaptive_clip)
             log.info("resumed", checkpoint=str(resumed.path), next_batch=self._next_batch)
@@ -227,6 +232,7 @@ class LearnerService:
                 num_mini_batches=self._settings.batch.mini_batches,
                 mismatch=self._mismatch,
                 adaptive_clip=self._adaptive_clip,
+                calibration=self._calibration,
                 max_lag=self._settings.batch.max_lag,
                 advantages=self._advantages,
             )
@@ -314,6 +320,7 @@ class LearnerService:
             batch_position=self._next_batch,
             mismatch=dict(self._mismatch.state_dict()),
             adaptive_clip={} if self._adaptive_clip is None else self._adaptive_clip.state_dict(),
+            calibration=self._calibration.state_dict(),
         )
         self._saver.begin(state)
         self._saved_batch = self._next_batch

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gspo.adaptive import AdaptiveClip
 from gspo.advantages import group_advantages, turn_advantages
+from gspo.calibration import Calibration, LagCalibration, measured_sequences
 from gspo.diagnostics import SequenceStats, signal_clip_fraction, summarise
 from gspo.loss import objective_loss
 from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_sums
@@ -90,6 +91,7 @@ def train_batch(
     num_mini_batches: int,
     mismatch: MismatchTracker,
     adaptive_clip: AdaptiveClip | None = None,
+    calibration: LagCalibration | None = None,
     max_lag: int | None = None,
     advantages: AdvantageSettings | None = None,
     profile: Phases = NO_PROFILE,
@@ -104,6 +106,8 @@ def train_batch(
         num_mini_batches: at most the number of groups; mini-batches hold consecutive whole groups.
         mismatch: updated from the first forward pass of the batch, the same on every rank.
         adaptive_clip: scales the batch's clip ranges, and is then updated from its clip fraction; None: no scale.
+        calibration: gives the batch's calibrated clip ranges and weights, and is then updated from the sequences that were
+            seen under the batch's starting weights; None: a new one.
         max_lag: the oldest token that may be trained on, in versions; None for any. The broker enforces it by admission,
             and assembles no batch with an older token. This check is the last one before training.
         advantages: None for the defaults.
@@ -117,7 +121,8 @@ def train_batch(
             _require_max_lag(groups, policy_version, max_lag)
         mini_batches = _plan(engine, groups, sequences, policy_version, num_mini_batches)
     clip_scale = 1.0 if adaptive_clip is None else adaptive_clip.scale
-    run = _BatchRun(engine, objective, policy_version, mismatch, clip_scale, group_ids, len(sequences))
+    calibration = LagCalibration() if calibration is None else calibration
+    run = _BatchRun(engine, objective, policy_version, mismatch, clip_scale, calibration.current, group_ids, len(sequences))
     profile.planned(sequences, [part.micro_batches for part in mini_batches], first_pass=run.needs_first_pass)
     if run.needs_first_pass:
         with profile.phase("first_pass"):
@@ -137,7 +142,11 @@ def train_batch(
         "clip_scale": clip_scale,
     }
     with profile.phase("diagnostics"):
-        summary = summarise(run.gathered_stats())
+        stats = run.gathered_stats()
+        summary = summarise(stats)
+        # With the proximal anchor every sequence was seen under the starting weights, else those of the first step.
+        num_seen = len(sequences) if objective.needs_proximal_logprobs else mini_batches[0].num_sequences
+        calibration.update(measured_sequences(stats, num_seen))
         fraction = signal_clip_fraction(summary)
         if adaptive_clip is not None and fraction is not None:
             adaptive_clip.update(fraction)
@@ -252,6 +261,7 @@ class _BatchRun:
         policy_version: int,
         mismatch: MismatchTracker,
         clip_scale: float,
+        calibration: Calibration,
         group_ids: Tensor,
         num_rows: int,
     ) -> None:
@@ -260,6 +270,7 @@ class _BatchRun:
         self._policy_version = policy_version
         self._mismatch = mismatch
         self._clip_scale = clip_scale
+        self._calibration = calibration
         self._group_ids = group_ids
         self._num_rows = num_rows
         self._rows: list[Tensor] = []
@@ -357,6 +368,7 @@ class _BatchRun:
             num_sequences=mini_batch.num_sequences,
             num_tokens=mini_batch.num_action_tokens if self._objective.aggregation == "token" else None,
             clip_scale=self._clip_scale,
+            calibration=self._calibration,
             proximal_logprobs_T=self._proximal[rows] if self._objective.needs_proximal_logprobs else None,
             entropy_T=result.entropies_T,
             group_ids_S=self._group_ids[chosen].to(packed.mask_T.device),

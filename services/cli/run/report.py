@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.table import Table
 
@@ -61,10 +61,10 @@ def write_plot(directory: Path) -> Path:
     batches = batch_rows(directory / "metrics.jsonl")
     if not batches and not evals:
         raise ValueError(f"{directory / 'metrics.jsonl'}: no batch and no evaluation recorded yet, nothing to draw")
-    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), constrained_layout=True)
+    figure, axes = pyplot.subplots(2, 3, figsize=(15, 7), constrained_layout=True)
     figure.suptitle(str(directory))
     index = column(batches, "batch")
-    reward, lag, clip, speed = axes.flat
+    reward, lag, speed, clip, clip_range, drift = axes.flat
     reward.plot(index, column(batches, "reward_mean"), color="tab:blue", alpha=0.5, label="training")
     reward.plot(column(evals, "batch"), column(evals, "eval/reward"), "o-", color="tab:orange", label="held out")
     reward.set(title="Reward", xlabel="batch")
@@ -78,13 +78,12 @@ def write_plot(directory: Path) -> Path:
     lag.plot(index, column(batches, "lag/max"), color="tab:red", alpha=0.5, label="largest")
     lag.set(title="Lag (policy versions)", xlabel="batch")
     lag.legend()
-    for key, label, colour in _clip_curves():
-        values = column(batches, key)
-        if _known(values):
-            clip.plot(index, values, label=label, color=colour)
+    _draw_by_lag(clip, batches, "clip_fraction")
     clip.set(title="Sequences clipped", xlabel="batch", ylim=(-0.02, 1.02))
-    if clip.lines:
-        clip.legend()
+    _draw_by_lag(clip_range, batches, "clip_range_high", "clip_range_low")
+    clip_range.set(title="Clip range (bounds of the log-ratio, nats)", xlabel="batch")
+    _draw_by_lag(drift, batches, "mismatch")
+    drift.set(title="Learner against engine (mean log-ratio, nats)", xlabel="batch")
     speed.plot(index, column(batches, "tokens_per_s"), color="tab:green")
     speed.set(title="Throughput (tokens/s, trained on)", xlabel="batch")
     speed.set_ylim(bottom=0)
@@ -98,11 +97,23 @@ def write_plot(directory: Path) -> Path:
     return path
 
 
-def _clip_curves() -> list[tuple[str, str, str]]:
-    return [
-        ("clip_fraction/all", "all", "black"),
-        ("clip_fraction/lag_0", "lag 0", "tab:blue"),
-        ("clip_fraction/lag_1", "lag 0-1", "tab:orange"),
-        ("clip_fraction/lag_2", "lag 1-2", "tab:red"),
-        ("clip_fraction/lag_3_4", "lag 2-4", "tab:purple"),
-    ]
+def _draw_by_lag(axes: Any, batches: list[dict[str, Any]], *names: str) -> None:
+    """One curve for each name and lag; the curves of one lag have one colour."""
+    index = column(batches, "batch")
+    for bucket, label, colour in _LAGS:
+        for name in names:
+            values = column(batches, f"{name}/{bucket}")
+            if _known(values):
+                axes.plot(index, values, label=label if name == names[0] else None, color=colour)
+    if axes.lines:
+        axes.legend()
+
+
+_LAGS: Final = (
+    ("all", "all", "black"),
+    ("lag_0", "lag 0", "tab:blue"),
+    ("lag_1", "lag 0-1", "tab:orange"),
+    ("lag_2", "lag 1-2", "tab:red"),
+    ("lag_3_4", "lag 2-4", "tab:purple"),
+    ("lag_5_up", "lag 4 and more", "tab:brown"),
+)

@@ -66,6 +66,8 @@ class CheckpointState:
     """``MismatchTracker.state_dict()``"""
     adaptive_clip: dict[str, float] = field(default_factory=dict)
     """``AdaptiveClip.state_dict()``; empty when the run has none, and in older checkpoints."""
+    calibration: dict[str, Any] = field(default_factory=dict)
+    """``LagCalibration.state_dict()``; empty in older checkpoints."""
 
 
 class _State(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,6 +75,7 @@ class _State(msgspec.Struct, forbid_unknown_fields=True):
     batch_position: Count
     mismatch: dict[str, float]
     adaptive_clip: dict[str, float] = {}
+    calibration: dict[str, Any] = {}
 
 
 class _Metadata(msgspec.Struct):

@@ -77,8 +77,8 @@ BUGS_OF_PARTS = (
     PlantedBug(
         "the adaptive scale is not passed on",
         "loss.py",
-        "objective_clip_range(objective, lag_S, sigma, clip_scale)",
-        "objective_clip_range(objective, lag_S, sigma)",
+        "objective_clip_range(objective, lag_S, sigma, clip_scale, calibration)",
+        "objective_clip_range(objective, lag_S, sigma, calibration=calibration)",
         the_mismatch_is_counted_once,
     ),
     PlantedBug(

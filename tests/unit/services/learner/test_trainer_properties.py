@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gspo.calibration import LagCalibration
 from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainGroup, TrainSequence, pack
-from gspo.settings import Anchor
+from gspo.settings import Anchor, Objective
 from services.learner.trainer import AdvantageSettings, sequences_with_advantages, split_groups, train_batch
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.loss.sequences import random_groups, random_sequence
@@ -136,3 +137,47 @@ def test_rewards_that_differ_in_the_ninth_digit_train_the_same_as_others() -> No
         gradients.append(engine.gradients[0])
     deviation = stdev([0.0, 1e-6, 2e-6, 3e-6])
     torch.testing.assert_close(gradients[1] * (1 + 1e-6 / deviation), gradients[0], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("anchor", ["behaviour", "proximal"])
+def test_the_calibration_learns_from_sequences_under_the_weights_of_the_batchs_start_only(anchor: Anchor) -> None:
+    engine, calibration = BigramEngine(learning_rate=20.0, token_budget=50), LagCalibration()
+    groups = own_logprobs(engine, random_groups(6, 3, seed=30, versions=(1, 3)), noise=0.1)
+    seen = groups if anchor == "proximal" else [groups[i] for i in split_groups(6, 3)[0]]
+    expected = []
+    for sequence in (member for group in seen for member in group.sequences):
+        packed = pack([sequence.with_advantages(np.zeros(sequence.num_tokens, dtype=np.float32))], policy_version=4)
+        noise = (engine.logprobs(packed).logprobs_T - packed.behaviour_T)[packed.mask_T].tolist()
+        expected.append((fmean((4 - packed.versions_T[packed.mask_T]).tolist()), len(noise), fmean(noise)))
+    objective = replace(WIDE, anchor=anchor, eps_low=0.19, eps_high=0.19)
+    train_batch(
+        engine,
+        groups,
+        objective=objective,
+        policy_version=4,
+        num_mini_batches=3,
+        mismatch=MismatchTracker(),
+        calibration=calibration,
+    )
+    kept = [tuple(row[:3]) for row in calibration.state_dict()["sequences"]]
+    assert sorted(kept) == [pytest.approx(row, rel=1e-4, abs=1e-6) for row in sorted(expected)]
+
+
+def test_a_batch_is_clipped_by_the_calibration_of_the_batches_before_it() -> None:
+    engine, calibration = BigramEngine(learning_rate=0.0), LagCalibration()
+    objective = Objective(anchor="behaviour", clip_calibration="widen")
+    groups = own_logprobs(engine, random_groups(8, 4, seed=31), noise=0.1)
+    shares = []
+    for _ in range(2):
+        report = train_batch(
+            engine,
+            groups,
+            objective=objective,
+            policy_version=0,
+            num_mini_batches=1,
+            mismatch=MismatchTracker(),
+            calibration=calibration,
+        )
+        shares.append(report.metrics["clip_fraction/lag_0"])
+        assert report.metrics["clip_range_high/lag_0"] > 0
+    assert shares[1] < shares[0] - 0.1

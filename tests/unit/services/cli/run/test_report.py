@@ -100,7 +100,7 @@ def test_whatever_was_recorded_can_be_drawn(rows: list[dict[str, Any]], tmp_path
     header = path.read_bytes()[:24]
     assert header[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = int.from_bytes(header[16:20], "big"), int.from_bytes(header[20:24], "big")
-    assert (width, height) == (1210, 770)
+    assert (width, height) == (1650, 770)
 
 
 def test_nothing_recorded_is_nothing_to_draw(tmp_path: Path) -> None:

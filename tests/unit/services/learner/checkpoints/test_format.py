@@ -29,6 +29,7 @@ def state(policy_version: int) -> CheckpointState:
         batch_position=policy_version * 2,
         mismatch={"variance": 0.25, "num_updates": 3.0},
         adaptive_clip={"scale": 1.75},
+        calibration={"format": 1, "sequences": [[1.0, 5.0, -0.25, 0.5]]},
     )
 
 
