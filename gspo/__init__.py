@@ -12,12 +12,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gspo.moved import MOVED, report_moves
-from gspo.settings import Aggregation, Anchor, ClipCalibration, MismatchMode, Objective, RatioUnit
+from gspo.settings import Aggregation, Anchor, ClipCalibration, KlEstimator, MismatchMode, Objective, RatioUnit
 
 if TYPE_CHECKING:
     from gspo.adaptive import AdaptiveClip
     from gspo.advantages import group_advantages, sequence_values_to_tokens, turn_advantages, turn_values_to_tokens
-    from gspo.aggregation import Reduction
     from gspo.calibration import Calibration, LagCalibration, Measured
     from gspo.diagnostics import SequenceStats, signal_clip_fraction, summarise
     from gspo.loss import LossOutput, TokenRatios, gspo_loss, objective_loss
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from gspo.model.packing import PackedBatch, TrainGroup, TrainSequence, pack, plan_micro_batches
     from gspo.moe.experts import ExpertPicks, ExpertRecorder
     from gspo.moe.routing_replay import RoutingReplay
+    from gspo.options.aggregation import Reduction
+    from gspo.options.penalties import sequence_kl
     from gspo.padded import padded_loss
     from gspo.staleness import ClipRange, calibrated_clip_range, clip_range, objective_clip_range, sequence_lag
 
@@ -38,6 +39,7 @@ __all__ = [
     "ClipRange",
     "ExpertPicks",
     "ExpertRecorder",
+    "KlEstimator",
     "LagCalibration",
     "LossOutput",
     "Measured",
@@ -67,6 +69,7 @@ __all__ = [
     "pack",
     "padded_loss",
     "plan_micro_batches",
+    "sequence_kl",
     "sequence_lag",
     "sequence_mismatch",
     "sequence_values_to_tokens",
@@ -78,7 +81,7 @@ __all__ = [
 
 _LAZY = {
     "adaptive": ("AdaptiveClip",),
-    "aggregation": ("Reduction",),
+    "options.aggregation": ("Reduction",),
     "calibration": ("Calibration", "LagCalibration", "Measured"),
     "advantages": ("group_advantages", "sequence_values_to_tokens", "turn_advantages", "turn_values_to_tokens"),
     "diagnostics": ("SequenceStats", "signal_clip_fraction", "summarise"),
@@ -88,6 +91,7 @@ _LAZY = {
     "moe.experts": ("ExpertPicks", "ExpertRecorder"),
     "moe.routing_replay": ("RoutingReplay",),
     "padded": ("padded_loss",),
+    "options.penalties": ("sequence_kl",),
     "mismatch": ("MismatchMoments", "MismatchTracker", "mismatch_moments", "mismatch_weights", "sequence_mismatch"),
     "staleness": ("ClipRange", "calibrated_clip_range", "clip_range", "objective_clip_range", "sequence_lag"),
 }

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor
 
+from gspo.inputs.units import segment_sum
+from gspo.inputs.validation import require_ids, require_mask, require_vector
 from gspo.settings import require_number
-from gspo.units import segment_sum
-from gspo.validation import require_ids, require_mask, require_vector
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -66,6 +66,8 @@ class SequenceStats:
     """Mean of learner minus engine log-prob, nats; NaN if not measured."""
     mismatch_variance_S: Tensor
     """Variance of a token's learner minus engine log-prob about that mean, nats squared; NaN if not measured."""
+    reference_kl_S: Tensor
+    """Nats per token, learner against the reference model; NaN if not measured."""
     entropy_S: Tensor
     """Nats per token; NaN if not measured."""
     group_S: Tensor
@@ -164,7 +166,12 @@ def _bucket_summary(stats: SequenceStats, bucket: str) -> dict[str, float]:
     }
     for name, quantile in RATIO_QUANTILES:
         values[f"ratio_{name}"] = float(torch.quantile(ratio_S, quantile))
-    measurements = {"mismatch_kl": stats.mismatch_kl_S, "mismatch": stats.mismatch_S, "entropy": stats.entropy_S}
+    measurements = {
+        "mismatch_kl": stats.mismatch_kl_S,
+        "mismatch": stats.mismatch_S,
+        "reference_kl": stats.reference_kl_S,
+        "entropy": stats.entropy_S,
+    }
     for name, column in measurements.items():
         measured = column[~column.isnan()]
         if measured.shape[0]:

@@ -10,7 +10,7 @@ For sequence i with action tokens t in A_i, n_i = |A_i| (GSPO-token: arXiv 2507.
 Unit "sequence" is GSPO-token. Where A_t = A_i it equals GSPO in value, clip decision and gradient. Unit "token" is
 GRPO (sequence mean of token terms). N is the number of sequences of the whole optimizer step, over all ranks and
 micro-batches, so that the losses of its micro-batches *add up* to the loss of the step, whatever the split.
-``gspo.aggregation`` has the other divisors, in the place of n_i, and episodes of several sequences.
+``gspo.options.aggregation`` has the other divisors, in the place of n_i, and episodes of several sequences.
 
 Tensors are flat over the micro-batch: ``_T`` per target token (index t is the prediction of token t), ``_S`` per sequence,
 ``_U`` per ratio unit. ``gspo.padded`` takes [S, L] layouts. Nothing is read where the mask is False: NaN may stand there.
@@ -23,15 +23,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gspo.aggregation import PER_SEQUENCE, Reduction
 from gspo.calibration import Calibration, require_calibration
 from gspo.diagnostics import UNKNOWN_GROUP, SequenceStats
-from gspo.loss_inputs import LossInputs, loss_inputs
+from gspo.inputs.loss_inputs import LossInputs, loss_inputs
+from gspo.inputs.units import segment_mean, segment_sum
+from gspo.inputs.validation import require_vector, trusted_values
 from gspo.mismatch import MismatchWeights, mismatch_log_cap, mismatch_weights, sequence_mismatch
+from gspo.options.aggregation import PER_SEQUENCE, Reduction
+from gspo.options.penalties import reference_kl, token_penalties
 from gspo.settings import Objective, RatioUnit, require_number
 from gspo.staleness import ClipRange, objective_clip_range
-from gspo.units import segment_mean, segment_sum
-from gspo.validation import require_vector, trusted_values
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def gspo_loss(
     episode_ids_S: Tensor | None = None,
     reduction: Reduction = PER_SEQUENCE,
     mismatch_weights_S: Tensor | None = None,
+    penalty_T: Tensor | None = None,
     log_ratio_clamp: float = 10.0,
     with_tokens: bool = False,
 ) -> LossOutput:
@@ -82,10 +84,11 @@ def gspo_loss(
     for unit "turn". A sequence or turn must not be split over micro-batches.
     num_sequences: N, of the whole optimizer step. clip_range: from ``gspo.clip_range``. tokens_per_sequence_S: n_i, needed
     if some action tokens of the trajectory are not in ``mask_T``; otherwise counted. episode_ids_S: the episode of each
-    sequence, where episodes have several (see ``gspo.aggregation.episode_tokens``); num_sequences then counts episodes, and
+    sequence, where episodes have several (``gspo.options.aggregation``); num_sequences then counts episodes, and
     tokens_per_sequence_S is that of the episode. reduction: another divisor than n_i. mismatch_weights_S: factors of A_t;
-    0 rejects a sequence and changes neither n_i nor N; only meaningful with proximal anchors. log_ratio_clamp: |log s_u|
-    beyond it is clamped and counted; the gradient of a clamped unit stays, with the clamped ratio as its factor.
+    0 rejects a sequence and changes neither n_i nor N; only meaningful with proximal anchors. penalty_T: taken from the
+    term of each action token, with its gradient (``gspo.options.penalties``). log_ratio_clamp: |log s_u| beyond it is
+    clamped and counted; the gradient of a clamped unit stays, with the clamped ratio as its factor.
     with_tokens: also return each token's ratio and clip decision.
 
     Raises: ValueError naming argument, index and value: half precision, other shapes, non-finite values at action
@@ -130,6 +133,9 @@ def gspo_loss(
 
     # J = 1/N sum_i 1/D_i sum_t, and D_i = n_i by default
     term_T = log_clipped_s_T.exp() * weighted_T
+    if penalty_T is not None:
+        require_vector("penalty_T", penalty_T, term_T.shape[0])
+        term_T = term_T - torch.where(x.mask_T, penalty_T, 0.0)
     divisors = reduction.divisors(x.episode_tokens_S, num_sequences)
     objective_S = segment_sum(term_T, x.sequence_ids_T, x.num_local) / divisors
     loss = -objective_S.sum() / num_sequences
@@ -179,6 +185,7 @@ def _statistics(
         clip_low_S=log_lo_S,
         clip_high_S=log_hi_S,
         mismatch_kl_S=unmeasured_S,
+        reference_kl_S=unmeasured_S,
         mismatch_S=unmeasured_S,
         mismatch_variance_S=unmeasured_S,
         entropy_S=unmeasured_S,
@@ -201,6 +208,7 @@ def objective_loss(
     clip_scale: float = 1.0,
     calibration: Calibration | None = None,
     proximal_logprobs_T: Tensor | None = None,
+    reference_logprobs_T: Tensor | None = None,
     entropy_T: Tensor | None = None,
     group_ids_S: Tensor | None = None,
     num_tokens: int | None = None,
@@ -213,12 +221,13 @@ def objective_loss(
     Arguments as in ``gspo_loss``. lag_S comes from ``sequence_lag`` (None: lag 0, and a row of statistics for each sequence
     up to the last one with action tokens), sigma from ``MismatchTracker`` (0 without one), clip_scale from ``AdaptiveClip``
     (1 without one; the loss itself does not adapt), calibration from ``LagCalibration`` (only for ``clip_calibration`` and
-    "truncate_by_lag"). proximal_logprobs_T: the log-probs of the weights at the start of the
-    batch, for anchor "proximal" only; in the batch's first step ``logprobs_T.detach()`` is the same. The mismatch KL
-    compares the engine with the proximal log-probs where they are given, else with ``logprobs_T`` (exact in the first
-    mini-batch). entropy_T (nats, read at action tokens) and group_ids_S (int64) only feed the statistics. num_tokens: action
-    tokens of the whole optimizer step, for aggregation "token" only. episode_ids_S and tokens_per_sequence_S: only for
-    episodes of several sequences, and the second only where an episode is split over micro-batches.
+    "truncate_by_lag"). proximal_logprobs_T: the log-probs of the weights at the start of the batch, for anchor "proximal"
+    only; in the batch's first step ``logprobs_T.detach()`` is the same. reference_logprobs_T: those of the reference model,
+    for a KL in the loss only. The mismatch KL compares the engine with the proximal log-probs where they are given, else
+    with ``logprobs_T`` (exact in the first mini-batch). entropy_T (nats, read at action tokens) and group_ids_S (int64) only
+    feed the statistics. num_tokens: action tokens of the whole optimizer step, for aggregation "token" only. episode_ids_S
+    and tokens_per_sequence_S: only for episodes of several sequences, the second only where an episode is split over
+    micro-batches.
     Raises: ValueError as ``gspo_loss``, and if proximal log-probs are missing, or given but not used.
     """
     if objective.needs_proximal_logprobs != (proximal_logprobs_T is not None):
@@ -252,18 +261,41 @@ def objective_loss(
         episode_ids_S=episode_ids_S,
         reduction=Reduction(aggregation=objective.aggregation, num_tokens=num_tokens, length=objective.aggregation_tokens),
         mismatch_weights_S=None if weights is None else weights.weights_S,
+        penalty_T=token_penalties(objective, logprobs_T, mask_T, reference_logprobs_T=reference_logprobs_T),
         log_ratio_clamp=objective.log_ratio_clamp,
         with_tokens=with_tokens,
     )
-    learner_T = logprobs_T if proximal_logprobs_T is None else proximal_logprobs_T
-    # Checked above, whichever of them is the anchor.
+    stats = _measured(
+        output.stats,
+        logprobs_T if proximal_logprobs_T is None else proximal_logprobs_T,
+        behaviour_logprobs_T,
+        mask_T,
+        sequence_ids_T,
+        entropy_T,
+        group_ids_S,
+    )
+    if reference_logprobs_T is not None:
+        kl_S = reference_kl(logprobs_T, reference_logprobs_T, mask_T, sequence_ids_T, num_local)
+        stats = replace(stats, reference_kl_S=kl_S)
+    return replace(output, stats=stats)
+
+
+def _measured(
+    stats: SequenceStats,
+    learner_T: Tensor,
+    behaviour_logprobs_T: Tensor,
+    mask_T: Tensor,
+    sequence_ids_T: Tensor,
+    entropy_T: Tensor | None,
+    group_ids_S: Tensor | None,
+) -> SequenceStats:
+    """Add what the loss itself does not compute."""
+    num_local = stats.lag_S.shape[0]
+    # Checked before, whichever of them is the anchor.
     with trusted_values():
         mismatch = sequence_mismatch(learner_T, behaviour_logprobs_T, mask_T, sequence_ids_T, num_local)
     stats = replace(
-        output.stats,
-        mismatch_kl_S=mismatch.kl_S,
-        mismatch_S=mismatch.mean_S,
-        mismatch_variance_S=mismatch.token_variance_S,
+        stats, mismatch_kl_S=mismatch.kl_S, mismatch_S=mismatch.mean_S, mismatch_variance_S=mismatch.token_variance_S
     )
     if entropy_T is not None:
         require_vector("entropy_T", entropy_T, mask_T.shape[0])
@@ -272,7 +304,7 @@ def objective_loss(
     if group_ids_S is not None:
         require_vector("group_ids_S", group_ids_S, num_local)
         stats = replace(stats, group_S=group_ids_S)
-    return replace(output, stats=stats)
+    return stats
 
 
 def _log_cap(

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from gspo.calibration import Calibration
-from gspo.settings import MismatchMode, require_number
-from gspo.units import segment_mean, segment_sum
-from gspo.validation import (
+from gspo.inputs.units import segment_mean, segment_sum
+from gspo.inputs.validation import (
     require_finite,
     require_ids,
     require_mask,
     require_precise,
     require_vector,
 )
+from gspo.settings import MismatchMode, require_number
 
 MAX_LOG_WEIGHT = 10.0
 """A log-weight beyond this means another model; the bound keeps weights finite whatever the engine reported."""

@@ -9,11 +9,14 @@ MOVED: Final = {
     "attention": "gspo.model.attention",
     "expert_layout": "gspo.moe.expert_layout",
     "experts": "gspo.moe.experts",
+    "loss_inputs": "gspo.inputs.loss_inputs",
     "logprobs": "gspo.model.logprobs",
     "packing": "gspo.model.packing",
     "policy": "gspo.model.policy",
     "routing_replay": "gspo.moe.routing_replay",
     "serving": "gspo.model.serving",
+    "units": "gspo.inputs.units",
+    "validation": "gspo.inputs.validation",
 }
 """New name by the name inside ``gspo``."""
 

@@ -29,6 +29,7 @@ def padded_loss(
     clip_scale: float = 1.0,
     calibration: Calibration | None = None,
     proximal_logprobs_SL: Tensor | None = None,
+    reference_logprobs_SL: Tensor | None = None,
     entropy_SL: Tensor | None = None,
     group_ids_S: Tensor | None = None,
     num_tokens: int | None = None,
@@ -45,7 +46,12 @@ def padded_loss(
         raise ValueError(f"logprobs_SL has shape {tuple(logprobs_SL.shape)}; give [S, L], or flat tensors to objective_loss")
     shape = logprobs_SL.shape
     num_rows, length = shape
-    optional = {"turn_ids_SL": turn_ids_SL, "proximal_logprobs_SL": proximal_logprobs_SL, "entropy_SL": entropy_SL}
+    optional = {
+        "turn_ids_SL": turn_ids_SL,
+        "proximal_logprobs_SL": proximal_logprobs_SL,
+        "reference_logprobs_SL": reference_logprobs_SL,
+        "entropy_SL": entropy_SL,
+    }
     for name, values in {"behaviour_logprobs_SL": behaviour_logprobs_SL, "mask_SL": mask_SL, **optional}.items():
         if values is not None and values.shape != shape:
             raise ValueError(f"{name} has shape {tuple(values.shape)} where logprobs_SL has {tuple(shape)}")
@@ -66,6 +72,7 @@ def padded_loss(
         clip_scale=clip_scale,
         calibration=calibration,
         proximal_logprobs_T=_flat(proximal_logprobs_SL),
+        reference_logprobs_T=_flat(reference_logprobs_SL),
         entropy_T=_flat(entropy_SL),
         group_ids_S=group_ids_S,
         num_tokens=num_tokens,

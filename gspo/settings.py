@@ -9,8 +9,6 @@ from dataclasses import Field, dataclass, fields
 from types import UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from gspo.contradictions import require_compatible
-
 RatioUnit = Literal["sequence", "turn", "token"]
 """The set of action tokens that share one importance ratio: GSPO, turn-level, or GRPO."""
 
@@ -22,7 +20,12 @@ MismatchMode = Literal["truncate", "truncate_by_lag", "reject", "off"]
 ClipCalibration = Literal["off", "widen", "recentre"]
 
 Aggregation = Literal["sequence", "token", "constant"]
-"""What the sum over a sequence's tokens is divided by: see ``gspo.aggregation``."""
+"""What the sum over a sequence's tokens is divided by: see ``gspo.options.aggregation``."""
+
+KlEstimator = Literal["k1", "k2", "k3"]
+"""An estimator of the distance from a reference model: see ``gspo.options.penalties``."""
+
+KlPlace = Literal["loss", "reward"]
 
 GRPO_EPS = 0.2
 """The smallest eps that is refused for sequence ratios; it belongs to token ratios."""
@@ -127,6 +130,19 @@ class Objective:
     """For aggregation = "constant", and needed there: the length that it divides by, such as the most tokens that the policy
     may sample for one answer. It must not change within a run: it is a factor of the learning rate."""
 
+    kl_coefficient: Annotated[float, Range(low=0.0)] = 0.0
+    """Weight of the distance from a reference model, KL(pi_theta || pi_ref) in nats. 0: none, and no reference is loaded.
+    Otherwise each rank keeps a whole frozen copy of the start model, in learner.dtype, and makes one more forward pass.
+    GRPO: 0.04."""
+
+    kl_estimator: KlEstimator = "k3"
+    """How a token's distance is estimated from d = log pi_ref - log pi_theta. k1: -d. k2: d^2 / 2, whose gradient is that of
+    the KL. k3: e^d - 1 - d, which is never negative (GRPO). k1 is for kl_in = "reward" only."""
+
+    kl_in: KlPlace = "loss"
+    """Where the distance enters. loss: it is subtracted from the term of each token, with its gradient (GRPO). reward: its
+    sum over the sequence is subtracted from the reward, before the advantages are made (RLOO)."""
+
     @classmethod
     def gspo(cls, ratio_unit: Literal["sequence", "turn"] = "sequence") -> Self:
         """The GSPO paper's clip, whatever lag and engine noise (arXiv 2507.18071, section 5.1: 3e-4 / 4e-4).
@@ -188,7 +204,8 @@ class Objective:
                 f"mismatch_mode is {self.mismatch_mode!r} with anchor 'behaviour': the ratio already holds the mismatch, "
                 "and a weight would count it twice. Set mismatch_mode = 'off' or leave it out, or set anchor = 'proximal'"
             )
-        require_compatible(self)
+        _require_one_aggregation(self)
+        _require_useful_kl(self)
 
     @property
     def weight_mode(self) -> MismatchMode:
@@ -201,6 +218,32 @@ class Objective:
     def needs_proximal_logprobs(self) -> bool:
         """Whether each batch needs one forward pass more, under the weights at its start."""
         return self.anchor == "proximal"
+
+    @property
+    def needs_reference_logprobs(self) -> bool:
+        """Whether the loss takes the log-probs of a reference model."""
+        return self.kl_coefficient > 0 and self.kl_in == "loss"
+
+
+def _require_one_aggregation(objective: Objective) -> None:
+    if objective.aggregation == "constant" and objective.aggregation_tokens is None:
+        raise ValueError(
+            "aggregation is 'constant' and aggregation_tokens is not set; set it to the length that every sequence's sum is "
+            "divided by, such as the most tokens of an answer"
+        )
+    if objective.aggregation != "constant" and objective.aggregation_tokens is not None:
+        raise ValueError(
+            f"aggregation_tokens is {objective.aggregation_tokens} with aggregation {objective.aggregation!r}: an objective "
+            "has one aggregation, and only 'constant' divides by it. Leave it out, or set aggregation = 'constant'"
+        )
+
+
+def _require_useful_kl(objective: Objective) -> None:
+    if objective.kl_coefficient > 0 and objective.kl_in == "loss" and objective.kl_estimator == "k1":
+        raise ValueError(
+            "kl_estimator is 'k1' with kl_in 'loss': its gradient is 0 on average, whatever the reference model, so that it "
+            "would only add noise. Set kl_estimator = 'k2', which has the gradient of the KL, or 'k3', or kl_in = 'reward'"
+        )
 
 
 def require_field(field: Field[Any], value: Any) -> None:

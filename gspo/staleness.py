@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from gspo.calibration import Calibration, require_calibration
-from gspo.settings import Objective, require_number
-from gspo.units import segment_mean
-from gspo.validation import (
+from gspo.inputs.units import segment_mean
+from gspo.inputs.validation import (
     INTEGER_DTYPES,
     require_finite,
     require_ids,
@@ -40,6 +39,7 @@ from gspo.validation import (
     require_vector,
     values_are_trusted,
 )
+from gspo.settings import Objective, require_number
 
 
 def sequence_lag(

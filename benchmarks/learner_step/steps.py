@@ -13,9 +13,10 @@ from gspo.mismatch import MismatchTracker
 from gspo.model.attention import register_segment_attention
 from gspo.model.packing import PackedBatch, TrainGroup, pack, plan_micro_batches
 from gspo.settings import Objective
+from services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from services.learner.engine import LearnerEngine
 from services.learner.start import EngineSettings
-from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch
+from services.learner.trainer import train_batch
 from services.runtime.settings import Learner as LearnerSettings
 
 LEARNING_RATE = 1e-6

@@ -23,6 +23,7 @@ from benchmarks.study.measures import GradientNoise, flat_gradient, loss_record,
 from gspo.adaptive import AdaptiveClip
 from gspo.advantages import group_advantages
 from gspo.diagnostics import SequenceStats
+from gspo.inputs.units import segment_mean
 from gspo.loss import gspo_loss
 from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_kl, mismatch_moments, mismatch_weights
 from gspo.model.logprobs import TokenLogProbs
@@ -31,7 +32,6 @@ from gspo.model.policy import prepare_policy
 from gspo.moe.experts import ExpertPicks, ExpertRecorder, changed_share
 from gspo.moe.routing_replay import RoutingReplay
 from gspo.staleness import ClipRange, clip_range, sequence_lag
-from gspo.units import segment_mean
 
 HALVES = 2
 LOGPROB_CHUNK_TOKENS = 4_096

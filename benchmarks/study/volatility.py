@@ -24,9 +24,9 @@ from benchmarks.study.learner import Learner
 from benchmarks.study.run import NUM_START_MODELS, TASKS_PER_SEED
 from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Sampler
 from benchmarks.study.start_model import NUM_STEPS, load_start_model, study_environment
+from gspo.inputs.units import segment_mean
 from gspo.model.packing import PackedBatch, pack
 from gspo.moe.experts import ExpertPicks, changed_share
-from gspo.units import segment_mean
 from services.models.tiny import build_tokenizer
 
 LEARNING_RATES = (1e-6, 1e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3)

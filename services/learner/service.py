@@ -15,6 +15,7 @@ from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
 from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
+from services.learner.advantages import AdvantageSettings
 from services.learner.batch_failures import BatchFailures
 from services.learner.broker import Answer, BatchArrived, BrokerPort, groups_of
 from services.learner.checkpoints import (
@@ -31,7 +32,7 @@ from services.learner.export import export_model
 from services.learner.metrics import LearnerMetrics
 from services.learner.profiling import NO_PROFILE, Phases
 from services.learner.share import share, stop_anywhere
-from services.learner.trainer import AdvantageSettings, BatchReport, train_batch
+from services.learner.trainer import BatchReport, train_batch
 from services.learner.weights import DTYPES, copy_weights
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError

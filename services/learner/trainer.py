@@ -1,4 +1,4 @@
-"""One batch of whole groups becomes optimizer steps: advantages, mini-batches, loss, mismatch and diagnostics.
+"""One batch of whole groups becomes optimizer steps: mini-batches, loss, mismatch and diagnostics.
 
 Every rank receives the same full batch and takes its share by a plan that all ranks compute alike. Only gradients and a
 table of statistics cross between ranks.
@@ -10,17 +10,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gspo.adaptive import AdaptiveClip
-from gspo.advantages import group_advantages, turn_advantages
 from gspo.calibration import Calibration, LagCalibration, measured_sequences
 from gspo.diagnostics import SequenceStats, signal_clip_fraction, summarise
+from gspo.inputs.validation import trusted_values
 from gspo.loss import objective_loss
 from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_sums
 from gspo.model.logprobs import TokenLogProbs
@@ -28,8 +27,9 @@ from gspo.model.packing import PackedBatch, TrainGroup, TrainSequence, pack, pla
 from gspo.moe.experts import ExpertPicks, ExpertTally
 from gspo.settings import Objective
 from gspo.staleness import sequence_lag
-from gspo.validation import trusted_values
+from services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from services.learner.engine import LossFn, NonFiniteLossError, ReplayFn, StepResult
+from services.learner.kl_rewards import with_kl_rewards
 from services.learner.profiling import NO_PROFILE, Phases
 
 
@@ -47,20 +47,11 @@ class TrainingEngine(Protocol):
     @property
     def replays_routing(self) -> bool: ...
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs: ...
+    def reference_logprobs(self, packed: PackedBatch) -> Tensor: ...
     def train_mini_batch(
         self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
     ) -> StepResult: ...
     def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdvantageSettings:
-    """How rewards become advantages: the settings of these names."""
-
-    advantage: Literal["sequence", "turn"] = "sequence"
-    """One advantage per sequence from its reward, or one per turn from the rewards of that turn and all later ones."""
-    normalise_by_std: bool = True
-    """Divide by the group's standard deviation; False only subtracts the mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +106,14 @@ def train_batch(
 
     Raises: ValueError when the batch cannot be trained on; GradientError (see the engine) when a step was not made.
     """
+    if max_lag is not None:
+        _require_max_lag(groups, policy_version, max_lag)
+    rewards = np.concatenate([group.rewards for group in groups])
+    if objective.kl_coefficient > 0 and objective.kl_in == "reward":
+        with profile.phase("first_pass"):
+            groups = with_kl_rewards(engine, groups, objective, policy_version=policy_version)
     with profile.phase("prepare"):
         sequences, group_ids = sequences_with_advantages(groups, AdvantageSettings() if advantages is None else advantages)
-        if max_lag is not None:
-            _require_max_lag(groups, policy_version, max_lag)
         mini_batches = _plan(engine, groups, sequences, policy_version, num_mini_batches)
     clip_scale = 1.0 if adaptive_clip is None else adaptive_clip.scale
     calibration = LagCalibration() if calibration is None else calibration
@@ -128,7 +123,6 @@ def train_batch(
         with profile.phase("first_pass"):
             run.first_pass(mini_batches)
     steps = [run.step(mini_batch, is_first=index == 0) for index, mini_batch in enumerate(mini_batches)]
-    rewards = np.concatenate([group.rewards for group in groups])
     metrics = {
         "loss": sum(step.loss for step in steps) / len(steps),
         "grad_norm": sum(step.grad_norm for step in steps) / len(steps),
@@ -151,53 +145,6 @@ def train_batch(
         if adaptive_clip is not None and fraction is not None:
             adaptive_clip.update(fraction)
         return BatchReport(metrics=metrics | summary | run.expert_metrics())
-
-
-def sequences_with_advantages(
-    groups: Sequence[TrainGroup], settings: AdvantageSettings
-) -> tuple[list[TrainSequence], Tensor]:
-    """The groups' sequences in order, with their advantages, and the index of each one's group (int64 [M]).
-
-    Raises: ValueError when turns get credit and a group has no turn rewards.
-    """
-    members = [sequence for group in groups for sequence in group.sequences]
-    group_ids = np.repeat(np.arange(len(groups)), [len(group.sequences) for group in groups])
-    if settings.advantage == "sequence":
-        rewards = np.concatenate([group.rewards for group in groups])
-        by_sequence = group_advantages(rewards, group_ids, normalise_std=settings.normalise_by_std)
-        values = [np.full(1, value, dtype=np.float32) for value in by_sequence.advantages_M.tolist()]
-        turns = [np.where(sequence.action_mask, 0, -1) for sequence in members]
-    else:
-        by_turn = turn_advantages(
-            [rewards for group in groups for rewards in _turn_rewards(group)],
-            group_ids,
-            normalise_std=settings.normalise_by_std,
-        )
-        values = [advantages.numpy() for advantages in by_turn.advantages]
-        turns = [sequence.turn_ids for sequence in members]
-    trained = [
-        sequence.with_advantages(_to_tokens(value, turn))
-        for sequence, value, turn in zip(members, values, turns, strict=True)
-    ]
-    return trained, torch.from_numpy(group_ids)
-
-
-def _turn_rewards(group: TrainGroup) -> Sequence[NDArray[np.float64]]:
-    if group.turn_rewards is None:
-        raise ValueError(f"group {group.group_id} has no turn_rewards; give them, or set advantage = 'sequence'")
-    for sequence, rewards in zip(group.sequences, group.turn_rewards, strict=True):
-        if sequence.turn_ids.max() >= len(rewards):
-            raise ValueError(
-                f"group {group.group_id}: a sequence has {sequence.turn_ids.max() + 1} turns and {len(rewards)} turn rewards"
-            )
-    return group.turn_rewards
-
-
-def _to_tokens(values: NDArray[np.float32], turn_ids_L: NDArray[np.integer]) -> NDArray[np.float32]:
-    on_actions = turn_ids_L >= 0
-    advantages_L = np.zeros(turn_ids_L.shape, dtype=np.float32)
-    advantages_L[on_actions] = values[turn_ids_L[on_actions]]
-    return advantages_L
 
 
 def split_groups(num_groups: int, num_mini_batches: int) -> list[range]:
@@ -370,6 +317,9 @@ class _BatchRun:
             clip_scale=self._clip_scale,
             calibration=self._calibration,
             proximal_logprobs_T=self._proximal[rows] if self._objective.needs_proximal_logprobs else None,
+            reference_logprobs_T=self._engine.reference_logprobs(packed)
+            if self._objective.needs_reference_logprobs
+            else None,
             entropy_T=result.entropies_T,
             group_ids_S=self._group_ids[chosen].to(packed.mask_T.device),
         )

@@ -14,12 +14,13 @@ import torch
 
 from gspo.model.packing import TrainGroup
 from protocol.messages import Trained
+from services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from services.learner.broker.batches import Answer, BatchArrived
 from services.learner.broker.client import BrokerClient
 from services.learner.broker.loop import BrokerLoop
 from services.learner.broker.port import ToBroker
 from services.learner.engine.engine import LearnerEngine
-from services.learner.trainer import AdvantageSettings, BatchReport, sequences_with_advantages
+from services.learner.trainer import BatchReport
 from services.learner.weights.snapshot import WeightCopy
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import VOCABULARY, tables_after, weights_after

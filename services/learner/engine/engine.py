@@ -35,6 +35,7 @@ from services.learner.engine.gradients import (
 )
 from services.learner.engine.optimizer_state import OPTIMIZER, OptimizerState
 from services.learner.engine.process_group import init_distributed, limit_waiting
+from services.learner.engine.reference import FrozenReference
 from services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_batch_loss
 from services.learner.profiling import NO_PROFILE, ModelCost, Phases, model_cost
 from services.learner.start import (
@@ -53,7 +54,7 @@ _NEVER = 10**9
 class LearnerEngine:
     """A policy in training. ``create`` or ``from_model`` makes one, ``close`` ends it."""
 
-    def __init__(self, engine: Any, settings: EngineSettings) -> None:
+    def __init__(self, engine: Any, settings: EngineSettings, reference: FrozenReference | None = None) -> None:
         self._engine = engine
         self.settings = settings
         self.model: Any = engine.module
@@ -68,6 +69,7 @@ class LearnerEngine:
         self._replay = RoutingReplay(self.model) if settings.routing_replay else None
         self._state = OptimizerState(engine, settings.learner.zero_stage, self._shares)
         self._coverage_known = False
+        self._reference = reference
         self.profile: Phases = NO_PROFILE
 
     @classmethod
@@ -79,6 +81,7 @@ class LearnerEngine:
         init_distributed(settings.device, settings.learner.collective_timeout_s)
         model_config = read_model_config(model_dir)
         _require_supported(model_config, settings)
+        reference = _load_reference(model_dir, settings) if settings.keeps_reference else None
         partition_while_loading = None
         if settings.learner.zero_stage == 3:
             from transformers.integrations import HfDeepSpeedConfig
@@ -87,10 +90,10 @@ class LearnerEngine:
             partition_while_loading = HfDeepSpeedConfig(_deepspeed_config(settings, model_config))
         model = load_policy(model_dir, DTYPES[settings.learner.dtype])
         del partition_while_loading
-        return cls.from_model(model, settings)
+        return cls.from_model(model, settings, reference)
 
     @classmethod
-    def from_model(cls, model: Any, settings: EngineSettings) -> LearnerEngine:
+    def from_model(cls, model: Any, settings: EngineSettings, reference: FrozenReference | None = None) -> LearnerEngine:
         """Train a model that is in memory, the same on all ranks. Changes the model in place. Collective."""
         init_distributed(settings.device, settings.learner.collective_timeout_s)
         model_config = model.config.to_dict()
@@ -112,12 +115,17 @@ class LearnerEngine:
             dist_init_required=False,
         )
         limit_waiting(settings.learner.collective_timeout_s)
-        return cls(engine, settings)
+        return cls(engine, settings, reference)
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
         """Log-probs of one micro-batch under the current weights, without gradient. Collective."""
         with torch.no_grad():
             return self._forward(packed.to(self.device), with_entropy)
+
+    def reference_logprobs(self, packed: PackedBatch) -> Tensor:
+        """Log-probs of one micro-batch under the frozen start model, float32 [T]; needs ``keeps_reference``."""
+        assert self._reference is not None, "a reference needs settings.keeps_reference"
+        return self._reference.logprobs(packed.to(self.device))
 
     @property
     def vocabulary(self) -> int:
@@ -325,6 +333,12 @@ class LearnerEngine:
         self._engine.destroy()
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+def _load_reference(model_dir: Path, settings: EngineSettings) -> FrozenReference:
+    device = torch.device("cuda", torch.cuda.current_device()) if settings.device == "cuda" else torch.device("cpu")
+    learner = settings.learner
+    return FrozenReference.load(model_dir, DTYPES[learner.dtype], device, logprob_chunk_tokens=learner.logprob_chunk_tokens)
 
 
 def _require_supported(model_config: Mapping[str, Any], settings: EngineSettings) -> None:

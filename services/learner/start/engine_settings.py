@@ -21,6 +21,8 @@ class EngineSettings:
     routing_replay: bool
     """The engine can make its routers choose given experts (``gspo.moe.routing_replay``); a dense model is refused."""
     seed: int
+    keeps_reference: bool = False
+    """The engine keeps a frozen copy of the start model, for a KL term: see ``services.learner.engine.reference``."""
     adam_eps: float = 1e-8
     zero3_persistence_elements: int = 100_000
     """ZeRO-3 keeps parameters below this size whole on every rank: fewer gathers for more memory."""
@@ -34,4 +36,5 @@ def engine_settings_of(settings: Settings, device: Device) -> EngineSettings:
         max_sequence_tokens=settings.sampling.max_tokens,
         routing_replay=settings.objective.routing_replay,
         seed=settings.run.seed,
+        keeps_reference=settings.objective.kl_coefficient > 0,
     )

@@ -20,7 +20,8 @@ from gspo.loss import objective_loss
 from gspo.mismatch import MismatchTracker, mismatch_moments
 from gspo.model.packing import TrainGroup
 from gspo.staleness import sequence_lag
-from services.learner.trainer import AdvantageSettings, sequences_with_advantages, split_groups
+from services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from services.learner.trainer import split_groups
 from tests.support.learner.learner_worker import ADAM_EPS, NUM_MINI_BATCHES, OBJECTIVE, SETTINGS
 from tests.support.learner.ranks import Ranks
 from tests.support.learner.training_groups import padded_logprobs, write_model_and_groups
@@ -46,7 +47,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def everything(work: Path) -> Results:
     """Runs of one rank and of two, side by side."""
-    scenarios = {1: ("stages", "bfloat16"), 2: ("stages", "replay", "faults")}
+    scenarios = {1: ("stages", "bfloat16", "reference"), 2: ("stages", "replay", "faults")}
     with contextlib.ExitStack() as stack:
         started = [
             stack.enter_context(
@@ -242,6 +243,18 @@ def test_routing_replay_keeps_the_experts_of_two_ranks_and_trains_the_routers(
 def test_two_ranks_agree_on_the_scale_of_an_adaptive_clip(replay: list[dict[str, Any]]) -> None:
     first, second = replay
     assert first["free"]["scale"] == second["free"]["scale"] != 1
+
+
+def test_the_reference_is_the_start_model_whatever_was_trained(everything: Results) -> None:
+    """In ZeRO 1, where the policy is whole, its first log-probs are the reference's to the bit."""
+    (results,) = everything["reference"][1]
+    for stage in ("1", "3"):
+        before, after = results[stage]["before"], results[stage]["after"]
+        assert before["reference"] == pytest.approx(before["own"], abs=1e-6)
+        assert after["reference"] == before["reference"]
+        assert max(abs(x - y) for x, y in zip(after["own"], before["own"], strict=True)) > 1e-3
+        assert results[stage]["reference_kl"] > 1e-8
+    assert results["1"]["before"]["reference"] == results["1"]["before"]["own"]
 
 
 def test_a_step_that_must_not_be_made_is_refused_on_every_rank_and_changes_nothing(everything: Results) -> None:

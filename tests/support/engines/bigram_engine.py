@@ -25,6 +25,7 @@ class BigramEngine:
     def __init__(self, vocab_size: int = 16, *, token_budget: int = 64, learning_rate: float = 0.1, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.table = torch.randn(vocab_size, vocab_size, generator=generator).requires_grad_()
+        self._start_table = self.table.detach().clone()
         self.token_budget = token_budget
         self.max_sequence_tokens: int | None = None
         self._learning_rate = learning_rate
@@ -35,6 +36,11 @@ class BigramEngine:
         self.num_forward_passes += 1
         with torch.no_grad():
             return self._forward(packed, with_entropy)
+
+    def reference_logprobs(self, packed: PackedBatch) -> Tensor:
+        one_hot = torch.nn.functional.one_hot(packed.input_ids[0], self._start_table.shape[0]).float()
+        of_start = chunked_logprobs(one_hot, self._start_table.t(), packed.targets_T, packed.temperatures_T, chunk_tokens=32)
+        return of_start.logprobs_T
 
     def train_mini_batch(
         self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None

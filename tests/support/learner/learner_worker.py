@@ -27,6 +27,7 @@ from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainGroup, pack
 from gspo.model.policy import load_policy
 from gspo.settings import Objective
+from services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from services.learner.checkpoints.format import CheckpointError, CheckpointState, load_checkpoint
 from services.learner.checkpoints.saving import CheckpointSaver, Threads
 from services.learner.engine.engine import LearnerEngine
@@ -35,7 +36,7 @@ from services.learner.export import export_model
 from services.learner.profiling.profile import BatchProfile, HostTimeline, StepProfile
 from services.learner.profiling.report import as_json
 from services.learner.start.engine_settings import EngineSettings
-from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch
+from services.learner.trainer import train_batch
 from services.runtime.clock import MonotonicClock
 from services.runtime.settings.sections import Learner
 from tests.support.loss.sequences import load_groups
@@ -54,7 +55,7 @@ OBJECTIVE = Objective(eps_low=0.003, eps_high=0.003, noise_z=0.5, anchor="behavi
 NUM_MINI_BATCHES = 2
 
 
-def settings(*, routing_replay: bool = False, **changes: Any) -> EngineSettings:
+def settings(*, routing_replay: bool = False, keeps_reference: bool = False, **changes: Any) -> EngineSettings:
     """``SETTINGS`` and ``changes`` of the section learner, on CPU, for a tiny model."""
     return EngineSettings(
         learner=Learner(**(SETTINGS | changes)),
@@ -62,6 +63,7 @@ def settings(*, routing_replay: bool = False, **changes: Any) -> EngineSettings:
         max_sequence_tokens=None,
         routing_replay=routing_replay,
         seed=0,
+        keeps_reference=keeps_reference,
         adam_eps=ADAM_EPS,
         zero3_persistence_elements=500,
     )
@@ -212,6 +214,28 @@ def replay(work: Path) -> dict[str, Any]:
     return results
 
 
+def reference(work: Path) -> dict[str, Any]:
+    """The frozen start model beside the policy, before and after a batch with a KL term, in ZeRO 1 and 3."""
+    groups = load_groups(work / "groups.npz")
+    objective = replace(OBJECTIVE, kl_coefficient=0.1)
+    results: dict[str, Any] = {}
+    for stage in (1, 3):
+        engine = LearnerEngine.create(work / "model", settings(zero_stage=stage, keeps_reference=True))
+        sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
+        packed = pack(sequences, policy_version=1)
+
+        def seen(engine: LearnerEngine = engine, packed: PackedBatch = packed) -> dict[str, list[float]]:
+            own = engine.logprobs(packed).logprobs_T
+            return {"reference": engine.reference_logprobs(packed).tolist(), "own": own.tolist()}
+
+        before = seen()
+        metrics = train_batch(
+            engine, groups, objective=objective, policy_version=1, num_mini_batches=2, mismatch=MismatchTracker()
+        ).metrics
+        results[str(stage)] = {"before": before, "after": seen(), "reference_kl": metrics["reference_kl/all"]}
+    return results
+
+
 def faults(work: Path) -> dict[str, Any]:
     """Losses and models that allow no step; each fault hits only the last rank, except the frozen one."""
     groups = load_groups(work / "groups.npz")
@@ -266,7 +290,7 @@ def _message(action: Callable[[], object]) -> str:
 
 
 SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "stages": stages, "bfloat16": bfloat16, "replay": replay, "faults": faults
+    "stages": stages, "bfloat16": bfloat16, "replay": replay, "reference": reference, "faults": faults
 }  # fmt: skip
 
 

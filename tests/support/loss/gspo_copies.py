@@ -63,6 +63,11 @@ def copy_of_gspo(changed: Mapping[str, str]) -> Gspo:
         sys.modules.update(originals)
 
 
+def _path(module: str) -> str:
+    """Of a module inside the package's folder, without its suffix."""
+    return module.removeprefix("gspo").removeprefix(".").replace(".", "/")
+
+
 _compiled: dict[str, CodeType] = {}
 """Code of the unchanged files: executed again for every copy, compiled once."""
 
@@ -74,7 +79,7 @@ class _FromText(MetaPathFinder, Loader):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != "gspo" and not fullname.startswith("gspo."):
             return None
-        return spec_from_loader(fullname, self, is_package=fullname == "gspo")
+        return spec_from_loader(fullname, self, is_package=(PACKAGE / _path(fullname)).is_dir())
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return None
@@ -85,7 +90,8 @@ class _FromText(MetaPathFinder, Loader):
             code = compile(self._changed[name], f"<changed {name}>", "exec")
         else:
             if name not in _compiled:
-                file = "__init__.py" if name == "gspo" else name.removeprefix("gspo.") + ".py"
+                path = _path(name)
+                file = (f"{path}/" if path else "") + "__init__.py" if (PACKAGE / path).is_dir() else f"{path}.py"
                 _compiled[name] = compile(source_of(file), f"<copy of {name}>", "exec")
             code = _compiled[name]
         exec(code, module.__dict__)

@@ -28,6 +28,8 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "token mean": {"aggregation": "token"},
     "constant length": {"aggregation": "constant", "aggregation_tokens": 9},
     EPISODES: {},
+    "k2 in the loss": {"kl_coefficient": 0.3, "kl_estimator": "k2"},
+    "k3 in the loss": {"kl_coefficient": 0.3, "kl_estimator": "k3"},
 }
 """What an option changes in the default objective."""
 
@@ -127,6 +129,8 @@ def fast_loss(objective: Objective, case: Case, parts: Sequence[Sequence[int]], 
             optional["tokens_per_sequence_S"] = torch.tensor([of_episode[s.episode] for s in sequences])
         if objective.needs_proximal_logprobs:
             optional["proximal_logprobs_T"] = _column(sequences, "proximal")
+        if objective.needs_reference_logprobs:
+            optional["reference_logprobs_T"] = _column(sequences, "reference")
         output = objective_loss(
             objective,
             leaves["logprobs"],

@@ -119,7 +119,27 @@ def _term(objective: Objective, y: OracleSequence, i: int, t: int, sigma: float,
     weighted = y.advantages[t] * _weight(objective, y, t)
     unclipped = s * weighted
     clipped = _number(min(max(s.value, math.exp(log_lo)), math.exp(log_hi)) * weighted)
-    return unclipped if unclipped.value <= clipped.value else clipped
+    term = unclipped if unclipped.value <= clipped.value else clipped
+    if objective.kl_coefficient > 0 and objective.kl_in == "loss":
+        d = _number(_clamped(y.reference[t] - logp.value, clamp)) - (logp - sg(logp))
+        term = term - _k(objective.kl_estimator, d) * objective.kl_coefficient
+    return term
+
+
+def _k(estimator: str, d: Number) -> Number:
+    """An estimate of KL(pi_theta || pi_ref) from d = log pi_ref - log pi_theta."""
+    if estimator == "k1":
+        return d * -1.0
+    if estimator == "k2":
+        return d.squared() * 0.5
+    assert estimator == "k3", estimator
+    return d.exp() - 1.0 - d
+
+
+def oracle_sequence_kl(objective: Objective, y: OracleSequence) -> float:
+    """What is taken from the reward of a sequence with kl_in "reward"."""
+    clamped = [_clamped(y.reference[t] - y.logprobs[t], objective.log_ratio_clamp) for t in y.actions]
+    return objective.kl_coefficient * math.fsum(_k(objective.kl_estimator, Number(d)).value for d in clamped)
 
 
 def _together(unit: str, y: OracleSequence, t: int, u: int) -> bool:

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 import torch
 
-from gspo.aggregation import Reduction, episode_tokens
 from gspo.loss import gspo_loss
+from gspo.options.aggregation import Reduction, episode_tokens
 from gspo.settings import Objective
 from gspo.staleness import clip_range
 from tests.support.loss.option_cases import fast_loss, random_case

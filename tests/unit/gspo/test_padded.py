@@ -31,7 +31,7 @@ def as_rows(values: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("ratio_unit", ["sequence", "turn"])
 def test_rows_are_the_packed_layout_to_the_bit(anchor: str, ratio_unit: str) -> None:
     padded, packed = rows_and_packed()
-    objective = Objective(anchor=anchor, ratio_unit=ratio_unit)  # type: ignore[arg-type]
+    objective = Objective(anchor=anchor, ratio_unit=ratio_unit, kl_coefficient=0.1)  # type: ignore[arg-type]
     lag_S = torch.tensor([0, 1, 2, 0])
     inside = as_rows(padded.sequence_ids_T >= 0)
     proximal_SL = as_rows(padded.anchor_T) + 1e-3
@@ -48,6 +48,7 @@ def test_rows_are_the_packed_layout_to_the_bit(anchor: str, ratio_unit: str) -> 
         sigma=1e-3,
         clip_scale=2.0,
         proximal_logprobs_SL=proximal_SL if is_proximal else None,
+        reference_logprobs_SL=as_rows(padded.anchor_T) - 0.2,
         entropy_SL=as_rows(padded.anchor_T),
         group_ids_S=torch.tensor([0, 0, 1, 1]),
         with_tokens=True,
@@ -65,6 +66,7 @@ def test_rows_are_the_packed_layout_to_the_bit(anchor: str, ratio_unit: str) -> 
         sigma=1e-3,
         clip_scale=2.0,
         proximal_logprobs_T=packed.anchor_T + 1e-3 if is_proximal else None,
+        reference_logprobs_T=packed.anchor_T - 0.2,
         entropy_T=packed.anchor_T,
         group_ids_S=torch.tensor([0, 0, 1, 1]),
         with_tokens=True,

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gspo.inputs.units import ratio_units, segment_mean
 from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_kl, mismatch_moments, mismatch_weights
 from gspo.settings import Objective
 from gspo.staleness import clip_range, objective_clip_range, sequence_lag
-from gspo.units import ratio_units, segment_mean
 
 
 def test_the_lag_of_a_million_tokens_is_their_mean() -> None:

@@ -29,6 +29,11 @@ class ObjectiveSettings(Objective):
             super().__post_init__()
         except ValueError as error:
             raise ValueError(f"objective.{error}") from error
+        if self.advantage == "turn" and self.kl_coefficient > 0 and self.kl_in == "reward":
+            raise ValueError(
+                "objective.kl_in is 'reward' with advantage 'turn': the penalty is taken from the reward of the whole "
+                "trajectory. Set kl_in = 'loss', or advantage = 'sequence'"
+            )
 
     @field_validator(*_LIBRARY_FIELDS)
     @classmethod

@@ -168,7 +168,7 @@ BUGS_OF_PARTS = (
     ),
     PlantedBug(
         "tokens left out after sampling change n_i",
-        "loss_inputs.py",
+        "inputs/loss_inputs.py",
         "return tokens_per_sequence_S.to(counts_S.dtype)",
         "return counts_S",
         tokens_left_out_after_sampling_count_in_n,
@@ -247,14 +247,14 @@ BUGS_OF_PARTS = (
     # Layout, statistics, refusals
     PlantedBug(
         "log-probs are read off the mask",
-        "loss_inputs.py",
+        "inputs/loss_inputs.py",
         "logp_T=torch.where(mask_T, logprobs_T, zero)",
         "logp_T=logprobs_T",
         padded_is_packed,
     ),
     PlantedBug(
         "advantages are read off the mask",
-        "loss_inputs.py",
+        "inputs/loss_inputs.py",
         "advantages_T=torch.where(mask_T, advantages_T.detach().to(dtype), zero)",
         "advantages_T=advantages_T.detach().to(dtype)",
         padded_is_packed,
@@ -289,7 +289,7 @@ BUGS_OF_PARTS = (
     ),
     PlantedBug(
         "half precision is accepted",
-        "validation.py",
+        "inputs/validation.py",
         "(torch.float32, torch.float64)",
         "(torch.float32, torch.float64, torch.bfloat16, torch.float16)",
         bad_arguments_are_named,

@@ -20,8 +20,9 @@ from services.broker.ledger import LedgerConfig
 from services.broker.ledger.actions import SessionKey
 from services.broker.outgoing import batch_message, lease_message
 from services.broker.sessions import token_facts
+from services.learner.advantages import AdvantageSettings
 from services.learner.broker.batches import groups_of
-from services.learner.trainer import AdvantageSettings, train_batch
+from services.learner.trainer import train_batch
 from tests.support.broker.hostile import HostileRollout
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with, delivered, replies
 from tests.support.engines.bigram_engine import BigramEngine

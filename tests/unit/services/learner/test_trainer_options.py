@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
-from services.learner.trainer import AdvantageSettings, sequences_with_advantages
+from services.learner.advantages import AdvantageSettings, sequences_with_advantages
+from services.learner.engine.gradients import NonFiniteLossError
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.loss.sequences import random_groups
 from tests.unit.services.learner.test_trainer import WIDE, own_logprobs, train
@@ -37,3 +41,69 @@ def test_an_on_policy_step_weighs_tokens_as_its_aggregation_says_whatever_the_to
         engine = BigramEngine(token_budget=token_budget)
         train(engine, groups, objective)
         torch.testing.assert_close(engine.gradients[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def kl_of(engine: BigramEngine, groups: list[TrainGroup]) -> Tensor:
+    """k3 of every action token, laid end to end, with the gradient of the engine's present table."""
+    logprobs, of_start = (
+        torch.cat(
+            [
+                torch.log_softmax(table, -1)[member.token_ids[:-1], member.token_ids[1:]][member.action_mask[1:]]
+                for group in groups
+                for member in group.sequences
+            ]
+        )
+        for table in (engine.table, BigramEngine().table.detach())
+    )
+    return torch.expm1(of_start - logprobs) - (of_start - logprobs)
+
+
+def moved_engine(**settings: Any) -> BigramEngine:
+    """An engine whose table is no longer its start table."""
+    engine = BigramEngine(**settings)
+    with torch.no_grad():
+        engine.table += torch.randn(engine.table.shape, generator=torch.Generator().manual_seed(7))
+    return engine
+
+
+@pytest.mark.parametrize("token_budget", [50, 10_000])
+def test_a_kl_in_the_loss_pulls_towards_the_start_weights(token_budget: int) -> None:
+    objective = replace(WIDE, kl_coefficient=0.5, aggregation="token")
+    groups = own_logprobs(moved_engine(), random_groups(3, 4, seed=1))
+    engine, without = moved_engine(token_budget=token_budget), moved_engine(token_budget=token_budget)
+    kl_T = kl_of(engine, groups)
+    (expected,) = torch.autograd.grad(0.5 * kl_T.mean(), engine.table)
+    report = train(engine, groups, objective)
+    train(without, groups, replace(objective, kl_coefficient=0.0))
+    torch.testing.assert_close(engine.gradients[0] - without.gradients[0], expected, rtol=1e-3, atol=1e-6)
+    lengths = [member.num_action_tokens for group in groups for member in group.sequences]
+    by_sequence = torch.stack([part.mean() for part in kl_T.detach().split(lengths)])
+    assert report.metrics["reference_kl/all"] == pytest.approx(by_sequence.mean().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("token_budget", [50, 10_000])
+def test_a_kl_in_the_reward_is_taken_from_it_before_the_advantages(token_budget: int) -> None:
+    """The step is that of rewards which were lower from the start; the metrics keep the rewards as they came."""
+    groups = own_logprobs(moved_engine(), random_groups(3, 4, seed=1))
+    objective = replace(WIDE, kl_coefficient=0.5, kl_in="reward")
+    engine, by_hand = moved_engine(token_budget=token_budget), moved_engine(token_budget=token_budget)
+    lengths = [member.num_action_tokens for group in groups for member in group.sequences]
+    sums = [part.sum().item() for part in kl_of(engine, groups).detach().split(lengths)]
+    lower = [
+        replace(group, rewards=group.rewards - 0.5 * np.array(sums[4 * index : 4 * index + 4]))
+        for index, group in enumerate(groups)
+    ]
+    report = train(engine, groups, objective)
+    train(by_hand, lower)
+    torch.testing.assert_close(engine.gradients[0], by_hand.gradients[0], rtol=1e-4, atol=1e-6)
+    assert report.metrics["reward_mean"] == pytest.approx(np.concatenate([group.rewards for group in groups]).mean())
+
+
+def test_a_reference_that_is_not_finite_stops_the_step_before_it_is_made() -> None:
+    groups = own_logprobs(BigramEngine(), random_groups(2, 3, seed=1))
+    engine = BigramEngine()
+    with torch.no_grad():
+        engine._start_table[:] = torch.nan
+    with pytest.raises(NonFiniteLossError, match="or of the reference are not finite; no step was made"):
+        train(engine, groups, replace(WIDE, kl_coefficient=0.5, kl_in="reward"))
+    assert engine.gradients == []

@@ -16,12 +16,13 @@ from torch import Tensor
 from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainSequence, pack
 from gspo.settings import Objective
+from services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from services.learner.metrics import LearnerMetrics
 from services.learner.profiling.flops import ModelCost, model_cost, peak_tflops
 from services.learner.profiling.profile import NO_PROFILE, PHASES, BatchProfile, DeviceTimeline, HostTimeline, StepProfile
 from services.learner.profiling.report import LINES_FILE, TABLE_FILE, ProfileFiles, table
 from services.learner.service import LearnerService
-from services.learner.trainer import AdvantageSettings, sequences_with_advantages, train_batch
+from services.learner.trainer import train_batch
 from services.runtime.clock import MonotonicClock
 from services.runtime.settings.sections import BatchSection, Learner, Run, Settings
 from services.runtime.telemetry import Health

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gspo.inputs.units import segment_sum
+from gspo.inputs.validation import require_ids, require_vector, values_are_trusted
 from gspo.settings import Aggregation, require_number
-from gspo.units import segment_sum
-from gspo.validation import require_ids, require_vector, values_are_trusted
 
 MAX_EPISODE_ID = 2**53
 

@@ -11,8 +11,8 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from gspo.inputs.validation import require_ids
 from gspo.settings import RatioUnit
-from gspo.validation import require_ids
 
 MAX_TURN_ID = 2**31
 """Keeps the product of sequence id and turn count inside int64."""

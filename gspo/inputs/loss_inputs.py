@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gspo.aggregation import episode_tokens
-from gspo.settings import RatioUnit
-from gspo.units import Units, ratio_units, segment_sum
-from gspo.validation import (
+from gspo.inputs.units import Units, ratio_units, segment_sum
+from gspo.inputs.validation import (
     require_finite,
     require_ids,
     require_mask,
@@ -20,6 +18,8 @@ from gspo.validation import (
     require_vector,
     values_are_trusted,
 )
+from gspo.options.aggregation import episode_tokens
+from gspo.settings import RatioUnit
 
 
 @dataclass(frozen=True)

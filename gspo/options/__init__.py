@@ -1,0 +1,7 @@
+"""What an objective can have besides the clip. Each option is off unless asked for, and stands beside its formula.
+
+Import from the module that defines a name; this door stays free of torch.
+
+    aggregation   ``Reduction``, ``episode_tokens``
+    penalties     ``kl_estimates``, ``token_penalties``, ``sequence_kl``
+"""

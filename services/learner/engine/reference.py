@@ -1,0 +1,43 @@
+"""The reference model: the run's start model, frozen, whose distance from the policy is penalised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo.model.packing import PackedBatch
+from gspo.model.policy import load_policy, prepare_policy
+
+
+class FrozenReference:
+    """A copy of the start model on one rank, without gradient, in the learner's dtype.
+
+    It is whole on every rank, whatever the ZeRO stage and the offload: parameters x bytes of the dtype each.
+    """
+
+    def __init__(self, model: Any, device: torch.device, *, logprob_chunk_tokens: int) -> None:
+        """Take a model that nothing else uses, and change it in place."""
+        prepare_policy(model, logprob_chunk_tokens=logprob_chunk_tokens)
+        self._model = model.requires_grad_(False).to(device).eval()
+
+    @classmethod
+    def load(
+        cls, model_dir: Path, dtype: torch.dtype, device: torch.device, *, logprob_chunk_tokens: int
+    ) -> FrozenReference:
+        """Load it from the directory of the start model. Raises: ValueError when the directory holds no model."""
+        return cls(load_policy(model_dir, dtype), device, logprob_chunk_tokens=logprob_chunk_tokens)
+
+    def logprobs(self, packed: PackedBatch) -> Tensor:
+        """float32 [T]: log-probs of a micro-batch's targets at their temperatures. No collective."""
+        with torch.no_grad():
+            logprobs_T: Tensor = self._model(
+                input_ids=packed.input_ids,
+                position_ids=packed.position_ids,
+                cu_seqlens=packed.cu_seqlens,
+                targets_T=packed.targets_T,
+                temperatures_T=packed.temperatures_T,
+            ).logprobs_T
+        return logprobs_T

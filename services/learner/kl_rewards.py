@@ -1,0 +1,78 @@
+"""Rewards less their distance from the reference model: a KL penalty that enters before the advantages are made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gspo.inputs.validation import trusted_values
+from gspo.model.logprobs import TokenLogProbs
+from gspo.model.packing import PackedBatch, TrainGroup, pack, plan_micro_batches
+from gspo.options.penalties import sequence_kl
+from gspo.settings import Objective
+from services.learner.engine import NonFiniteLossError
+
+
+class ReferenceEngine(Protocol):
+    """The methods of an engine that the penalty needs."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def token_budget(self) -> int: ...
+    @property
+    def max_sequence_tokens(self) -> int | None: ...
+    def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs: ...
+    def reference_logprobs(self, packed: PackedBatch) -> Tensor: ...
+    def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
+
+
+def with_kl_rewards(
+    engine: ReferenceEngine, groups: Sequence[TrainGroup], objective: Objective, *, policy_version: int
+) -> list[TrainGroup]:
+    """Return the groups with rewards r_i - kl_coefficient * sum of k_t, under the engine's present weights. Collective.
+
+    It costs a forward pass of both models over the whole batch. Raises: NonFiniteLossError, on all ranks alike.
+    """
+    members = [sequence for group in groups for sequence in group.sequences]
+    plan = plan_micro_batches(
+        [sequence.num_tokens for sequence in members],
+        engine.token_budget,
+        engine.world_size,
+        max_sequence_tokens=engine.max_sequence_tokens,
+    )
+    # One rank fills the row of each sequence, so that a sum gathers the table.
+    table = torch.zeros(len(members), dtype=torch.float64)
+    for indices in plan[engine.rank]:
+        unweighted = [members[index].with_advantages(_zeros(members[index].num_tokens)) for index in indices]
+        packed = pack(unweighted, policy_version=policy_version, sequence_indices=indices)
+        logprobs_T = engine.logprobs(packed).logprobs_T
+        if packed.is_empty:
+            continue
+        reference_T = engine.reference_logprobs(packed)
+        packed = packed.to(logprobs_T.device)
+        with trusted_values():
+            kl_S = sequence_kl(
+                objective, logprobs_T, reference_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences
+            )
+        table[list(indices)] = kl_S.double().cpu()
+    penalties = engine.sum_over_ranks(table).cpu().numpy()
+    if not np.isfinite(penalties).all():
+        raise NonFiniteLossError("some log-probs of the batch's start or of the reference are not finite; no step was made")
+    starts = accumulate((len(group.sequences) for group in groups), initial=0)
+    return [
+        replace(group, rewards=group.rewards - penalties[start : start + len(group.sequences)])
+        for group, start in zip(groups, starts, strict=False)
+    ]
+
+
+def _zeros(length: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    return np.zeros(length, dtype=np.float32)
