@@ -82,9 +82,9 @@ def _run(directory: Path, missing: list[RunConfig], jobs: int, *, probes: bool) 
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
-        starts = list(dict.fromkeys((config.task, config.seed) for config in missing))
+        starts = list({(config.task, config.seed % config.start_models): config for config in missing}.values())
         print(f"{len(starts)} start models (made once, some {START_SECONDS['countdown']:.0f} s each)", flush=True)
-        for made in as_completed([pool.submit(make_start, directory, *start) for start in starts]):
+        for made in as_completed([pool.submit(make_start, directory, start) for start in starts]):
             made.result()
         if probes:
             pool.submit(make_probes, directory).result()

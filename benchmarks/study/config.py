@@ -18,6 +18,7 @@ Clip = Literal["range", "none", "adaptive"]
 Noise = Literal["none", "bf16", "weights", "logprobs"]
 Aggregation = Literal["sequence", "length"]
 Lag = Literal["fixed", "uniform"]
+ClipForm = Literal["given", "widen", "recentre", "matched", "shuffled"]
 
 GENERATION = 1
 """Part of every id: raised when the meaning of a configuration changes, so that old results are not mistaken for new."""
@@ -47,6 +48,10 @@ class RunConfig:
     noise_z: float = 0.0
     anchor: Anchor = "behaviour"
     mismatch_mode: MismatchMode = "off"
+    mismatch_cap: float = 1.1
+    mismatch_z: float = 2.0
+    clip_form: ClipForm = "given"
+    """given: by clip_range_growth and noise_z. The others are measured by lag; benchmarks.study.clip_forms has them."""
     routing_replay: bool = False
     """Training passes use the experts chosen by the weights of the batch's start."""
     aggregation: Aggregation = "sequence"
@@ -62,6 +67,8 @@ class RunConfig:
 
     eval_every: int = 5
     num_eval_episodes: int = 128
+    start_models: int = 3
+    """How many start models the seeds share."""
 
     def __post_init__(self) -> None:
         for name, value, choices in (
@@ -70,10 +77,11 @@ class RunConfig:
             ("noise", self.noise, get_args(Noise)),
             ("aggregation", self.aggregation, get_args(Aggregation)),
             ("lag_kind", self.lag_kind, get_args(Lag)),
+            ("clip_form", self.clip_form, get_args(ClipForm)),
         ):
             if value not in choices:
                 raise ValueError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
-        for name in ("num_batches", "group_size", "num_mini_batches", "eval_every", "num_eval_episodes"):
+        for name in ("num_batches", "group_size", "num_mini_batches", "eval_every", "num_eval_episodes", "start_models"):
             require_number(name, getattr(self, name), low=1)
         require_number("lag", self.lag, low=0)
         if self.num_sequences % (self.group_size * self.num_mini_batches):
@@ -83,6 +91,11 @@ class RunConfig:
             )
         if (self.noise_sigma > 0) != (self.noise in ("weights", "logprobs")):
             raise ValueError(f"noise is {self.noise!r} with noise_sigma {self.noise_sigma}; give both or neither")
+
+        if self.clip_form != "given" and (self.anchor != "behaviour" or self.clip != "range"):
+            raise ValueError(
+                f"clip_form is {self.clip_form!r} with anchor {self.anchor!r}, clip {self.clip!r}; give behaviour, range"
+            )
 
     @property
     def num_groups(self) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from benchmarks.study.config import RunConfig, TaskName
+from benchmarks.study.config import RunConfig
 
 
-def make_start(directory: Path, task: TaskName, seed: int) -> None:
-    """Make the start model of a task and seed."""
+def make_start(directory: Path, config: RunConfig) -> None:
+    """Make the start model of a run."""
     from benchmarks.study.run import prepare_start
 
-    prepare_start(directory, task, seed)
+    prepare_start(directory, config)
 
 
 def make_run(directory: Path, config: RunConfig) -> float:

@@ -18,20 +18,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.study.clip_forms import study_clip_range, study_weights, tokens_of
 from benchmarks.study.config import RunConfig
-from benchmarks.study.measures import GradientNoise, flat_gradient, loss_record, ratio_record
+from benchmarks.study.measures import GradientNoise, flat_gradient, lag_record, loss_record, ratio_record
 from gspo.adaptive import AdaptiveClip
 from gspo.advantages import group_advantages
+from gspo.calibration import LagCalibration, measured_sequences
 from gspo.diagnostics import SequenceStats
 from gspo.inputs.units import segment_mean
 from gspo.loss import gspo_loss
-from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_kl, mismatch_moments, mismatch_weights
+from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_moments, sequence_mismatch
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainSequence, pack
 from gspo.model.policy import prepare_policy
 from gspo.moe.experts import ExpertPicks, ExpertRecorder, changed_share
 from gspo.moe.routing_replay import RoutingReplay
-from gspo.staleness import ClipRange, clip_range, sequence_lag
+from gspo.staleness import sequence_lag
 
 HALVES = 2
 LOGPROB_CHUNK_TOKENS = 4_096
@@ -69,6 +71,8 @@ class Learner:
         self._replay = RoutingReplay(model)
         self._mismatch = MismatchTracker()
         self._adaptive = AdaptiveClip(target=config.clip_target)
+        self._calibration = LagCalibration()
+        self._dealer = torch.Generator().manual_seed(config.seed)
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights."""
@@ -135,7 +139,10 @@ class Learner:
                 self._update_mismatch(mini_batch, deltas, version)
         record["cpu_train_s"] = time.process_time() - measured
         merged = SequenceStats.merge(stats)
-        record |= loss_record(merged) | noise.record()
+        # With a pass at the start every sequence was seen under the starting weights, else those of the first mini-batch.
+        num_seen = len(sequences) if self._config.anchor == "proximal" else len(sequences) // len(mini_batches)
+        self._calibration.update(measured_sequences(merged, num_seen))
+        record |= loss_record(merged) | lag_record(merged) | noise.record()
         record |= ratio_record(merged.log_ratio_S, "sequence_ratio") | ratio_record(torch.cat(deltas), "token_ratio")
         record["grad_norm"] = sum(norms) / len(norms)
         record["grad_norm_max"] = max(norms)
@@ -201,15 +208,7 @@ class Learner:
         if config.anchor == "proximal":
             assert micro.start_logprobs_T is not None
             anchor_T = micro.start_logprobs_T
-            weights_S = mismatch_weights(
-                anchor_T,
-                packed.behaviour_T,
-                packed.mask_T,
-                packed.sequence_ids_T,
-                packed.num_sequences,
-                mode=config.mismatch_mode,
-                cap=1.1,
-            ).weights_S
+            weights_S = study_weights(config, packed, anchor_T, self._calibration.current, micro.lag_S).weights_S
         output = gspo_loss(
             result.logprobs_T,
             anchor_T,
@@ -217,19 +216,30 @@ class Learner:
             packed.mask_T,
             packed.sequence_ids_T,
             num_sequences=HALVES * packed.num_sequences,
-            clip_range=study_clip_range(config, micro.lag_S, sigma=self._mismatch.sigma, scale=self._adaptive.scale),
+            clip_range=study_clip_range(
+                config,
+                micro.lag_S,
+                tokens_of(packed),
+                sigma=self._mismatch.sigma,
+                scale=self._adaptive.scale,
+                calibration=self._calibration.current,
+                generator=self._dealer,
+            ),
             ratio_unit=config.ratio_unit,
             mismatch_weights_S=weights_S,
         )
         output.loss.backward()  # type: ignore[no-untyped-call]
         logprobs_T = result.logprobs_T.detach()
         assert result.entropies_T is not None
+        pair = (packed.behaviour_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences)
+        now = sequence_mismatch(logprobs_T, *pair)
+        seen = now if micro.start_logprobs_T is None else sequence_mismatch(micro.start_logprobs_T, *pair)
         stats = replace(
             output.stats,
             entropy_S=segment_mean(result.entropies_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences),
-            mismatch_kl_S=mismatch_kl(
-                logprobs_T, packed.behaviour_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences
-            ),
+            mismatch_kl_S=now.kl_S,
+            mismatch_S=seen.mean_S,
+            mismatch_variance_S=seen.token_variance_S,
         )
         changed = None
         if index > 0 and micro.start_picks is not None and result.experts is not None and not config.routing_replay:
@@ -249,23 +259,6 @@ def length_weights(lengths: Sequence[int]) -> NDArray[np.float32]:
     """Return n_i / mean n, which turns a mean of sequences, each a mean over n_i tokens, into a mean over all tokens."""
     mean = sum(lengths) / len(lengths)
     return np.array([length / mean for length in lengths], dtype=np.float32)
-
-
-def study_clip_range(config: RunConfig, lag_S: Tensor, *, sigma: float, scale: float) -> ClipRange:
-    """Return the clip range of the run; without clipping its bounds are infinite."""
-    if config.clip == "none":
-        infinite_S = torch.full_like(lag_S, torch.inf)
-        return ClipRange(lag_S, -infinite_S, infinite_S, 0.0)
-    proximal = config.anchor == "proximal"
-    return clip_range(
-        lag_S,
-        eps_low=config.eps_low,
-        eps_high=config.eps_high,
-        clip_range_growth=0.0 if proximal else config.clip_range_growth,
-        noise_z=0.0 if proximal else config.noise_z,
-        sigma=sigma,
-        scale=scale if config.clip == "adaptive" else 1.0,
-    )
 
 
 def _lag(packed: PackedBatch, version: int) -> Tensor:

@@ -72,6 +72,18 @@ def loss_record(stats: SequenceStats) -> dict[str, float]:
     }
 
 
+def lag_record(stats: SequenceStats) -> dict[str, float]:
+    """Return the clipped share and the mean width of the clip range (nats) for each whole lag of the batch."""
+    record = {}
+    clipped_S, width_S = stats.clipped_high_S + stats.clipped_low_S, stats.clip_high_S - stats.clip_low_S
+    for lag in stats.lag_S.round().unique().tolist():
+        chosen = stats.lag_S.round() == lag
+        record[f"clip_lag_{lag:.0f}"] = float(clipped_S[chosen].mean())
+        if bool(torch.isfinite(width_S).all()):
+            record[f"width_lag_{lag:.0f}"] = float(width_S[chosen].mean())
+    return record
+
+
 def flat_gradient(parameters: list[torch.nn.Parameter]) -> Tensor:
     """Return a copy of all gradients end to end; zeros where a parameter has none."""
     return torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten().clone() for p in parameters])

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.study.config import RunConfig, TaskName
+from benchmarks.study.config import RunConfig
 from benchmarks.study.learner import DivergedError, Learner
 from benchmarks.study.run_record import record_path
 from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Sampler
@@ -21,8 +21,6 @@ from gspo.environments import Task
 from services.models.tiny import build_tokenizer
 
 TASKS_PER_SEED = 1_000_000
-NUM_START_MODELS = 3
-"""More seeds than this share start models, because a model costs as much as a run."""
 
 
 def execute(directory: Path, config: RunConfig, *, start_steps: int = NUM_STEPS) -> bool:
@@ -41,17 +39,17 @@ def execute(directory: Path, config: RunConfig, *, start_steps: int = NUM_STEPS)
     return True
 
 
-def prepare_start(directory: Path, task: TaskName, seed: int) -> None:
-    """Make the start model of this task and seed unless it exists."""
+def prepare_start(directory: Path, config: RunConfig) -> None:
+    """Make the start model of a run unless it exists."""
     torch.set_num_threads(1)
-    load_start_model(directory / "start", task, seed % NUM_START_MODELS)
+    load_start_model(directory / "start", config.task, config.seed % config.start_models)
 
 
 def batches(directory: Path, config: RunConfig, *, start_steps: int = NUM_STEPS) -> Iterator[dict[str, float]]:
     """Make the run; yield one record per batch, and one for the evaluation after the last."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    model = load_start_model(directory / "start", config.task, config.seed % NUM_START_MODELS, num_steps=start_steps)
+    model = load_start_model(directory / "start", config.task, config.seed % config.start_models, num_steps=start_steps)
     tokenizer, environment = build_tokenizer(), study_environment(config.task)
     limit = MAX_NEW_TOKENS[config.task]
     sampler = Sampler(

@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.study.config import RunConfig
 from benchmarks.study.grid import LONG, SEEDS
 from benchmarks.study.learner import Learner
-from benchmarks.study.run import NUM_START_MODELS, TASKS_PER_SEED
+from benchmarks.study.run import TASKS_PER_SEED
 from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Sampler
 from benchmarks.study.start_model import NUM_STEPS, load_start_model, study_environment
 from gspo.inputs.units import segment_mean
@@ -59,7 +59,7 @@ def probe(
     """Yield one record per learning rate, number of updates and precision of the reference; 0 updates: precision alone."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    start = directory / "start", config.task, config.seed % NUM_START_MODELS
+    start = directory / "start", config.task, config.seed % config.start_models
     model = load_start_model(*start, num_steps=start_steps)
     environment, tokenizer = study_environment(config.task), build_tokenizer()
     sampler = Sampler(model, tokenizer, environment, max_new_tokens=MAX_NEW_TOKENS[config.task])

@@ -6,15 +6,18 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.study.__main__ import main
+from benchmarks.study.clip_forms import study_clip_range
 from benchmarks.study.config import RunConfig
 from benchmarks.study.countdown import Countdown, CountdownOptions, right_chain
 from benchmarks.study.grid import CLIP_RANGES, Cell, cells, questions, runs
-from benchmarks.study.learner import DivergedError, Learner, length_weights, study_clip_range
+from benchmarks.study.learner import DivergedError, Learner, length_weights
 from benchmarks.study.measures import GradientNoise
 from benchmarks.study.reporting.report import fill
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval, summarise_run
@@ -25,6 +28,7 @@ from benchmarks.study.run_record import RunRecord, read_record, record_path
 from benchmarks.study.sampler import Answer, Episode
 from benchmarks.study.start_model import load_start_model
 from benchmarks.study.volatility import probe
+from gspo.calibration import Calibration
 from services.environments.generated import split_of
 
 MICRO = RunConfig(
@@ -181,24 +185,77 @@ def test_a_probe_before_any_update_sees_precision_alone(studio: Path) -> None:
     assert rounded["sequence_std_free"] < rounded["token_std_free"]
 
 
+DRIFT = Calibration(np.array([0.0, -0.1, -0.2]), np.array([0.0, 0.01, 0.04]), np.array([0.0, 0.5, 1.0]))
+
+
+def bounds_of(config: RunConfig, lag_S: torch.Tensor, num_tokens_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    clip = study_clip_range(
+        config,
+        lag_S,
+        num_tokens_S,
+        sigma=0.5,
+        scale=1.0,
+        calibration=DRIFT,
+        generator=torch.Generator().manual_seed(0),
+    )
+    return clip.bounds(torch.arange(lag_S.shape[0]), num_tokens_S)
+
+
+def test_the_controls_have_the_widths_of_the_calibrated_range_without_their_lags() -> None:
+    lag_S, num_tokens_S = torch.tensor([0.0, 1.0, 2.0] * 8), torch.tensor([10.0, 20.0] * 12)
+    config = replace(MICRO, noise_z=1.5)
+    plain_low, plain_high = bounds_of(replace(config, noise_z=0.0), lag_S, num_tokens_S)
+    margins = {
+        form: bounds_of(replace(config, clip_form=form), lag_S, num_tokens_S)[1] - plain_high  # type: ignore[arg-type]
+        for form in ("widen", "matched", "shuffled")
+    }
+    widened = margins["widen"]
+    assert widened[0] == 0
+    assert widened[5].item() == pytest.approx(1.5 * math.sqrt(0.04 + 1.0 / 20), rel=1e-5)
+    torch.testing.assert_close(margins["matched"], widened.mean().expand_as(widened))
+    assert not torch.equal(margins["shuffled"], widened)
+    torch.testing.assert_close(margins["shuffled"].sort().values, widened.sort().values)
+    low, high = bounds_of(replace(config, clip_form="recentre"), lag_S, num_tokens_S)
+    torch.testing.assert_close(high, plain_high + widened - 0.1 * lag_S)
+    torch.testing.assert_close(low, plain_low - widened - 0.1 * lag_S)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *({"clip_form": form, "noise_z": 1.0} for form in ("widen", "recentre", "matched", "shuffled")),
+        {"anchor": "proximal", "mismatch_mode": "truncate_by_lag"},
+    ],
+    ids=str,
+)
+def test_every_form_trains_and_records_its_clipping_by_lag(studio: Path, setting: dict[str, Any]) -> None:
+    config = replace(MICRO, num_batches=3, lag=2, lag_kind="uniform", **setting)
+    rows = list(batches(studio, config, start_steps=START_STEPS))
+    lags = {key for row in rows for key in row if key.startswith("clip_lag_")}
+    assert lags <= {"clip_lag_0", "clip_lag_1", "clip_lag_2"}
+    assert len(lags) > 1
+    assert all(row["width_lag_0"] > 0 for row in rows if "width_lag_0" in row)
+
+
+def test_a_calibrated_form_with_a_proximal_anchor_is_refused() -> None:
+    with pytest.raises(ValueError, match="clip_form is 'widen' with anchor 'proximal'"):
+        replace(MICRO, clip_form="widen", anchor="proximal")
+
+
 def test_without_clipping_nothing_is_outside_the_clip_range() -> None:
     config = replace(MICRO, clip="none")
-    low_T, high_T = study_clip_range(config, torch.tensor([0.0, 3.0]), sigma=0.5, scale=1.0).bounds(
-        torch.tensor([0, 1]), torch.tensor([1.0, 7.0])
-    )
+    low_T, high_T = bounds_of(config, torch.tensor([0.0, 3.0]), torch.tensor([1.0, 7.0]))
     assert low_T.tolist() == [-math.inf, -math.inf]
     assert high_T.tolist() == [math.inf, math.inf]
 
 
 def test_a_proximal_anchor_has_the_plain_clip_range_whatever_the_lag_and_the_noise() -> None:
-    lag_S, ids, tokens = torch.tensor([3.0]), torch.tensor([0]), torch.tensor([4.0])
+    lag_S, tokens_S = torch.tensor([3.0]), torch.tensor([4.0])
     config = replace(MICRO, clip_range_growth=1.0, noise_z=1.0)
     plain = math.log1p(config.eps_high)
-    assert study_clip_range(config, lag_S, sigma=0.5, scale=1.0).bounds(ids, tokens)[1].item() == pytest.approx(
-        4 * plain + 0.25
-    )
+    assert bounds_of(config, lag_S, tokens_S)[1].item() == pytest.approx(4 * plain + 0.25)
     proximal = replace(config, anchor="proximal")
-    assert study_clip_range(proximal, lag_S, sigma=0.5, scale=1.0).bounds(ids, tokens)[1].item() == pytest.approx(plain)
+    assert bounds_of(proximal, lag_S, tokens_S)[1].item() == pytest.approx(plain)
 
 
 def test_gradient_noise_of_two_halves_is_that_of_the_formula() -> None:
