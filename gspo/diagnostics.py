@@ -52,6 +52,8 @@ class SequenceStats:
     """Lower bound of the log-ratio, nats; the mean over the action tokens."""
     clip_high_S: Tensor
     """Upper bound of the log-ratio, nats; the mean over the action tokens."""
+    dual_clipped_S: Tensor
+    """Fraction of the action tokens whose gradient the dual clip removed (negative advantage)."""
     clamped_tokens_S: Tensor
     """Number of action tokens in units whose log-ratio was clamped."""
     zero_advantage_S: Tensor
@@ -150,6 +152,7 @@ def _bucket_summary(stats: SequenceStats, bucket: str) -> dict[str, float]:
         "objective": float(stats.objective_S.mean()),
         "clip_fraction_high": float(stats.clipped_high_S.mean()),
         "clip_fraction_low": float(stats.clipped_low_S.mean()),
+        "clip_fraction_dual": float(stats.dual_clipped_S.mean()),
         "clip_fraction": float((stats.clipped_high_S + stats.clipped_low_S).mean()),
         "clip_range_low": float(stats.clip_low_S.mean()),
         "clip_range_high": float(stats.clip_high_S.mean()),

@@ -18,6 +18,7 @@ Tensors are flat over the micro-batch: ``_T`` per target token (index t is the p
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,9 +28,10 @@ from gspo.calibration import Calibration, require_calibration
 from gspo.diagnostics import UNKNOWN_GROUP, SequenceStats
 from gspo.inputs.loss_inputs import LossInputs, loss_inputs
 from gspo.inputs.units import segment_mean, segment_sum
-from gspo.inputs.validation import require_vector, trusted_values
+from gspo.inputs.validation import require_finite, require_not_negative, require_vector, trusted_values
 from gspo.mismatch import MismatchWeights, mismatch_log_cap, mismatch_weights, sequence_mismatch
 from gspo.options.aggregation import PER_SEQUENCE, Reduction
+from gspo.options.dual_clip import beyond_dual_clip
 from gspo.options.penalties import reference_kl, token_penalties
 from gspo.settings import Objective, RatioUnit, require_number
 from gspo.staleness import ClipRange, objective_clip_range
@@ -72,6 +74,8 @@ def gspo_loss(
     episode_ids_S: Tensor | None = None,
     reduction: Reduction = PER_SEQUENCE,
     mismatch_weights_S: Tensor | None = None,
+    mismatch_weights_T: Tensor | None = None,
+    dual_clip: float | None = None,
     penalty_T: Tensor | None = None,
     log_ratio_clamp: float = 10.0,
     with_tokens: bool = False,
@@ -86,8 +90,9 @@ def gspo_loss(
     if some action tokens of the trajectory are not in ``mask_T``; otherwise counted. episode_ids_S: the episode of each
     sequence, where episodes have several (``gspo.options.aggregation``); num_sequences then counts episodes, and
     tokens_per_sequence_S is that of the episode. reduction: another divisor than n_i. mismatch_weights_S: factors of A_t;
-    0 rejects a sequence and changes neither n_i nor N; only meaningful with proximal anchors. penalty_T: taken from the
-    term of each action token, with its gradient (``gspo.options.penalties``). log_ratio_clamp: |log s_u| beyond it is
+    0 rejects a sequence and changes neither n_i nor N; only meaningful with proximal anchors. mismatch_weights_T:
+    instead of these, a factor of each token's A_t. dual_clip: c > 1, the bound of s_t where A_t < 0. penalty_T: taken from
+    the term of each action token, with its gradient (``gspo.options.penalties``). log_ratio_clamp: |log s_u| beyond it is
     clamped and counted; the gradient of a clamped unit stays, with the clamped ratio as its factor.
     with_tokens: also return each token's ratio and clip decision.
 
@@ -126,10 +131,13 @@ def gspo_loss(
     num_tokens_U = x.counts_S if by_sequence else segment_sum(x.mask_T.to(dtype), unit_T, x.units.num_units)
     log_lo_U, log_hi_U = clip_range.bounds(x.units.sequence_ids_U, num_tokens_U)
     log_lo_T, log_hi_T = log_lo_U[unit_T], log_hi_U[unit_T]
-    weighted_T = x.advantages_T if mismatch_weights_S is None else x.advantages_T * x.weights_S[x.sequence_ids_T]
+    weighted_T = _weighted(x, mismatch_weights_S, mismatch_weights_T)
     high_T = (weighted_T > 0) & (log_s_T > log_hi_T)
     low_T = (weighted_T < 0) & (log_s_T < log_lo_T)
     log_clipped_s_T = torch.where(high_T, log_hi_T.to(dtype), torch.where(low_T, log_lo_T.to(dtype), log_s_T))
+    dual_T = None if dual_clip is None else beyond_dual_clip(log_s_T, weighted_T, dual_clip)
+    if dual_T is not None and dual_clip is not None:
+        log_clipped_s_T = torch.where(dual_T, math.log(dual_clip), log_clipped_s_T)
 
     # J = 1/N sum_i 1/D_i sum_t, and D_i = n_i by default
     term_T = log_clipped_s_T.exp() * weighted_T
@@ -146,11 +154,24 @@ def gspo_loss(
     log_ratio_S = mean_delta_S.clamp(-log_ratio_clamp, log_ratio_clamp)
     log_bounds_U = (num_tokens_U * log_lo_U, num_tokens_U * log_hi_U)
     stats = _statistics(x, clip_range, objective_S, log_ratio_S, residual_T, high_T, low_T, clamped_tokens_U, log_bounds_U)
+    if dual_T is not None:
+        stats = replace(stats, dual_clipped_S=x.mean_S(dual_T))
     if not with_tokens:
         return LossOutput(loss, stats)
     # Off the mask both advantages and clip decisions are 0, and the unit is that of another token.
     ratio_T = torch.where(x.mask_T, log_s_T.detach().exp(), 1.0)
     return LossOutput(loss, stats, TokenRatios(ratio_T, high_T, low_T))
+
+
+def _weighted(x: LossInputs, mismatch_weights_S: Tensor | None, mismatch_weights_T: Tensor | None) -> Tensor:
+    """A_t times its mismatch weight; the advantages are 0 off the mask."""
+    if mismatch_weights_T is not None:
+        require_vector("mismatch_weights_T", mismatch_weights_T, x.mask_T.shape[0])
+        weights_T = torch.where(x.mask_T, mismatch_weights_T.detach().to(x.logp_T.dtype), 0.0)
+        require_finite("mismatch_weights_T", weights_T)
+        require_not_negative("mismatch_weights_T", weights_T)
+        return x.advantages_T * weights_T
+    return x.advantages_T if mismatch_weights_S is None else x.advantages_T * x.weights_S[x.sequence_ids_T]
 
 
 def _statistics(
@@ -182,6 +203,7 @@ def _statistics(
         zero_advantage_S=segment_sum(x.advantages_T.abs(), x.sequence_ids_T, x.num_local) == 0,
         weight_S=x.weights_S,
         rejected_S=x.weights_S == 0,
+        dual_clipped_S=torch.zeros_like(x.weights_S),
         clip_low_S=log_lo_S,
         clip_high_S=log_hi_S,
         mismatch_kl_S=unmeasured_S,
@@ -244,7 +266,7 @@ def objective_loss(
             sequence_ids_T,
             num_local,
             mode=objective.weight_mode,
-            cap=objective.mismatch_cap,
+            cap=objective.weight_cap,
             log_cap_S=_log_cap(objective, calibration, lag_S, mask_T, sequence_ids_T),
         )
     output = gspo_loss(
@@ -261,6 +283,8 @@ def objective_loss(
         episode_ids_S=episode_ids_S,
         reduction=Reduction(aggregation=objective.aggregation, num_tokens=num_tokens, length=objective.aggregation_tokens),
         mismatch_weights_S=None if weights is None else weights.weights_S,
+        mismatch_weights_T=None if weights is None else weights.weights_T,
+        dual_clip=objective.dual_clip,
         penalty_T=token_penalties(objective, logprobs_T, mask_T, reference_logprobs_T=reference_logprobs_T),
         log_ratio_clamp=objective.log_ratio_clamp,
         with_tokens=with_tokens,

@@ -30,6 +30,8 @@ class MismatchWeights:
 
     weights_S: Tensor
     rejected_S: Tensor
+    weights_T: Tensor | None = None
+    """One factor per token instead, 1 off the mask; ``weights_S`` is then their mean over each sequence."""
 
 
 def mismatch_weights(
@@ -46,9 +48,11 @@ def mismatch_weights(
     """Return exp(mean(log pi_prox - log mu)) per sequence: min(., cap) for "truncate", 0 outside [1/cap, cap] for "reject".
 
     "truncate_by_lag" takes each sequence's own cap, exp(log_cap_S) of ``mismatch_log_cap``, instead of ``cap``.
+    "truncate_tokens": min(pi_prox / mu, cap) per token (V-trace's truncated weights, IMPALA, arXiv 1802.01561).
+    "truncate_product": min(prod pi_prox / mu, cap) per sequence, the importance weight of the whole sequence.
 
     Decoupled PPO (arXiv 2110.00641) leaves this factor outside the clip. It is length-normalised like GSPO's ratio: one cap
-    serves every length, but the weight is no longer the importance weight of the whole sequence. Truncation: Ionides,
+    serves every length, but the weight is no longer that of the whole sequence. Truncation: Ionides,
     "Truncated Importance Sampling" (2008).
     Log-probs are read at action tokens only; the weights carry no gradient. A sequence without action tokens has
     weight 1. Raises: ValueError for non-finite or half-precision log-probs and for ids out of range.
@@ -66,6 +70,14 @@ def mismatch_weights(
             raise ValueError("log_cap_S is missing with mode 'truncate_by_lag'; give mismatch_log_cap(...)")
         require_vector("log_cap_S", log_cap_S, num_sequences)
         return MismatchWeights(torch.minimum(log_weight_S, log_cap_S.to(log_weight_S.dtype)).exp(), rejected_S)
+    if mode == "truncate_tokens":
+        weights_T = delta_T.clamp(max=math.log(cap), min=-MAX_LOG_WEIGHT).exp()
+        weights_S = segment_mean(weights_T, mask_T, ids_T, num_sequences)
+        empty_S = segment_sum(mask_T.to(weights_T.dtype), ids_T, num_sequences) == 0
+        return MismatchWeights(torch.where(empty_S, 1.0, weights_S), rejected_S, weights_T)
+    if mode == "truncate_product":
+        log_weight_S = segment_sum(delta_T, ids_T, num_sequences).clamp(-MAX_LOG_WEIGHT, MAX_LOG_WEIGHT)
+        return MismatchWeights(log_weight_S.exp().clamp(max=cap), rejected_S)
     if mode != "reject":
         raise ValueError(f"mode is {mode!r}; choose one of {', '.join(get_args(MismatchMode))}")
     rejected_S = log_weight_S.abs() > math.log(cap)

@@ -15,7 +15,7 @@ RatioUnit = Literal["sequence", "turn", "token"]
 Anchor = Literal["behaviour", "proximal"]
 """The denominator of the ratio: the engine's log-probs, or the learner's own at the start of the batch."""
 
-MismatchMode = Literal["truncate", "truncate_by_lag", "reject", "off"]
+MismatchMode = Literal["truncate", "truncate_by_lag", "truncate_tokens", "truncate_product", "reject", "off"]
 
 ClipCalibration = Literal["off", "widen", "recentre"]
 
@@ -101,9 +101,11 @@ class Objective:
 
     mismatch_mode: MismatchMode | None = None
     """For the proximal anchor. truncate: weight sequences by exp(mean(log pi_prox - mu)), at most mismatch_cap.
-    truncate_by_lag: the same, with a cap for each lag, from what is measured for it (mismatch_z). reject: give weight 0 to
-    sequences outside [1 / mismatch_cap, mismatch_cap]. off: neither. Not set: truncate. The behaviour anchor accepts only
-    off, or not set, which then means off: the ratio already holds the mismatch, and a weight would count it twice."""
+    truncate_by_lag: the same, with a cap for each lag, from what is measured for it (mismatch_z). truncate_tokens:
+    weight each token by its own pi_prox / mu, at most mismatch_token_cap. truncate_product: weight sequences by the product
+    of these over their tokens, at most mismatch_product_cap. reject: give weight 0 to sequences outside
+    [1 / mismatch_cap, mismatch_cap]. off: none of these. Not set: truncate. The behaviour anchor accepts only off, or not
+    set, which then means off: the ratio already holds the mismatch, and a weight would count it twice."""
 
     mismatch_cap: Annotated[float, Range(low=1.0, low_open=True)] = 1.1
     """Largest mismatch factor (and 1 / smallest, with reject). It bounds the exponential of a mean per token, so it lies
@@ -112,8 +114,19 @@ class Objective:
     mismatch_z: Annotated[float, Range(low=0.0)] = 2.0
     """For truncate_by_lag: how many measured deviations above the location of its lag a log-weight is ordinary."""
 
+    mismatch_token_cap: Annotated[float, Range(low=1.0, low_open=True)] = 2.0
+    """For truncate_tokens: the largest factor of one token."""
+
+    mismatch_product_cap: Annotated[float, Range(low=1.0, low_open=True)] = 2.0
+    """For truncate_product: the largest factor of a sequence. It bounds a product over all tokens, which is exact, but whose
+    scatter grows with the length: at 1,000 tokens, 2 is a mean of 7e-4 nat per token."""
+
     log_ratio_clamp: Annotated[float, _POSITIVE] = 10.0
     """Log-ratios beyond this are clamped (and counted): an unbounded ratio with a negative advantage diverges."""
+
+    dual_clip: Annotated[float | None, Range(low=1.0, low_open=True)] = None
+    """c: where the advantage is negative, a ratio above c counts as c, and its token gets no gradient (dual-clip PPO: 3).
+    The clip itself bounds such a term on the other side only. Not set: only log_ratio_clamp bounds it."""
 
     adaptive_clip_target: Annotated[float | None, _FRACTION] = None
     """The clip fraction that AdaptiveClip steers to: after each batch the clip range is widened or narrowed, until this
@@ -205,6 +218,7 @@ class Objective:
                 "and a weight would count it twice. Set mismatch_mode = 'off' or leave it out, or set anchor = 'proximal'"
             )
         _require_one_aggregation(self)
+        _require_dual_clip_in_reach(self)
         _require_useful_kl(self)
 
     @property
@@ -213,6 +227,12 @@ class Objective:
         if self.mismatch_mode is not None:
             return self.mismatch_mode
         return "truncate" if self.anchor == "proximal" else "off"
+
+    @property
+    def weight_cap(self) -> float:
+        """The cap that belongs to ``weight_mode``."""
+        caps = {"truncate_tokens": self.mismatch_token_cap, "truncate_product": self.mismatch_product_cap}
+        return caps.get(self.weight_mode, self.mismatch_cap)
 
     @property
     def needs_proximal_logprobs(self) -> bool:
@@ -235,6 +255,14 @@ def _require_one_aggregation(objective: Objective) -> None:
         raise ValueError(
             f"aggregation_tokens is {objective.aggregation_tokens} with aggregation {objective.aggregation!r}: an objective "
             "has one aggregation, and only 'constant' divides by it. Leave it out, or set aggregation = 'constant'"
+        )
+
+
+def _require_dual_clip_in_reach(objective: Objective) -> None:
+    if objective.dual_clip is not None and math.log(objective.dual_clip) >= objective.log_ratio_clamp:
+        raise ValueError(
+            f"dual_clip is {objective.dual_clip} with log_ratio_clamp {objective.log_ratio_clamp}: ratios are clamped "
+            f"before they reach it. Set log_ratio_clamp above {math.log(objective.dual_clip):.3g}, or leave dual_clip out"
         )
 
 

@@ -120,6 +120,8 @@ def _term(objective: Objective, y: OracleSequence, i: int, t: int, sigma: float,
     unclipped = s * weighted
     clipped = _number(min(max(s.value, math.exp(log_lo)), math.exp(log_hi)) * weighted)
     term = unclipped if unclipped.value <= clipped.value else clipped
+    if objective.dual_clip is not None and weighted < 0 and objective.dual_clip * weighted > term.value:
+        term = _number(objective.dual_clip * weighted)
     if objective.kl_coefficient > 0 and objective.kl_in == "loss":
         d = _number(_clamped(y.reference[t] - logp.value, clamp)) - (logp - sg(logp))
         term = term - _k(objective.kl_estimator, d) * objective.kl_coefficient
@@ -167,5 +169,9 @@ def _weight(objective: Objective, y: OracleSequence, t: int) -> float:
         return min(w, C)
     if mode == "reject":
         return w if 1 / C <= w <= C else 0.0
+    if mode == "truncate_tokens":
+        return min(math.exp(y.proximal[t] - y.behaviour[t]), objective.mismatch_token_cap)
+    if mode == "truncate_product":
+        return min(math.prod(math.exp(x) for x in mismatch), objective.mismatch_product_cap)
     assert mode == "off", mode
     return 1.0
