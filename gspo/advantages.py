@@ -6,6 +6,8 @@ Over the G *present* members of i's group:
     b_i = mean(r)                                baseline "mean": GRPO (arXiv 2402.03300), GSPO (arXiv 2507.18071, eq. 6)
     b_i = mean of the other members' rewards     baseline "leave_one_out": RLOO (arXiv 2402.14740)
 
+With ``std_over="batch"`` the deviation is that of all rewards given, about their own mean (Lite PPO, arXiv 2508.08221).
+
 Groups may be partial (members dropped as stale, or unfinished). The consequences:
 
 - "mean" contains r_i itself, which scales the expected gradient by (G - 1) / G: half for two members, 7/8 for eight.
@@ -30,13 +32,10 @@ from torch import Tensor
 
 from gspo.inputs.units import segment_sum
 from gspo.inputs.validation import require_ids, require_mask, require_vector
-from gspo.settings import require_number
+from gspo.settings import Baseline, StdOver, require_number
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-Baseline = Literal["mean", "leave_one_out"]
-"""What a reward is compared with: the mean of its group, or the mean of the group's other members."""
 
 TurnCredit = Literal["return_to_go", "per_turn"]
 """What a turn is credited with: the discounted sum of its and all later rewards, or its own reward."""
@@ -76,9 +75,11 @@ def group_advantages(
     *,
     baseline: Baseline = "mean",
     normalise_std: bool = True,
+    std_over: StdOver = "group",
     eps: float = STD_EPS,
 ) -> GroupAdvantages:
-    """Return one advantage per trajectory; ``normalise_std=False`` only subtracts the baseline.
+    """Return one advantage per trajectory; ``normalise_std=False`` only subtracts the baseline, ``std_over="batch"``
+    divides by the deviation of all rewards instead of the group's.
 
     rewards_M: M numbers (torch, numpy or a list); the results are on the device of a tensor. group_ids_M: M integers or
     strings, in any order; groups may be partial.
@@ -88,7 +89,9 @@ def group_advantages(
     require_number("eps", eps, low=0.0)
     rewards = _rewards("rewards_M", rewards_M)
     groups = _groups(group_ids_M, rewards.shape[0])
-    advantages, has_signal = _normalise(rewards, groups, baseline=baseline, normalise_std=normalise_std, eps=eps)
+    advantages, has_signal = _normalise(
+        rewards, groups, baseline=baseline, normalise_std=normalise_std, std_over=std_over, eps=eps
+    )
     members = groups.bincount()
     num_groups = members.shape[0]
     alive = groups[has_signal].unique()
@@ -111,6 +114,7 @@ def turn_advantages(
     discount: float = 1.0,
     baseline: Baseline = "mean",
     normalise_std: bool = True,
+    std_over: StdOver = "group",
     eps: float = STD_EPS,
 ) -> TurnAdvantages:
     """Return one advantage per turn, normalised over the turns of the same index in the group.
@@ -134,7 +138,9 @@ def turn_advantages(
     turn_of = torch.cat([torch.zeros(0, dtype=torch.int64), *(torch.arange(n) for n in lengths)])
     trajectory_of = torch.arange(len(rewards)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
     comparable = (groups[trajectory_of] * (max(lengths, default=0) + 1) + turn_of).unique(return_inverse=True)[1]
-    advantages, has_signal = _normalise(flat, comparable, baseline=baseline, normalise_std=normalise_std, eps=eps)
+    advantages, has_signal = _normalise(
+        flat, comparable, baseline=baseline, normalise_std=normalise_std, std_over=std_over, eps=eps
+    )
     num_groups = int(groups.max()) + 1 if lengths else 0
     alive = groups[trajectory_of[has_signal]].unique()
     device = _device(turn_rewards[0]) if lengths else None
@@ -208,17 +214,21 @@ def _groups(group_ids: Tensor | Iterable[Hashable], length: int) -> Tensor:
 
 
 def _normalise(
-    values: Tensor, groups: Tensor, *, baseline: Baseline, normalise_std: bool, eps: float
+    values: Tensor, groups: Tensor, *, baseline: Baseline, normalise_std: bool, std_over: StdOver, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Return ((value - baseline) / (std + eps), has signal) by group; exactly 0 where a group's values are all equal."""
     if baseline not in get_args(Baseline):
         raise ValueError(f"baseline is {baseline!r}; choose one of {', '.join(get_args(Baseline))}")
+    if std_over not in get_args(StdOver):
+        raise ValueError(f"std_over is {std_over!r}; choose one of {', '.join(get_args(StdOver))}")
     count = groups.bincount()
     num_groups = count.shape[0]
     others = (count - 1).clamp(min=1)
     mean = segment_sum(values, groups, num_groups) / count
     centred = values - mean[groups]
     std = (segment_sum(centred.square(), groups, num_groups) / others).sqrt()
+    if std_over == "batch" and values.shape[0] > 1:
+        std = values.std().expand(num_groups)
     if baseline == "leave_one_out":
         # r_i - (G mean - r_i) / (G - 1) = (r_i - mean) G / (G - 1)
         centred = centred * (count / others.double())[groups]

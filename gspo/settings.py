@@ -22,6 +22,12 @@ ClipCalibration = Literal["off", "widen", "recentre"]
 Aggregation = Literal["sequence", "token", "constant"]
 """What the sum over a sequence's tokens is divided by: see ``gspo.options.aggregation``."""
 
+Baseline = Literal["mean", "leave_one_out"]
+"""What a reward is compared with: the mean of its group, or the mean of the group's other members."""
+
+StdOver = Literal["group", "batch"]
+"""The rewards whose standard deviation divides the advantages."""
+
 KlEstimator = Literal["k1", "k2", "k3"]
 """An estimator of the distance from a reference model: see ``gspo.options.penalties``."""
 

@@ -4,5 +4,6 @@ Import from the module that defines a name; this door stays free of torch.
 
     aggregation   ``Reduction``, ``episode_tokens``
     dual_clip     ``beyond_dual_clip``
+    overlong      ``overlong_penalties``, ``overlong``
     penalties     ``kl_estimates``, ``token_penalties``, ``sequence_kl``
 """

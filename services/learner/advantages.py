@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from gspo.advantages import group_advantages, turn_advantages
 from gspo.model.packing import TrainGroup, TrainSequence
+from gspo.options.overlong import overlong, overlong_penalties
+from gspo.settings import Baseline, StdOver
+from services.runtime.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +25,34 @@ class AdvantageSettings:
     advantage: Literal["sequence", "turn"] = "sequence"
     """One advantage per sequence from its reward, or one per turn from the rewards of that turn and all later ones."""
     normalise_by_std: bool = True
-    """Divide by the group's standard deviation; False only subtracts the mean."""
+    """Divide by a standard deviation; False only subtracts the baseline."""
+    baseline: Baseline = "mean"
+    """What a reward is compared with."""
+    std_over: StdOver = "group"
+    """Whose deviation it is: the group's or the batch's."""
+    max_tokens: int | None = None
+    """The most tokens of a trajectory; needed by the two below."""
+    overlong_buffer_tokens: int | None = None
+    """The last tokens before the limit, over which rewards fall; None: they do not."""
+    overlong_penalty: float = 1.0
+    """By how much they fall."""
+    overlong_filter_tokens: int | None = None
+    """Trajectories of this many tokens get advantage 0; None: none do."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> AdvantageSettings:
+        """Those of a run."""
+        objective = settings.objective
+        return cls(
+            advantage=objective.advantage,
+            normalise_by_std=objective.normalise_by_std,
+            baseline=objective.advantage_baseline,
+            std_over=objective.std_over,
+            max_tokens=settings.sampling.max_tokens,
+            overlong_buffer_tokens=objective.overlong_buffer_tokens,
+            overlong_penalty=objective.overlong_penalty,
+            overlong_filter_tokens=objective.overlong_filter_tokens,
+        )
 
 
 def sequences_with_advantages(
@@ -34,24 +64,60 @@ def sequences_with_advantages(
     """
     members = [sequence for group in groups for sequence in group.sequences]
     group_ids = np.repeat(np.arange(len(groups)), [len(group.sequences) for group in groups])
+    lengths = np.array([sequence.num_tokens for sequence in members])
+    penalties = _penalties(lengths, settings)
+    scaling: _Scaling = {
+        "baseline": settings.baseline,
+        "normalise_std": settings.normalise_by_std,
+        "std_over": settings.std_over,
+    }
     if settings.advantage == "sequence":
-        rewards = np.concatenate([group.rewards for group in groups])
-        by_sequence = group_advantages(rewards, group_ids, normalise_std=settings.normalise_by_std)
+        rewards = np.concatenate([group.rewards for group in groups]) + penalties
+        by_sequence = group_advantages(rewards, group_ids, **scaling)
         values = [np.full(1, value, dtype=np.float32) for value in by_sequence.advantages_M.tolist()]
         turns = [np.where(sequence.action_mask, 0, -1) for sequence in members]
     else:
-        by_turn = turn_advantages(
-            [rewards for group in groups for rewards in _turn_rewards(group)],
-            group_ids,
-            normalise_std=settings.normalise_by_std,
-        )
+        of_turns = [rewards for group in groups for rewards in _turn_rewards(group)]
+        by_turn = turn_advantages([_less(*pair) for pair in zip(of_turns, penalties, strict=True)], group_ids, **scaling)
         values = [advantages.numpy() for advantages in by_turn.advantages]
         turns = [sequence.turn_ids for sequence in members]
+    if settings.overlong_filter_tokens is not None:
+        limit = _require_max_tokens(settings)
+        filtered = overlong(lengths, max_tokens=limit, filter_tokens=settings.overlong_filter_tokens)
+        values = [np.zeros_like(value) if out else value for value, out in zip(values, filtered, strict=True)]
     trained = [
         sequence.with_advantages(_to_tokens(value, turn))
         for sequence, value, turn in zip(members, values, turns, strict=True)
     ]
     return trained, torch.from_numpy(group_ids)
+
+
+class _Scaling(TypedDict):
+    baseline: Baseline
+    normalise_std: bool
+    std_over: StdOver
+
+
+def _penalties(lengths: NDArray[np.integer], settings: AdvantageSettings) -> NDArray[np.float64]:
+    """What is added to the reward of each sequence."""
+    if settings.overlong_buffer_tokens is None:
+        return np.zeros(lengths.shape[0])
+    return settings.overlong_penalty * overlong_penalties(
+        lengths, max_tokens=_require_max_tokens(settings), buffer_tokens=settings.overlong_buffer_tokens
+    )
+
+
+def _require_max_tokens(settings: AdvantageSettings) -> int:
+    if settings.max_tokens is None:
+        raise ValueError("max_tokens is None; give the most tokens of a trajectory, which says what is overlong")
+    return settings.max_tokens
+
+
+def _less(rewards: NDArray[np.float64], penalty: float) -> NDArray[np.float64]:
+    """A trajectory's turn rewards with its penalty, which belongs to the last turn."""
+    if penalty == 0 or len(rewards) == 0:
+        return rewards
+    return np.append(rewards[:-1], rewards[-1] + penalty)
 
 
 def _turn_rewards(group: TrainGroup) -> Sequence[NDArray[np.float64]]:

@@ -129,9 +129,7 @@ class LearnerService:
         target = self._objective.adaptive_clip_target
         self._calibration = LagCalibration()
         self._adaptive_clip = None if target is None else AdaptiveClip(target=target)
-        self._advantages = AdvantageSettings(
-            advantage=settings.objective.advantage, normalise_by_std=settings.objective.normalise_by_std
-        )
+        self._advantages = AdvantageSettings.of(settings)
 
     def run(self) -> None:
         """Train until the run ends, or ``stop`` is set on any rank. Raises: ServiceError; what the engine raises."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
 
 from gspo.settings import Objective
 
@@ -175,3 +176,42 @@ def _weight(objective: Objective, y: OracleSequence, t: int) -> float:
         return min(math.prod(math.exp(x) for x in mismatch), objective.mismatch_product_cap)
     assert mode == "off", mode
     return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleAdvantages:
+    """What is chosen for the advantages, as docs/gspo.md names it."""
+
+    leave_one_out: bool = False
+    normalise: bool = True
+    over_batch: bool = False
+    n_max: int = 20
+    buffer: int | None = None
+    penalty: float = 1.0
+    filter: int | None = None
+
+
+def oracle_advantages(
+    chosen: OracleAdvantages, rewards: Sequence[float], groups: Sequence[int], lengths: Sequence[int]
+) -> list[float]:
+    """Return A_i of each sequence."""
+    r = [reward + _overlong(chosen, n) for reward, n in zip(rewards, lengths, strict=True)]
+    advantages = []
+    for i, group in enumerate(groups):
+        of_group = [r[j] for j, other in enumerate(groups) if other == group]
+        others = [r[j] for j, other in enumerate(groups) if other == group and j != i]
+        if len(set(of_group)) == 1 or (chosen.filter is not None and lengths[i] >= chosen.filter):
+            advantages.append(0.0)
+            continue
+        baseline = fmean(others) if chosen.leave_one_out else fmean(of_group)
+        deviation = stdev(r if chosen.over_batch else of_group) + 1e-6 if chosen.normalise else 1.0
+        advantages.append((r[i] - baseline) / deviation)
+    return advantages
+
+
+def _overlong(chosen: OracleAdvantages, n: int) -> float:
+    if chosen.buffer is None or n <= chosen.n_max - chosen.buffer:
+        return 0.0
+    if n >= chosen.n_max:
+        return -chosen.penalty
+    return chosen.penalty * ((chosen.n_max - chosen.buffer) - n) / chosen.buffer

@@ -1,12 +1,12 @@
 """The section of the loss: the library's objective, and what the learner does around it."""
 
 from dataclasses import fields
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
-from gspo.settings import Objective, require_field
+from gspo.settings import Baseline, Objective, StdOver, require_field
 
 _LIBRARY_FIELDS: Final = {field.name: field for field in fields(Objective)}
 
@@ -22,13 +22,33 @@ class ObjectiveSettings(Objective):
     advantage: Literal["sequence", "turn"] = "sequence"
     """Group-relative advantage of the whole trajectory, or per turn from the rewards that follow it."""
     normalise_by_std: bool = True
-    """Divide group-relative advantages by the group's standard deviation, as the paper does."""
+    """Divide group-relative advantages by a standard deviation, as the paper does by the group's."""
+    std_over: StdOver = "group"
+    """Whose standard deviation divides the advantages. group: that of the group's rewards. batch: that of all rewards of the
+    batch (Lite PPO): then a group whose rewards hardly differ is not blown up to the size of the others."""
+    advantage_baseline: Baseline = "mean"
+    """What a reward is compared with. mean: the mean of its group. leave_one_out: the mean of the group's other members
+    (RLOO), which is unbiased with normalise_by_std = false."""
+    overlong_buffer_tokens: Annotated[int | None, Field(ge=1)] = None
+    """Overlong shaping (DAPO): over the last tokens before sampling.max_tokens, this many, a trajectory's reward falls
+    linearly, by overlong_penalty at the end. Tokens are counted as sampling.max_tokens counts them, prompt included. Not
+    set: rewards do not depend on the length."""
+    overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """For overlong_buffer_tokens: what a trajectory of sampling.max_tokens loses of its reward."""
+    overlong_filter_tokens: Annotated[int | None, Field(ge=1)] = None
+    """Overlong filter (DAPO): trajectories of this many tokens or more get advantage 0. sampling.max_tokens filters what was
+    cut off by it. Their rewards stay in the baseline. Not set: none."""
 
     def __post_init__(self) -> None:
         try:
             super().__post_init__()
         except ValueError as error:
             raise ValueError(f"objective.{error}") from error
+        if self.std_over == "batch" and not self.normalise_by_std:
+            raise ValueError(
+                "objective.std_over is 'batch' with normalise_by_std = false, which divides by no deviation. Set "
+                "normalise_by_std = true, or leave std_over out"
+            )
         if self.advantage == "turn" and self.kl_coefficient > 0 and self.kl_in == "reward":
             raise ValueError(
                 "objective.kl_in is 'reward' with advantage 'turn': the penalty is taken from the reward of the whole "

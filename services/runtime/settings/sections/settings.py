@@ -39,6 +39,18 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _trajectories_can_be_overlong(self) -> "Settings":
+        limit = self.sampling.max_tokens
+        for name in ("overlong_filter_tokens", "overlong_buffer_tokens"):
+            tokens = getattr(self.objective, name)
+            if tokens is not None and tokens > limit:
+                raise ValueError(
+                    f"objective.{name} is {tokens} and sampling.max_tokens is {limit}: no trajectory has that many tokens; "
+                    "lower the first or raise the second"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _leases_outlast_generations(self) -> "Settings":
         if self.broker.idle_lease_s <= self.rollout.engine_timeout_s:
             raise ValueError(
