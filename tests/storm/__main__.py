@@ -92,7 +92,11 @@ class Storm:
             f"held-out reward: first {rewards[0]:.2f}, best {max(rewards):.2f}, last {rewards[-1]:.2f}",
             f"files: {before.number} with {before.num_bytes / 2**20:.1f} MiB, at the end {after.number} with "
             f"{after.num_bytes / 2**20:.1f} MiB",
-            *(f"memory of {each.role}: {each.first / 2**20:.0f} MiB, at the end {each.last / 2**20:.0f}" for each in memory),
+            *(
+                f"memory of {each.role}: {each.first / 2**20:.0f} MiB, at the end {each.last / 2**20:.0f}, at most "
+                f"{each.largest / 2**20:.0f}"
+                for each in memory
+            ),
             self.attacks,
         ]
         checks = [
@@ -105,6 +109,7 @@ class Storm:
             (f"{dropped['stale']} groups were dropped as stale", bool(dropped["stale"])),
             (f"the pace is {storm / quiet:.2f} of the quiet one", storm < PACE * quiet),
             *((f"the memory of the {each.role} grew", each.grew) for each in memory),
+            *((f"the {each.role} held {each.largest / 2**20:.0f} MiB at once", each.burst) for each in memory),
             (
                 f"files grew from {before} to {after}",
                 after.number > before.number + 16 or after.num_bytes > 1.3 * before.num_bytes,

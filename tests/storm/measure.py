@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.random_kills.memory import ROLES, Life
+from protocol.limits import MAX_QUEUED_BYTES
+from services.runtime.net.connections import MAX_HELD_BYTES
 from tests.storm.run import Trained
 
 WARM_S: Final = 60.0
@@ -14,7 +16,10 @@ WARM_S: Final = 60.0
 MIB: Final = 2**20
 GROWTH: Final = 1.15
 ROOM_BYTES: Final = 24 * MIB
-"""Memory of a role in the last third of the storm, against that in the first: this much more, or the factor, is growth."""
+"""Median memory of a role in the last third of the storm, against that in the first: this much more, or the factor, is
+growth."""
+BURST_BYTES: Final = MAX_HELD_BYTES + MAX_QUEUED_BYTES + ROOM_BYTES
+"""What the largest sample may lie above the median: a flood fills the bounds of what is held for connections and waits."""
 
 
 def trajectories_per_s(batches: Iterable[Trained], begin_s: float, end_s: float) -> float:
@@ -24,15 +29,21 @@ def trajectories_per_s(batches: Iterable[Trained], begin_s: float, end_s: float)
 
 @dataclass(frozen=True)
 class Memory:
-    """Largest memory (bytes, USS) of a warm process of one role, in the first and the last third of the storm."""
+    """Bytes (USS) of warm processes of one role: the medians of the first and last third of the storm, and the largest."""
 
     role: str
     first: int
     last: int
+    largest: int
 
     @property
     def grew(self) -> bool:
         return self.last > max(GROWTH * self.first, self.first + ROOM_BYTES)
+
+    @property
+    def burst(self) -> bool:
+        """Whether the largest is more than the bounds of the sockets allow."""
+        return self.largest > self.first + BURST_BYTES
 
 
 def memory_by_role(lives: Sequence[Life], begin_s: float, end_s: float) -> list[Memory]:
@@ -50,7 +61,8 @@ def memory_by_role(lives: Sequence[Life], begin_s: float, end_s: float) -> list[
         first = [size for time_s, size in samples if begin_s <= time_s < begin_s + third]
         last = [size for time_s, size in samples if end_s - third <= time_s <= end_s]
         if first and last:
-            found.append(Memory(role, max(first), max(last)))
+            largest = max(size for _, size in samples)
+            found.append(Memory(role, round(statistics.median(first)), round(statistics.median(last)), largest))
     return found
 
 
