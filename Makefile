@@ -63,7 +63,7 @@ demo-clip: setup ## how much the demo clips, synchronous and asynchronous, by an
 	$(BIN)/python benchmarks/demo_clip.py --seeds 0
 
 study: setup ## GSPO and related objectives on one task, several seeds, with tables and plots
-	$(BIN)/python -m benchmarks.study --jobs 2
+	$(BIN)/python -m benchmarks.study --jobs 2 --again
 
 bench-loss: setup ## time and memory of the loss and its backward, compared with plain policy gradient
 	$(BIN)/python benchmarks/loss_cost.py

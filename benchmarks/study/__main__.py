@@ -1,7 +1,7 @@
 """Make the study's runs, or its tables and plots: ``python -m benchmarks.study``.
 
-Runs on disk are skipped, so the command can be stopped and repeated at any time. The most important runs come first:
-finished ones can be evaluated at any time.
+Runs on disk, and those whose condensed results are kept with the code, are skipped, so the command can be stopped and repeated
+at any time. The most important runs come first: finished ones can be evaluated at any time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.study.config import RunConfig
 from benchmarks.study.grid import cells, questions, runs
 from benchmarks.study.jobs import make_probes, make_run, make_start
-from benchmarks.study.run_record import record_path
+from benchmarks.study.run_record import condensed_runs, record_path
 
 # CPU seconds on one core of 2 (AMD EPYC, virtual), for the estimate before the first measurement.
 SECONDS_PER_BATCH = {"arithmetic": 0.43, "countdown": 0.78}
@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--directory", type=Path, default=Path("runs/study"), help="where models and records are kept")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time, one thread each")
     parser.add_argument("--only", metavar="A,B", help=f"questions: {', '.join(questions())}, b")
+    parser.add_argument("--again", action="store_true", help="also make runs whose condensed results are kept with the code")
     parser.add_argument("--list", action="store_true", help="list the runs and whether they are finished")
     parser.add_argument(
         "--dry-run", action="store_true", help="estimate how many runs are missing and how long they would take"
@@ -49,10 +50,11 @@ def main(arguments: list[str] | None = None) -> int:
         wanted = runs(None if chosen is None else [name for name in chosen if name != "b"])
     except ValueError as error:
         parser.error(str(error))
+    condensed = set() if options.again else condensed_runs()
     if options.list:
-        _list(options.directory, wanted)
+        _list(options.directory, wanted, condensed)
         return 0
-    missing = [config for config in wanted if not record_path(options.directory, config).is_file()]
+    missing = [config for config in wanted if not _is_finished(options.directory, config, condensed)]
     seconds = sum(map(estimate, missing)) / options.jobs
     print(f"{len(wanted)} runs, {len(wanted) - len(missing)} finished, {len(missing)} to make: about {seconds / 60:.0f} min")
     if options.dry_run:
@@ -67,12 +69,16 @@ def estimate(config: RunConfig) -> float:
     return SECONDS_PER_BATCH[config.task] * config.num_batches * factor * config.num_sequences / usual
 
 
-def _list(directory: Path, wanted: list[RunConfig]) -> None:
+def _is_finished(directory: Path, config: RunConfig, condensed: set[str]) -> bool:
+    return config.run_id in condensed or record_path(directory, config).is_file()
+
+
+def _list(directory: Path, wanted: list[RunConfig], condensed: set[str]) -> None:
     names: dict[str, list[str]] = {}
     for cell in cells():
         names.setdefault(cell.config.run_id, []).append(f"{cell.question}: {cell.row}, {cell.column}")
     for config in wanted:
-        state = "finished" if record_path(directory, config).is_file() else "missing "
+        state = "finished" if _is_finished(directory, config, condensed) else "missing "
         print(f"{config.run_id}  {state}  seed {config.seed}  {'; '.join(names[config.run_id])}")
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.study.config import RunConfig
+from benchmarks.study.settled import comparison, tuning
 
 SEEDS = (0, 1, 2)
 MORE_SEEDS = (0, 1, 2, 3, 4, 5)
@@ -91,7 +92,9 @@ class Cell:
 def cells() -> list[Cell]:
     """Return every cell, most important first."""
     staleness = [*_staleness_short(), *_staleness_long()]
-    return [*staleness, *_objectives(), *_groups(), *_collapse(), *_scaled(), *_wider(), *_more(), *_oldest(), *_precision()]
+    settled = [Cell("f-tune", *each) for each in tuning()] + [Cell("f", *each) for each in comparison()]
+    scaled = [*_scaled(), *_wider(), *_more(), *_oldest()]
+    return [*staleness, *_objectives(), *_groups(), *_collapse(), *scaled, *_precision(), *settled]
 
 
 def questions() -> list[str]:

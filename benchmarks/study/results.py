@@ -9,22 +9,28 @@ from typing import Any
 
 from benchmarks.study.grid import Cell, cells, runs
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval, summarise_run
-from benchmarks.study.run_record import read_record, record_path
+from benchmarks.study.run_record import RESULTS, RUNS_FILE, read_record, record_path
 
-RESULTS = Path(__file__).parent / "results"
-RUNS_FILE = "runs.jsonl"
 PROBES_FILE = "volatility.jsonl"
 
 
 def condense_records(directory: Path) -> int:
-    """Write the summaries of every finished run of the grid, and the probes; return the number of runs."""
-    found = [record_path(directory, config) for config in runs()]
-    summaries = [summarise_run(read_record(path)) for path in found if path.is_file()]
+    """Write the summaries of every finished run of the grid, and the probes; return the number of runs.
+
+    Runs and probes whose records are not in ``directory`` keep the results that they have.
+    """
+    known = load_summaries()
+    found = {config.run_id: record_path(directory, config) for config in runs()}
+    summaries = [
+        summarise_run(read_record(path)) if path.is_file() else known[run_id]
+        for run_id, path in found.items()
+        if path.is_file() or run_id in known
+    ]
     probes = [path.read_text() for path in sorted((directory / "probes").glob("*.jsonl"))]
-    RESULTS.mkdir(exist_ok=True)
     lines = [json.dumps(summary.as_dict(), separators=(",", ":")) + "\n" for summary in summaries]
     (RESULTS / RUNS_FILE).write_text("".join(lines))
-    (RESULTS / PROBES_FILE).write_text("".join(probes))
+    if probes:
+        (RESULTS / PROBES_FILE).write_text("".join(probes))
     return len(summaries)
 
 

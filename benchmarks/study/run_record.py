@@ -9,6 +9,9 @@ from typing import Any
 
 from benchmarks.study.config import RunConfig
 
+RESULTS = Path(__file__).parent / "results"
+RUNS_FILE = "runs.jsonl"
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -30,3 +33,8 @@ def read_record(path: Path) -> RunRecord:
     if "config" not in head:
         raise ValueError(f"{path} does not start with a configuration: remove it and run again")
     return RunRecord(head["run"], head["config"], lines)
+
+
+def condensed_runs() -> set[str]:
+    """Return the ids of the runs whose condensed results are kept with the code."""
+    return {json.loads(line)["run_id"] for line in (RESULTS / RUNS_FILE).read_text().splitlines()}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.study import settled
 from benchmarks.study.__main__ import main
 from benchmarks.study.clip_forms import study_clip_range
 from benchmarks.study.config import RunConfig
@@ -22,9 +23,9 @@ from benchmarks.study.measures import GradientNoise
 from benchmarks.study.reporting.report import fill
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval, summarise_run
 from benchmarks.study.reporting.tables import FIXED, signed, staleness
-from benchmarks.study.results import Results
+from benchmarks.study.results import RESULTS, Results, condense_records, load_summaries
 from benchmarks.study.run import batches, execute
-from benchmarks.study.run_record import RunRecord, read_record, record_path
+from benchmarks.study.run_record import RunRecord, condensed_runs, read_record, record_path
 from benchmarks.study.sampler import Answer, Episode
 from benchmarks.study.start_model import load_start_model
 from benchmarks.study.volatility import probe
@@ -151,8 +152,38 @@ def test_an_unfinished_record_counts_for_nothing(tmp_path: Path, capsys: pytest.
     directory.mkdir()
     record_path(tmp_path, wanted[0]).write_text("{}\n")
     (directory / f"{wanted[1].run_id}.123.unfinished").write_text("{}\n")
-    assert main(["--directory", str(tmp_path), "--only", "e", "--dry-run"]) == 0
+    assert main(["--directory", str(tmp_path), "--only", "e", "--again", "--dry-run"]) == 0
     assert f"{len(wanted)} runs, 1 finished, {len(wanted) - 1} to make" in capsys.readouterr().out
+
+
+def test_a_run_whose_results_are_kept_with_the_code_is_not_made_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = runs(["e"])
+    assert {config.run_id for config in wanted} <= condensed_runs()
+    assert main(["--directory", str(tmp_path), "--only", "e", "--dry-run"]) == 0
+    assert f"{len(wanted)} runs, {len(wanted)} finished, 0 to make" in capsys.readouterr().out
+
+
+def test_condensing_keeps_the_results_of_runs_whose_records_are_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = load_summaries()
+    (tmp_path / "runs.jsonl").write_text((RESULTS / "runs.jsonl").read_text())
+    monkeypatch.setattr("benchmarks.study.results.RESULTS", tmp_path)
+    assert condense_records(tmp_path / "records of nobody") == len(kept)
+    assert load_summaries(tmp_path) == kept
+
+
+def test_the_settling_question_tunes_on_start_models_that_it_does_not_compare() -> None:
+    assert not set(settled.TUNING_SEEDS) & set(settled.SEEDS)
+    assert len({config.seed % config.start_models for _, _, config in settled.tuning()}) == len(settled.TUNING_SEEDS)
+    chosen = dict.fromkeys(settled.ARMS, (2e-4, 1.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settled, "CHOSEN", chosen)
+        configs = [config for _, _, config in settled.comparison()]
+    assert len({config.run_id for config in configs}) == len(settled.ARMS) * 27
+    assert len({config.seed % config.start_models for config in configs}) == 27
 
 
 def test_replayed_experts_do_not_change_and_are_not_counted(studio: Path) -> None:
