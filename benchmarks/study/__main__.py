@@ -1,7 +1,7 @@
 """Make the study's runs, or its tables and plots: ``python -m benchmarks.study``.
 
-Runs on disk, and those whose condensed results are kept with the code, are skipped, so the command can be stopped and repeated
-at any time. The most important runs come first: finished ones can be evaluated at any time.
+Runs on disk are skipped, and so are those whose condensed results are kept with the code. The command can be stopped and
+repeated at any time. The most important runs come first: finished ones can be evaluated at any time.
 """
 
 from __future__ import annotations
