@@ -246,10 +246,10 @@ def objective_loss(
     "truncate_by_lag"). proximal_logprobs_T: the log-probs of the weights at the start of the batch, for anchor "proximal"
     only; in the batch's first step ``logprobs_T.detach()`` is the same. reference_logprobs_T: those of the reference model,
     for a KL in the loss only. The mismatch KL compares the engine with the proximal log-probs where they are given, else
-    with ``logprobs_T`` (exact in the first mini-batch). entropy_T (nats, read at action tokens) and group_ids_S (int64) only
-    feed the statistics. num_tokens: action tokens of the whole optimizer step, for aggregation "token" only. episode_ids_S
-    and tokens_per_sequence_S: only for episodes of several sequences, the second only where an episode is split over
-    micro-batches.
+    with ``logprobs_T`` (exact in the first mini-batch). entropy_T (nats, read at action tokens) feeds the statistics, and
+    the entropy bonus, for which it carries a gradient. group_ids_S (int64) only feeds the statistics. num_tokens: action
+    tokens of the whole optimizer step, for aggregation "token" only. episode_ids_S and tokens_per_sequence_S: only for
+    episodes of several sequences, the second only where an episode is split over micro-batches.
     Raises: ValueError as ``gspo_loss``, and if proximal log-probs are missing, or given but not used.
     """
     if objective.needs_proximal_logprobs != (proximal_logprobs_T is not None):
@@ -285,7 +285,9 @@ def objective_loss(
         mismatch_weights_S=None if weights is None else weights.weights_S,
         mismatch_weights_T=None if weights is None else weights.weights_T,
         dual_clip=objective.dual_clip,
-        penalty_T=token_penalties(objective, logprobs_T, mask_T, reference_logprobs_T=reference_logprobs_T),
+        penalty_T=token_penalties(
+            objective, logprobs_T, mask_T, reference_logprobs_T=reference_logprobs_T, entropy_T=entropy_T
+        ),
         log_ratio_clamp=objective.log_ratio_clamp,
         with_tokens=with_tokens,
     )

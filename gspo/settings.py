@@ -162,6 +162,10 @@ class Objective:
     """Where the distance enters. loss: it is subtracted from the term of each token, with its gradient (GRPO). reward: its
     sum over the sequence is subtracted from the reward, before the advantages are made (RLOO)."""
 
+    entropy_coefficient: Annotated[float, Range(low=0.0)] = 0.0
+    """Weight of an entropy bonus: the entropy of each action token's distribution, in nats and over the whole vocabulary, is
+    added to its term, with its gradient. 0: none."""
+
     @classmethod
     def gspo(cls, ratio_unit: Literal["sequence", "turn"] = "sequence") -> Self:
         """The GSPO paper's clip, whatever lag and engine noise (arXiv 2507.18071, section 5.1: 3e-4 / 4e-4).

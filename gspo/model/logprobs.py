@@ -28,7 +28,8 @@ class TokenLogProbs(NamedTuple):
     logprobs_T: Tensor
     """float32 [T]; log-probability of each target."""
     entropies_T: Tensor | None
-    """float32 [T], without gradient; entropy of the distribution at the given temperature. None unless requested."""
+    """float32 [T], with gradient only on request; entropy of the distribution at the given temperature. None unless
+    requested."""
     experts: ExpertPicks | None = None
     """Experts chosen in this forward pass; None for a dense model, or where nothing recorded them."""
 
@@ -36,7 +37,8 @@ class TokenLogProbs(NamedTuple):
 class _ChunkedLogProbs(torch.autograd.Function):
     """Forward keeps hidden states and logsumexp; backward rebuilds the softmax a chunk at a time, unless it is small.
 
-    d log p_t / d z_t = onehot(y_t) - softmax(z_t)
+    d log p_t / d z_t = onehot(y_t) - p_t,   p_t = softmax(z_t)
+    d H_t / d z_t     = -p_t (log p_t + H_t)
     """
 
     @staticmethod
@@ -48,6 +50,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         temperatures_T: Tensor,
         chunk_tokens: int,
         with_entropy: bool,
+        entropy_gradient: bool,
         keep_softmax: bool,
     ) -> tuple[Tensor, Tensor | None]:
         num_tokens = hidden_TH.shape[0]
@@ -71,15 +74,16 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 torch.div(exponentials, sums, out=softmax_TV[rows])
             # Otherwise the next chunk's would stand beside them in memory.
             del logits, exponentials
-        ctx.save_for_backward(hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV)
+        kept_entropies_T = entropies_T if entropy_gradient else None
+        ctx.save_for_backward(hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV, kept_entropies_T)
         ctx.chunk_tokens = chunk_tokens
-        if entropies_T is not None:
+        if entropies_T is not None and not entropy_gradient:
             ctx.mark_non_differentiable(entropies_T)
         return logprobs_T, entropies_T
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None]:
-        hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None, None]:
+        hidden_TH, weight_VH, targets_T, temperatures_T, normalisers_T, softmax_TV, entropies_T = ctx.saved_tensors
         gradient_T = gradients[0] / temperatures_T
         grad_hidden_TH = torch.empty_like(hidden_TH)
         # float32, because this adds up hundreds of chunks.
@@ -88,10 +92,19 @@ class _ChunkedLogProbs(torch.autograd.Function):
             rows = slice(start, start + ctx.chunk_tokens)
             hidden, gradient = hidden_TH[rows], gradient_T[rows, None]
             if softmax_TV is None:
-                grad_logits = (hidden @ weight_VH.t()).float().div_(temperatures_T[rows, None])
-                grad_logits.sub_(normalisers_T[rows, None]).exp_().mul_(-gradient)
+                softmax = (hidden @ weight_VH.t()).float().div_(temperatures_T[rows, None])
+                softmax.sub_(normalisers_T[rows, None]).exp_()
             else:
-                grad_logits = softmax_TV[rows] * -gradient
+                softmax = softmax_TV[rows]
+            factor, of_entropy = -gradient, None
+            if entropies_T is not None:
+                by_entropy = (gradients[1][rows] / temperatures_T[rows])[:, None]
+                factor = factor - by_entropy * entropies_T[rows, None]
+                # xlogy: p log p is 0 for a probability that has underflowed.
+                of_entropy = torch.special.xlogy(softmax, softmax).mul_(by_entropy)
+            grad_logits = softmax.mul_(factor) if softmax_TV is None else softmax * factor
+            if of_entropy is not None:
+                grad_logits.sub_(of_entropy)
             grad_logits.scatter_add_(-1, targets_T[rows, None], gradient)
             cast = grad_logits.to(hidden.dtype)
             grad_hidden_TH[rows] = cast @ weight_VH
@@ -99,8 +112,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 grad_weight_VH.addmm_(cast.t(), hidden)
             else:
                 grad_weight_VH += cast.t() @ hidden
-            del grad_logits, cast
-        return grad_hidden_TH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None, None
+            del softmax, of_entropy, grad_logits, cast
+        return grad_hidden_TH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None, None, None
 
 
 def rows_at_once(vocabulary: int, chunk_tokens: int) -> int:
@@ -116,6 +129,7 @@ def chunked_logprobs(
     *,
     chunk_tokens: int,
     with_entropy: bool = False,
+    entropy_gradient: bool = False,
     kept_bytes: int = KEPT_BYTES,
 ) -> TokenLogProbs:
     """Return log-probabilities of ``targets_T`` at ``temperatures_T``, differentiable in hidden states and weight.
@@ -127,13 +141,15 @@ def chunked_logprobs(
         temperatures_T: float32 [T]; divides the logits, as the sampler did.
         chunk_tokens: rows of logits held at once, limited to what fits in CHUNK_BYTES. There are two or three copies,
             whatever T and V.
+        entropy_gradient: the entropies carry a gradient too, for one more copy of a chunk's logits in backward; only with
+            ``with_entropy``.
         kept_bytes: a softmax [T, V] of at most this size is kept for backward; 0 always recomputes it.
     """
     vocabulary = weight_VH.shape[0]
     rows = rows_at_once(vocabulary, chunk_tokens)
     keep_softmax = torch.is_grad_enabled() and 4 * hidden_TH.shape[0] * vocabulary <= kept_bytes
     logprobs_T, entropies_T = _ChunkedLogProbs.apply(
-        hidden_TH, weight_VH, targets_T, temperatures_T, rows, with_entropy, keep_softmax
+        hidden_TH, weight_VH, targets_T, temperatures_T, rows, with_entropy, entropy_gradient, keep_softmax
     )
     return TokenLogProbs(logprobs_T, entropies_T)
 
@@ -150,7 +166,14 @@ class LogProbHead(nn.Module):
         self.weight = weight
         self.chunk_tokens = chunk_tokens
 
-    def forward(self, hidden_TH: Tensor, targets_T: Tensor, temperatures_T: Tensor, with_entropy: bool) -> TokenLogProbs:
+    def forward(
+        self,
+        hidden_TH: Tensor,
+        targets_T: Tensor,
+        temperatures_T: Tensor,
+        with_entropy: bool,
+        entropy_gradient: bool = False,
+    ) -> TokenLogProbs:
         return chunked_logprobs(
             hidden_TH,
             self.weight,
@@ -158,6 +181,7 @@ class LogProbHead(nn.Module):
             temperatures_T,
             chunk_tokens=self.chunk_tokens,
             with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient,
         )
 
 
@@ -174,7 +198,8 @@ def attach_logprob_head(model: Any, *, chunk_tokens: int) -> None:
     """Make a Hugging Face causal language model return ``TokenLogProbs`` instead of logits.
 
     Call it as ``model(input_ids=[1, T], position_ids=[1, T], cu_seqlens=, targets_T=, temperatures_T=,
-    with_entropy=False)``. The router's auxiliary loss never enters: only the hidden states of the backbone are used.
+    with_entropy=False, entropy_gradient=False)``. The router's auxiliary loss never enters: only the hidden states of the
+    backbone are used.
 
     Raises: ValueError for a model that computes its logits by more than one matrix product of the hidden states.
     """
@@ -201,9 +226,10 @@ def _logprob_forward(
     targets_T: Tensor,
     temperatures_T: Tensor,
     with_entropy: bool = False,
+    entropy_gradient: bool = False,
 ) -> TokenLogProbs:
     states = self.base_model(input_ids=input_ids, position_ids=position_ids, cu_seqlens=cu_seqlens, use_cache=False)
     result: TokenLogProbs = self.get_output_embeddings()(
-        states.last_hidden_state.squeeze(0), targets_T, temperatures_T, with_entropy
+        states.last_hidden_state.squeeze(0), targets_T, temperatures_T, with_entropy, entropy_gradient
     )
     return result

@@ -1,4 +1,4 @@
-"""What is taken from each token's term besides the clipped objective: the distance from a reference model.
+"""What is taken from each token's term besides the clipped objective: distance from a reference model, and lack of entropy.
 
 With d_t = log pi_ref(y_t) - log pi_theta(y_t) and y_t from the policy, three estimators of KL(pi_theta || pi_ref)
 (Schulman, http://joschu.net/blog/kl-approx.html):
@@ -10,6 +10,9 @@ With d_t = log pi_ref(y_t) - log pi_theta(y_t) and y_t from the policy, three es
 In the loss, kl_coefficient * k_t is subtracted from the term of each token. In the reward, kl_coefficient times the sum of
 k_t over the sequence is subtracted from its reward, before advantages are made of the rewards (RLOO, arXiv 2402.14740,
 section 2). As a loss, k1 has a gradient of 0 on average, whatever the reference, and ``Objective`` refuses it there.
+
+The entropy bonus adds entropy_coefficient * H_t to each token's term, H_t = -sum_v pi(v) log pi(v) over the vocabulary
+(Williams and Peng, 1991; A3C, arXiv 1602.01783).
 """
 
 from __future__ import annotations
@@ -50,20 +53,39 @@ def kl_estimates(
 
 
 def token_penalties(
-    objective: Objective, logprobs_T: Tensor, mask_T: Tensor, *, reference_logprobs_T: Tensor | None
+    objective: Objective,
+    logprobs_T: Tensor,
+    mask_T: Tensor,
+    *,
+    reference_logprobs_T: Tensor | None,
+    entropy_T: Tensor | None,
 ) -> Tensor | None:
-    """Return what ``objective`` takes from each token's term, with gradient; None if nothing.
+    """Return kl_coefficient * k_t - entropy_coefficient * H_t as ``objective`` asks, with gradient; None for neither.
 
-    Raises: ValueError if reference log-probs are missing, or given and not used, or as ``kl_estimates``.
+    Raises: ValueError if reference log-probs are missing, or given and not used; if entropies are missing or, while
+    gradients are recorded, have none; or as ``kl_estimates``.
     """
     if objective.needs_reference_logprobs != (reference_logprobs_T is not None):
         raise ValueError(_MISSING_REFERENCE if reference_logprobs_T is None else _UNUSED_REFERENCE)
-    if reference_logprobs_T is None:
-        return None
-    clamp = objective.log_ratio_clamp
-    return objective.kl_coefficient * kl_estimates(
-        logprobs_T, reference_logprobs_T, mask_T, objective.kl_estimator, clamp=clamp
-    )
+    penalty_T: Tensor | None = None
+    if reference_logprobs_T is not None:
+        clamp = objective.log_ratio_clamp
+        kl_T = kl_estimates(logprobs_T, reference_logprobs_T, mask_T, objective.kl_estimator, clamp=clamp)
+        penalty_T = objective.kl_coefficient * kl_T
+    if objective.entropy_coefficient > 0:
+        bonus_T = objective.entropy_coefficient * _entropies(logprobs_T, mask_T, entropy_T)
+        penalty_T = -bonus_T if penalty_T is None else penalty_T - bonus_T
+    return penalty_T
+
+
+def _entropies(logprobs_T: Tensor, mask_T: Tensor, entropy_T: Tensor | None) -> Tensor:
+    """H_t in the dtype of the log-probs, 0 off the mask."""
+    if entropy_T is None or (logprobs_T.requires_grad and not entropy_T.requires_grad):
+        raise ValueError(_MISSING_ENTROPY if entropy_T is None else _ENTROPY_WITHOUT_GRADIENT)
+    require_vector("entropy_T", entropy_T, mask_T.shape[0])
+    require_precise("entropy_T", entropy_T)
+    require_finite("entropy_T", entropy_T.detach(), mask_T)
+    return torch.where(mask_T, entropy_T, 0.0).to(logprobs_T.dtype)
 
 
 def sequence_kl(
@@ -99,6 +121,14 @@ def reference_kl(
 _MISSING_REFERENCE = (
     "reference_logprobs_T is missing with a kl_coefficient above 0 and kl_in 'loss'; give the reference model's log-probs "
     "of the same tokens, from a pass without gradient, or set kl_coefficient = 0"
+)
+_MISSING_ENTROPY = (
+    "entropy_T is missing with an entropy_coefficient above 0; give the entropy of each token's distribution with its "
+    "gradient, or set entropy_coefficient = 0"
+)
+_ENTROPY_WITHOUT_GRADIENT = (
+    "entropy_T carries no gradient with an entropy_coefficient above 0, so the bonus would do nothing; make it with its "
+    "gradient (chunked_logprobs with entropy_gradient=True), or set entropy_coefficient = 0"
 )
 _UNUSED_REFERENCE = (
     "reference_logprobs_T is given, and this objective has no KL in the loss; leave it out, or set kl_coefficient and "

@@ -189,6 +189,7 @@ class LearnerEngine:
                 targets_T=packed.targets_T,
                 temperatures_T=packed.temperatures_T,
                 with_entropy=with_entropy,
+                entropy_gradient=with_entropy and self.settings.entropy_gradient,
             )
         return result._replace(experts=self._experts.take())
 

@@ -23,6 +23,8 @@ class EngineSettings:
     seed: int
     keeps_reference: bool = False
     """The engine keeps a frozen copy of the start model, for a KL term: see ``services.learner.engine.reference``."""
+    entropy_gradient: bool = False
+    """The entropies of a training pass carry a gradient, for an entropy bonus."""
     adam_eps: float = 1e-8
     zero3_persistence_elements: int = 100_000
     """ZeRO-3 keeps parameters below this size whole on every rank: fewer gathers for more memory."""
@@ -37,4 +39,5 @@ def engine_settings_of(settings: Settings, device: Device) -> EngineSettings:
         routing_replay=settings.objective.routing_replay,
         seed=settings.run.seed,
         keeps_reference=settings.objective.kl_coefficient > 0,
+        entropy_gradient=settings.objective.entropy_coefficient > 0,
     )

@@ -22,9 +22,18 @@ class BigramEngine:
     world_size = 1
     replays_routing = False
 
-    def __init__(self, vocab_size: int = 16, *, token_budget: int = 64, learning_rate: float = 0.1, seed: int = 0) -> None:
+    def __init__(
+        self,
+        vocab_size: int = 16,
+        *,
+        token_budget: int = 64,
+        learning_rate: float = 0.1,
+        seed: int = 0,
+        entropy_gradient: bool = False,
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.table = torch.randn(vocab_size, vocab_size, generator=generator).requires_grad_()
+        self._entropy_gradient = entropy_gradient
         self._start_table = self.table.detach().clone()
         self.token_budget = token_budget
         self.max_sequence_tokens: int | None = None
@@ -70,6 +79,7 @@ class BigramEngine:
             packed.temperatures_T,
             chunk_tokens=32,
             with_entropy=with_entropy,
+            entropy_gradient=self._entropy_gradient,
         )
 
     def sum_over_ranks(self, tensor: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ OBJECTIVE = Objective(eps_low=0.003, eps_high=0.003, noise_z=0.5, anchor="behavi
 NUM_MINI_BATCHES = 2
 
 
-def settings(*, routing_replay: bool = False, keeps_reference: bool = False, **changes: Any) -> EngineSettings:
+def settings(*, routing_replay: bool = False, with_penalties: bool = False, **changes: Any) -> EngineSettings:
     """``SETTINGS`` and ``changes`` of the section learner, on CPU, for a tiny model."""
     return EngineSettings(
         learner=Learner(**(SETTINGS | changes)),
@@ -63,7 +63,8 @@ def settings(*, routing_replay: bool = False, keeps_reference: bool = False, **c
         max_sequence_tokens=None,
         routing_replay=routing_replay,
         seed=0,
-        keeps_reference=keeps_reference,
+        keeps_reference=with_penalties,
+        entropy_gradient=with_penalties,
         adam_eps=ADAM_EPS,
         zero3_persistence_elements=500,
     )
@@ -215,12 +216,12 @@ def replay(work: Path) -> dict[str, Any]:
 
 
 def reference(work: Path) -> dict[str, Any]:
-    """The frozen start model beside the policy, before and after a batch with a KL term, in ZeRO 1 and 3."""
+    """The frozen start model beside the policy, before and after a batch with KL term and entropy bonus, in ZeRO 1 and 3."""
     groups = load_groups(work / "groups.npz")
-    objective = replace(OBJECTIVE, kl_coefficient=0.1)
+    objective = replace(OBJECTIVE, kl_coefficient=0.1, entropy_coefficient=0.01)
     results: dict[str, Any] = {}
     for stage in (1, 3):
-        engine = LearnerEngine.create(work / "model", settings(zero_stage=stage, keeps_reference=True))
+        engine = LearnerEngine.create(work / "model", settings(zero_stage=stage, with_penalties=True))
         sequences, _ = sequences_with_advantages(groups, AdvantageSettings())
         packed = pack(sequences, policy_version=1)
 

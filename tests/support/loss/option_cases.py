@@ -32,6 +32,7 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "constant length": {"aggregation": "constant", "aggregation_tokens": 9},
     EPISODES: {},
     "k2 in the loss": {"kl_coefficient": 0.3, "kl_estimator": "k2"},
+    "entropy bonus": {"entropy_coefficient": 0.05},
     "k3 in the loss": {"kl_coefficient": 0.3, "kl_estimator": "k3"},
 }
 """What an option changes in the default objective."""
@@ -126,6 +127,7 @@ def fast_loss(objective: Objective, case: Case, parts: Sequence[Sequence[int]], 
         leaves = {name: _column(sequences, name).requires_grad_() for name in gradients}
         optional: dict[str, Any] = {
             "num_tokens": max(num_tokens, 1) if objective.aggregation == "token" else None,
+            "entropy_T": leaves["entropies"],
             "episode_ids_S": torch.tensor([s.episode for s in sequences]),
         }
         if not whole:

@@ -126,6 +126,9 @@ def _term(objective: Objective, y: OracleSequence, i: int, t: int, sigma: float,
     if objective.kl_coefficient > 0 and objective.kl_in == "loss":
         d = _number(_clamped(y.reference[t] - logp.value, clamp)) - (logp - sg(logp))
         term = term - _k(objective.kl_estimator, d) * objective.kl_coefficient
+    if objective.entropy_coefficient > 0:
+        entropy = Number(y.entropies[t], {("entropy", i, t): 1.0})
+        term = term + entropy * objective.entropy_coefficient
     return term
 
 

@@ -105,9 +105,21 @@ def test_reference_logprobs_that_are_missing_unused_or_not_finite_are_named_with
         fast_loss(with_kl, case, parts, reference_logprobs_T=reference_T)
 
 
+def test_an_entropy_that_is_missing_or_carries_no_gradient_is_named_with_the_way_out() -> None:
+    objective = Objective(entropy_coefficient=0.1)
+    case = random_case(Random(1), objective, episodes=False)
+    parts = [list(range(len(case.sequences)))]
+    with pytest.raises(ValueError, match=r"^entropy_T is missing .* or set entropy_coefficient = 0"):
+        fast_loss(objective, case, parts, entropy_T=None)
+    entropy_T = torch.ones(sum(len(s.mask) for s in case.sequences))
+    with pytest.raises(ValueError, match=r"^entropy_T carries no gradient .*entropy_gradient=True"):
+        fast_loss(objective, case, parts, entropy_T=entropy_T)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"entropy_coefficient": -0.1}, r"entropy_coefficient is -0.1; give a finite number in \[0"),
         ({"kl_coefficient": 0.1, "kl_estimator": "k1"}, "kl_estimator is 'k1' with kl_in 'loss': its gradient is 0.*= 'k2'"),
         ({"kl_coefficient": -0.1}, r"kl_coefficient is -0.1; give a finite number in \[0"),
         ({"kl_estimator": "k4"}, "choose one of k1, k2, k3"),

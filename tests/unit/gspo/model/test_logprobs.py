@@ -87,3 +87,51 @@ def test_bfloat16_hidden_states_give_float32_logprobs_and_bfloat16_gradients() -
     assert hidden.grad.dtype == torch.bfloat16
     assert weight.grad is not None
     assert weight.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 2**20])
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 64])
+def test_the_gradient_of_the_entropy_equals_that_of_log_softmax(chunk_tokens: int, kept_bytes: int) -> None:
+    """One row's logits are far apart, so that most of its probabilities underflow."""
+    generator = torch.Generator().manual_seed(5)
+    hidden = torch.randn(9, 6, generator=generator)
+    hidden[3] *= 400
+    weight, targets = torch.randn(11, 6, generator=generator), torch.randint(0, 11, (9,), generator=generator)
+    temperatures, by_entropy = 0.5 + torch.rand(9, generator=generator), torch.randn(9, generator=generator)
+    gradients = []
+    for reference in (False, True):
+        leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+        if reference:
+            logp = torch.log_softmax(leaves[0] @ leaves[1].t() / temperatures[:, None], -1)
+            entropies_T, logprobs_T = -(logp.exp() * logp).sum(-1), logp.gather(-1, targets[:, None]).squeeze(-1)
+        else:
+            result = chunked_logprobs(
+                leaves[0],
+                leaves[1],
+                targets,
+                temperatures,
+                chunk_tokens=chunk_tokens,
+                with_entropy=True,
+                entropy_gradient=True,
+                kept_bytes=kept_bytes,
+            )
+            logprobs_T, entropies_T = result.logprobs_T, result.entropies_T
+            assert entropies_T is not None
+        gradients.append(torch.autograd.grad((logprobs_T + by_entropy * entropies_T).sum(), leaves))
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_entropies_carry_a_gradient_on_request_only() -> None:
+    for asked in (False, True):
+        result = chunked_logprobs(
+            torch.ones(2, 3, requires_grad=True),
+            torch.ones(5, 3),
+            torch.tensor([0, 4]),
+            torch.ones(2),
+            chunk_tokens=8,
+            with_entropy=True,
+            entropy_gradient=asked,
+        )
+        assert result.entropies_T is not None
+        assert result.entropies_T.requires_grad is asked

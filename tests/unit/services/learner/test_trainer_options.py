@@ -14,6 +14,8 @@ from gspo.model.packing import TrainGroup
 from gspo.settings import Objective
 from services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from services.learner.engine.gradients import NonFiniteLossError
+from services.learner.start import engine_settings_of
+from services.runtime.settings.sections import Settings
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.loss.sequences import random_groups
 from tests.unit.services.learner.test_trainer import WIDE, own_logprobs, train
@@ -107,3 +109,32 @@ def test_a_reference_that_is_not_finite_stops_the_step_before_it_is_made() -> No
     with pytest.raises(NonFiniteLossError, match="or of the reference are not finite; no step was made"):
         train(engine, groups, replace(WIDE, kl_coefficient=0.5, kl_in="reward"))
     assert engine.gradients == []
+
+
+@pytest.mark.parametrize("token_budget", [50, 10_000])
+def test_an_entropy_bonus_adds_the_gradient_of_the_entropy(token_budget: int) -> None:
+    objective = replace(WIDE, entropy_coefficient=0.2, aggregation="token")
+    groups = own_logprobs(BigramEngine(), random_groups(3, 4, seed=1))
+    engine = BigramEngine(token_budget=token_budget, entropy_gradient=True)
+    without = BigramEngine(token_budget=token_budget)
+    members = [member for group in groups for member in group.sequences]
+    contexts = torch.cat([torch.from_numpy(m.token_ids[:-1][m.action_mask[1:]]) for m in members])
+    logp = torch.log_softmax(engine.table[contexts], -1)
+    (expected,) = torch.autograd.grad(0.2 * (logp.exp() * logp).sum(-1).mean(), engine.table)
+    train(engine, groups, objective)
+    train(without, groups, replace(objective, entropy_coefficient=0.0))
+    torch.testing.assert_close(engine.gradients[0] - without.gradients[0], expected, rtol=1e-3, atol=1e-6)
+
+
+def test_an_entropy_bonus_without_a_gradient_is_refused() -> None:
+    groups = random_groups(2, 3, seed=1)
+    with pytest.raises(ValueError, match=r"^entropy_T carries no gradient .* so the bonus would do nothing"):
+        train(BigramEngine(), groups, replace(WIDE, entropy_coefficient=0.2))
+
+
+def test_the_engine_of_a_run_has_what_its_objective_needs() -> None:
+    plain = engine_settings_of(Settings(), "cpu")
+    assert (plain.keeps_reference, plain.entropy_gradient) == (False, False)
+    objective = {"kl_coefficient": 0.1, "entropy_coefficient": 0.01}
+    both = engine_settings_of(Settings.model_validate({"objective": objective}), "cpu")
+    assert (both.keeps_reference, both.entropy_gradient) == (True, True)
