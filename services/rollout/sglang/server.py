@@ -224,16 +224,22 @@ class EngineServer:
                         break
                 except EngineUnreachable:
                     pass  # It does not listen yet.
+                self._list_load_files()
                 await asyncio.sleep(_POLL_S)
                 waited_s = clock() - begin
                 if waited_s - reported_s >= _PROGRESS_S:
                     reported_s = waited_s
                     last = self.log_tail().rpartition("\n")[2]
                     log.info("engine_server_starting", waited_s=round(waited_s), last_line=last[:200])
-        # In case the server dies before it is stopped.
-        self._load_files = load_files(member.pid for member in _tree(self.pid))
-        (self.temporary / _LISTED).write_text("\n".join(map(str, self._load_files)), encoding="utf-8")
+        self._list_load_files()
         log.info("engine_server_ready", pid=self.pid, url=self.url, start_s=round(clock() - begin, 1))
+
+    def _list_load_files(self) -> None:
+        """Note them on disk, for whoever follows if this process and the server are killed, also while it still starts."""
+        found = load_files(member.pid for member in _tree(self.pid))
+        if not found <= self._load_files:
+            self._load_files |= found
+            (self.temporary / _LISTED).write_text("\n".join(map(str, sorted(self._load_files))), encoding="utf-8")
 
 
 def cuda_visible(environment: Mapping[str, str], devices: Path = Path("/dev")) -> bool:

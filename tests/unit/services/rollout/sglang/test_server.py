@@ -167,6 +167,29 @@ async def test_a_server_removes_the_temporary_files_that_a_killed_one_of_its_log
     assert other.exists()
 
 
+async def test_the_files_of_a_server_that_is_killed_before_it_is_ready_are_on_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    load_file = Path(f"/dev/shm/sglang_loads_{os.getpid()}_starting.shm")
+    opens_and_hangs = (
+        f"import mmap, os, signal; file = os.open({str(load_file)!r}, os.O_CREAT | os.O_RDWR); os.ftruncate(file, 4096); "
+        "shared = mmap.mmap(file, 4096); signal.pause()"
+    )
+    command = [sys.executable, "-c", opens_and_hangs]
+    monkeypatch.setattr("services.rollout.sglang.server.server_command", lambda *_, **__: command)
+    server = EngineServer(options(log_path=tmp_path / "logs" / "rollout-0-sglang.log", start_timeout_s=60))
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        starting = tasks.create_task(server.start())
+        while not (listed := server.temporary / "load_files").is_file():
+            assert not starting.done()
+            await asyncio.sleep(0.02)
+        assert listed.read_text() == str(load_file)
+        starting.cancel()
+    await server.stop()
+    assert not os.access(load_file, os.F_OK)
+
+
 def test_the_tail_of_the_log_leaves_out_the_noise_of_every_exit(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("ValueError: the reason\nnanobind: leaked 64 types!\n" + ' - leaked type "x"\n' * 100)
