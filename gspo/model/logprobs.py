@@ -32,6 +32,8 @@ class TokenLogProbs(NamedTuple):
     requested."""
     experts: ExpertPicks | None = None
     """Experts chosen in this forward pass; None for a dense model, or where nothing recorded them."""
+    balance_loss: Tensor | None = None
+    """Scalar with gradient; ``gspo.moe.load_balance`` of this forward pass, times its coefficient. None unless requested."""
 
 
 class _ChunkedLogProbs(torch.autograd.Function):

@@ -81,6 +81,7 @@ def _require_trainable(settings: Settings) -> None:
             num_ranks=int(os.environ["WORLD_SIZE"]) if is_rank() else learner.num_ranks * learner.num_nodes,
             expert_parallel=learner.expert_parallel,
             routing_replay=settings.objective.routing_replay,
+            load_balance=settings.objective.load_balance_coefficient > 0,
         )
         require_supported(plan)
     except ValueError as error:

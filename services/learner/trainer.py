@@ -46,6 +46,8 @@ class TrainingEngine(Protocol):
     def max_sequence_tokens(self) -> int | None: ...
     @property
     def replays_routing(self) -> bool: ...
+    @property
+    def balances_load(self) -> bool: ...
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs: ...
     def reference_logprobs(self, packed: PackedBatch) -> Tensor: ...
     def train_mini_batch(
@@ -70,6 +72,8 @@ class _MiniBatch:
     num_sequences: int
     num_action_tokens: int
     """Over all ranks; at least 1."""
+    num_tokens: int
+    """All tokens, over all ranks."""
     first_row: int
 
 
@@ -144,7 +148,7 @@ def train_batch(
         fraction = signal_clip_fraction(summary)
         if adaptive_clip is not None and fraction is not None:
             adaptive_clip.update(fraction)
-        return BatchReport(metrics=metrics | summary | run.expert_metrics())
+        return BatchReport(metrics=metrics | summary | run.expert_metrics() | run.auxiliary_metrics(len(steps)))
 
 
 def split_groups(num_groups: int, num_mini_batches: int) -> list[range]:
@@ -194,7 +198,8 @@ def _plan(
             for indices in plan[engine.rank]
         ]
         num_action_tokens = max(1, sum(sequence.num_action_tokens for sequence in members))
-        mini_batches.append(_MiniBatch(packed, len(members), num_action_tokens, start))
+        num_tokens = sum(sequence.num_tokens for sequence in members)
+        mini_batches.append(_MiniBatch(packed, len(members), num_action_tokens, num_tokens, start))
     return mini_batches
 
 
@@ -224,6 +229,7 @@ class _BatchRun:
         self._stats: list[SequenceStats] = []
         self._proximal: dict[tuple[int, ...], Tensor] = {}
         """Keyed by the rows of a micro-batch's sequences in the batch."""
+        self._auxiliary: list[Tensor] = []
         self._experts = ExpertTally()
         self._start_experts: dict[tuple[int, ...], ExpertPicks] = {}
         """The experts of the first pass, until the micro-batch is trained: layers x k x 1 or 2 bytes per token."""
@@ -328,7 +334,19 @@ class _BatchRun:
         if result.experts is not None:
             reference = self._start_experts.pop(rows, None)
             self._experts.add(result.experts, packed.mask_T, packed.sequence_ids_T, lag_S, reference=reference)
-        return output.loss
+        if result.balance_loss is None:
+            return output.loss
+        # A mean over the step's tokens, whose shares are those of its micro-batches.
+        auxiliary = result.balance_loss * (packed.num_tokens / mini_batch.num_tokens)
+        self._auxiliary.append(auxiliary.detach().double())
+        return output.loss + auxiliary
+
+    def auxiliary_metrics(self, num_steps: int) -> dict[str, float]:
+        """The mean over steps of the load-balancing loss; empty without one. Collective where there is one."""
+        if not self._engine.balances_load:
+            return {}
+        own = torch.stack(self._auxiliary).sum() if self._auxiliary else torch.zeros((), dtype=torch.float64)
+        return {"load_balancing_loss": float(self._engine.sum_over_ranks(own)) / num_steps}
 
     def _mismatch_sums(self, packed: PackedBatch, logprobs_T: Tensor) -> Tensor:
         with trusted_values():

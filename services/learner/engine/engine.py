@@ -23,9 +23,11 @@ from gspo.model.packing import PackedBatch
 from gspo.model.policy import load_policy, prepare_policy
 from gspo.model.serving import serving_weights
 from gspo.moe.experts import ExpertPicks, ExpertRecorder
+from gspo.moe.load_balance import RouterLogits, load_balancing_loss
 from gspo.moe.routing_replay import RoutingReplay
 from protocol.digests import tensor_digest
 from services.learner.checkpoints import EngineCopy, canary_batch, require_canary, state_digest, write_canary
+from services.learner.engine.configuration import deepspeed_config
 from services.learner.engine.expert_parallel import expert_shares, gathered
 from services.learner.engine.gradients import (
     GradientWatch,
@@ -40,15 +42,11 @@ from services.learner.engine.step import LossFn, ReplayFn, StepResult, micro_bat
 from services.learner.profiling import NO_PROFILE, ModelCost, Phases, model_cost
 from services.learner.start import (
     EngineSettings,
-    autoep_config,
-    offload_config,
     parallelism_of,
     read_model_config,
     require_supported,
 )
 from services.learner.weights import DTYPES, copy_weights
-
-_NEVER = 10**9
 
 
 class LearnerEngine:
@@ -66,6 +64,7 @@ class LearnerEngine:
         self._shares = expert_shares(self.model)
         self._watch = GradientWatch(self.model.named_parameters())
         self._experts = ExpertRecorder(self.model)
+        self._balance = RouterLogits(self.model) if settings.load_balance_coefficient > 0 else None
         self._replay = RoutingReplay(self.model) if settings.routing_replay else None
         self._state = OptimizerState(engine, settings.learner.zero_stage, self._shares)
         self._coverage_known = False
@@ -87,7 +86,7 @@ class LearnerEngine:
             from transformers.integrations import HfDeepSpeedConfig
 
             # from_pretrained looks for a live object of this class.
-            partition_while_loading = HfDeepSpeedConfig(_deepspeed_config(settings, model_config))
+            partition_while_loading = HfDeepSpeedConfig(deepspeed_config(settings, model_config))
         model = load_policy(model_dir, DTYPES[settings.learner.dtype])
         del partition_while_loading
         return cls.from_model(model, settings, reference)
@@ -109,7 +108,7 @@ class LearnerEngine:
             model=model,
             # A list: with a generator, checkpoints can be paired with the wrong parameters.
             model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
-            config=_deepspeed_config(settings, model_config),
+            config=deepspeed_config(settings, model_config),
             # DeepSpeed's own warm-up trains its first two steps at a learning rate of 0.
             lr_scheduler=lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup)),
             dist_init_required=False,
@@ -136,6 +135,11 @@ class LearnerEngine:
     def replays_routing(self) -> bool:
         """Whether batches are trained with replayed experts, which ``train_mini_batch`` then takes."""
         return self._replay is not None
+
+    @property
+    def balances_load(self) -> bool:
+        """Whether training passes have a ``balance_loss``."""
+        return self._balance is not None
 
     def train_mini_batch(
         self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
@@ -181,7 +185,9 @@ class LearnerEngine:
         return self._replay.replaying(picks)
 
     def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
-        with self._experts.recording():
+        # Only training passes, which also ask for entropies, have a loss to add it to.
+        balance = self._balance if with_entropy else None
+        with self._experts.recording(), nullcontext() if balance is None else balance.recording():
             result: TokenLogProbs = self._engine(
                 input_ids=packed.input_ids,
                 position_ids=packed.position_ids,
@@ -191,6 +197,9 @@ class LearnerEngine:
                 with_entropy=with_entropy,
                 entropy_gradient=with_entropy and self.settings.entropy_gradient,
             )
+        if balance is not None:
+            auxiliary = load_balancing_loss(balance.take(), balance.top_k)
+            result = result._replace(balance_loss=self.settings.load_balance_coefficient * auxiliary)
         return result._replace(experts=self._experts.take())
 
     def _require_sound_gradients(self, loss: float) -> None:
@@ -349,45 +358,9 @@ def _require_supported(model_config: Mapping[str, Any], settings: EngineSettings
             num_ranks=torch.distributed.get_world_size(),
             expert_parallel=settings.learner.expert_parallel,
             routing_replay=settings.routing_replay,
+            load_balance=settings.load_balance_coefficient > 0,
         )
     )
-
-
-def _deepspeed_config(settings: EngineSettings, model_config: Mapping[str, Any]) -> dict[str, Any]:
-    world_size = torch.distributed.get_world_size()
-    size = settings.learner.expert_parallel
-    return {
-        # Nominal: micro-batches are packed by tokens and the boundary of a step is set by hand.
-        "train_batch_size": world_size,
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        # Without ZeRO the engine clips itself.
-        "gradient_clipping": settings.learner.max_grad_norm if settings.learner.zero_stage > 0 else 0.0,
-        "steps_per_print": _NEVER,
-        "bf16": {"enabled": settings.learner.dtype == "bfloat16"},
-        # Summed in bfloat16, the gradient of 120 micro-batches is off by 1.6 % of its norm.
-        "data_types": {"grad_accum_dtype": "fp32"},
-        "zero_optimization": {
-            "stage": settings.learner.zero_stage,
-            "reduce_bucket_size": 50_000_000,
-            "stage3_param_persistence_threshold": settings.zero3_persistence_elements,
-            **offload_config(settings.learner.offload, pin_memory=settings.device == "cuda"),
-        },
-        **({} if size == 1 else {"expert_parallel": autoep_config(size, model_config)}),
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "lr": settings.learner.learning_rate,
-                "betas": list(settings.learner.betas),
-                "eps": settings.adam_eps,
-                "weight_decay": settings.learner.weight_decay,
-                # PyTorch's own: DeepSpeed's is compiled at the first start.
-                "torch_adam": True,
-                # One vectorised pass over the host's memory on OMP_NUM_THREADS threads, like DeepSpeed's own, but built in.
-                **({} if settings.learner.offload == "none" else {"fused": True}),
-            },
-        },
-    }
 
 
 def _some(names: Sequence[str]) -> str:

@@ -25,6 +25,8 @@ class EngineSettings:
     """The engine keeps a frozen copy of the start model, for a KL term: see ``services.learner.engine.reference``."""
     entropy_gradient: bool = False
     """The entropies of a training pass carry a gradient, for an entropy bonus."""
+    load_balance_coefficient: float = 0.0
+    """Weight of the auxiliary loss of ``gspo.moe.load_balance``; a dense model is refused."""
     adam_eps: float = 1e-8
     zero3_persistence_elements: int = 100_000
     """ZeRO-3 keeps parameters below this size whole on every rank: fewer gathers for more memory."""
@@ -38,6 +40,7 @@ def engine_settings_of(settings: Settings, device: Device) -> EngineSettings:
         max_sequence_tokens=settings.sampling.max_tokens,
         routing_replay=settings.objective.routing_replay,
         seed=settings.run.seed,
+        load_balance_coefficient=settings.objective.load_balance_coefficient,
         keeps_reference=settings.objective.kl_coefficient > 0,
         entropy_gradient=settings.objective.entropy_coefficient > 0,
     )

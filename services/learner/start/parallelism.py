@@ -27,6 +27,8 @@ class Parallelism:
     num_experts: int
     """Experts of a layer; 0 for a dense model."""
     hidden_act: str = "silu"
+    load_balance: bool = False
+    """Whether an auxiliary loss needs the routers' logits."""
 
 
 def parallelism_of(
@@ -35,12 +37,14 @@ def parallelism_of(
     num_ranks: int,
     expert_parallel: int,
     routing_replay: bool,
+    load_balance: bool = False,
 ) -> Parallelism:
     """Read them from the model's config.json, or ``config.to_dict()``."""
     return Parallelism(
         num_ranks=num_ranks,
         expert_parallel=expert_parallel,
         routing_replay=routing_replay,
+        load_balance=load_balance,
         model_type=str(model_config.get("model_type", "")),
         num_experts=int(model_config.get("num_experts") or model_config.get("num_local_experts") or 0),
         hidden_act=str(model_config.get("hidden_act", "silu")),
@@ -66,7 +70,17 @@ def require_supported(plan: Parallelism) -> None:
             f"routing_replay is on and a {plan.model_type} model has no routers: routing replay needs a mixture of experts; "
             "set objective.routing_replay = false"
         )
+    if plan.load_balance and plan.num_experts == 0:
+        raise ValueError(
+            f"load_balance_coefficient is above 0 and a {plan.model_type} model has no routers: a load-balancing loss needs "
+            "a mixture of experts; set objective.load_balance_coefficient = 0"
+        )
     size = plan.expert_parallel
+    if plan.load_balance and size > 1:
+        raise ValueError(
+            f"load_balance_coefficient is above 0 and expert_parallel is {size}: DeepSpeed's routers give no logits; set "
+            "objective.load_balance_coefficient = 0, or use expert_parallel = 1"
+        )
     if size < 1:
         raise ValueError(f"expert_parallel is {size}; it must be 1 (off) or a number of ranks")
     if size == 1:

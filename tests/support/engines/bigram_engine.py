@@ -21,6 +21,7 @@ class BigramEngine:
     rank = 0
     world_size = 1
     replays_routing = False
+    balances_load = False
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch
 from gspo.model.policy import prepare_policy
 from gspo.moe.experts import ExpertRecorder
+from gspo.moe.load_balance import RouterLogits, load_balancing_loss
 from gspo.moe.routing_replay import RoutingReplay
 from services.learner.engine.step import LossFn, ReplayFn, StepResult
 
@@ -25,7 +26,13 @@ class MoeEngine:
     max_sequence_tokens: int | None = None
 
     def __init__(
-        self, model: Any, *, token_budget: int = 200, update: Callable[[Any], None], replays_routing: bool = False
+        self,
+        model: Any,
+        *,
+        token_budget: int = 200,
+        update: Callable[[Any], None],
+        replays_routing: bool = False,
+        load_balance_coefficient: float = 0.0,
     ) -> None:
         prepare_policy(model, logprob_chunk_tokens=64, activation_checkpointing=True)
         self.model = model
@@ -33,6 +40,9 @@ class MoeEngine:
         self._update = update
         self._experts = ExpertRecorder(model)
         self.replays_routing = replays_routing
+        self._coefficient = load_balance_coefficient
+        self._balance = RouterLogits(model) if load_balance_coefficient > 0 else None
+        self.balances_load = load_balance_coefficient > 0
 
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs:
         with torch.no_grad():
@@ -57,7 +67,7 @@ class MoeEngine:
         return tensor.clone()
 
     def _forward(self, packed: PackedBatch, with_entropy: bool) -> TokenLogProbs:
-        with self._experts.recording():
+        with self._experts.recording(), nullcontext() if self._balance is None else self._balance.recording():
             result: TokenLogProbs = self.model(
                 input_ids=packed.input_ids,
                 position_ids=packed.position_ids,
@@ -66,4 +76,7 @@ class MoeEngine:
                 temperatures_T=packed.temperatures_T,
                 with_entropy=with_entropy,
             )
+        if self._balance is not None and with_entropy:
+            auxiliary = load_balancing_loss(self._balance.take(), self._balance.top_k)
+            result = result._replace(balance_loss=self._coefficient * auxiliary)
         return result._replace(experts=self._experts.take())

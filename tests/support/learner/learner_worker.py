@@ -65,6 +65,7 @@ def settings(*, routing_replay: bool = False, with_penalties: bool = False, **ch
         seed=0,
         keeps_reference=with_penalties,
         entropy_gradient=with_penalties,
+        load_balance_coefficient=0.001 if with_penalties else 0.0,
         adam_eps=ADAM_EPS,
         zero3_persistence_elements=500,
     )
@@ -233,7 +234,7 @@ def reference(work: Path) -> dict[str, Any]:
         metrics = train_batch(
             engine, groups, objective=objective, policy_version=1, num_mini_batches=2, mismatch=MismatchTracker()
         ).metrics
-        results[str(stage)] = {"before": before, "after": seen(), "reference_kl": metrics["reference_kl/all"]}
+        results[str(stage)] = {"before": before, "after": seen(), "metrics": metrics}
     return results
 
 

@@ -19,6 +19,9 @@ class ObjectiveSettings(Objective):
     """Mixture of experts only: all mini-batches use the experts that the weights at the batch's start choose (the paper's
     Routing Replay, which GRPO needs and GSPO does not). It costs one more forward pass with anchor = "behaviour". It has no
     effect where mini_batches is 1."""
+    load_balance_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Mixture of experts only: weight of the auxiliary loss that keeps experts in use (Switch Transformer), per token of the
+    optimizer step. 0: none. Models are pre-trained with about 0.001. It needs learner.expert_parallel = 1."""
     advantage: Literal["sequence", "turn"] = "sequence"
     """Group-relative advantage of the whole trajectory, or per turn from the rewards that follow it."""
     normalise_by_std: bool = True

@@ -134,7 +134,7 @@ def test_an_entropy_bonus_without_a_gradient_is_refused() -> None:
 
 def test_the_engine_of_a_run_has_what_its_objective_needs() -> None:
     plain = engine_settings_of(Settings(), "cpu")
-    assert (plain.keeps_reference, plain.entropy_gradient) == (False, False)
-    objective = {"kl_coefficient": 0.1, "entropy_coefficient": 0.01}
-    both = engine_settings_of(Settings.model_validate({"objective": objective}), "cpu")
-    assert (both.keeps_reference, both.entropy_gradient) == (True, True)
+    assert (plain.keeps_reference, plain.entropy_gradient, plain.load_balance_coefficient) == (False, False, 0.0)
+    objective = {"kl_coefficient": 0.1, "entropy_coefficient": 0.01, "load_balance_coefficient": 0.001}
+    every = engine_settings_of(Settings.model_validate({"objective": objective}), "cpu")
+    assert (every.keeps_reference, every.entropy_gradient, every.load_balance_coefficient) == (True, True, 0.001)
