@@ -113,9 +113,11 @@ def train_batch(
     if max_lag is not None:
         _require_max_lag(groups, policy_version, max_lag)
     rewards = np.concatenate([group.rewards for group in groups])
+    kl_metrics: dict[str, float] = {}
     if objective.kl_coefficient > 0 and objective.kl_in == "reward":
         with profile.phase("first_pass"):
             groups = with_kl_rewards(engine, groups, objective, policy_version=policy_version)
+        kl_metrics["kl_penalty"] = float((rewards - np.concatenate([group.rewards for group in groups])).mean())
     with profile.phase("prepare"):
         sequences, group_ids = sequences_with_advantages(groups, AdvantageSettings() if advantages is None else advantages)
         mini_batches = _plan(engine, groups, sequences, policy_version, num_mini_batches)
@@ -138,6 +140,7 @@ def train_batch(
         "reward_std": float(rewards.std()),
         "mismatch_sigma": mismatch.sigma,
         "clip_scale": clip_scale,
+        **kl_metrics,
     }
     with profile.phase("diagnostics"):
         stats = run.gathered_stats()

@@ -98,6 +98,7 @@ def test_a_kl_in_the_reward_is_taken_from_it_before_the_advantages(token_budget:
     report = train(engine, groups, objective)
     train(by_hand, lower)
     torch.testing.assert_close(engine.gradients[0], by_hand.gradients[0], rtol=1e-4, atol=1e-6)
+    assert report.metrics["kl_penalty"] == pytest.approx(0.5 * sum(sums) / len(sums), rel=1e-4)
     assert report.metrics["reward_mean"] == pytest.approx(np.concatenate([group.rewards for group in groups]).mean())
 
 
