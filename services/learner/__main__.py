@@ -93,6 +93,7 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
     import torch
 
     from services.learner.broker import BrokerThread
+    from services.learner.checkpoints import CheckpointScrub
     from services.learner.engine import LearnerEngine, init_distributed
     from services.learner.lost_rank import lost_ranks_named
     from services.learner.metrics import LearnerMetrics
@@ -136,7 +137,9 @@ def _serve(settings: Settings, stop: threading.Event) -> None:
         except ValueError as error:
             raise ConfigurationError(f"the model in {settings.model.path} cannot be trained: {error}") from error
         try:
-            with profiled(settings, engine, clock) as profile:
+            checkpoints = settings.run.directory / "checkpoints"
+            scrub = CheckpointScrub(checkpoints, metrics.damaged_checkpoint_files.set) if rank == 0 else nullcontext()
+            with scrub, profiled(settings, engine, clock) as profile:
                 LearnerService(
                     settings,
                     engine,

@@ -42,6 +42,11 @@ class LearnerMetrics:
             buckets=(0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000),
             registry=registry,
         )
+        self.damaged_checkpoint_files = Gauge(
+            "gspo_learner_damaged_checkpoint_files",
+            "Files of checkpoints that were not what was written when they were last read",
+            registry=registry,
+        )
         self.weight_bytes_sent = Counter(
             "gspo_learner_weight_bytes_sent_total", "Bytes of weights sent to rollouts", registry=registry
         )

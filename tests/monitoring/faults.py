@@ -224,6 +224,14 @@ FAULTS: dict[str, Fault] = {
         description="2 rows or archive files are not what was written; see event damage_found.",
         labels=RUN,
     ),
+    "GspoCheckpointDamaged": Fault(
+        {series("gspo_learner_damaged_checkpoint_files", "", LEARNER): then("0", 20, 2)},
+        minutes=21,
+        quiet_minutes=19,
+        summary="A disk has changed a checkpoint",
+        description="2 files of checkpoints are not what was written; see event checkpoint_damage_found.",
+        labels=RUN,
+    ),
     "GspoLogGrows": Fault(
         {series("gspo_broker_log_bytes", "", BROKER): then("4e6", 20, 2147483648)},
         minutes=26,

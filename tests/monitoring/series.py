@@ -76,6 +76,7 @@ def healthy() -> Series:
         made[series(f"gspo_{server}_connections_total", 'outcome="admitted"', of)] = rising(0.5)
     made[series("gspo_learner_wait_seconds_total", "", LEARNER)] = rising(5)
     made[series("gspo_learner_weight_loads_failed_total", "", LEARNER)] = steady(1)
+    made[series("gspo_learner_damaged_checkpoint_files", "", LEARNER)] = steady(0)
     for name, bucket, value in (
         ("mismatch_kl", "lag_0", 0.001),
         ("clip_fraction", "all", 0.15),

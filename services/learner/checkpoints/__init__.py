@@ -4,6 +4,7 @@ from services.learner.checkpoints.canary import canary_batch, require_canary, wr
 from services.learner.checkpoints.format import CheckpointState
 from services.learner.checkpoints.resuming import require_own_directory, resume
 from services.learner.checkpoints.saving import Background, CheckpointSaver, Threads
+from services.learner.checkpoints.scrub import CheckpointScrub
 from services.learner.checkpoints.state_copy import EngineCopy, state_digest
 from services.learner.checkpoints.state_files import TensorDirectory, TensorFile, read_steps, write_steps
 from services.learner.checkpoints.versions import Versions
@@ -11,6 +12,7 @@ from services.learner.checkpoints.versions import Versions
 __all__ = [
     "Background",
     "CheckpointSaver",
+    "CheckpointScrub",
     "CheckpointState",
     "EngineCopy",
     "TensorDirectory",
