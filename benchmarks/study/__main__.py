@@ -15,8 +15,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from benchmarks.study.config import RunConfig
-from benchmarks.study.grid import cells, questions, runs
 from benchmarks.study.jobs import make_probes, make_run, make_start
+from benchmarks.study.questions.grid import cells, questions, runs
 from benchmarks.study.run_record import condensed_runs, record_path
 
 # CPU seconds on one core of 2 (AMD EPYC, virtual), for the estimate before the first measurement.

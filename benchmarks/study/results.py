@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.study.grid import Cell, cells, runs
+from benchmarks.study.questions.grid import Cell, cells, runs
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval, summarise_run
 from benchmarks.study.run_record import RESULTS, RUNS_FILE, read_record, record_path
 

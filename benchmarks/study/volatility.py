@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.study.config import RunConfig
-from benchmarks.study.grid import LONG, SEEDS
 from benchmarks.study.learner import Learner
+from benchmarks.study.questions.grid import LONG, SEEDS
 from benchmarks.study.run import TASKS_PER_SEED
 from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Sampler
 from benchmarks.study.start_model import NUM_STEPS, load_start_model, study_environment

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.study.exact_gradient import MAX_LAG, STEPS, Arm, arm_gradient, arms, at_share, make_scene
-from benchmarks.study.exact_policy import (
+from benchmarks.study.exact.gradient import MAX_LAG, STEPS, Arm, arm_gradient, arms, at_share, make_scene
+from benchmarks.study.exact.policy import (
     LENGTH,
     NUM_PROMPTS,
     NUM_TOKENS,

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.study import settled
 from benchmarks.study.__main__ import main
 from benchmarks.study.clip_forms import study_clip_range
 from benchmarks.study.config import RunConfig
 from benchmarks.study.countdown import Countdown, CountdownOptions, right_chain
-from benchmarks.study.grid import CLIP_RANGES, Cell, cells, questions, runs
 from benchmarks.study.learner import DivergedError, Learner, length_weights
 from benchmarks.study.measures import GradientNoise
+from benchmarks.study.questions import settled
+from benchmarks.study.questions.grid import CLIP_RANGES, Cell, cells, questions, runs
 from benchmarks.study.reporting.report import fill
 from benchmarks.study.reporting.summary import Interval, RunSummary, interval, summarise_run
 from benchmarks.study.reporting.tables import FIXED, signed, staleness

@@ -1,6 +1,6 @@
 """How near each clip range's gradient is to the true one, in a policy small enough to enumerate.
 
-python -m benchmarks.study.exact_gradient --seeds 20
+python -m benchmarks.study.exact.gradient --seeds 20
 
 One batch holds answers of lags 0..8 in equal shares, from former weights with engine noise, and the learner makes four steps
 on it. All arms see the same weights: a history of noisy steps along the true gradient. At each step an arm's expected
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from benchmarks.study.exact_policy import (
+from benchmarks.study.exact.policy import (
     NUM_PROMPTS,
     Answers,
     all_answers,

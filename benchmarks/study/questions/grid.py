@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.study.config import RunConfig
-from benchmarks.study.settled import comparison, tuning
+from benchmarks.study.questions.settled import comparison, tuning
 
 SEEDS = (0, 1, 2)
 MORE_SEEDS = (0, 1, 2, 3, 4, 5)
