@@ -29,9 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gspo.diagnostics import SequenceStats
@@ -65,10 +63,10 @@ class Measured(NamedTuple):
 class Calibration:
     """Location and variance of mean log-ratios for the lags 0, 1, ... (float64 [L]); older lags are as the last."""
 
-    location_L: NDArray[np.float64]
-    between_L: NDArray[np.float64]
+    location_L: Tensor
+    between_L: Tensor
     """A: variance between sequences, nats squared."""
-    token_L: NDArray[np.float64]
+    token_L: Tensor
     """V: variance of one token, nats squared."""
 
     def at(self, lag_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,12 +78,13 @@ class Calibration:
         share_S = place_S - below_S
         found = []
         for values in (self.location_L, self.between_L, self.token_L):
-            table = torch.as_tensor(values, dtype=torch.float64, device=lag_S.device)
+            table = values.to(lag_S.device)
             found.append(table[below_S] * (1 - share_S) + table[above_S] * share_S)
         return found[0], found[1], found[2]
 
 
-NOTHING_MEASURED: Final = Calibration(np.zeros(1), np.zeros(1), np.zeros(1))
+_NOTHING: Final = torch.zeros(1, dtype=torch.float64)
+NOTHING_MEASURED: Final = Calibration(_NOTHING, _NOTHING, _NOTHING)
 """Before the first batch: the clip range is the paper's."""
 
 
@@ -173,45 +172,51 @@ def _require(sequence: Measured) -> None:
 
 
 def _estimate(by_lag: Mapping[int, Sequence[Measured]]) -> Calibration:
-    lags = np.array(sorted(by_lag))
-    counts_K = np.array([[len(by_lag[lag])] for lag in lags.tolist()], dtype=np.float64)
-    own_K = np.array([_of_one_lag(by_lag[lag]) for lag in lags.tolist()])
+    lags = sorted(by_lag)
+    distance_K = torch.tensor(lags, dtype=torch.float64)[:, None]
+    counts_K = torch.tensor([[len(by_lag[lag])] for lag in lags], dtype=torch.float64)
+    own_K = torch.tensor([_of_one_lag(by_lag[lag]) for lag in lags], dtype=torch.float64)
     weights_K = counts_K / (counts_K + PRIOR_SEQUENCES)
-    at_zero = weights_K[0] * own_K[0] if lags[0] == 0 else np.zeros(own_K.shape[1])
-    distance_K = lags[:, None]
-    rises = (counts_K * distance_K * (own_K - at_zero)).sum(axis=0)
-    slope = rises / ((counts_K * distance_K**2).sum() + PRIOR_SEQUENCES)
-    table_L = at_zero + np.arange(lags[-1] + 2)[:, None] * slope
-    older = lags > 0
-    table_L[lags[older]] = (weights_K * own_K)[older] + (1 - weights_K)[older] * table_L[lags[older]]
-    return Calibration(table_L[:, 0], table_L[:, 1].clip(min=0.0), table_L[:, 2].clip(min=0.0))
+    at_zero = weights_K[0] * own_K[0] if lags[0] == 0 else torch.zeros(own_K.shape[1], dtype=torch.float64)
+    rises = (counts_K * distance_K * (own_K - at_zero)).sum(dim=0)
+    slope = rises / ((counts_K * distance_K.square()).sum() + PRIOR_SEQUENCES)
+    table_L = at_zero + torch.arange(lags[-1] + 2, dtype=torch.float64)[:, None] * slope
+    for row, lag in enumerate(lags):
+        if lag > 0:
+            table_L[lag] = weights_K[row] * own_K[row] + (1 - weights_K[row]) * table_L[lag]
+    location_L, between_L, token_L = table_L.unbind(dim=1)
+    return Calibration(location_L, between_L.clamp(min=0.0), token_L.clamp(min=0.0))
 
 
 def _of_one_lag(kept: Sequence[Measured]) -> tuple[float, float, float]:
     """Location, A and V of one lag's sequences."""
-    values = np.array(kept)
-    num_tokens, means = values[:, 1], values[:, 2]
-    location = float(np.median(means))
-    distance = np.abs(means - location)
-    token = _token_variance(num_tokens, values[:, 3])
+    _, num_tokens, means, variances = torch.tensor(list(kept), dtype=torch.float64).unbind(dim=1)
+    location = _median(means)
+    distance = (means - location).abs()
+    token = _token_variance(num_tokens, variances)
 
     def excess(between: float) -> float:
         """The spread over the expected one, squared: 1 where ``between`` fits."""
-        allowed = np.maximum(between + token / num_tokens, np.finfo(np.float64).tiny)
-        return float((MAD_TO_DEVIATION * np.median(distance / np.sqrt(allowed))) ** 2)
+        allowed = (between + token / num_tokens).clamp(min=torch.finfo(torch.float64).tiny)
+        return (MAD_TO_DEVIATION * _median(distance / allowed.sqrt())) ** 2
 
     if token > 0 and excess(0.0) <= 1:
         return location, 0.0, token * excess(0.0)
-    low, high = 0.0, (MAD_TO_DEVIATION * float(np.median(distance))) ** 2
+    low, high = 0.0, (MAD_TO_DEVIATION * _median(distance)) ** 2
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) > 1 else (low, middle)
     return location, high, token
 
 
-def _token_variance(num_tokens: NDArray[np.float64], variances: NDArray[np.float64]) -> float:
+def _token_variance(num_tokens: Tensor, variances: Tensor) -> float:
     several = num_tokens > 1
-    if not several.any():
+    if not bool(several.any()):
         return 0.0
-    bounded = np.minimum(variances[several], MAX_VARIANCES * np.median(variances[several]))
-    return float(np.average(bounded, weights=num_tokens[several] - 1))
+    bounded = variances[several].clamp(max=MAX_VARIANCES * _median(variances[several]))
+    freedom = num_tokens[several] - 1
+    return float((bounded * freedom).sum() / freedom.sum())
+
+
+def _median(values: Tensor) -> float:
+    return float(values.quantile(0.5))

@@ -605,8 +605,8 @@ BUGS = (
     Bug(
         name="a lease never expires",
         module="services.broker.ledger.leases",
-        old="if deadline <= now]",
-        new="if deadline < 0]",
+        old="self._deadlines.items() if deadline <= now]",
+        new="self._deadlines.items() if deadline < 0]",
         invariants=("liveness",),
         seed=57,
     ),

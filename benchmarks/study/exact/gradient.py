@@ -29,7 +29,7 @@ from benchmarks.study.exact.policy import (
     token_logprobs,
     true_gradient,
 )
-from gspo.calibration import Calibration, LagCalibration, Measured
+from gspo.calibration import NOTHING_MEASURED, Calibration, LagCalibration, Measured
 
 MAX_LAG = 8
 STEPS = 4
@@ -78,7 +78,7 @@ def make_scene(seed: int, *, step: float, step_noise: float, engine_noise: float
         versions.append(table)
     sampled = versions[: MAX_LAG + 1][::-1]
     noisy = [each + engine_noise * torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in sampled]
-    scene = Scene(noisy, versions[MAX_LAG:], answers, rewards_PY, Calibration(*(torch.zeros(1).numpy() for _ in range(3))))
+    scene = Scene(noisy, versions[MAX_LAG:], answers, rewards_PY, NOTHING_MEASURED)
     return replace(scene, calibration=measure(scene, generator))
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -216,7 +215,7 @@ def test_a_probe_before_any_update_sees_precision_alone(studio: Path) -> None:
     assert rounded["sequence_std_free"] < rounded["token_std_free"]
 
 
-DRIFT = Calibration(np.array([0.0, -0.1, -0.2]), np.array([0.0, 0.01, 0.04]), np.array([0.0, 0.5, 1.0]))
+DRIFT = Calibration(*torch.tensor([[0.0, -0.1, -0.2], [0.0, 0.01, 0.04], [0.0, 0.5, 1.0]], dtype=torch.float64))
 
 
 def bounds_of(config: RunConfig, lag_S: torch.Tensor, num_tokens_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from statistics import fmean, variance
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,7 +14,7 @@ from gspo.settings import ClipCalibration, Objective
 from gspo.staleness import calibrated_clip_range, clip_range, objective_clip_range
 
 EPS = {"eps_low": 3e-4, "eps_high": 4e-4}
-DRIFT = Calibration(np.array([0.0, -0.01]), np.array([0.0, 0.0009]), np.array([0.0, 0.04]))
+DRIFT = Calibration(*torch.tensor([[0.0, -0.01], [0.0, 0.0009], [0.0, 0.04]], dtype=torch.float64))
 """Nothing at lag 0; at lag 1 a location, a deviation of 0.03 between sequences and of 0.2 of a token."""
 WIDEN = Objective(anchor="behaviour", clip_calibration="widen")
 
@@ -129,7 +128,7 @@ def test_weights_are_cut_where_their_lag_calls_them_extraordinary() -> None:
     below = (behaviour_T - 1.0, *pair[1:])
     untouched = mismatch_weights(*below, mode="truncate_by_lag", cap=1.1, log_cap_S=log_cap_S).weights_S
     assert untouched.log().tolist() == pytest.approx([-1.0] * 3)
-    falling = Calibration(np.array([-0.5]), np.zeros(1), np.zeros(1))
+    falling = Calibration(*torch.tensor([[-0.5], [0.0], [0.0]], dtype=torch.float64))
     assert mismatch_log_cap(falling, lag_S, tokens_S, z=2.0).tolist() == [0.0] * 3, "a weight of 1 is never cut"
 
 

@@ -78,7 +78,7 @@ def test_a_new_lag_starts_on_the_line_of_the_others_and_moves_away_with_its_own_
 
 
 def test_between_two_lags_lies_the_straight_line() -> None:
-    calibration = Calibration(np.array([0.0, -0.2]), np.array([0.0, 0.4]), np.array([0.1, 0.3]))
+    calibration = Calibration(*torch.tensor([[0.0, -0.2], [0.0, 0.4], [0.1, 0.3]], dtype=torch.float64))
     assert at(calibration, 0.25) == pytest.approx((-0.05, 0.1, 0.15))
 
 
