@@ -29,31 +29,20 @@ from gspo.settings import Objective
 from gspo.staleness import sequence_lag
 from services.learner.advantages import AdvantageSettings, sequences_with_advantages
 from services.learner.engine import LossFn, NonFiniteLossError, ReplayFn, StepResult
-from services.learner.kl_rewards import with_kl_rewards
+from services.learner.kl_rewards import ReferenceEngine, with_kl_rewards
 from services.learner.profiling import NO_PROFILE, Phases
 
 
-class TrainingEngine(Protocol):
+class TrainingEngine(ReferenceEngine, Protocol):
     """The methods of an engine that the trainer needs."""
 
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def token_budget(self) -> int: ...
-    @property
-    def max_sequence_tokens(self) -> int | None: ...
     @property
     def replays_routing(self) -> bool: ...
     @property
     def balances_load(self) -> bool: ...
-    def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs: ...
-    def reference_logprobs(self, packed: PackedBatch) -> Tensor: ...
     def train_mini_batch(
         self, micro_batches: Sequence[PackedBatch], loss_fn: LossFn, *, replay: ReplayFn | None = None
     ) -> StepResult: ...
-    def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
