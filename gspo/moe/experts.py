@@ -14,7 +14,7 @@ the k experts that one layer's router chose for one such position.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -54,12 +54,8 @@ class ExpertRecorder:
     def recording(self) -> Iterator[None]:
         """Record one forward pass inside; leave the context before backward, which may compute layers again."""
         self._layers = []
-        handles = [router.register_forward_hook(self._record) for router in self._routers.values()]
-        try:
+        with forward_hooks(self._routers.values(), self._record):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def take(self) -> ExpertPicks | None:
         """Return the picks of the last recorded pass, once; None for a dense model. Does not wait for the device."""
@@ -83,6 +79,17 @@ class ExpertRecorder:
             return
         dtype = torch.int8 if num_experts <= 128 else torch.int16
         self._layers.append(ExpertPicks(indices.reshape(1, -1, indices.shape[-1]).to(dtype), num_experts))
+
+
+@contextmanager
+def forward_hooks(modules: Iterable[nn.Module], hook: Callable[[nn.Module, Any, Any], Any]) -> Iterator[None]:
+    """Have ``hook`` called after each module's forward pass inside, and no longer."""
+    handles = [module.register_forward_hook(hook) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def find_routers(model: nn.Module) -> dict[str, nn.Module]:

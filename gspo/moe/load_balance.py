@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gspo.moe.experts import find_routers
+from gspo.moe.experts import find_routers, forward_hooks
 
 
 def load_balancing_loss(router_logits: Sequence[Tensor], top_k: int) -> Tensor:
@@ -56,12 +56,8 @@ class RouterLogits:
     def recording(self) -> Iterator[None]:
         """Record one forward pass inside; leave the context before backward, which may compute layers again."""
         self._logits = []
-        handles = [router.register_forward_hook(self._record) for router in self._routers.values()]
-        try:
+        with forward_hooks(self._routers.values(), self._record):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def take(self) -> list[Tensor]:
         """Return the logits of the last recorded pass, [T, E] of each layer, once.
