@@ -1,7 +1,9 @@
 """Whether a run stood the storm: its throughput, its memory, its files."""
 
+import os
 import statistics
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -77,14 +79,12 @@ class Files:
 def files_of(directory: Path, growing: Sequence[str]) -> Files:
     """``growing``: beginnings of the names that are left out."""
     sizes = []
-    for path in directory.rglob("*"):
-        if str(path.relative_to(directory)).startswith(tuple(growing)):
-            continue
-        try:
-            if path.is_file():
-                sizes.append(path.stat().st_size)
-        except FileNotFoundError:
-            continue  # A checkpoint that was just removed.
+    # Checkpoints come and go meanwhile: os.walk passes over a folder that was just removed, where rglob raises.
+    for folder, _, names in os.walk(directory):
+        for path in (Path(folder, name) for name in names):
+            if not str(path.relative_to(directory)).startswith(tuple(growing)):
+                with suppress(FileNotFoundError):
+                    sizes.append(path.stat().st_size)
     return Files(len(sizes), sum(sizes))
 
 

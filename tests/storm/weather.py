@@ -117,8 +117,8 @@ class Weather:
 
     def _flip(self, checkpoints: list[Path]) -> str:
         """Flip one bit of one file of one of these."""
-        files = [path for checkpoint in checkpoints for path in sorted(checkpoint.rglob("*")) if path.is_file()]
-        with suppress(OSError):
+        with suppress(OSError):  # The learner removes checkpoints meanwhile.
+            files = [path for checkpoint in checkpoints for path in sorted(checkpoint.rglob("*")) if path.is_file()]
             path = self.rng.choice(files)
             place = self.rng.randrange(path.stat().st_size)
             with path.open("r+b") as file:
