@@ -579,6 +579,22 @@ BUGS = (
         invariants=("honest peers are not limited", "liveness"),
     ),
     Bug(
+        name="nothing is held against a peer",
+        module="services.broker.quotas.quotas",
+        old="level.level += number",
+        new="level.level += 0",
+        invariants=("a liar is limited",),
+        weather=HOSTILE,
+    ),
+    Bug(
+        name="a token older than its lease is taken",
+        module="services.broker.ledger.intake",
+        old="if version < oldest:",
+        new="if False:",
+        invariants=("G3 nothing is dropped", "a liar is limited"),
+        weather=HOSTILE,
+    ),
+    Bug(
         name="operators have no places of their own",
         module="services.broker.ledger.fencing",
         old="makes_room(self.of_role(role), self._taken[role], places, owner.key, now)",

@@ -1,6 +1,8 @@
 """An operator in virtual time, ``gspo release RUN_DIR all``, and a hostile peer that the broker admits."""
 
 import asyncio
+import itertools
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from protocol.messages import (
     Lease,
     LeaseRequest,
     Message,
+    NoLease,
     Refused,
     ReleaseRequest,
     Role,
@@ -36,7 +39,9 @@ HOSTILE = "hostile"
 HOSTILE_S = 20.0
 CROWD = 12
 MAX_HOSTILE_LEASES = 24
-"""More than its quota allows under one broker, however short the honest rollouts' lives are."""
+"""More than its quota allows in HOSTILE_S under one broker, even while no other rollout serves: until then it is only slowed
+down where others work well.
+"""
 IDENTITY = "a session keeps its role"
 PLACES = "an operator always gets in"
 QUOTA = "a liar is limited"
@@ -84,7 +89,8 @@ class HostileProcess:
     def __init__(self, machinery: Machinery, process: Process) -> None:
         self._machinery = machinery
         self._process = process
-        self._num_leases = 0
+        self._leases: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+        """What it got from each life of the broker, which forgets quotas."""
 
     async def run(self, stop: asyncio.Event) -> None:
         context: Any = SimContext(self._machinery.network, self._process)
@@ -108,11 +114,14 @@ class HostileProcess:
 
     async def _steal(self, context: Any) -> None:
         """The learner's session has become known, and an operator says Hello with it."""
-        audit, link = self._machinery.audit, self._link(context, BATCH, f"{HOSTILE}-thief")
-        while True:
+        audit = self._machinery.audit
+        for number in itertools.count():
             holder = audit.holder
             if holder is not None:
+                # A connection of its own, so that no late answer to the last one is taken for the answer to this one.
+                link = self._link(context, BATCH, f"{HOSTILE}-thief-{number}")
                 answer = await link.hello("operator", "learner", holder)
+                link.channel.close()
                 taken = isinstance(answer, Welcome) and audit.holder == holder
                 audit.require(not taken, IDENTITY, lambda: "an operator is welcomed with the learner's session")
             await asyncio.sleep(1.0)
@@ -132,18 +141,23 @@ class HostileProcess:
             while isinstance(welcome, Welcome):
                 version = self._machinery.audit.durable.newest_version
                 await link.channel.send(Heartbeat(policy_version=version, status="serving", leases=[]))
-                answer = await link.ask(LeaseRequest(request_id=1, capacity=1, policy_version=version))
+                answer = await link.ask(LeaseRequest(request_id=1, capacity=1, policy_version=version), *LEASE_ANSWERS)
                 if isinstance(answer, Lease):
-                    self._num_leases += 1
-                    self._machinery.audit.require(
-                        self._num_leases <= MAX_HOSTILE_LEASES, QUOTA, lambda: f"it got {self._num_leases} leases"
-                    )
-                    await link.channel.send(_lie(answer, max(1, version)), _TOKENS, seq)
+                    self._count(answer)
+                    chunk, tokens = _lie(answer, max(1, version))
+                    await link.channel.send(chunk, tokens, seq)
                     seq += 1
-                elif isinstance(answer, Refused) and answer.message_type in ("hello", "lease_request"):
+                elif isinstance(answer, Refused):
                     break
                 await asyncio.sleep(0.05)
             await asyncio.sleep(1.0)
+
+    def _count(self, lease: Lease) -> None:
+        machinery = self._machinery
+        router = machinery.network.routers.get(machinery.settings.broker.work_endpoint)
+        leases = self._leases[router.process.session if router is not None else ""]
+        leases.add((lease.trajectory_id, lease.epoch))
+        machinery.audit.require(len(leases) <= MAX_HOSTILE_LEASES, QUOTA, lambda: f"it got {len(leases)} leases")
 
     async def _crowd(self, context: Any) -> None:
         links = [self._link(context, WORK, f"{HOSTILE}-crowd-{number}") for number in range(CROWD)]
@@ -159,18 +173,30 @@ class HostileProcess:
             await asyncio.sleep(1.0)
 
 
-_TOKENS = {"token_ids": np.array([1], dtype="<i4"), "logprobs": np.array([-1.0], dtype="<f4")}
+LEASE_ANSWERS = (Lease, NoLease, Refused)
 
 
-def _lie(lease: Lease, version: int) -> Chunk:
-    return Chunk(
+def _is_about_lies(message: Message) -> bool:
+    return isinstance(message, Refused) and message.message_type in ("chunk", "heartbeat")
+
+
+def _lie(lease: Lease, version: int) -> tuple[Chunk, dict[str, Any]]:
+    """A chunk after tokens that the broker does not have; for every other new trajectory one that begins it, with a token of
+    version 1 although the lease is of a later one.
+    """
+    is_old = version > 1 and lease.num_tokens == 0 and lease.trajectory_id % 2 == 1
+    prompt, token = VersionRun(-1, 1), VersionRun(1 if is_old else version, 1)
+    segments = [*([Segment("observation", 0, 1)] if is_old else []), Segment("action", 0, 1)]
+    chunk = Chunk(
         trajectory_id=lease.trajectory_id,
         epoch=lease.epoch,
-        offset=lease.num_tokens + 7,
-        num_tokens=1,
-        segments=[Segment("action", 0, 1)],
-        version_runs=[VersionRun(version, 1)],
+        offset=lease.num_tokens + (0 if is_old else 7),
+        num_tokens=len(segments),
+        segments=segments,
+        version_runs=[prompt, token][-len(segments) :],
     )
+    tokens = {"token_ids": np.full(len(segments), 1, dtype="<i4"), "logprobs": np.full(len(segments), -1.0, dtype="<f4")}
+    return chunk, tokens
 
 
 class _Link:
@@ -188,13 +214,13 @@ class _Link:
         return await self.ask(self.greeting(role, peer, session, seq), Welcome, Refused)
 
     async def ask(self, message: Message, *kinds: type[Message]) -> Message | None:
-        """The next answer (of one of ``kinds``); None: there is none within 2 s."""
+        """The next answer of one of ``kinds``; None: there is none within 2 s."""
         await self.channel.send(message)
         try:
             async with asyncio.timeout(2.0):
                 while True:
                     received = (await self.channel.receive()).received
-                    if received is not None and (not kinds or isinstance(received.message, kinds)):
+                    if received is not None and isinstance(received.message, kinds) and not _is_about_lies(received.message):
                         return received.message
         except TimeoutError:
             return None

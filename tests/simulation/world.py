@@ -170,6 +170,9 @@ class World(Storm):
         return self._closing or self._broken.is_set()
 
     def _final_audit(self) -> None:
+        damage = self.machinery.disk.damage
+        if damage is not None:  # No broker has started since, which would have found it.
+            damage.undo()
         directory = self.machinery.settings.run.directory
         latest = find_latest(directory / "checkpoints")
         assert latest is not None
