@@ -117,7 +117,8 @@ Status 0: restored, and its audit is clean; 1: a file or the audit is not as it 
 ACCEPT_LOSS_DESCRIPTION: Final = """\
 Go on from what is left of a run whose broker refuses to start because something acknowledged is missing. The loss is
 recorded in the ledger, and `gspo audit` names it for ever. What is there now is copied to damage-N in the run directory, and
-checkpoints of lost batches are moved there. Putting back a backup is better: then nothing, or less, is lost.
+checkpoints of batches whose training the ledger does not know are moved there. Putting back a backup is better: then
+nothing, or less, is lost.
 
 Status 0: a broker can start again; 1: a broker is running; 2: no run there; 3: there is no ledger to go on from.
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.broker.store.reader import LEDGER_FILE
 from services.learner.checkpoints.format import find_latest
-from tests.simulation.audit.restoring import Restoring
+from tests.simulation.audit.restoring import AcceptedLoss, Restoring
 from tests.simulation.disk.damage import Damage
 from tests.simulation.loop import NOBODY, Process, VirtualLoop
 from tests.simulation.network import Network
@@ -231,14 +231,9 @@ class Storm(ABC):
         """Everything is lost some seconds after a backup, and restored from it."""
         restoring, audit = Restoring(self.machinery.settings, self.machinery.audit), self.machinery.audit
 
-        def lose_everything() -> None:
-            for host in self.hosts.values():
-                host.down_s, host.part = 2.0, None
-                self.kill(host)
-
         def put_back() -> None:
             if not self.run_is_over:
-                lose_everything()  # what was just being started
+                self._kill_all()  # what was just being started
                 self.machinery.disk.newest_commit, self.machinery.disk.damage = 0, None
                 self.happened[restoring.restore(earlier=event.amount > 0) or "restore refused"] += 1
 
@@ -246,11 +241,35 @@ class Storm(ABC):
             if event.amount and not audit.durable.next_batch_checkpointed and not self.run_is_over:
                 self.loop.call_later(0.5, copy, context=NOBODY)  # until there is an earlier time
             elif not self.run_is_over and restoring.back_up():
-                self._later(event.seconds, lose_everything, "the run is lost")
+                self._later(event.seconds, self._kill_all, "the run is lost")
                 self._later(event.seconds + 0.5, put_back, "the run is restored")
 
         copy()
         return True
+
+    def _kill_all(self) -> None:
+        for host in self.hosts.values():
+            host.down_s, host.part = 2.0, None
+            self.kill(host)
+
+    def mend(self, damage: Damage) -> None:
+        """The broker has refused its files: a person puts the whole ones back, or goes on from what is left."""
+        loss = damage.accepted
+        if loss is None:
+            damage.undo()
+            self.machinery.disk.damage = None
+            return
+
+        def accept() -> None:
+            if not self.run_is_over:
+                self._kill_all()  # what was just being started
+                self.machinery.disk.damage = None
+                loss.accept()
+                self.happened["loss accepted"] += 1
+                damage.forget()
+
+        self._kill_all()
+        self._later(0.5, accept, "the loss is accepted")
 
     def _on_hostile(self, event: Event) -> bool:
         """A peer that the broker admits breaks every rule for a while."""
@@ -319,6 +338,8 @@ class Storm(ABC):
         if disk.damage is not None or not (directory / LEDGER_FILE).is_file():
             return False
         damage = Damage(DAMAGES[int(event.amount)], directory)
+        if damage.kind == "accepted loss":
+            damage.accepted = AcceptedLoss(self.machinery.settings, self.machinery.audit)
 
         def kill() -> None:
             host.down_s = 2.0

@@ -35,7 +35,7 @@ CONSEQUENCES = (
     "learner took over", "rollout was replaced",
     "snapshot fetched", "delta fetched", "chunk of weights damaged", "damaged weights found", "weight_peer: fetched",
     "weight_peer: failed", "weight_peer: damaged",
-    "damage refused: old copy", "damage refused: row", "damage without loss: old mark",
+    "damage refused: old copy", "damage refused: row", "damage without loss: old mark", "loss accepted",
     "learner could not train its batch", "learner died of its batch", "set aside: raises", "set aside: dies",
     "set aside: unreadable", "batch skipped", "prompt sampled again", "group archived",
     "restored whole", "restored to an earlier batch",

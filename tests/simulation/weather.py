@@ -65,8 +65,13 @@ those of archiving only where tokens are archived."""
 LONGEST_STORM_S = 24.0
 STANDBY = "learner-standby"
 
-DAMAGES = ("old copy", "row", "old mark")
-"""An old copy of the ledger or of its mark is put back, or a row is changed. An event's ``amount`` is the place here."""
+DAMAGES = ("old copy", "row", "old mark", "accepted loss")
+"""An old copy of the ledger or of its mark is put back, or a row is changed. An event's ``amount`` is the place here.
+
+When the broker refuses it, a person puts the whole files back; an accepted loss is an old copy from which a person goes on.
+"""
+ACCEPTED_AGE_S = 2.0
+"""From a copy that is older than this, a person goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,10 +275,12 @@ def _lies(rng: random.Random, rollouts: list[str], storm_s: float) -> list[Event
 
 
 def _damage(rng: random.Random, storm_s: float) -> list[Event]:
-    """In half of the runs, the broker's files are not what they were when it starts again."""
+    """In a third of the runs, the broker's files are not what they were when it starts again."""
     if rng.random() < 2 / 3:
         return []
-    kind, age_s = float(rng.choices(range(len(DAMAGES)), (4, 2, 3))[0]), rng.uniform(0.5, 4.0)
+    kind, age_s = float(rng.choices(range(3), (4, 2, 3))[0]), rng.uniform(0.5, 4.0)
+    if kind == 0.0 and age_s > ACCEPTED_AGE_S:
+        kind = 3.0
     return [Event(at=rng.uniform(0.5, storm_s), kind="damage", target=("broker",), seconds=age_s, amount=kind)]
 
 

@@ -19,8 +19,8 @@ from services.broker.store.store import StoreUnavailable
 def accept_loss(ledger: Path) -> tuple[Loss, Path] | None:
     """Record what ``ledger`` has lost, so that a broker continues from what is left. None: nothing is missing.
 
-    What is there now is copied to a directory beside it first. Checkpoints of batches that the ledger has lost are moved
-    there. Returns the loss and that directory.
+    What is there now is copied to a directory beside it first. Checkpoints of batches whose training the ledger does not
+    know, or no longer, are moved there: they are trained again. Returns the loss and that directory.
 
     Raises: StoreDamaged when there is no ledger to go on from, StoreCorrupt when it cannot be read, StoreUnavailable while a
     broker has it, OSError.
@@ -45,6 +45,7 @@ def _accept(ledger: Path, loss: Loss) -> Path:
     try:
         reader = Reader(ledger, connection)
         newest, run_id = reader.newest_commit(), reader.meta_value("run_id")
+        trained = reader.number("SELECT count(DISTINCT batch) FROM trained")
         line = json.dumps({"text": str(loss), **_amounts(loss), "kept": aside.name})
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
@@ -60,7 +61,7 @@ def _accept(ledger: Path, loss: Loss) -> Path:
         raise StoreCorrupt(f"{ledger}: cannot be written: {error}; what it was is in {aside}") from error
     finally:
         connection.close()
-    _move_lost_checkpoints(ledger.parent, commit.batches, aside)
+    _move_lost_checkpoints(ledger.parent, trained, aside)
     if loss.lines:
         # The broker writes it again from the ledger; the lines are in ``aside``.
         ledger.with_name(METRICS_FILE).unlink(missing_ok=True)
@@ -86,11 +87,11 @@ def _keep(ledger: Path) -> Path:
     return aside
 
 
-def _move_lost_checkpoints(directory: Path, batches: int, aside: Path) -> None:
+def _move_lost_checkpoints(directory: Path, trained: int, aside: Path) -> None:
     latest = directory / "checkpoints" / "latest"
     for path in sorted(directory.glob("checkpoints/version-*-batch-*")):
         position = checkpoint_position(path.name)
-        if position is not None and position > batches:
+        if position is not None and position > trained:
             if latest.is_file() and latest.read_text(encoding="utf-8", errors="replace").strip() == path.name:
                 latest.unlink()  # the learner then takes the newest one that is left
             shutil.move(path, aside / path.name)

@@ -78,7 +78,7 @@ class ArchiveWriter:
         self.places: dict[int, int] = {}
         """The row group of each group."""
         self._groups: list[tuple[int | None, int, int]] = []
-        """Batch, number of trajectories and of tokens of each group."""
+        """The batch that it is in for good, number of trajectories and of tokens of each group."""
 
     def add(self, group: ArchivedGroup) -> None:
         """Add a group, whose chunks are checked. Raises: ValueError when they are damaged; OSError."""
@@ -87,7 +87,9 @@ class ArchiveWriter:
         self._pending.append(group)
         self._pending_bytes += _TOKEN_BYTES * group.num_tokens
         self.places[group.group.group_id] = self._num_row_groups
-        self._groups.append((group.group.batch, len(group.members), group.num_tokens))
+        # One whose prompt was sampled again still names the batch that was set aside, which others of it may be in yet.
+        batch = group.group.batch if group.group.status == "batched" else None
+        self._groups.append((batch, len(group.members), group.num_tokens))
         if self._pending_bytes >= ROW_GROUP_BYTES:
             self._write_row_group()
 

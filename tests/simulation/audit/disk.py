@@ -54,8 +54,8 @@ class DiskAudit(Books):
             self.happened["group archived"] += 1
             group = self.durable.groups[row.group_id]
             self.require(
-                group.status not in ("open", "complete")
-                and (group.batch or 0) < max(1, self.durable.next_batch_checkpointed),
+                group.status in ("dropped", "evaluated", "resampled")
+                or (group.status == "batched" and (group.batch or 0) < self.durable.next_batch_checkpointed),
                 "retention: only what is over leaves the ledger",
                 lambda: f"{group} is archived; a checkpoint covers {self.durable.next_batch_checkpointed} batches",
             )
@@ -71,6 +71,11 @@ class DiskAudit(Books):
                     lambda: f"trajectory {member.trajectory_id} was archived, and reads as {len(found)} other chunks",
                 )
         self.passes("archived")
+
+    @property
+    def _may_come_to_other_weights(self) -> bool:
+        """A learner trains what was trained before: not alike, or other groups after a loss."""
+        return self.num_learner_lives > 1 and (not self.rules.is_deterministic or self.happened["loss accepted"] > 0)
 
     def _row(self, row: Row) -> None:
         durable = self.durable
@@ -129,7 +134,7 @@ class DiskAudit(Books):
         if row.status == "dropped":
             self.happened[f"group dropped: {row.drop_reason}"] += 1
             self.require(
-                row.drop_reason == "failed" or (self.num_learner_lives > 1 and not self.rules.is_deterministic),
+                row.drop_reason == "failed" or self._may_come_to_other_weights,
                 "G3 nothing is dropped as stale while versions follow each other",
                 lambda: f"group {row.group_id} is dropped as stale, and no learner came to other weights",
             )

@@ -1,4 +1,6 @@
-"""A backup of the simulated run, and a restore of it: what comes back is compared with what was committed at that time."""
+"""The simulated run goes on from an earlier state, a backup or what a damage left: what comes back is compared with what was
+committed at that time.
+"""
 
 import copy
 import shutil
@@ -7,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.broker.rows import BatchRow, GroupRow, SetAsideRow, TrainedRow, TrajectoryRow, VersionRow
+from services.broker.store.acceptance import accept_loss
 from services.broker.store.reader import LEDGER_FILE, Reader, StoreMismatch, reading
 from services.runs.backup import BackupManifest, back_up, restore
 from services.runs.backup.manifest import read_manifest
@@ -21,6 +24,49 @@ KEPT = ("contents", "published", "delivered_to", "failed_at")
 """Books that go back with the run, besides ``durable``."""
 
 
+class Books:
+    """The audit's books as they are when it is made."""
+
+    def __init__(self, audit: Audit) -> None:
+        self._audit = audit
+        self.durable = copy.deepcopy(audit.durable)
+        self._kept: dict[str, Any] = {name: copy.deepcopy(getattr(audit, name)) for name in KEPT}
+
+    def require_whole(self, found: Durable) -> None:
+        """What was committed is there again."""
+        former = self.durable
+        whole = (found.chunks, found.groups, found.versions) == (
+            {each: chunks for each, chunks in former.chunks.items() if chunks},
+            former.groups,
+            former.versions,
+        )
+        self._audit.require(whole, "restore: the whole run comes back", lambda: f"there is {found}, committed was {former}")
+
+    def put_back(self, found: Durable) -> None:
+        """The audit goes on from ``found``."""
+        audit = self._audit
+        audit.durable = found
+        for name, book in self._kept.items():
+            setattr(audit, name, book)
+        audit.holder = None
+
+
+class AcceptedLoss:
+    """A person goes on from an old copy of the ledger, which was made when this is."""
+
+    def __init__(self, settings: Settings, audit: Audit) -> None:
+        self._directory: Path = settings.run.directory
+        self._books = Books(audit)
+
+    def accept(self) -> None:
+        """The processes are dead; the broker has refused to start."""
+        accepted = accept_loss(self._directory / LEDGER_FILE)
+        assert accepted is not None, "the broker refused a ledger that lacks nothing"
+        found = read_durable(self._directory)
+        self._books.require_whole(found)
+        self._books.put_back(found)
+
+
 class Restoring:
     """Takes one backup, and puts it back."""
 
@@ -29,8 +75,7 @@ class Restoring:
         self._directory: Path = settings.run.directory
         self._audit = audit
         self._backup: Path | None = None
-        self._books: dict[str, Any] = {}
-        self._durable = Durable()
+        self._books = Books(audit)
 
     def back_up(self) -> bool:
         """False: there is no state that can be copied just now."""
@@ -39,8 +84,7 @@ class Restoring:
             self._backup, _ = back_up(self._directory, self._directory / "backups", lambda _: None)
         except (ServiceError, ValueError):
             return False  # no ledger yet, or a checkpoint that is just being replaced
-        self._durable = copy.deepcopy(self._audit.durable)
-        self._books = {name: copy.deepcopy(getattr(self._audit, name)) for name in KEPT}
+        self._books = Books(self._audit)
         return True
 
     def restore(self, *, earlier: bool) -> str:
@@ -65,7 +109,7 @@ class Restoring:
 
     def _compare(self, found: Durable, batch: int | None) -> None:
         """What stays is what was committed; the audit goes on from there."""
-        audit, former = self._audit, self._durable
+        audit, former = self._audit, self._books.durable
         last = len(former.batches) if batch is None else batch
         members = [group_id for index in range(last) for group_id in former.batches[index].group_ids]
         trained = [row.trajectory_id for row in former.trajectories.values() if row.group_id in members]
@@ -76,16 +120,9 @@ class Restoring:
             "restore: what was trained comes back",
             lambda: f"restored are batches {sorted(found.batches)}, committed were {sorted(former.batches)} (to {last})",
         )
-        whole = batch is not None or (found.chunks, found.groups, found.versions) == (
-            {each: chunks for each, chunks in former.chunks.items() if chunks},
-            former.groups,
-            former.versions,
-        )
-        audit.require(whole, "restore: the whole run comes back", lambda: f"restored {found}, committed was {former}")
-        audit.durable = found
-        for name, book in self._books.items():
-            setattr(audit, name, book)
-        audit.holder = None
+        if batch is None:
+            self._books.require_whole(found)
+        self._books.put_back(found)
         if batch is not None:
             newest = found.newest_version
             audit.contents = {index: content for index, content in audit.contents.items() if index < batch}

@@ -9,6 +9,7 @@ from typing import Final
 
 from services.broker.store.mark import MARK_FILE
 from services.broker.store.reader import LEDGER_FILE, reading
+from tests.simulation.audit.restoring import AcceptedLoss
 
 FLIP: Final = """
 UPDATE trajectories SET version_sum = version_sum + 1 WHERE trajectory_id = (
@@ -26,6 +27,8 @@ class Damage:
         self.kind = kind
         self.flipped = False
         """A row that a start needs is another one."""
+        self.accepted: AcceptedLoss | None = None
+        """How a person goes on from it, instead of putting the whole files back."""
         self._directory = directory
         self._former, self._whole = (Path(tempfile.mkdtemp(prefix="weather-", dir=directory)) for _ in range(2))
         with reading(directory) as connection, closing(sqlite3.connect(self._former / LEDGER_FILE)) as copy:
@@ -35,7 +38,7 @@ class Damage:
     def strike(self) -> None:
         """The broker is down."""
         _replace(self._directory, self._whole)
-        if self.kind == "old copy":
+        if self.kind in ("old copy", "accepted loss"):
             (self._directory / FILES[1]).unlink(missing_ok=True)
             shutil.copyfile(self._former / LEDGER_FILE, self._directory / LEDGER_FILE)
         elif self.kind == "old mark":

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from services.broker.metrics import BrokerMetrics
 from services.broker.retention import Retention
-from services.broker.rows import TrajectoryRow
+from services.broker.rows import GroupRow, TrajectoryRow
 from services.broker.store.archivable import groups_to_archive
 from services.broker.store.archive_file import ARCHIVE_DIRECTORY, ArchivedGroup, ArchiveFiles, ArchiveWriter
 from services.broker.store.payload import Payload, stored_chunk
@@ -186,6 +187,16 @@ def test_nothing_is_archived_that_may_still_change_or_that_the_policy_keeps(run:
             enough = 8 * store.number(f"SELECT sum(num_tokens) FROM trajectories WHERE group_id IN {tuple(wanted)}")
             assert sorted(groups_to_archive(store, keep_batches=keep, num_bytes=enough)) == wanted, keep
             assert groups_to_archive(store, keep_batches=keep, num_bytes=enough + 1) == [], keep
+
+
+def test_a_group_of_a_later_batch_that_was_sampled_again_does_not_keep_earlier_batches_in_the_ledger(run: Path) -> None:
+    with a_store(run) as store:
+        given_back = store.rows(GroupRow, "WHERE batch = 2")[0]
+        store.commit(RowChanges(rows=[replace(given_back, status="resampled")]))
+    Archiving(run, file_bytes=1).until(lambda: given_back.group_id in archived(run))
+    with a_store(run) as store:
+        left = groups_to_archive(store, keep_batches=1, num_bytes=1)
+    assert {*archived(run), *left} == {*expected_groups(run, 1), given_back.group_id}
 
 
 def test_a_run_that_keeps_everything_archives_nothing(run: Path) -> None:

@@ -14,6 +14,7 @@ from services.broker.store.store import RowChanges
 from services.cli.main import main
 from services.runs.audit.audit import audit_run
 from services.runtime.errors import EXIT_DAMAGED
+from tests.support.processes.small_run import write_checkpoint, write_small_run
 from tests.unit.services.broker.store.test_damage import DAMAGE, content, group, killed_run, open_store, run
 
 __all__ = ["killed_run", "run"]  # fixtures
@@ -50,6 +51,16 @@ def test_checkpoints_of_lost_batches_are_moved_out_of_the_learners_way(run: Path
     (run / "checkpoints" / "latest").write_text(f"{lost}\n")
     accept_loss(run / LEDGER_FILE)
     assert (run / "damage-1" / lost / "checkpoint.json").is_file()
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["version-0000000002-batch-0000000001"]
+
+
+def test_a_checkpoint_of_a_batch_whose_training_is_not_known_is_moved_too(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_small_run(run, reports_last=False)
+    (run / MARK_FILE).unlink()
+    unknown = write_checkpoint(run, 5, 3)
+    accept_loss(run / LEDGER_FILE)
+    assert (run / "damage-1" / unknown.name).is_dir()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["version-0000000002-batch-0000000001"]
 
 
