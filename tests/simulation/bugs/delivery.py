@@ -1,0 +1,190 @@
+"""Bugs in delivery, leases and admission."""
+
+from tests.simulation.bugs.planting import Bug
+from tests.simulation.weather import Event
+
+
+def _one_rollout_keeps_old_weights() -> tuple[Event, ...]:
+    """One rollout keeps old weights and gets trajectories that another began."""
+    events = [Event(at=0.0, kind="join", target=("rollout-late",))]
+    for at in (1.0, 8.0, 15.0):
+        events.append(Event(at=at, kind="partition", target=("rollout-0", "learner"), seconds=6.0))
+        events.append(Event(at=at + 4.0, kind="kill", target=("rollout-late",), seconds=0.5))
+    return tuple(events)
+
+
+def _the_broker_dies_after_its_commits() -> tuple[Event, ...]:
+    """The broker dies after a commit, before it acknowledges: rollouts send again what is stored."""
+    moments = (1.0, 3.0, 5.0, 8.0, 11.0, 14.0)
+    return tuple(Event(at=at, kind="kill_when", target=("broker",), seconds=0.5, point="committed") for at in moments)
+
+
+def _a_rollout_sleeps_as_long_as_a_lease() -> tuple[Event, ...]:
+    """A rollout sleeps as long as a lease, and the rollout that gets its trajectories is slow."""
+    events = [
+        Event(at=0.0, kind="join", target=("rollout-late",)),
+        Event(at=0.5, kind="slow", target=("rollout-late",), seconds=30.0, amount=2.0),
+    ]
+    for at, seconds in ((1.0, 4.5), (7.0, 8.7), (17.0, 5.5), (24.0, 9.5)):
+        events.append(Event(at=at, kind="suspend", target=("rollout-0",), seconds=seconds))
+    return tuple(events)
+
+
+DELIVERY = (
+    Bug(
+        name="acknowledge before the commit",
+        module="services.broker.service",
+        old="            if changes and not await self._commit(changes, stop):\n"
+        "                return\n"
+        "            if self._retention is not None and any(isinstance(row, CheckpointedRow) for row in changes.rows):\n"
+        "                self._retention.wake()\n"
+        "            await self._carry_out(effects)\n",
+        new="            await self._carry_out(effects)\n"
+        "            if changes and not await self._commit(changes, stop):\n"
+        "                return\n"
+        "            if self._retention is not None and any(isinstance(row, CheckpointedRow) for row in changes.rows):\n"
+        "                self._retention.wake()\n",
+        invariants=("G1", "G2"),
+    ),
+    Bug(
+        name="a lease's epoch is not checked",
+        module="services.broker.ledger.leases",
+        old='row.status != "leased" or row.epoch != epoch:\n            return None\n        return row if sender',
+        new='row.status != "leased":\n            return None\n        return row if sender or sender',
+        invariants=("G1",),
+        weather=_a_rollout_sleeps_as_long_as_a_lease(),
+        seed=66,
+    ),
+    Bug(
+        name="a lease does not raise the epoch",
+        module="services.broker.ledger.group_states",
+        old="epoch=row.epoch + 1,",
+        new="epoch=max(row.epoch, 1),",
+        invariants=("G1",),
+        seed=1,
+    ),
+    Bug(
+        name="a chunk may overlap what is stored",
+        module="services.broker.ledger.leases",
+        old="        if row.lease_start <= chunk.offset and end <= row.num_tokens:\n"
+        "            return []  # delivered again after a broker restart\n"
+        "        if chunk.offset != row.num_tokens:",
+        new="        if chunk.offset > row.num_tokens:",
+        invariants=("G1", "no process ends by itself"),
+        weather=_the_broker_dies_after_its_commits(),
+    ),
+    Bug(
+        name="a message after a gap is accepted",
+        module="protocol.delivery",
+        old="        if seq != self._expected:\n            return False\n        self._expected += 1",
+        new="        if seq < self._expected:\n            return False\n        self._expected = seq + 1",
+        invariants=("G1", "liveness", "no peer"),
+        weather=(Event(at=1.0, kind="loss", seconds=12.0, amount=0.2),),
+    ),
+    Bug(
+        name="the window of unacknowledged messages is unlimited",
+        module="protocol.delivery",
+        old="return len(self._unacked) < self._window and self._num_bytes < self._window_bytes",
+        new="return True",
+        invariants=("G6",),
+        seed=1,
+    ),
+    Bug(
+        name="a connection that answers nothing is kept",
+        module="services.runtime.net.peer",
+        old="        verdict = self._liveness.look(now)\n",
+        new='        verdict = "fine"\n',
+        invariants=("liveness",),
+        weather=tuple(
+            Event(at=at, kind="half_open", target=pair)
+            for at in (1.0, 3.0, 5.0)
+            for pair in (("learner", "broker"), ("rollout-0", "broker"), ("rollout-0", "learner"))
+        ),
+    ),
+    Bug(
+        name="a resumed trajectory is granted without its last chunk",
+        module="services.broker.store.reader",
+        old="return join(rows)",
+        new="return join(rows[:-1])",
+        invariants=("G1", "poison", "no process ends by itself"),
+    ),
+    Bug(
+        name="admission ignores the oldest version of a group under way",
+        module="services.broker.ledger.leases",
+        old="return window.extend(",
+        new="return True or (",
+        invariants=("G3", "G4"),
+        weather=_one_rollout_keeps_old_weights(),
+        seed=38,
+    ),
+    Bug(
+        name="a batch may leave out groups that must not get older",
+        module="services.broker.ledger.admission",
+        old="if is_last_of_version and num_left > allowed:",
+        new="if False:",
+        invariants=("G3",),
+        seed=17,
+    ),
+    Bug(
+        name="groups that are too old are trained",
+        module="services.broker.ledger.admission",
+        old="return max(1, version - self.max_lag)",
+        new="return 1",
+        invariants=("G3", "G4", "no process ends by itself"),
+    ),
+    Bug(
+        name="a prompt is skipped",
+        module="services.broker.ledger.state",
+        old="self.next_prompt += 1",
+        new="self.next_prompt += 2",
+        invariants=("G2 no prompt",),
+    ),
+    Bug(
+        name="a group is forgotten with the broker's memory",
+        module="services.broker.ledger.state",
+        old="return group.group_id, [Save(row=group), *saves(self.groups.members(group.group_id))]",
+        new="return group.group_id, saves(self.groups.members(group.group_id))",
+        invariants=("G2", "no error", "no process"),
+    ),
+    Bug(
+        name="a batch is delivered again in another order",
+        module="services.broker.store.reader",
+        old='for trajectory in self.rows(TrajectoryRow, "WHERE group_id = ? ORDER BY trajectory_id"',
+        new='for trajectory in self.rows(TrajectoryRow, "WHERE group_id = ? ORDER BY '
+        '(trajectory_id * 7919 + (SELECT count(*) FROM trained)) % 13"',
+        invariants=("G2",),
+        seed=1,
+    ),
+    Bug(
+        name="an episode is resumed with its first state",
+        module="services.broker.store.payload",
+        old="state = state if header.state is None else header.state",
+        new="state = header.state if state is None else state",
+        invariants=("G2 an episode",),
+        seed=10,
+    ),
+    Bug(
+        name="an unacknowledged message is never sent again",
+        module="protocol.delivery",
+        old="        if not self._unacked or now - self._last_progress < self._resend_s:\n            return ()\n",
+        new="        if True:\n            return ()\n",
+        invariants=("liveness",),
+        seed=16,
+    ),
+    Bug(
+        name="processes of one name share a connection",
+        module="protocol.sessions",
+        old='return f"{peer}/{session}#{number}" if number else f"{peer}/{session}"',
+        new="return peer",
+        invariants=("one learner", "liveness", "G1", "no peer", "no error is lost"),
+        weather=(Event(at=2.0, kind="second_rollout", target=("rollout-0",)),),
+    ),
+    Bug(
+        name="a lease never expires",
+        module="services.broker.ledger.leases",
+        old="self._deadlines.items() if deadline <= now]",
+        new="self._deadlines.items() if deadline < 0]",
+        invariants=("liveness",),
+        seed=57,
+    ),
+)

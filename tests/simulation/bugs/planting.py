@@ -1,0 +1,81 @@
+"""Bugs to plant in the services: each breaks one promise, and the audit must find it.
+
+A bug is a change of source text. The module is compiled again with it, and the functions that differ lend their code to the
+real ones while the bug is planted: nothing on disk changes, and a module that has already imported a function runs the bug,
+too.
+"""
+
+import importlib
+import inspect
+import types
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+from tests.simulation.weather import Event, Plan, plan_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bug:
+    """One bug. ``invariants``: beginnings of the names under which it may be caught. ``weather`` is added to a plan's own,
+    so that what the bug needs happens soon."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    invariants: tuple[str, ...]
+    weather: tuple[Event, ...] = ()
+    seed: int = 0
+    """The first seed to try."""
+    is_deterministic: bool | None = None
+    """Whether training is; None: as the seed has it."""
+
+    def plan(self, seed: int) -> Plan:
+        """The run of a seed, in this bug's weather."""
+        plan = plan_of(seed)
+        if self.is_deterministic is not None:
+            plan = replace(plan, is_deterministic=self.is_deterministic)
+        return plan.with_events(tuple(sorted((*plan.events, *self.weather), key=lambda event: event.at)))
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """Plant ``bug`` in the services inside this block. Raises: ValueError when its text is not there exactly once."""
+    module = importlib.import_module(bug.module)
+    source = inspect.getsource(module)
+    if source.count(bug.old) != 1:
+        raise ValueError(f"bug {bug.name!r}: {bug.module} has its text {source.count(bug.old)} times, expected once")
+    before, after = (_codes(text, bug.module) for text in (source, source.replace(bug.old, bug.new)))
+    with ExitStack() as stack:
+        for name, function in _functions(module).items():
+            if name in after and after[name] != before[name]:
+                stack.callback(setattr, function, "__code__", function.__code__)
+                function.__code__ = after[name]
+        yield
+
+
+def _codes(source: str, name: str) -> dict[str, types.CodeType]:
+    """Code of every function and method, by qualified name, without line numbers."""
+    found: dict[str, types.CodeType] = {}
+
+    def collect(code: types.CodeType) -> None:
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                found[constant.co_qualname] = constant
+                collect(constant)
+
+    collect(compile(source, name, "exec", dont_inherit=True))
+    return found
+
+
+def _functions(module: types.ModuleType) -> dict[str, types.FunctionType]:
+    found: dict[str, types.FunctionType] = {}
+    owners: list[object] = [module, *(value for value in vars(module).values() if isinstance(value, type))]
+    for owner in owners:
+        for value in vars(owner).values():
+            function = value.fget if isinstance(value, property) else value
+            function = inspect.unwrap(function) if callable(function) else function
+            if isinstance(function, types.FunctionType) and function.__module__ == module.__name__:
+                found[function.__qualname__] = function
+    return found

@@ -1,0 +1,204 @@
+"""Bugs in training, versions, checkpoints and the weights of engines."""
+
+from tests.simulation.bugs.planting import Bug
+from tests.simulation.weather import STANDBY, Event
+
+
+def _learner_dies_while_it_publishes() -> tuple[Event, ...]:
+    """The learner dies as it publishes; at times the broker is down, too, and does not hear of it."""
+    events: list[Event] = []
+    for at in (1.0, 4.0, 8.0):
+        events.append(Event(at=at, kind="kill_when", target=("broker",), seconds=1.0, point="publishing"))
+        events.append(Event(at=at, kind="kill_when", target=("learner",), seconds=1.0, amount=0.1, point="publishing"))
+    return tuple(events)
+
+
+def _learner_dies_after_a_checkpoint() -> tuple[Event, ...]:
+    """The learner dies just after a checkpoint that the broker, down at the time, has not heard of."""
+    events: list[Event] = []
+    for at in (1.0, 4.0, 8.0):
+        events.append(Event(at=at, kind="kill_when", target=("broker",), seconds=4.0, point="publishing"))
+        events.append(Event(at=at, kind="kill_when", target=("learner",), seconds=1.0, amount=1.6, point="saving"))
+    return tuple(events)
+
+
+def _the_newest_checkpoint_is_damaged() -> tuple[Event, ...]:
+    return tuple(
+        Event(at=at, kind="damage_checkpoint", target=("learner",), seconds=1.0, amount=amount)
+        for at, amount in ((4.0, 0.3), (7.0, 0.6), (10.0, 0.45))
+    )
+
+
+def _a_learner_sleeps_until_its_successor_has_begun() -> tuple[Event, ...]:
+    """A learner is cut off from the broker and sleeps; when it wakes up, another one has the run, and it trains on."""
+    return (
+        Event(at=0.5, kind="second_learner", target=(STANDBY,)),
+        *(Event(at=at, kind="partition", target=("learner", "broker"), seconds=12.0) for at in (2.0, 18.0)),
+        *(Event(at=at, kind="suspend", target=("learner",), seconds=7.0) for at in (2.5, 18.5)),
+    )
+
+
+TRAINING = (
+    Bug(
+        name="a batch that comes twice is trained twice",
+        module="services.learner.broker.loop",
+        old="if wanted is None or message.index != wanted.index:",
+        new="if False:",
+        invariants=("G2", "G6"),
+    ),
+    Bug(
+        name="a resumed learner starts one batch too late",
+        module="services.learner.service",
+        old="self._next_batch = self._saved_batch = state.batch_position",
+        new="self._next_batch = self._saved_batch = state.batch_position + 1",
+        invariants=("G2", "no peer"),
+        seed=6,
+    ),
+    Bug(
+        name="a version that the broker has not heard of is used again for other weights",
+        module="services.learner.checkpoints.versions",
+        old="self._newest = max(0 if note is None else note.newest, welcome.policy_version)",
+        new="self._newest = welcome.policy_version",
+        invariants=("one version, one content", "no process ends by itself"),
+        weather=_learner_dies_while_it_publishes(),
+        is_deterministic=False,
+    ),
+    Bug(
+        name="a version is served before its digest is noted",
+        module="services.learner.checkpoints.versions",
+        old="digest=digest)\n        self._write()\n",
+        new="digest=digest)\n",
+        invariants=("one version, one content",),
+        weather=_learner_dies_while_it_publishes(),
+        is_deterministic=False,
+    ),
+    Bug(
+        name="the same weights get a new number after a restart",
+        module="services.learner.checkpoints.versions",
+        old="if not known.digest or known.digest == weights.digest():",
+        new="if False:",
+        invariants=("G3 nothing is dropped as stale",),
+        is_deterministic=True,
+    ),
+    Bug(
+        name="other weights keep the number after a restart",
+        module="services.learner.checkpoints.versions",
+        old="if not known.digest or known.digest == weights.digest():",
+        new="if True:",
+        invariants=("one version, one content", "no peer"),
+        is_deterministic=False,
+    ),
+    Bug(
+        name="a checkpoint's files are not verified",
+        module="services.learner.checkpoints.digests",
+        old="if digest != files[name]:",
+        new="if False:",
+        invariants=("G2 exactly once", "no process ends by itself", "one version, one content", "versions grow"),
+        weather=_the_newest_checkpoint_is_damaged(),
+        seed=7,
+    ),
+    Bug(
+        name="an older checkpoint is not accepted",
+        module="services.broker.ledger.training",
+        old="if resume.next_batch < self._state.batches.checkpointed and self._session_has_checkpointed:",
+        new="if resume.next_batch < self._state.batches.checkpointed:",
+        invariants=("no peer",),
+        weather=_the_newest_checkpoint_is_damaged(),
+        seed=7,
+    ),
+    Bug(
+        name="a learner publishes what it trains again",
+        module="services.learner.service",
+        old="if self._next_batch < self._newest_trained:\n            self._health.progress()\n            return",
+        new="if False:\n            return",
+        invariants=("no peer",),
+    ),
+    Bug(
+        name="a checkpoint covers a batch whose report may be lost",
+        module="services.learner.service",
+        old="may_publish=acknowledged, wait_s",
+        new="may_publish=True, wait_s",
+        invariants=("the ledger is whole",),
+        weather=_learner_dies_after_a_checkpoint(),
+        seed=4,
+    ),
+    Bug(
+        name="loaded weights are not verified",
+        module="services.rollout.weights.sync",
+        old=", check=lambda: self._verify(expected))",
+        new=")",
+        invariants=("G4", "G5"),
+        seed=6,
+    ),
+    Bug(
+        name="a delta is applied without a check",
+        module="services.rollout.weights.replica",
+        old="            if bytes.fromhex(digest)[:DIGEST_BYTES] != digests[index]:\n"
+        "                raise ValueError(\n"
+        '                    f"tensor {base.tensors[index].name} has digest {digest} now, expected '
+        '{digests[index].hex()}..."\n'
+        "                )\n"
+        "            tensors[index] = structs.replace(tensors[index], digest=digest)\n"
+        "        if version_digest(tensors) != delta.digest:\n",
+        new="            tensors[index] = structs.replace(tensors[index], digest=digest)\n        if False:\n",
+        # The engine gets unchecked weights, so that either promise may be seen broken first.
+        invariants=("G5 a replica is", "G4 only engines"),
+        seed=30,
+    ),
+    Bug(
+        name="a snapshot's digests are not checked",
+        module="services.rollout.weights.replica",
+        old="if digest != expected:",
+        new="if False:",
+        invariants=("G5 a replica is", "G4 only engines", "G5 only whole"),
+        seed=3,
+    ),
+    Bug(
+        name="a failed update counts as served",
+        module="services.rollout.weights.sync",
+        old="self.policy_version, self.quarantined = 0, error",
+        new='self.policy_version, self.quarantined = version, ""',
+        invariants=("G4", "G5", "liveness"),
+        seed=4,
+    ),
+    Bug(
+        name="a lease request names the announced version",
+        module="services.rollout.service",
+        old="LeaseRequest(request_id=self._request_id, capacity=room, policy_version=self._sync.policy_version)",
+        new="LeaseRequest(request_id=self._request_id, capacity=room, policy_version=self._sync._announced[0])",
+        invariants=("G4",),
+    ),
+    Bug(
+        name="all tokens of a piece get its last version",
+        module="services.rollout.agent",
+        old="versions = [run.version for run in piece.version_runs for _ in range(run.num_tokens)]",
+        new="versions = [piece.version_runs[-1].version for run in piece.version_runs for _ in range(run.num_tokens)]",
+        invariants=("G4",),
+        seed=4,
+    ),
+    Bug(
+        name="a second learner is welcomed while the first lives",
+        module="services.broker.ledger.fencing",
+        old="            self._require_silence(self.learner, sender, now)\n",
+        new="",
+        invariants=("one learner",),
+        weather=(Event(at=3.0, kind="second_learner", target=(STANDBY,)),),
+    ),
+    Bug(
+        name="a learner's message does not count as a sign of life",
+        module="services.broker.ledger.fencing",
+        old="        if peer.key == self.learner:\n            self._learner_heard_s = self._listened_s",
+        new="        if peer.key == self.learner:\n            pass",
+        invariants=("one learner",),
+        weather=(Event(at=6.0, kind="second_learner", target=(STANDBY,)),),
+    ),
+    Bug(
+        name="a learner that was cut off and its successor give one version to two weights",
+        module="services.learner.checkpoints.versions",
+        old="if note is not None and note.learner != self._learner:",
+        new="if False:",
+        invariants=("one version, one content", "G2 exactly once"),
+        weather=_a_learner_sleeps_until_its_successor_has_begun(),
+        is_deterministic=False,
+    ),
+)
