@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from protocol.codec import decode, encode
-from protocol.limits import MAX_VERSION_STEP, TrajectoryLimits, trajectory_limits
+from protocol.limits import MAX_CHUNK_TOKENS, MAX_VERSION, MAX_VERSION_STEP, TrajectoryLimits, trajectory_limits
 from protocol.messages import Chunk, Published, Refused, Segment, Status, Trained, VersionRun
 from services.broker.ledger.intake import Growth, TokenFacts, check_published, check_trained, growth
 from services.broker.rows import TrajectoryRow, VersionRow
@@ -196,3 +196,13 @@ def test_a_mean_that_overflows_is_no_reason_to_die() -> None:
     world.restart()
     status = Status(status=world.ledger.status(world.now))
     assert decode(encode(status)).message == status
+
+
+def test_a_long_chunk_of_the_highest_version_is_stored_and_shown() -> None:
+    last = replace(NEWEST, policy_version=MAX_VERSION)
+    segments = [Segment("observation", 0, 1), Segment("action", 0, MAX_CHUNK_TOKENS - 1)]
+    row = TrajectoryRow(trajectory_id=0, group_id=0, lease_version=1)
+    sent = a_chunk(row, segments, [VersionRun(-1, 1), VersionRun(MAX_VERSION, MAX_CHUNK_TOKENS - 1)])
+    found = growth(row, sent, TokenFacts(largest_token_id=9), newest=last, limits=WIDE, max_tokens=MAX_CHUNK_TOKENS)
+    # SQLite holds 64 bits, and what reads Status as JSON may hold 53.
+    assert MAX_VERSION * (MAX_CHUNK_TOKENS - 1) == found.version_sum < 2**53
