@@ -127,6 +127,9 @@ class Restoring:
             newest = found.newest_version
             audit.contents = {index: content for index, content in audit.contents.items() if index < batch}
             audit.published = {version: content for version, content in audit.published.items() if version <= newest}
+            for book in (audit.delivered_to, audit.failed_at):  # Later batches are made anew, of other groups.
+                for index in [index for index in book if index >= batch]:
+                    del book[index]
 
 
 def read_durable(directory: Path) -> Durable:
