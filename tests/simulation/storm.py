@@ -265,7 +265,6 @@ class Storm(ABC):
                 self._kill_all()  # what was just being started
                 self.machinery.disk.damage = None
                 loss.accept()
-                self.happened["loss accepted"] += 1
                 damage.forget()
 
         self._kill_all()

@@ -177,7 +177,7 @@ class World(Storm):
         latest = find_latest(directory / "checkpoints")
         assert latest is not None
         self._require_checkpoint(latest)
-        accepted = self.happened["loss accepted"]
+        accepted = self.audit.num_losses
         named = [problem for problem in audit_ledger(directory).problems if problem.startswith("loss ")]
         self.audit.require(len(named) == accepted, "the ledger is whole", lambda: f"{accepted} losses, named are {named}")
         others = [problem for problem in audit_ledger(directory).problems if problem not in named]

@@ -20,7 +20,7 @@ from tests.simulation.audit.audit import Audit
 from tests.simulation.audit.books import Durable
 
 RESTORED = ("metrics.jsonl", "settings.json", "checkpoints", "archive", f"{LEDGER_FILE}*", "ledger.mark*")
-KEPT = ("contents", "published", "delivered_to", "failed_at")
+KEPT = ("contents", "published", "delivered_to", "failed_at", "num_losses")
 """Books that go back with the run, besides ``durable``."""
 
 
@@ -56,6 +56,7 @@ class AcceptedLoss:
 
     def __init__(self, settings: Settings, audit: Audit) -> None:
         self._directory: Path = settings.run.directory
+        self._audit = audit
         self._books = Books(audit)
 
     def accept(self) -> None:
@@ -65,6 +66,8 @@ class AcceptedLoss:
         found = read_durable(self._directory)
         self._books.require_whole(found)
         self._books.put_back(found)
+        self._audit.num_losses += 1
+        self._audit.happened["loss accepted"] += 1
 
 
 class Restoring:
