@@ -20,6 +20,7 @@ from services.broker.ledger.actions import Action, AppendChunk, GrantLease, Note
 from services.broker.ledger.admission import Window
 from services.broker.ledger.fencing import LISTENING_S
 from services.broker.ledger.intake import TokenFacts, check_finish, growth
+from services.broker.ledger.progress import Progress
 from services.broker.ledger.state import State, lease_ended, saves
 from services.broker.ledger.task_order import trajectory_seed
 from services.broker.rows import TrajectoryRow
@@ -40,6 +41,7 @@ class Leases:
         """When a lease ends that is not renewed..."""
         self._idle_deadlines: dict[int, float] = {}
         """...and when one ends under which no new token is acknowledged."""
+        self._progress = Progress()
         self._last_tick = now
         for row in state.groups.leased():
             self._begin(row, now)
@@ -85,7 +87,10 @@ class Leases:
                 actions += self._grant(sender, row, request.policy_version, now)
                 left -= 1
         if left:
-            actions.append(self._unfilled(sender, request))
+            answer = self._unfilled(sender, request)
+            if answer.message == _no_lease(sender, request, "window_full").message:
+                self._progress.has_room(sender.peer, now)
+            actions.append(answer)
         return actions
 
     def on_slowed(self, sender: SessionKey, request: LeaseRequest, retry_s: float) -> list[Action]:
@@ -133,6 +138,7 @@ class Leases:
     def _begin(self, row: TrajectoryRow, now: float) -> None:
         self._deadlines[row.trajectory_id] = now + self._state.config.lease_s
         self._idle_deadlines[row.trajectory_id] = now + self._state.config.idle_lease_s
+        self._progress.began(row.trajectory_id, now)
 
     def _unfilled(self, sender: SessionKey, request: LeaseRequest) -> Reply:
         state = self._state
@@ -155,9 +161,11 @@ class Leases:
     def session_started(self, sender: SessionKey) -> list[Action]:
         """End the leases of the peer's former lives: no process is left that could extend them."""
         leased = self._state.groups.leased()
-        return self._end_leases(
-            row for row in leased if row.holder_peer == sender.peer and row.holder_session != sender.session
-        )
+        ended = [row for row in leased if row.holder_peer == sender.peer and row.holder_session != sender.session]
+        actions = self._end_leases(ended)
+        if any(row.num_tokens == row.lease_start for row in ended):
+            actions.append(Offence(by=sender, reason="expired"))
+        return actions
 
     def session_ended(self, sender: SessionKey) -> list[Action]:
         """A Goodbye ends all of the sender's leases: what it did not hand back resumes elsewhere at once."""
@@ -195,29 +203,68 @@ class Leases:
         )
         return Reply(to=to, message=message)
 
-    def expire(self, now: float) -> list[Action]:
+    def expire(self, now: float, *, learner_waits: bool = False) -> list[Action]:
         """End leases that were not renewed, or that brought no token for long: their trajectories resume elsewhere.
 
         Time in which the broker was not listening does not count: heartbeats sent in it are still to be read.
+        ``learner_waits``: for a batch, so that a lease that is late holds everything up.
         """
-        actions: list[Action] = []
         deaf_s = now - self._last_tick
         self._last_tick = now
         if deaf_s > LISTENING_S:
+            self._progress.pause(deaf_s)
             for deadlines in (self._deadlines, self._idle_deadlines):
                 for trajectory_id in deadlines:
                     deadlines[trajectory_id] += deaf_s
-        for trajectory_id in [key for key, deadline in self._deadlines.items() if deadline <= now]:
-            del self._deadlines[trajectory_id], self._idle_deadlines[trajectory_id]
+        unused: dict[SessionKey, None] = {}
+        actions: list[Action] = []
+        for row in self._leased(key for key, deadline in self._deadlines.items() if deadline <= now):
+            fields = {"trajectory_id": row.trajectory_id, "peer": row.holder_peer, "num_tokens": row.num_tokens}
+            actions.append(Note(event="lease_expired", fields=fields, level="warning"))
+            actions += self._take_back(row, "it was not renewed in time", unused)
+        if learner_waits:
+            actions += self._take_back_late(now, unused)
+        # One for each holder: a rollout that dies with a thousand leases has failed once.
+        offences = [Offence(by=holder, reason="expired") for holder in unused]
+        return [*actions, *offences, *self._end_idle(now)]
+
+    def _leased(self, trajectory_ids: Iterable[int]) -> list[TrajectoryRow]:
+        """Those of the trajectories that are leased; of the others nothing is kept here any more."""
+        found = []
+        for trajectory_id in list(trajectory_ids):
             row = self._state.groups.trajectory(trajectory_id)
             if row is not None and row.status == "leased":
-                actions.append(lease_ended(row, "it was not renewed in time"))
-                actions.append(Save(row=self._state.groups.release(trajectory_id, failed=False)))
-                fields = {"trajectory_id": trajectory_id, "peer": row.holder_peer, "num_tokens": row.num_tokens}
-                actions.append(Note(event="lease_expired", fields=fields, level="warning"))
-                if row.num_tokens == row.lease_start:
-                    actions.append(Offence(by=SessionKey(row.holder_peer, row.holder_session), reason="expired"))
-        return [*actions, *self._end_idle(now)]
+                found.append(row)
+            else:
+                self._forget(trajectory_id)
+        return found
+
+    def _forget(self, trajectory_id: int) -> None:
+        self._deadlines.pop(trajectory_id, None)
+        self._idle_deadlines.pop(trajectory_id, None)
+        row = self._state.groups.trajectory(trajectory_id)
+        self._progress.ended(trajectory_id, done=row is None or row.status == "finished")
+
+    def _take_back(self, row: TrajectoryRow, reason: str, unused: dict[SessionKey, None]) -> list[Action]:
+        """End a lease, and note in ``unused`` who had it for nothing."""
+        self._forget(row.trajectory_id)
+        if row.num_tokens == row.lease_start:
+            unused[SessionKey(row.holder_peer, row.holder_session)] = None
+        return [lease_ended(row, reason), Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
+
+    def _take_back_late(self, now: float, unused: dict[SessionKey, None]) -> list[Action]:
+        """The learner waits, a rollout has room, and these leases have brought nothing for far longer than is usual."""
+        late = self._progress.late(now)
+        actions: list[Action] = []
+        for row in self._leased(late):
+            if self._progress.others_have_room(row.holder_peer):
+                silent_s = late[row.trajectory_id]
+                fields = {"trajectory_id": row.trajectory_id, "peer": row.holder_peer, "silent_s": round(silent_s, 1)}
+                actions.append(Note(event="lease_taken_back", fields=fields, level="warning"))
+                reason = f"no new token in {silent_s:.1f} s, far longer than usual, and the learner waits"
+                actions += self._take_back(row, reason, unused)
+                self._progress.took_back(row.trajectory_id)
+        return actions
 
     def _end_idle(self, now: float) -> list[Action]:
         """End leases that are renewed without a token: they would hold their groups, and with them the batch, for ever.
@@ -226,19 +273,16 @@ class Leases:
         """
         actions: list[Action] = []
         holders: set[SessionKey] = set()
-        for trajectory_id in [key for key, deadline in self._idle_deadlines.items() if deadline <= now]:
-            row = self._state.groups.trajectory(trajectory_id)
-            if row is None or row.status != "leased":
-                continue
+        for row in self._leased(key for key, deadline in self._idle_deadlines.items() if deadline <= now):
             holder = SessionKey(row.holder_peer, row.holder_session)
             if holder in holders:
                 continue
             holders.add(holder)
-            del self._deadlines[trajectory_id], self._idle_deadlines[trajectory_id]
+            self._forget(row.trajectory_id)
             reason = f"no new token in {self._state.config.idle_lease_s:g} s (broker.idle_lease_s)"
             ended = lease_ended(row, reason)
             offence = Offence(by=holder, reason="idle")
-            actions += [ended, offence, *self._failed(holder, row, f"trajectory {trajectory_id}: {reason}")]
+            actions += [ended, offence, *self._failed(holder, row, f"trajectory {row.trajectory_id}: {reason}")]
         return actions
 
     def end_leases_older_than(self, version: int, group_id: int) -> list[Action]:
@@ -275,9 +319,10 @@ class Leases:
         except ValueError as error:
             return self._refuse(sender, row, "chunk", str(error))
         self._idle_deadlines[row.trajectory_id] = now + state.config.idle_lease_s
+        self._progress.moved(row.trajectory_id, now)
         return [Save(row=state.groups.append(chunk, grown)), AppendChunk(chunk=chunk)]
 
-    def on_finish(self, sender: SessionKey, finish: Finish) -> list[Action]:
+    def on_finish(self, sender: SessionKey, finish: Finish, now: float) -> list[Action]:
         state = self._state
         if self._is_finished(finish.trajectory_id, finish.epoch):
             return []  # delivered again after a broker restart
@@ -288,6 +333,7 @@ class Leases:
             check_finish(row, finish)
         except ValueError as error:
             return self._refuse(sender, row, "finish", str(error))
+        self._progress.moved(row.trajectory_id, now)
         actions = saves(state.groups.finish(finish))
         group = state.groups.group(row.group_id)
         if group.status == "complete" and group.split == "train":

@@ -146,7 +146,8 @@ class Ledger:
             for other in replaced
         ]
         if hello.role == "rollout":
-            actions += [*(self.fleet.begins(sender.peer) if is_new else ()), *self.leases.session_started(sender)]
+            begins = self.fleet.begins(sender.peer) if is_new else ()
+            actions += [*begins, *self._judged(self.leases.session_started(sender), now)]
         elif hello.role == "learner":
             if replaced:
                 actions += [*self.training.learner_lost(), *self.state.change_run(learner_batch=None)]
@@ -225,7 +226,7 @@ class Ledger:
         if now - self._forgiven_at >= FORGIVE_EVERY_S:
             self._forgiven_at = now
             gone += self._changed(self.quotas.forgive(now))
-        return self._judged([*self.leases.expire(now), *gone, *self._advance(now)], now)
+        return self._judged([*self.leases.expire(now, learner_waits=self.training.waits), *gone, *self._advance(now)], now)
 
     def on_end(self) -> list[Action]:
         """The broker ends in order, perhaps for good. A stop is over if it was carried out and the learner has left;
@@ -257,7 +258,7 @@ class Ledger:
                 assert facts is not None, "a chunk is handed in with what is known of its tokens"
                 return self.leases.on_chunk(sender, message, facts, now)
             case Finish():
-                return self.leases.on_finish(sender, message)
+                return self.leases.on_finish(sender, message, now)
             case Release():
                 return self.leases.on_release(sender, message)
             case Heartbeat() if peer.role == "learner":

@@ -63,6 +63,11 @@ class Training:
         note = Note(event="learner_ended_silently", fields={"batch": index}, level="warning")
         return [*saves(rows), note, *self._judge(index)]
 
+    @property
+    def waits(self) -> bool:
+        """Whether the learner has asked for a batch that there is not yet."""
+        return self._waiting is not None
+
     def session_ended(self) -> None:
         """The learner left, or was replaced: its request for a batch is void."""
         self._waiting = None

@@ -3,6 +3,7 @@
 from services.broker.quotas.buckets import Buckets
 from services.broker.quotas.places import PLACES, RETRY_S, NoPlace, Places, makes_room
 from services.broker.quotas.quotas import (
+    MAX_SLOWED_RETRY_S,
     QUOTAS,
     SHUT_OUT_S,
     SLOWED_LEASES,
@@ -17,6 +18,7 @@ from services.broker.quotas.quotas import (
 )
 
 __all__ = [
+    "MAX_SLOWED_RETRY_S",
     "PLACES",
     "QUOTAS",
     "RETRY_S",

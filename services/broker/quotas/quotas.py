@@ -21,7 +21,8 @@ MINUTE_S: Final = 60.0
 SHUT_OUT_S: Final = 60.0
 """A peer that is shut out says Hello again after this long, and is slowed until it has behaved for a while."""
 SLOWED_RETRY_S: Final = 5.0
-"""A slowed rollout gets SLOWED_LEASES leases at most once in this time."""
+"""A slowed rollout gets SLOWED_LEASES leases at most once in this time, which doubles with each until it finishes one."""
+MAX_SLOWED_RETRY_S: Final = 320.0
 SLOWED_LEASES: Final = 1
 MAX_NAMED: Final = 64
 """Peers that Status names, those with the most offences first."""
@@ -63,7 +64,11 @@ QUOTAS: Final[Mapping[OffenceReason, Quota]] = {
     "refused": Quota(slowed=40, forgiven_per_s=40 / MINUTE_S, shut_out=200, what="refused messages"),
     "failed": Quota(slowed=40, forgiven_per_s=40 / MINUTE_S, forgiven_per_finish=1, key_share=32, what="failed attempts"),
     "expired": Quota(
-        slowed=256, forgiven_per_s=3 / MINUTE_S, forgiven_per_finish=2, key_share=32, what="leases that expired unused"
+        slowed=8,
+        forgiven_per_s=0.5 / MINUTE_S,
+        forgiven_per_finish=0.5,
+        key_share=32,
+        what="times it let leases lapse unused",
     ),
     "idle": Quota(
         slowed=16, forgiven_per_s=0.25 / MINUTE_S, forgiven_per_finish=1, key_share=32, what="leases renewed without a token"
@@ -73,9 +78,9 @@ QUOTAS: Final[Mapping[OffenceReason, Quota]] = {
     ),
 }
 """messages: requests, heartbeats, Hellos and Goodbyes; a StatusRequest counts STATUS_WEIGHT times. refused: chunks, finishes
-and requests that were answered with Refused. failed: attempts that a rollout reported as failed. expired: leases that ended
-without a token. idle: leases that were renewed for long without a token. stale: groups that were dropped as stale while it
-held one of their leases."""
+and requests that were answered with Refused. failed: attempts that a rollout reported as failed. expired: how often leases
+lapsed, or were taken back, without a token, however many at once. idle: leases that were renewed for long without a token.
+stale: groups that were dropped as stale while it held one of their leases."""
 STATUS_WEIGHT: Final = 20
 
 
@@ -125,6 +130,8 @@ class _Account:
     shut_out_until: float = -math.inf
     shut_out_for: OffenceReason | None = None
     next_lease_at: float = -math.inf
+    lease_pause_s: float = SLOWED_RETRY_S
+    """How long it waits after its next lease, while it is slowed."""
 
 
 class Quotas:
@@ -161,6 +168,7 @@ class Quotas:
             account = self._accounts.get(subject)
             if account is None:
                 continue
+            account.lease_pause_s = SLOWED_RETRY_S
             for reason, level in account.levels.items():
                 quota = self._quota(subject, reason)
                 level.advance(quota, now)
@@ -214,12 +222,15 @@ class Quotas:
         )
 
     def may_lease(self, who: Iterable[Subject], now: float) -> bool:
-        """Whether a slowed peer gets its next lease now; then it waits for SLOWED_RETRY_S."""
+        """Whether a slowed peer gets its next lease now; then it waits, for twice as long as after the one before unless it
+        has finished one meanwhile.
+        """
         accounts = [self._account(subject) for subject in who]
         if any(now < account.next_lease_at for account in accounts):
             return False
         for account in accounts:
-            account.next_lease_at = now + SLOWED_RETRY_S
+            account.next_lease_at = now + account.lease_pause_s
+            account.lease_pause_s = min(2 * account.lease_pause_s, MAX_SLOWED_RETRY_S)
         return True
 
     def limited(self, now: float) -> list[dict[str, Any]]:

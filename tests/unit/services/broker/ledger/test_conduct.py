@@ -113,6 +113,19 @@ def test_a_rollout_that_lets_its_leases_expire_unused_is_slowed() -> None:
     assert world.lease(HONEST)
 
 
+def test_a_rollout_that_takes_leases_in_one_session_after_another_is_slowed() -> None:
+    world = harness(HONEST)
+    said: list[Action] = []
+    for number in range(12):
+        liar = SessionKey("rollout-7", f"l{number}")
+        said += world.hello(liar)
+        world.send(liar, BEAT)
+        world.lease(liar, capacity=8)
+        world.send(HONEST, BEAT)
+    ((slowed),) = notes(said, "peer_slowed")
+    assert (slowed["peer"], slowed["reason"]) == ("rollout-7", "expired")
+
+
 def test_a_rollout_that_only_renews_its_leases_holds_up_no_batch_and_ends_no_run() -> None:
     world = harness(HONEST, LIAR, idle_lease_s=60.0)
     said: list[Action] = []

@@ -2,7 +2,17 @@
 
 import pytest
 
-from services.broker.quotas import QUOTAS, SHUT_OUT_S, SLOWED_RETRY_S, Change, OffenceReason, Quotas, Subject, subjects
+from services.broker.quotas import (
+    MAX_SLOWED_RETRY_S,
+    QUOTAS,
+    SHUT_OUT_S,
+    SLOWED_RETRY_S,
+    Change,
+    OffenceReason,
+    Quotas,
+    Subject,
+    subjects,
+)
 
 SHARED = ("rollout", "learner", "operator")
 ONE = subjects("rollout-7", "rollout", SHARED)
@@ -91,6 +101,19 @@ def test_a_slowed_peer_gets_a_lease_now_and_then() -> None:
     assert quotas.may_lease(ONE, 0.0)
     assert not quotas.may_lease(ONE, SLOWED_RETRY_S - 1)
     assert quotas.may_lease(ONE, SLOWED_RETRY_S)
+
+
+def test_a_slowed_peer_that_finishes_nothing_waits_twice_as_long_each_time() -> None:
+    quotas, now = Quotas(), 0.0
+    for times in range(10):
+        assert quotas.may_lease(ONE, now)
+        pause = min(SLOWED_RETRY_S * 2**times, MAX_SLOWED_RETRY_S)
+        assert not quotas.may_lease(ONE, now + pause - 0.1)
+        now += pause
+    quotas.count(ONE, "expired", now)
+    quotas.finished(ONE, now)
+    assert quotas.may_lease(ONE, now)
+    assert quotas.may_lease(ONE, now + SLOWED_RETRY_S)
 
 
 def test_new_names_under_an_own_key_do_not_make_new_quotas() -> None:

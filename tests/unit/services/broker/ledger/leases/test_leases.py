@@ -155,3 +155,27 @@ def test_a_goodbye_ends_all_of_the_senders_leases_at_once() -> None:
     (refused,) = replies(world.send(R1, LeaseRequest(request_id=1, capacity=1, policy_version=1)), Refused)
     assert refused.reason.startswith("unknown session")
     assert world.hello(R1), "it may come back"
+
+
+def test_leases_that_lapse_together_are_held_against_their_holder_once() -> None:
+    world = harness(group_size=4)
+    lost = world.lease(R1, capacity=3)
+    actions = [*world.tick(9.0), *world.tick(2.0)]
+    assert len(replies(actions, LeaseEnded)) == len(lost)
+    assert [(each.by, each.reason) for each in offences(actions)] == [(R1, "expired")]
+
+
+def test_a_new_session_that_ends_unused_leases_is_held_against_its_peer_once() -> None:
+    """Otherwise a peer could take leases again and again, and work on none."""
+    world = harness(group_size=4)
+    used, *_ = world.lease(R1, capacity=3)
+    world.grow(R1, used, 2, 1)
+    actions = world.hello(SessionKey("r1", "b"))
+    assert [(each.by.peer, each.reason) for each in offences(actions)] == [("r1", "expired")]
+    (lease,) = world.lease(SessionKey("r1", "b"))
+    world.grow(SessionKey("r1", "b"), lease, 2, 1)
+    assert offences(world.hello(SessionKey("r1", "c"))) == [], "its work was not for nothing"
+
+
+def offences(actions: list[Action]) -> list[Offence]:
+    return [action for action in actions if isinstance(action, Offence)]
