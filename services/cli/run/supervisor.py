@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,9 @@ RESTART_WINDOW_S: Final = 300.0
 BACKOFF_S: Final = 1.0
 OVER_WAIT_S: Final = 5.0
 ROOM_WAITS: Final = 10
-"""A process that ended because a disk is full is restarted after so many times ``backoff_s``."""
+"""A process that ended because a disk is full is restarted after so many times ``backoff_s``, or once ROOM_BYTES more are
+free in the run's directory."""
+ROOM_BYTES: Final = 64 * 2**20
 TAIL_LINES: Final = 15
 TAIL_BYTES: Final = 131_072
 """More than the longest line: see services/runtime/logs.py::MOST_CHARACTERS."""
@@ -90,9 +93,11 @@ class Supervisor:
         backoff_s: float = BACKOFF_S,
         over_wait_s: float = OVER_WAIT_S,
         log_limits: LogLimits = USUAL_LIMITS,
+        free_bytes: Callable[[], int] | None = None,
     ) -> None:
         """``max_restarts`` bounds the restarts of one process within RESTART_WINDOW_S; the n-th of them waits n times
         ``backoff_s``. After a process has ended by itself, ``run_is_over`` is awaited for ``over_wait_s``.
+        ``free_bytes``: room on the disk that processes write to; None: that of the directory above ``log_directory``.
         """
         self._max_restarts = max_restarts
         self._over_wait_s = over_wait_s
@@ -101,6 +106,7 @@ class Supervisor:
         self._clock = clock
         self._backoff_s = backoff_s
         self._log_limits = log_limits
+        self._free_bytes = free_bytes or partial(_free_bytes, log_directory.parent)
         self._stopping = asyncio.Event()
         self._over = asyncio.Event()
 
@@ -161,7 +167,10 @@ class Supervisor:
         child.num_restarts += 1
         child.state = "waits for room on a disk"
         log.warning("no_room", process=child.spec.name, error=last_error(child.log_path), restarts=child.num_restarts)
-        await until_stopped(self._stopping, ROOM_WAITS * self._backoff_s)
+        before = self._free_bytes()
+        for _ in range(ROOM_WAITS):
+            if await until_stopped(self._stopping, self._backoff_s) or self._free_bytes() >= before + ROOM_BYTES:
+                return
 
     async def _is_over(self) -> bool:
         """Wait for ``run_is_over``: a rollout may hear of the run's end before the watcher of the broker does."""
@@ -211,6 +220,13 @@ def _opened(path: Path) -> BinaryIO:
     except OSError as error:
         log.warning("log_not_written", file=str(path), error=error.strerror)
         return open(os.devnull, "wb")
+
+
+def _free_bytes(directory: Path) -> int:
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError:
+        return 0  # Then it is restarted at its usual time.
 
 
 def last_error(path: Path) -> str:

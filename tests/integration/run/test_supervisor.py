@@ -14,7 +14,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from services.cli.run.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ProcessSpec, Supervisor
+from services.cli.run.supervisor import MAX_RESTARTS, RESTART_WINDOW_S, ROOM_BYTES, ProcessSpec, Supervisor
 from services.runtime.errors import EXIT_NO_ROOM, EXIT_OCCUPIED, EXIT_REPLACED, ServiceError, flatten
 from services.runtime.log_files import LogLimits
 from tests.support.clocks import VirtualClock
@@ -68,10 +68,14 @@ def spec(pipe: Pipe, name: str, *behaviour: str, stop_order: int = 0, grace_s: f
 
 @contextlib.asynccontextmanager
 async def supervised(
-    pipe: Pipe, specs: Sequence[ProcessSpec], clock: VirtualClock | None = None
+    pipe: Pipe,
+    specs: Sequence[ProcessSpec],
+    clock: VirtualClock | None = None,
+    free_bytes: Callable[[], int] | None = None,
 ) -> AsyncIterator[Supervisor]:
     """Runs until the block ends, then stops everything."""
-    supervisor = Supervisor(specs, pipe.path.parent / "logs", clock or VirtualClock(), backoff_s=0.001, over_wait_s=0.01)
+    logs = pipe.path.parent / "logs"
+    supervisor = Supervisor(specs, logs, clock or VirtualClock(), backoff_s=0.001, over_wait_s=0.01, free_bytes=free_bytes)
     async with asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(supervisor.run())
         try:
@@ -156,6 +160,21 @@ async def test_a_process_that_finds_no_room_on_its_disk_is_restarted_as_often_as
         (child,) = supervisor.children
         assert child.num_restarts >= MAX_RESTARTS + 2
         assert len(child.restarts) == 0
+
+
+async def test_a_process_that_found_no_room_is_restarted_as_soon_as_there_is_more(pipe: Pipe, tmp_path: Path) -> None:
+    free = [0, 0, ROOM_BYTES - 1, ROOM_BYTES]
+    looks: list[int] = []
+
+    def look() -> int:
+        looks.append(free[min(len(looks), len(free) - 1)])
+        return looks[-1]
+
+    async with supervised(pipe, [spec(pipe, "broker", "exit", str(EXIT_NO_ROOM))], free_bytes=look):
+        await pipe.started()
+        await pipe.started()
+        assert looks[: len(free)] == free
+        assert len(looks) <= len(free) + 1, "it did not wait as long as it would without"
 
 
 async def test_crashes_far_apart_are_not_added_up(pipe: Pipe, tmp_path: Path) -> None:
