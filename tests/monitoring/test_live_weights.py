@@ -159,7 +159,8 @@ async def test_weights_that_arrive_damaged_twice_are_reported_and_served_the_thi
         serving = 'gspo_broker_rollouts{status="serving"} == 1'
         await asyncio.to_thread(prometheus.wait_until, "serving", lambda: prometheus.value(serving) == 1, 60)
         assert "GspoWeightsDamaged" not in await asyncio.to_thread(prometheus.firing)
-        assert prometheus.value("gspo_rollout_weights_damaged_total") == 0
+        none = "gspo_rollout_weights_damaged_total == 0"
+        await asyncio.to_thread(prometheus.wait_until, "the rollout's metrics", lambda: prometheus.value(none) == 0, 60)
         run.store.num_wrong = 2
         await run.publish(2)
         damaged = await asyncio.to_thread(prometheus.wait_firing, "GspoWeightsDamaged")
