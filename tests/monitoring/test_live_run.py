@@ -173,10 +173,12 @@ def test_a_broker_that_hangs_is_down(watched: Watched) -> None:
     watched.prometheus.wait_quiet("GspoProcessDown")
 
 
-def test_a_killed_rollout_starves_the_learner(watched: Watched) -> None:
+def test_a_rollout_that_hangs_starves_the_learner_until_it_is_killed(watched: Watched) -> None:
     watched.prometheus.wait_quiet("GspoNoRollouts")
-    watched.run.kill("services.rollout", "rollout-0")
+    # One that was only killed is back before an alert that waits: it starts in seconds.
+    os.kill(watched.run.pid_of("services.rollout", "rollout-0"), signal.SIGSTOP)
     watched.prometheus.wait_firing("GspoNoRollouts")
     watched.prometheus.wait_firing("GspoLearnerStarved")
+    watched.run.kill("services.rollout", "rollout-0")
     # gspo run starts the rollout again, which ends the alert.
     watched.prometheus.wait_quiet("GspoNoRollouts", timeout_s=600)
