@@ -20,9 +20,9 @@ from services.broker.ledger.actions import Action, AppendChunk, GrantLease, Note
 from services.broker.ledger.admission import Window
 from services.broker.ledger.fencing import LISTENING_S
 from services.broker.ledger.intake import TokenFacts, check_finish, growth
-from services.broker.ledger.progress import Progress
 from services.broker.ledger.state import State, lease_ended, saves
 from services.broker.ledger.task_order import trajectory_seed
+from services.broker.quotas import Progress
 from services.broker.rows import TrajectoryRow
 
 NoLeaseReason = Literal["window_full", "version_too_old", "no_prompts", "stopping", "not_serving", "slowed"]

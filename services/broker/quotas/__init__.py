@@ -1,7 +1,8 @@
-"""How much of the broker each peer and each key may use: places, messages, leases and faults. Pure."""
+"""How much of the broker each peer and each key may use: places, messages, leases, time and faults. Pure."""
 
 from services.broker.quotas.buckets import Buckets
 from services.broker.quotas.places import PLACES, RETRY_S, NoPlace, Places, makes_room
+from services.broker.quotas.progress import Progress
 from services.broker.quotas.quotas import (
     MAX_SLOWED_RETRY_S,
     QUOTAS,
@@ -31,6 +32,7 @@ __all__ = [
     "NoPlace",
     "OffenceReason",
     "Places",
+    "Progress",
     "Quota",
     "Quotas",
     "Subject",

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.messages import Heartbeat, LeaseEnded, LeaseKey, LeaseRequest
 from services.broker.ledger.actions import Action, GrantLease, Note, Offence
-from services.broker.ledger.progress import ENOUGH, FACTOR, MEASURED, MIN_PATIENCE_S, ROOM_S, Progress
+from services.broker.quotas.progress import ENOUGH, FACTOR, MEASURED, MIN_PATIENCE_S, ROOM_S, Progress
 from tests.support.broker.ledger import LedgerHarness, granted, replies
 from tests.support.broker.ledger_leases import R1, R2, harness
 
