@@ -22,7 +22,7 @@ from benchmarks.study.config import RunConfig
 from benchmarks.study.learner import Learner
 from benchmarks.study.questions.grid import LONG, SEEDS
 from benchmarks.study.run import TASKS_PER_SEED
-from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Sampler
+from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Part, Sampler
 from benchmarks.study.start_model import NUM_STEPS, load_start_model, study_environment
 from gspo.inputs.units import segment_mean
 from gspo.model.packing import PackedBatch, pack
@@ -62,14 +62,15 @@ def probe(
     start = directory / "start", config.task, config.seed % config.start_models
     model = load_start_model(*start, num_steps=start_steps)
     environment, tokenizer = study_environment(config.task), build_tokenizer()
-    sampler = Sampler(model, tokenizer, environment, max_new_tokens=MAX_NEW_TOKENS[config.task])
+    sampler = Sampler(model.config, tokenizer, environment, max_new_tokens=MAX_NEW_TOKENS[config.task])
     source = environment.tasks("train")
 
     def play(weights: dict[str, Tensor], batch: int) -> list[Episode]:
-        sampler.load(weights, seed=0)
         first = TASKS_PER_SEED * config.seed + batch * config.num_groups
         tasks = [source.task(first + index) for index in range(config.num_groups)]
-        return sampler.play([task for task in tasks for _ in range(config.group_size)], seed=1_000 * config.seed + batch)
+        repeated = [task for task in tasks for _ in range(config.group_size)]
+        (episodes,) = sampler.play([Part(weights, repeated, 1_000 * config.seed + batch)])
+        return episodes
 
     learner = Learner(model, config)
     for batch in range(WARM_BATCHES):
