@@ -87,10 +87,10 @@ class Leases:
                 actions += self._grant(sender, row, request.policy_version, now)
                 left -= 1
         if left:
-            answer = self._unfilled(sender, request)
-            if answer.message == _no_lease(sender, request, "window_full").message:
+            reason = self._unfilled(request)
+            if reason == "window_full":
                 self._progress.has_room(sender.peer, now)
-            actions.append(answer)
+            actions.append(_no_lease(sender, request, reason))
         return actions
 
     def on_slowed(self, sender: SessionKey, request: LeaseRequest, retry_s: float) -> list[Action]:
@@ -140,14 +140,13 @@ class Leases:
         self._idle_deadlines[row.trajectory_id] = now + self._state.config.idle_lease_s
         self._progress.began(row.trajectory_id, now)
 
-    def _unfilled(self, sender: SessionKey, request: LeaseRequest) -> Reply:
+    def _unfilled(self, request: LeaseRequest) -> NoLeaseReason:
+        """Why there is no lease for all of ``request``'s capacity."""
         state = self._state
         newest = state.batches.newest_version
         if newest == 0 or request.policy_version < min(state.oldest_allowed, newest):
-            return _no_lease(sender, request, "version_too_old")
-        if state.num_wanted_groups <= 0:
-            return _no_lease(sender, request, "no_prompts")
-        return _no_lease(sender, request, "window_full")
+            return "version_too_old"
+        return "no_prompts" if state.num_wanted_groups <= 0 else "window_full"
 
     def undelivered(self, trajectory_id: int, epoch: int, reason: str) -> list[Action]:
         """A Lease could not be sent, so nobody holds it. With a ``reason`` it is a failed attempt."""
