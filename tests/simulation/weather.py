@@ -70,8 +70,6 @@ DAMAGES = ("old copy", "row", "old mark", "accepted loss")
 
 When the broker refuses it, a person puts the whole files back; an accepted loss is an old copy from which a person goes on.
 """
-ACCEPTED_AGE_S = 2.0
-"""From a copy that is older than this, a person goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +173,8 @@ def plan_of(seed: int) -> Plan:
     events += _half_open(random.Random(f"half open {seed}"), rollouts, storm_s)
     plan, more = _weights(random.Random(f"weights {seed}"), plan, storm_s)
     more += _damage(random.Random(f"damage {seed}"), storm_s)
+    if seed % 16 == 5:
+        more += _accepted_loss(random.Random(f"accepted loss {seed}"), storm_s)
     more += _poison(random.Random(f"poison {seed}"), plan, storm_s)
     if seed % 8 == 2:
         more += _restore(random.Random(f"restore {seed}"), storm_s, earlier=seed // 8 % 3 > 0)
@@ -279,9 +279,13 @@ def _damage(rng: random.Random, storm_s: float) -> list[Event]:
     if rng.random() < 2 / 3:
         return []
     kind, age_s = float(rng.choices(range(3), (4, 2, 3))[0]), rng.uniform(0.5, 4.0)
-    if kind == 0.0 and age_s > ACCEPTED_AGE_S:
-        kind = 3.0
     return [Event(at=rng.uniform(0.5, storm_s), kind="damage", target=("broker",), seconds=age_s, amount=kind)]
+
+
+def _accepted_loss(rng: random.Random, storm_s: float) -> list[Event]:
+    """A person goes on from an old copy of the ledger."""
+    at, age_s = rng.uniform(0.2, 0.7) * storm_s, rng.uniform(1.0, 4.0)
+    return [Event(at=at, kind="damage", target=("broker",), seconds=age_s, amount=3.0)]
 
 
 def _damage_checkpoints(rng: random.Random, storm_s: float) -> list[Event]:

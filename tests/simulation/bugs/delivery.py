@@ -182,8 +182,8 @@ DELIVERY = (
     Bug(
         name="a lease never expires",
         module="services.broker.ledger.leases",
-        old="self._deadlines.items() if deadline <= now]",
-        new="self._deadlines.items() if deadline < 0]",
+        old="self._deadlines.items() if deadline <= now)",
+        new="self._deadlines.items() if deadline < 0)",
         invariants=("liveness",),
         seed=57,
     ),
