@@ -141,6 +141,8 @@ async def test_a_new_learner_gets_the_same_batches_again(tmp_path: Path, context
             await second.run()
         assert [batch.index for batch, _ in second.batches] == [2, 3]
         assert second.batches[0] == first.batches[2]
+        # The file follows the commit, and an acknowledgement does not wait for it.
+        await broker.terminate()
     again = [(line["batch"], line["again"]) for line in broker.record() if line["event"] == "batch"]
     # The same batch gave the same weights, so it is trained once.
     assert again == [(0, False), (1, False), (2, False), (3, False)]
