@@ -42,55 +42,50 @@ class Order:
     """Of these answers' randomness."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Decoder:
     """Answers orders at temperature 1, up to and including the end marker."""
 
-    def __init__(self, config: Qwen3MoeConfig, *, bf16: bool = False, pad_id: int, end_id: int) -> None:
+    config: Qwen3MoeConfig
+    bf16: bool = False
+    pad_id: int
+    end_id: int
+
+    def __post_init__(self) -> None:
+        config = self.config
         if not (config.norm_topk_prob and config.hidden_act == "silu" and not config.mlp_only_layers):
             raise ValueError("the decoder knows Qwen3-MoE with normalised router weights, SiLU and experts in each layer")
-        self._config = config
-        self._bf16 = bf16
-        self._pad_id = pad_id
-        self._end_id = end_id
 
     @torch.no_grad()
     def decode(self, orders: Sequence[Order], max_new_tokens: int) -> list[list[Answer]]:
         """The answers of each order, in the order of its prompts."""
         rows = gcd(*(len(order.prompts) for order in orders))
-        return _Decoding(self._config, orders, rows, max_new_tokens, self._bf16, self._pad_id, self._end_id).run()
+        return _Decoding(self, orders, rows, max_new_tokens).run()
 
 
 class _Decoding:
     """One call of ``decode``."""
 
-    def __init__(
-        self,
-        config: Qwen3MoeConfig,
-        orders: Sequence[Order],
-        rows: int,
-        max_new_tokens: int,
-        bf16: bool,
-        pad_id: int,
-        end_id: int,
-    ) -> None:
-        self._config = config
-        self._end_id = end_id
-        self._bf16 = bf16
+    def __init__(self, decoder: Decoder, orders: Sequence[Order], rows: int, max_new_tokens: int) -> None:
+        self._config = config = decoder.config
+        self._end_id = decoder.end_id
+        self._bf16 = decoder.bf16
         self._max_new_tokens = max_new_tokens
         self._answers = [[Answer([], []) for _ in order.prompts] for order in orders]
         self._generators = [torch.Generator().manual_seed(order.seed) for order in orders]
-        # Block k has rows first_K[k] and on of order of_K[k].
         self._blocks = [
             (number, first) for number, order in enumerate(orders) for first in range(0, len(order.prompts), rows)
         ]
-        of_K = torch.tensor([number for number, _ in self._blocks])
+        """Each block's order, and the first of its rows among that order's prompts."""
+        self._order_K = torch.tensor([number for number, _ in self._blocks])
         self._weights = {
-            name: self._round(torch.stack([order.weights[name] for order in orders]))[of_K] for name in orders[0].weights
+            name: self._round(torch.stack([order.weights[name] for order in orders]))[self._order_K]
+            for name in orders[0].weights
         }
         prompts = [prompt for order in orders for prompt in order.prompts]
         length = max(map(len, prompts))
         shape = (len(self._blocks), rows, length)
-        self._ids_KRT = torch.tensor([[pad_id] * (length - len(each)) + each for each in prompts]).view(shape)
+        self._ids_KRT = torch.tensor([[decoder.pad_id] * (length - len(each)) + each for each in prompts]).view(shape)
         self._is_token_KRS = torch.tensor([[False] * (length - len(each)) + [True] * len(each) for each in prompts]).view(
             shape
         )
@@ -120,9 +115,8 @@ class _Decoding:
     def _sample(self, logprobs_KRV: Tensor) -> Tensor:
         """Draw each living row's next token, with its order's randomness; rows that have ended get the end marker."""
         next_KR = torch.full(self._alive_KR.shape, self._end_id)
-        of_K = torch.tensor([number for number, _ in self._blocks])
         for number, generator in enumerate(self._generators):
-            chosen_KR = self._alive_KR & (of_K == number)[:, None]
+            chosen_KR = self._alive_KR & (self._order_K == number)[:, None]
             if not chosen_KR.any():
                 continue
             logprobs_NV = logprobs_KRV[chosen_KR]
@@ -144,6 +138,7 @@ class _Decoding:
         self._blocks = [block for block, lives in zip(self._blocks, lives_K.tolist(), strict=True) if lives]
         self._weights = {name: tensor[lives_K] for name, tensor in self._weights.items()}
         self._cache = [[tensor[lives_K] for tensor in layer] for layer in self._cache]
+        self._order_K = self._order_K[lives_K]
         self._alive_KR, self._ids_KRT = self._alive_KR[lives_K], self._ids_KRT[lives_K]
         self._is_token_KRS, self._positions_KRT = self._is_token_KRS[lives_K], self._positions_KRT[lives_K]
 

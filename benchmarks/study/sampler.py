@@ -69,7 +69,9 @@ class Sampler:
         noise: Noise = "none",
         noise_sigma: float = 0.0,
     ) -> None:
-        self._decoder = Decoder(config, bf16=noise == "bf16", pad_id=tokenizer.pad_token_id, end_id=tokenizer.eos_token_id)
+        self._decoder = Decoder(
+            config=config, bf16=noise == "bf16", pad_id=tokenizer.pad_token_id, end_id=tokenizer.eos_token_id
+        )
         self._tokenizer = tokenizer
         self._environment = environment
         self._max_new_tokens = max_new_tokens

@@ -15,7 +15,7 @@ from tests.simulation.loop import NOBODY, Process, VirtualLoop
 from tests.simulation.network import Network
 from tests.simulation.operator import HOSTILE, OPERATOR, HostileProcess, OperatorProcess
 from tests.simulation.processes import BrokerProcess, LearnerProcess, Machinery, RolloutProcess
-from tests.simulation.weather import DAMAGES, Event, Plan, Point
+from tests.simulation.weather import ACCEPTED_LOSS, DAMAGES, Event, Plan, Point
 
 RESTART_S = 1.0
 
@@ -337,7 +337,7 @@ class Storm(ABC):
         if disk.damage is not None or not (directory / LEDGER_FILE).is_file():
             return False
         damage = Damage(DAMAGES[int(event.amount)], directory)
-        if damage.kind == "accepted loss":
+        if damage.kind == ACCEPTED_LOSS:
             damage.accepted = AcceptedLoss(self.machinery.settings, self.machinery.audit)
 
         def kill() -> None:

@@ -65,11 +65,13 @@ those of archiving only where tokens are archived."""
 LONGEST_STORM_S = 24.0
 STANDBY = "learner-standby"
 
-DAMAGES = ("old copy", "row", "old mark", "accepted loss")
+ACCEPTED_LOSS = "accepted loss"
+DAMAGES = ("old copy", "row", "old mark", ACCEPTED_LOSS)
 """An old copy of the ledger or of its mark is put back, or a row is changed. An event's ``amount`` is the place here.
 
 When the broker refuses it, a person puts the whole files back; an accepted loss is an old copy from which a person goes on.
 """
+LOSS_AMOUNT = float(DAMAGES.index(ACCEPTED_LOSS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,14 +280,14 @@ def _damage(rng: random.Random, storm_s: float) -> list[Event]:
     """In a third of the runs, the broker's files are not what they were when it starts again."""
     if rng.random() < 2 / 3:
         return []
-    kind, age_s = float(rng.choices(range(3), (4, 2, 3))[0]), rng.uniform(0.5, 4.0)
+    kind, age_s = float(rng.choices((0, 1, 2), (4, 2, 3))[0]), rng.uniform(0.5, 4.0)  # Never an accepted loss.
     return [Event(at=rng.uniform(0.5, storm_s), kind="damage", target=("broker",), seconds=age_s, amount=kind)]
 
 
 def _accepted_loss(rng: random.Random, storm_s: float) -> list[Event]:
     """A person goes on from an old copy of the ledger."""
     at, age_s = rng.uniform(0.2, 0.7) * storm_s, rng.uniform(1.0, 4.0)
-    return [Event(at=at, kind="damage", target=("broker",), seconds=age_s, amount=3.0)]
+    return [Event(at=at, kind="damage", target=("broker",), seconds=age_s, amount=LOSS_AMOUNT)]
 
 
 def _damage_checkpoints(rng: random.Random, storm_s: float) -> list[Event]:

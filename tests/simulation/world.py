@@ -177,10 +177,10 @@ class World(Storm):
         latest = find_latest(directory / "checkpoints")
         assert latest is not None
         self._require_checkpoint(latest)
-        accepted = self.audit.num_losses
-        named = [problem for problem in audit_ledger(directory).problems if problem.startswith("loss ")]
+        accepted, problems = self.audit.num_losses, audit_ledger(directory).problems
+        named = [problem for problem in problems if problem.startswith("loss ")]
         self.audit.require(len(named) == accepted, "the ledger is whole", lambda: f"{accepted} losses, named are {named}")
-        others = [problem for problem in audit_ledger(directory).problems if problem not in named]
+        others = [problem for problem in problems if problem not in named]
         self.audit.require(not others, "the ledger is whole", lambda: "; ".join(others))
         self.happened["run complete"] += 1
 

@@ -249,6 +249,9 @@ class Leases:
         self._forget(row.trajectory_id)
         if row.num_tokens == row.lease_start:
             unused[SessionKey(row.holder_peer, row.holder_session)] = None
+        return self._ended(row, reason)
+
+    def _ended(self, row: TrajectoryRow, reason: str) -> list[Action]:
         return [lease_ended(row, reason), Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
 
     def _take_back_late(self, now: float, unused: dict[SessionKey, None]) -> list[Action]:
@@ -289,8 +292,7 @@ class Leases:
         actions: list[Action] = []
         for row in self._state.groups.members(group_id):
             if row.status == "leased" and row.lease_version < version:
-                actions.append(lease_ended(row, f"granted at version {row.lease_version}, {version} is the oldest allowed"))
-                actions.append(Save(row=self._state.groups.release(row.trajectory_id, failed=False)))
+                actions += self._ended(row, f"granted at version {row.lease_version}, {version} is the oldest allowed")
         return actions
 
     # --- episodes ---------------------------------------------------------------------------------------------------------

@@ -103,9 +103,9 @@ class Books:
         self.num_learner_lives = 0
         """How many learners were welcomed."""
         self.holder: str | None = None
+        """The session of the learner that was welcomed last; None also after its Goodbye."""
         self.num_losses = 0
         """Losses that a person has accepted, in the past that the ledger has."""
-        """The session of the learner that was welcomed last; None also after its Goodbye."""
         self.superseded: set[str] = set()
         """Sessions that may be told that they were replaced."""
         self.now: Callable[[], float] = lambda: 0.0

@@ -24,7 +24,7 @@ KEPT = ("contents", "published", "delivered_to", "failed_at", "num_losses")
 """Books that go back with the run, besides ``durable``."""
 
 
-class Books:
+class Snapshot:
     """The audit's books as they are when it is made."""
 
     def __init__(self, audit: Audit) -> None:
@@ -57,7 +57,7 @@ class AcceptedLoss:
     def __init__(self, settings: Settings, audit: Audit) -> None:
         self._directory: Path = settings.run.directory
         self._audit = audit
-        self._books = Books(audit)
+        self._books = Snapshot(audit)
 
     def accept(self) -> None:
         """The processes are dead; the broker has refused to start."""
@@ -78,7 +78,7 @@ class Restoring:
         self._directory: Path = settings.run.directory
         self._audit = audit
         self._backup: Path | None = None
-        self._books = Books(audit)
+        self._books = Snapshot(audit)
 
     def back_up(self) -> bool:
         """False: there is no state that can be copied just now."""
@@ -87,7 +87,7 @@ class Restoring:
             self._backup, _ = back_up(self._directory, self._directory / "backups", lambda _: None)
         except (ServiceError, ValueError):
             return False  # no ledger yet, or a checkpoint that is just being replaced
-        self._books = Books(self._audit)
+        self._books = Snapshot(self._audit)
         return True
 
     def restore(self, *, earlier: bool) -> str:

@@ -1,7 +1,7 @@
 """Bugs in the ledger, its archive, damage and restores."""
 
 from tests.simulation.bugs.planting import Bug
-from tests.simulation.weather import Event
+from tests.simulation.weather import LOSS_AMOUNT, Event
 
 
 def _an_old_copy_is_put_back() -> tuple[Event, ...]:
@@ -11,7 +11,7 @@ def _an_old_copy_is_put_back() -> tuple[Event, ...]:
 
 def _a_loss_is_accepted() -> tuple[Event, ...]:
     """A person goes on from a copy of two seconds ago."""
-    return tuple(Event(at=at, kind="damage", target=("broker",), seconds=2.0, amount=3.0) for at in (1.0, 6.0, 11.0))
+    return tuple(Event(at=at, kind="damage", target=("broker",), seconds=2.0, amount=LOSS_AMOUNT) for at in (1.0, 6.0, 11.0))
 
 
 STORAGE = (

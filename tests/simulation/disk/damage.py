@@ -10,6 +10,7 @@ from typing import Final
 from services.broker.store.mark import MARK_FILE
 from services.broker.store.reader import LEDGER_FILE, reading
 from tests.simulation.audit.restoring import AcceptedLoss
+from tests.simulation.weather import ACCEPTED_LOSS
 
 FLIP: Final = """
 UPDATE trajectories SET version_sum = version_sum + 1 WHERE trajectory_id = (
@@ -38,7 +39,7 @@ class Damage:
     def strike(self) -> None:
         """The broker is down."""
         _replace(self._directory, self._whole)
-        if self.kind in ("old copy", "accepted loss"):
+        if self.kind in ("old copy", ACCEPTED_LOSS):
             (self._directory / FILES[1]).unlink(missing_ok=True)
             shutil.copyfile(self._former / LEDGER_FILE, self._directory / LEDGER_FILE)
         elif self.kind == "old mark":

@@ -34,7 +34,7 @@ def models() -> list[Qwen3MoeForCausalLM]:
 @pytest.fixture(scope="module")
 def end_id(models: list[Qwen3MoeForCausalLM]) -> int:
     """A token that each of them says now and then."""
-    found = Decoder(models[0].config, pad_id=0, end_id=NEVER).decode(orders_of(models), MOST)
+    found = Decoder(config=models[0].config, pad_id=0, end_id=NEVER).decode(orders_of(models), MOST)
     said = [Counter(token for answer in answers for token in answer.ids) for answers in found]
     return max(range(NEVER), key=lambda token: sum(min(counts[token], 3) for counts in said))
 
@@ -67,7 +67,7 @@ def next_logprobs(model: Qwen3MoeForCausalLM, ids: list[int]) -> Tensor:
 
 
 def test_all_orders_at_once_give_what_each_row_gives_alone(models: list[Qwen3MoeForCausalLM], end_id: int) -> None:
-    found = Decoder(models[0].config, pad_id=0, end_id=end_id).decode(orders_of(models), MOST)
+    found = Decoder(config=models[0].config, pad_id=0, end_id=end_id).decode(orders_of(models), MOST)
     lengths = set()
     for answers, (seed, model), prompts in zip(found, enumerate(models), PROMPTS, strict=True):
         for answer, expected in zip(answers, plainly(model, prompts, seed, end_id), strict=True):
@@ -79,14 +79,14 @@ def test_all_orders_at_once_give_what_each_row_gives_alone(models: list[Qwen3Moe
 
 def test_an_order_does_not_depend_on_the_others(models: list[Qwen3MoeForCausalLM]) -> None:
     orders = orders_of(models)
-    decoder = Decoder(models[0].config, pad_id=0, end_id=NEVER)
+    decoder = Decoder(config=models[0].config, pad_id=0, end_id=NEVER)
     together = decoder.decode(orders, MOST)
     assert [answer.ids for answer in together[2]] == [answer.ids for answer in decoder.decode([orders[2]], MOST)[0]]
 
 
 def test_bfloat16_differs_from_float32_as_much_as_the_models_own(models: list[Qwen3MoeForCausalLM]) -> None:
     model, prompt = models[0], [5, 9, 11]
-    decoder = Decoder(model.config, bf16=True, pad_id=0, end_id=NEVER)
+    decoder = Decoder(config=model.config, bf16=True, pad_id=0, end_id=NEVER)
     ids, logprobs = prompt, []
     ours, theirs = [], []
     rounded = build_model(TOKENIZER).to(torch.bfloat16)
@@ -111,4 +111,4 @@ def chosen_logprobs(model: Qwen3MoeForCausalLM, ids: list[int], start: int) -> T
 def test_another_kind_of_model_is_refused(models: list[Qwen3MoeForCausalLM]) -> None:
     config: Mapping[str, object] = {**models[0].config.to_dict(), "norm_topk_prob": False}
     with pytest.raises(ValueError, match="normalised router weights"):
-        Decoder(type(models[0].config)(**config), pad_id=0, end_id=NEVER)
+        Decoder(config=type(models[0].config)(**config), pad_id=0, end_id=NEVER)
