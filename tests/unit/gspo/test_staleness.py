@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.inputs.units import ratio_units, segment_mean
+from gspo.loss import gspo_loss
 from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_kl, mismatch_moments, mismatch_weights
 from gspo.settings import Objective
 from gspo.staleness import clip_range, objective_clip_range, sequence_lag
@@ -263,3 +264,32 @@ def test_the_mismatch_kl_estimates_the_divergence_of_two_distributions() -> None
     ids_T = torch.zeros(20_000, dtype=torch.int64)
     kl = mismatch_kl(learner[tokens_T], behaviour[tokens_T], mask_T, ids_T, 1).item()
     assert kl == pytest.approx(exact, rel=0.05)
+
+
+@given(seed=st.integers(0, 1000), growth=st.floats(0, 3))
+@settings(max_examples=25, deadline=None)
+def test_an_anchor_interpolated_by_lag_is_the_behaviour_anchor_with_a_range_that_grows(seed: int, growth: float) -> None:
+    """A-3PO (arXiv 2512.06547): log pi_prox = alpha log mu + (1 - alpha) log pi_theta, here with alpha = 1 / (1 + c d)."""
+    generator = torch.Generator().manual_seed(seed)
+    lag_S, length = torch.arange(8.0).repeat(32), 3
+    ids_T = torch.arange(len(lag_S)).repeat_interleave(length)
+    behaviour_T = -torch.rand(len(ids_T), generator=generator, dtype=torch.float64) - 0.5
+    step_S = 2e-3 * torch.randn(len(lag_S), generator=generator, dtype=torch.float64)
+    advantages_T = torch.randn(len(lag_S), generator=generator, dtype=torch.float64)[ids_T]
+    place = advantages_T, torch.ones(len(ids_T), dtype=torch.bool), ids_T
+
+    def gradient(anchor_T: torch.Tensor, growth: float, weights_S: torch.Tensor | None) -> torch.Tensor:
+        logprobs_T = (behaviour_T + step_S[ids_T]).requires_grad_()
+        wide = clip_range(lag_S.double(), eps_low=3e-4, eps_high=4e-4, clip_range_growth=growth)
+        output = gspo_loss(
+            logprobs_T, anchor_T, *place, num_sequences=len(lag_S), clip_range=wide, mismatch_weights_S=weights_S
+        )
+        output.loss.backward()
+        assert logprobs_T.grad is not None
+        return logprobs_T.grad
+
+    alpha_S = 1 / (1 + growth * lag_S.double())
+    interpolated_T = behaviour_T + (1 - alpha_S)[ids_T] * step_S[ids_T]
+    expected = gradient(behaviour_T, growth, None)
+    assert torch.allclose(gradient(interpolated_T, 0.0, ((1 - alpha_S) * step_S).exp()), expected, rtol=1e-9, atol=0)
+    assert 0 < int((expected == 0).sum()) < len(expected)
