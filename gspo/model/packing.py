@@ -4,7 +4,8 @@ Host side (numpy): ``TrainSequence`` and ``TrainGroup``, validated once when the
 ``PackedBatch``, several sequences end to end without padding. Every per-token tensor is shifted, so that index
 t describes the token that follows it.
 
-Letters in shapes: L tokens of one sequence, T tokens of a packed micro-batch, S sequences in it, G sequences of a group.
+Letters in shapes: L tokens of one sequence, T tokens of a packed micro-batch, S sequences in it, M sequences of a batch,
+G episodes of a group.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _ARRAYS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainSequence:
-    """One finished trajectory: action tokens (from the policy) and observation tokens (prompt, tool or user turns).
+    """One sequence of a finished episode: action tokens (from the policy) and observation tokens (prompt, tool, user turns).
 
     Outside the actions ``behaviour_logprobs`` is ignored, ``versions`` and ``turn_ids`` are -1. A sequence without any
     action token is legal: it counts in N and contributes nothing else.
@@ -108,25 +109,48 @@ class TrainSequence:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainGroup:
-    """The sequences sampled for one prompt, with their rewards. Groups enter and leave a batch whole."""
+    """The episodes sampled for one prompt, with their rewards. Groups enter and leave a batch whole."""
 
     group_id: str
     sequences: tuple[TrainSequence, ...]
+    """Those of the first episode, then those of the second, and so on."""
     rewards: NDArray[np.float64]
-    """[G]; one reward per sequence."""
+    """[G]; one reward per episode."""
     turn_rewards: tuple[NDArray[np.float64], ...] | None = None
-    """The rewards of each sequence's turns; None where credit goes to whole sequences."""
+    """The rewards of each episode's turns; None where credit goes to whole episodes."""
+    sequences_per_episode: tuple[int, ...] | None = None
+    """[G]; None: each sequence is an episode of its own."""
 
     def __post_init__(self) -> None:
-        size = len(self.sequences)
-        if size == 0:
+        if not self.sequences:
             raise ValueError(f"group {self.group_id} has no sequences")
+        size = self.num_episodes
+        counts = self.sequences_per_episode
+        if counts is not None and (min(counts, default=0) < 1 or sum(counts) != len(self.sequences)):
+            raise ValueError(
+                f"group {self.group_id}: sequences_per_episode is {counts}; give at least 1 for each episode, "
+                f"{len(self.sequences)} together"
+            )
         if self.rewards.shape != (size,) or not np.isfinite(self.rewards).all():
             raise ValueError(f"group {self.group_id}: rewards is {self.rewards}; give {size} finite values")
         if self.turn_rewards is None:
             return
         if len(self.turn_rewards) != size or not all(np.isfinite(rewards).all() for rewards in self.turn_rewards):
-            raise ValueError(f"group {self.group_id}: turn_rewards needs {size} arrays of finite values, one per sequence")
+            raise ValueError(f"group {self.group_id}: turn_rewards needs {size} arrays of finite values, one per episode")
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self.sequences if self.sequences_per_episode is None else self.sequences_per_episode)
+
+
+def episode_ids(groups: Sequence[TrainGroup]) -> NDArray[np.int64]:
+    """Return the episode of each sequence of a batch, int64 [M], counted from 0 over all groups."""
+    counts = [
+        np.ones(len(group.sequences), dtype=np.int64) if group.sequences_per_episode is None else group.sequences_per_episode
+        for group in groups
+    ]
+    per_episode = np.concatenate(counts) if counts else np.zeros(0, dtype=np.int64)
+    return np.repeat(np.arange(len(per_episode)), per_episode)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gspo.advantages import group_advantages, turn_advantages
-from gspo.model.packing import TrainGroup, TrainSequence
+from gspo.model.packing import TrainGroup, TrainSequence, episode_ids
 from gspo.options.overlong import overlong, overlong_penalties
 from gspo.settings import Baseline, StdOver
 from services.runtime.settings import Settings
@@ -31,13 +31,13 @@ class AdvantageSettings:
     std_over: StdOver = "group"
     """Whose deviation it is: the group's or the batch's."""
     max_tokens: int | None = None
-    """The most tokens of a trajectory; needed by the two below."""
+    """The most tokens of a sequence; needed by the two below."""
     overlong_buffer_tokens: int | None = None
     """The last tokens before the limit, over which rewards fall; None: they do not."""
     overlong_penalty: float = 1.0
     """By how much they fall."""
     overlong_filter_tokens: int | None = None
-    """Trajectories of this many tokens get advantage 0; None: none do."""
+    """Episodes with a sequence of this many tokens get advantage 0; None: none do."""
 
     @classmethod
     def of(cls, settings: Settings) -> AdvantageSettings:
@@ -60,11 +60,14 @@ def sequences_with_advantages(
 ) -> tuple[list[TrainSequence], Tensor]:
     """The groups' sequences in order, with their advantages, and the index of each one's group (int64 [M]).
 
+    All sequences of an episode share its advantage, or those of its turns. An episode is as long as its longest sequence.
     Raises: ValueError when turns get credit and a group has no turn rewards.
     """
     members = [sequence for group in groups for sequence in group.sequences]
-    group_ids = np.repeat(np.arange(len(groups)), [len(group.sequences) for group in groups])
-    lengths = np.array([sequence.num_tokens for sequence in members])
+    episode_of = episode_ids(groups)
+    group_ids = np.repeat(np.arange(len(groups)), [group.num_episodes for group in groups])
+    lengths = np.zeros(len(group_ids), dtype=np.int64)
+    np.maximum.at(lengths, episode_of, [sequence.num_tokens for sequence in members])
     penalties = _penalties(lengths, settings)
     scaling: _Scaling = {
         "baseline": settings.baseline,
@@ -73,8 +76,8 @@ def sequences_with_advantages(
     }
     if settings.advantage == "sequence":
         rewards = np.concatenate([group.rewards for group in groups]) + penalties
-        by_sequence = group_advantages(rewards, group_ids, **scaling)
-        values = [np.full(1, value, dtype=np.float32) for value in by_sequence.advantages_M.tolist()]
+        by_episode = group_advantages(rewards, group_ids, **scaling)
+        values = [np.full(1, value, dtype=np.float32) for value in by_episode.advantages_M.tolist()]
         turns = [np.where(sequence.action_mask, 0, -1) for sequence in members]
     else:
         of_turns = [rewards for group in groups for rewards in _turn_rewards(group)]
@@ -86,10 +89,10 @@ def sequences_with_advantages(
         filtered = overlong(lengths, max_tokens=limit, filter_tokens=settings.overlong_filter_tokens)
         values = [np.zeros_like(value) if out else value for value, out in zip(values, filtered, strict=True)]
     trained = [
-        sequence.with_advantages(_to_tokens(value, turn))
-        for sequence, value, turn in zip(members, values, turns, strict=True)
+        sequence.with_advantages(_to_tokens(values[episode], turn))
+        for sequence, episode, turn in zip(members, episode_of.tolist(), turns, strict=True)
     ]
-    return trained, torch.from_numpy(group_ids)
+    return trained, torch.from_numpy(group_ids[episode_of])
 
 
 class _Scaling(TypedDict):
@@ -99,7 +102,7 @@ class _Scaling(TypedDict):
 
 
 def _penalties(lengths: NDArray[np.integer], settings: AdvantageSettings) -> NDArray[np.float64]:
-    """What is added to the reward of each sequence."""
+    """What is added to the reward of each episode."""
     if settings.overlong_buffer_tokens is None:
         return np.zeros(lengths.shape[0])
     return settings.overlong_penalty * overlong_penalties(
@@ -114,7 +117,7 @@ def _require_max_tokens(settings: AdvantageSettings) -> int:
 
 
 def _less(rewards: NDArray[np.float64], penalty: float) -> NDArray[np.float64]:
-    """A trajectory's turn rewards with its penalty, which belongs to the last turn."""
+    """An episode's turn rewards with its penalty, which belongs to the last turn."""
     if penalty == 0 or len(rewards) == 0:
         return rewards
     return np.append(rewards[:-1], rewards[-1] + penalty)
@@ -123,7 +126,8 @@ def _less(rewards: NDArray[np.float64], penalty: float) -> NDArray[np.float64]:
 def _turn_rewards(group: TrainGroup) -> Sequence[NDArray[np.float64]]:
     if group.turn_rewards is None:
         raise ValueError(f"group {group.group_id} has no turn_rewards; give them, or set advantage = 'sequence'")
-    for sequence, rewards in zip(group.sequences, group.turn_rewards, strict=True):
+    for sequence, episode in zip(group.sequences, episode_ids([group]).tolist(), strict=True):
+        rewards = group.turn_rewards[episode]
         if sequence.turn_ids.max() >= len(rewards):
             raise ValueError(
                 f"group {group.group_id}: a sequence has {sequence.turn_ids.max() + 1} turns and {len(rewards)} turn rewards"

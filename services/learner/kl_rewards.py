@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gspo.inputs.validation import trusted_values
 from gspo.model.logprobs import TokenLogProbs
-from gspo.model.packing import PackedBatch, TrainGroup, pack, plan_micro_batches
+from gspo.model.packing import PackedBatch, TrainGroup, episode_ids, pack, plan_micro_batches
 from gspo.options.penalties import sequence_kl
 from gspo.settings import Objective
 from services.learner.engine import NonFiniteLossError
@@ -67,9 +67,10 @@ def with_kl_rewards(
     penalties = engine.sum_over_ranks(table).cpu().numpy()
     if not np.isfinite(penalties).all():
         raise NonFiniteLossError("some log-probs of the batch's start or of the reference are not finite; no step was made")
-    starts = accumulate((len(group.sequences) for group in groups), initial=0)
+    of_episodes = np.bincount(episode_ids(groups), weights=penalties)
+    starts = accumulate((group.num_episodes for group in groups), initial=0)
     return [
-        replace(group, rewards=group.rewards - penalties[start : start + len(group.sequences)])
+        replace(group, rewards=group.rewards - of_episodes[start : start + group.num_episodes])
         for group, start in zip(groups, starts, strict=False)
     ]
 

@@ -23,7 +23,7 @@ from gspo.inputs.validation import trusted_values
 from gspo.loss import objective_loss
 from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_sums
 from gspo.model.logprobs import TokenLogProbs
-from gspo.model.packing import PackedBatch, TrainGroup, TrainSequence, pack, plan_micro_batches
+from gspo.model.packing import PackedBatch, TrainGroup, TrainSequence, episode_ids, pack, plan_micro_batches
 from gspo.moe.experts import ExpertPicks, ExpertTally
 from gspo.settings import Objective
 from gspo.staleness import sequence_lag
@@ -59,6 +59,8 @@ class _MiniBatch:
 
     micro_batches: list[PackedBatch]
     num_sequences: int
+    num_episodes: int
+    """N of the loss, over all ranks."""
     num_action_tokens: int
     """Over all ranks; at least 1."""
     num_tokens: int
@@ -112,7 +114,8 @@ def train_batch(
         mini_batches = _plan(engine, groups, sequences, policy_version, num_mini_batches)
     clip_scale = 1.0 if adaptive_clip is None else adaptive_clip.scale
     calibration = LagCalibration() if calibration is None else calibration
-    run = _BatchRun(engine, objective, policy_version, mismatch, clip_scale, calibration.current, group_ids, len(sequences))
+    episodes = _episodes(groups, sequences)
+    run = _BatchRun(engine, objective, policy_version, mismatch, clip_scale, calibration.current, group_ids, episodes)
     profile.planned(sequences, [part.micro_batches for part in mini_batches], first_pass=run.needs_first_pass)
     if run.needs_first_pass:
         with profile.phase("first_pass"):
@@ -191,8 +194,26 @@ def _plan(
         ]
         num_action_tokens = max(1, sum(sequence.num_action_tokens for sequence in members))
         num_tokens = sum(sequence.num_tokens for sequence in members)
-        mini_batches.append(_MiniBatch(packed, len(members), num_action_tokens, num_tokens, start))
+        num_episodes = sum(groups[index].num_episodes for index in chosen)
+        mini_batches.append(_MiniBatch(packed, len(members), num_episodes, num_action_tokens, num_tokens, start))
     return mini_batches
+
+
+@dataclass(frozen=True)
+class _Episodes:
+    """For each sequence of the batch, [M]: its episode, and n_i, the action tokens of all sequences of that episode."""
+
+    ids: Tensor
+    num_tokens: Tensor
+    have_several: bool
+    """Some episode has several sequences; otherwise the loss counts by itself."""
+
+
+def _episodes(groups: Sequence[TrainGroup], sequences: Sequence[TrainSequence]) -> _Episodes:
+    ids = episode_ids(groups)
+    per_episode = np.bincount(ids, weights=[sequence.num_action_tokens for sequence in sequences])
+    several = len(per_episode) < len(sequences)
+    return _Episodes(torch.from_numpy(ids), torch.from_numpy(per_episode[ids].astype(np.float32)), several)
 
 
 class _BatchRun:
@@ -207,7 +228,7 @@ class _BatchRun:
         clip_scale: float,
         calibration: Calibration,
         group_ids: Tensor,
-        num_rows: int,
+        episodes: _Episodes,
     ) -> None:
         self._engine = engine
         self._objective = objective
@@ -216,7 +237,7 @@ class _BatchRun:
         self._clip_scale = clip_scale
         self._calibration = calibration
         self._group_ids = group_ids
-        self._num_rows = num_rows
+        self._episodes = episodes
         self._rows: list[Tensor] = []
         self._stats: list[SequenceStats] = []
         self._proximal: dict[tuple[int, ...], Tensor] = {}
@@ -285,7 +306,7 @@ class _BatchRun:
         The one rank that trained a sequence fills its row, and the others leave it 0, so that a sum gathers the table.
         """
         own = SequenceStats.merge(self._stats).as_matrix()
-        table = torch.zeros(self._num_rows, own.shape[1], dtype=torch.float64, device=own.device)
+        table = torch.zeros(len(self._group_ids), own.shape[1], dtype=torch.float64, device=own.device)
         if self._rows:
             table[torch.cat(self._rows).to(own.device)] = own
         return SequenceStats.from_matrix(self._engine.sum_over_ranks(table).cpu())
@@ -297,6 +318,7 @@ class _BatchRun:
     def _loss(self, mini_batch: _MiniBatch, packed: PackedBatch, result: TokenLogProbs, sigma: float) -> Tensor:
         rows = _rows(mini_batch, packed)
         chosen = torch.tensor(rows)
+        several = self._episodes.have_several
         lag_S = sequence_lag(
             self._policy_version, packed.versions_T, packed.mask_T, packed.sequence_ids_T, packed.num_sequences
         )
@@ -310,7 +332,9 @@ class _BatchRun:
             packed.turn_ids_T,
             lag_S=lag_S,
             sigma=sigma,
-            num_sequences=mini_batch.num_sequences,
+            num_sequences=mini_batch.num_episodes,
+            episode_ids_S=self._episodes.ids[chosen].to(packed.mask_T.device) if several else None,
+            tokens_per_sequence_S=self._episodes.num_tokens[chosen].to(packed.mask_T.device) if several else None,
             num_tokens=mini_batch.num_action_tokens if self._objective.aggregation == "token" else None,
             clip_scale=self._clip_scale,
             calibration=self._calibration,
