@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-PROTOCOL_VERSION: Final = 6
+PROTOCOL_VERSION: Final = 7
 
 MAX_HEADER_BYTES: Final = 1024 * 1024
 """The header of most messages; also bounds tasks and environment states."""
@@ -24,6 +24,8 @@ MAX_CHUNK_FRAME_BYTES: Final = 4 * MAX_CHUNK_TOKENS
 """A chunk's token ids or log-probs."""
 MAX_TURNS: Final = 4096
 """Turns of one trajectory; fewer where a batch has very many trajectories (``trajectory_limits``)."""
+MAX_SEQUENCES: Final = 256
+"""Sequences of one trajectory: the broker keeps a little of each beside every chunk."""
 MAX_VERSION: Final = 2**32
 """A policy version. A trajectory's sum of versions stays within 64 bits, and every number within what JSON readers hold."""
 MAX_VERSION_STEP: Final = 1_000_000

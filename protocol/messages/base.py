@@ -59,6 +59,9 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     turn: Annotated[int, Meta(ge=0, le=limits.MAX_TURNS)]
     """Turns that are complete before it: an action is the turn of this number, an observation leads to it."""
     num_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CHUNK_TOKENS)]
+    sequence: Annotated[int, Meta(ge=0, lt=limits.MAX_SEQUENCES)] = 0
+    """The sequence of the trajectory that the tokens belong to: its tokens alone are their context. Sequences are numbered
+    as they begin, and may alternate."""
 
 
 def shortened(text: str) -> str:

@@ -2,7 +2,7 @@
 
 A message's header is small and read as a whole. Thousands of turns travel behind it, as the tokens do.
 
-    segments        int32 [n, 3]: kind (an index into KINDS), turn, number of tokens
+    segments        int32 [n, 4]: kind (an index into KINDS), turn, sequence, number of tokens
     version_runs    int64 [n, 2]: version, number of tokens
     turn_rewards    float64 [n]
 """
@@ -17,7 +17,7 @@ from protocol.messages.base import Segment, SegmentKind, VersionRun
 PIECE_ARRAYS: Final[dict[str, str]] = {"segments": "int32", "version_runs": "int64", "turn_rewards": "float64"}
 KINDS: Final[tuple[SegmentKind, ...]] = get_args(SegmentKind)
 ACTION: Final = KINDS.index("action")
-_WIDTHS: Final = {"segments": 3, "version_runs": 2}
+_WIDTHS: Final = {"segments": 4, "version_runs": 2}
 
 
 class Pieces(NamedTuple):
@@ -34,7 +34,9 @@ NO_PIECES: Final = Pieces((), (), ())
 def piece_arrays(trajectories: Sequence[Pieces]) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of trajectories, end to end."""
     segments = [
-        (KINDS.index(segment.kind), segment.turn, segment.num_tokens) for each in trajectories for segment in each.segments
+        (KINDS.index(segment.kind), segment.turn, segment.sequence, segment.num_tokens)
+        for each in trajectories
+        for segment in each.segments
     ]
     runs = [(run.version, run.num_tokens) for each in trajectories for run in each.version_runs]
     return {
@@ -47,7 +49,7 @@ def piece_arrays(trajectories: Sequence[Pieces]) -> dict[str, np.ndarray[Any, An
 def pieces_in(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Pieces:
     """The pieces that ``check_pieces`` has checked."""
     return Pieces(
-        [Segment(KINDS[kind], turn, num) for kind, turn, num in arrays["segments"].tolist()],
+        [Segment(KINDS[kind], turn, num, sequence) for kind, turn, sequence, num in arrays["segments"].tolist()],
         [VersionRun(version, num) for version, num in arrays["version_runs"].tolist()],
         arrays["turn_rewards"].tolist(),
     )
@@ -62,9 +64,9 @@ def check_pieces(arrays: Mapping[str, np.ndarray[Any, Any]], num_tokens: int) ->
         counts = array[:, -1]
         if (counts < 1).any() or (counts > num_tokens).any() or int(counts.sum(dtype=np.int64)) != num_tokens:
             raise ValueError(f"array {name} covers {int(counts.sum(dtype=np.int64))} tokens, num_tokens is {num_tokens}")
-    kinds, turns = arrays["segments"][:, 0], arrays["segments"][:, 1]
-    if ((kinds < 0) | (kinds >= len(KINDS))).any() or (turns < 0).any():
-        raise ValueError("array segments holds a kind or a turn that does not exist")
+    kinds, places = arrays["segments"][:, 0], arrays["segments"][:, 1:3]
+    if ((kinds < 0) | (kinds >= len(KINDS))).any() or (places < 0).any():
+        raise ValueError("array segments holds a kind, a turn or a sequence that does not exist")
     if (arrays["version_runs"][:, 0] < -1).any():
         raise ValueError("array version_runs holds a version below -1")
     if arrays["turn_rewards"].ndim != 1 or not np.isfinite(arrays["turn_rewards"]).all():

@@ -62,7 +62,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
         context = zmq.asyncio.Context()
         authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         try:
-            largest = MAX_HEADER_BYTES + 2 * TOKEN_BYTES * settings.sampling.max_tokens
+            largest = MAX_HEADER_BYTES + 2 * TOKEN_BYTES * settings.sampling.episode_tokens
             work = RouterChannel(context, WORK, settings.broker.work_endpoint, authenticator, max_message_bytes=largest)
             batch = RouterChannel(context, BATCH, settings.broker.batch_endpoint, authenticator)
             broker = BrokerService(
@@ -138,6 +138,7 @@ def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str,
         groups_per_batch=settings.batch.groups_per_batch,
         max_lag=settings.batch.max_lag,
         max_tokens=settings.sampling.max_tokens,
+        max_episode_tokens=settings.sampling.episode_tokens,
         lease_s=settings.broker.lease_s,
         idle_lease_s=settings.broker.idle_lease_s,
         max_attempts=settings.broker.max_attempts,
@@ -183,9 +184,11 @@ def _check_batch_fits(settings: Settings) -> None:
         raise ConfigurationError(
             f"batch.groups_per_batch * batch.group_size is {num_trajectories}: {MAX_TRAJECTORIES_PER_BATCH} allowed"
         )
-    num_bytes = num_trajectories * settings.sampling.max_tokens * TOKEN_BYTES
+    sampling = settings.sampling
+    num_bytes = num_trajectories * sampling.episode_tokens * TOKEN_BYTES
     if num_bytes > MAX_FRAME_BYTES:
+        name = "max_tokens" if sampling.max_episode_tokens is None else "max_episode_tokens"
         raise ConfigurationError(
-            f"a batch of {num_trajectories} trajectories of sampling.max_tokens = {settings.sampling.max_tokens} could have "
+            f"a batch of {num_trajectories} trajectories of sampling.{name} = {sampling.episode_tokens} could have "
             f"{num_bytes} bytes of token ids, {MAX_FRAME_BYTES} fit a message: use smaller batches or shorter trajectories"
         )

@@ -2,7 +2,7 @@
 memory and disk cannot drift apart, and recovery reads them back.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -13,6 +13,7 @@ GroupStatus = Literal["open", "complete", "batched", "dropped", "evaluated", "se
 resampled: it was too old by then, and another group has its prompt."""
 TrajectoryStatus = Literal["free", "leased", "finished", "failed"]
 DropReason = Literal["stale", "failed"]
+NO_TURN: Final = -1
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +68,10 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
     """Version runs, merged likewise."""
     last_version: int = 0
     """Version of the last token; -1 if it is an observation, 0 without any tokens."""
+    last_sequence: int = 0
+    """The sequence of the last token."""
+    sequences: tuple[tuple[int, int], ...] = ()
+    """Of a trajectory with several sequences: each one's tokens, and its turn under way or NO_TURN. Otherwise empty."""
     reward_size: float = 0.0
     """Sum of the absolute rewards of the turns that chunks have completed."""
     finish_reason: Literal["done", "length"] | None = None
@@ -76,6 +81,13 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
     @property
     def reward(self) -> float:
         return sum(self.turn_rewards)
+
+    @property
+    def sequence_states(self) -> tuple[tuple[int, int], ...]:
+        """Each sequence's tokens, and its turn under way: the turn of its last token, or NO_TURN after an observation."""
+        if self.sequences or not self.num_tokens:
+            return self.sequences
+        return ((self.num_tokens, self.num_turns - 1 if self.last_version > 0 else NO_TURN),)
 
 
 class BatchStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -147,6 +147,8 @@ class Groups:
                 version_sum=row.version_sum + growth.version_sum,
                 min_version=min(oldest, default=0),
                 lease_version=max(row.lease_version, growth.newest),
+                last_sequence=growth.last_sequence,
+                sequences=growth.sequences,
                 num_turns=growth.num_turns,
                 num_segments=growth.num_segments,
                 num_runs=growth.num_runs,

@@ -5,6 +5,7 @@ versions a trajectory can have next, and how much of it fits a batch. Behind it 
 of Lease and Batch, packing and loss of the learner, and JSON.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,10 +13,11 @@ from protocol.endpoints import require_endpoint
 from protocol.limits import MAX_VERSION_STEP, TrajectoryLimits
 from protocol.messages import Chunk, Finish, Published, Trained
 from protocol.messages.base import require_rewards
-from services.broker.rows import TrajectoryRow, VersionRow
+from services.broker.rows import NO_TURN, TrajectoryRow, VersionRow
 
 OBSERVATION: Final = -1
 """In place of a version: no policy made the token."""
+_NOTHING_PREDICTS_IT: Final = "the first token is an action: it must be an observation, because nothing predicts it"
 RESERVED_METRICS: Final = frozenset({"event", "record", "time", "time_s"})
 """Fields of every line of metrics.jsonl."""
 
@@ -35,9 +37,13 @@ class Growth:
     version_sum: int
     oldest: int
     newest: int
-    """Version of the last action token: the engine serves at least this."""
+    """Version of the last action token: the engine serves at least this. 0 with several sequences: of answers that are made
+    at the same time, tokens of a former version may arrive later."""
     last_version: int
     """Version of the last token, or OBSERVATION."""
+    last_sequence: int
+    sequences: tuple[tuple[int, int], ...]
+    """As in the row."""
     num_turns: int
     """Of the whole trajectory, as are the rest."""
     num_segments: int
@@ -46,26 +52,34 @@ class Growth:
 
 
 def growth(
-    row: TrajectoryRow, chunk: Chunk, facts: TokenFacts, *, newest: VersionRow, limits: TrajectoryLimits, max_tokens: int
+    row: TrajectoryRow,
+    chunk: Chunk,
+    facts: TokenFacts,
+    *,
+    newest: VersionRow,
+    limits: TrajectoryLimits,
+    max_tokens: int,
+    max_episode_tokens: int,
 ) -> Growth:
     """What ``chunk`` adds to the trajectory of ``row``, which it follows without a gap.
 
     Raises: ValueError with the field, the value and the limit when it must not be taken.
     """
-    end = chunk.offset + chunk.num_tokens
-    if end > max_tokens:
-        raise ValueError(f"{end} tokens, {max_tokens} allowed (sampling.max_tokens)")
     if facts.largest_token_id >= newest.vocabulary:
         raise ValueError(
             f"token_ids hold {facts.largest_token_id}: the model's vocabulary has {newest.vocabulary} tokens, from 0 on"
         )
     if chunk.offset == 0 and chunk.state is None:
         raise ValueError("state is missing from the first chunk: the trajectory could not be resumed")
-    num_turns, num_segments = _turns(row, chunk)
-    num_runs, runs = _runs(row, chunk, newest.policy_version)
+    turns = _turns(row, chunk, max_tokens)
+    end = chunk.offset + chunk.num_tokens
+    if end > max_episode_tokens:
+        raise ValueError(f"{end} tokens in all sequences, {max_episode_tokens} allowed (sampling.max_episode_tokens)")
+    several = len(turns.sequences) > 1
+    num_runs, runs = _runs(row, chunk, newest.policy_version, several=several)
     for name, found, allowed in (
-        ("turns", num_turns, limits.turns),
-        ("segments", num_segments, limits.segments),
+        ("turns", turns.num_turns, limits.turns),
+        ("segments", turns.num_segments, limits.segments),
         ("version runs", num_runs, limits.runs),
     ):
         if found > allowed:
@@ -75,45 +89,67 @@ def growth(
         num_actions=sum(num for version, num in runs if version != OBSERVATION),
         version_sum=sum(version * num for version, num in runs if version != OBSERVATION),
         oldest=min(versions, default=0),
-        newest=versions[-1] if versions else 0,
+        newest=versions[-1] if versions and not several else 0,
         last_version=runs[-1][0],
-        num_turns=num_turns,
-        num_segments=num_segments,
+        last_sequence=turns.last_sequence,
+        sequences=tuple(turns.sequences) if several else (),
+        num_turns=turns.num_turns,
+        num_segments=turns.num_segments,
         num_runs=num_runs,
         reward_size=require_rewards("turn_rewards", chunk.turn_rewards, row.reward_size),
     )
 
 
-def _turns(row: TrajectoryRow, chunk: Chunk) -> tuple[int, int]:
-    """The trajectory's turns and segments with ``chunk``: prompt, turn 0, observation, turn 1, and so on."""
-    turns, num_segments = row.num_turns, row.num_segments
-    acting = row.last_version > 0
-    completed = _completed(turns, acting=acting)
-    if chunk.offset == 0 and chunk.segments[0].kind == "action":
-        raise ValueError("the first token is an action: it must be an observation, because nothing predicts it")
+@dataclass(frozen=True, kw_only=True)
+class _Turns:
+    """The trajectory's turns, segments and sequences with a chunk."""
+
+    num_turns: int
+    num_segments: int
+    sequences: list[tuple[int, int]]
+    last_sequence: int
+
+
+def _turns(row: TrajectoryRow, chunk: Chunk, max_tokens: int) -> _Turns:
+    """In each sequence a prompt, a turn, an observation, a turn, and so on; turns are numbered as they begin, wherever."""
+    turns, num_segments, last = row.num_turns, row.num_segments, row.last_sequence
+    sequences = list(row.sequence_states)
+    completed = _completed(turns, sequences)
+    former: tuple[str, int] | None = None
+    if sequences:
+        former = ("observation" if sequences[last][1] == NO_TURN else "action", last)
     for index, segment in enumerate(chunk.segments):
-        is_action = segment.kind == "action"
-        goes_on = acting and is_action and segment.turn == turns - 1
+        kind, sequence = segment.kind, segment.sequence
+        if sequence > len(sequences):
+            raise ValueError(f"segments[{index}] is of sequence {sequence}, {len(sequences)} is the next that can begin")
+        num_tokens, under_way = sequences[sequence] if sequence < len(sequences) else (0, NO_TURN)
+        if not num_tokens and kind == "action":
+            raise ValueError(_NOTHING_PREDICTS_IT if not sequences else f"segments[{index}]: {_NOTHING_PREDICTS_IT}")
+        goes_on = kind == "action" and under_way != NO_TURN and segment.turn == under_way
         if segment.turn != turns and not goes_on:
-            raise ValueError(f"segments[{index}] is an {segment.kind} of turn {segment.turn}, {turns} must follow")
-        goes_on |= bool(num_segments) and not acting and not is_action
-        num_segments += not goes_on
-        turns += is_action and not goes_on
-        acting = is_action
-    new = _completed(turns, acting=acting) - completed
+            raise ValueError(f"segments[{index}] is an {kind} of turn {segment.turn}, {turns} must follow")
+        num_tokens += segment.num_tokens
+        if num_tokens > max_tokens:
+            raise ValueError(f"{num_tokens} tokens, {max_tokens} allowed (sampling.max_tokens)")
+        # A segment that goes on from the chunk before is one with its beginning.
+        num_segments += (kind, sequence) != former or (kind == "action" and not goes_on)
+        turns += kind == "action" and not goes_on
+        sequences[sequence:] = [(num_tokens, segment.turn if kind == "action" else NO_TURN), *sequences[sequence + 1 :]]
+        former, last = (kind, sequence), sequence
+    new = _completed(turns, sequences) - completed
     if len(chunk.turn_rewards) != new:
         raise ValueError(f"{len(chunk.turn_rewards)} turn_rewards for {new} turns that the chunk completes")
-    if chunk.turn_done and not acting:
+    if chunk.turn_done and chunk.segments[-1].kind != "action":
         raise ValueError("turn_done is set after an observation: only an action completes a turn")
-    return turns, num_segments
+    return _Turns(num_turns=turns, num_segments=num_segments, sequences=sequences, last_sequence=last)
 
 
-def _completed(turns: int, *, acting: bool) -> int:
-    """Turns with a reward: the one that the last token belongs to has none yet."""
-    return turns - acting
+def _completed(turns: int, sequences: Sequence[tuple[int, int]]) -> int:
+    """Turns with a reward: those that a sequence's last token belongs to have none yet."""
+    return turns - sum(turn != NO_TURN for _, turn in sequences)
 
 
-def _runs(row: TrajectoryRow, chunk: Chunk, newest_version: int) -> tuple[int, list[tuple[int, int]]]:
+def _runs(row: TrajectoryRow, chunk: Chunk, newest_version: int, *, several: bool) -> tuple[int, list[tuple[int, int]]]:
     """The trajectory's version runs with ``chunk``, and those of the chunk, cut where a segment ends."""
     cut: list[tuple[int, int]] = []
     num_runs, last = row.num_runs, row.last_version
@@ -133,14 +169,15 @@ def _runs(row: TrajectoryRow, chunk: Chunk, newest_version: int) -> tuple[int, l
                 if version != OBSERVATION:
                     raise ValueError(f"version_runs give version {version} to observation tokens: it must be -1")
             else:
-                oldest = _next_version(version, oldest, newest_version)
+                _require_version(version, oldest, newest_version)
+                oldest = oldest if several else version
             num_runs += version != last
             last = version
             cut.append((version, step))
     return num_runs, cut
 
 
-def _next_version(version: int, oldest: int, newest: int) -> int:
+def _require_version(version: int, oldest: int, newest: int) -> None:
     if not 1 <= version <= newest:
         raise ValueError(f"version_runs give version {version} to action tokens: published are 1 to {newest}")
     if version < oldest:
@@ -148,7 +185,6 @@ def _next_version(version: int, oldest: int, newest: int) -> int:
             f"version_runs give version {version} to action tokens: the lease's engine served {oldest} before, and an "
             "engine's versions do not go back"
         )
-    return version
 
 
 def check_finish(row: TrajectoryRow, finish: Finish) -> None:

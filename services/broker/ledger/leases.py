@@ -315,7 +315,13 @@ class Leases:
         assert newest is not None, "a lease is granted only when a version is published"
         try:
             grown = growth(
-                row, chunk, facts, newest=newest, limits=state.trajectory_limits, max_tokens=state.config.max_tokens
+                row,
+                chunk,
+                facts,
+                newest=newest,
+                limits=state.trajectory_limits,
+                max_tokens=state.config.max_tokens,
+                max_episode_tokens=state.config.max_episode_tokens,
             )
         except ValueError as error:
             return self._refuse(sender, row, "chunk", str(error))

@@ -31,6 +31,7 @@ class LedgerConfig:
     groups_per_batch: int
     max_lag: int
     max_tokens: int
+    max_episode_tokens: int
     lease_s: float
     idle_lease_s: float
     max_attempts: int

@@ -229,7 +229,7 @@ def _schema() -> Any:
     import pyarrow as pa
 
     whole, text = pa.int64(), pa.string()
-    segment = pa.struct([("kind", text), ("turn", whole), ("num_tokens", whole)])
+    segment = pa.struct([("kind", text), ("turn", whole), ("num_tokens", whole), ("sequence", whole)])
     run = pa.struct([("version", whole), ("num_tokens", whole)])
     chunk = pa.struct(
         [("start", whole), ("epoch", whole), ("num_tokens", whole), ("header", pa.binary()), ("checksum", whole)]

@@ -127,11 +127,12 @@ def join(chunks: Sequence[StoredChunk]) -> Payload:
 
 
 def merge_segments(segments: Iterable[Segment]) -> list[Segment]:
-    """Merge adjacent segments of the same kind and turn: how an episode was cut into chunks leaves no trace."""
+    """Merge adjacent segments of the same kind, turn and sequence: how an episode was cut into chunks leaves no trace."""
     merged: list[Segment] = []
     for segment in segments:
-        if merged and (merged[-1].kind, merged[-1].turn) == (segment.kind, segment.turn):
-            segment = Segment(segment.kind, segment.turn, merged.pop().num_tokens + segment.num_tokens)
+        last = merged[-1] if merged else None
+        if last and (last.kind, last.turn, last.sequence) == (segment.kind, segment.turn, segment.sequence):
+            segment = Segment(segment.kind, segment.turn, merged.pop().num_tokens + segment.num_tokens, segment.sequence)
         merged.append(segment)
     return merged
 

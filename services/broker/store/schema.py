@@ -22,7 +22,7 @@ from services.broker.rows import (
     VersionRow,
 )
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 RECENT_COMMITS: Final = 4096
 """Commits whose digests the ledger keeps: more than a mark beside it can be behind after a power loss."""
 CREATE: Final = """
@@ -37,8 +37,8 @@ CREATE TABLE trajectories (
     holder_peer TEXT NOT NULL, holder_session TEXT NOT NULL, lease_version INTEGER NOT NULL, lease_start INTEGER NOT NULL,
     attempts INTEGER NOT NULL, num_tokens INTEGER NOT NULL, num_action_tokens INTEGER NOT NULL,
     version_sum INTEGER NOT NULL, min_version INTEGER NOT NULL, num_turns INTEGER NOT NULL, num_segments INTEGER NOT NULL,
-    num_runs INTEGER NOT NULL, last_version INTEGER NOT NULL, reward_size REAL NOT NULL, finish_reason TEXT,
-    turn_rewards TEXT NOT NULL, checksum INTEGER NOT NULL
+    num_runs INTEGER NOT NULL, last_version INTEGER NOT NULL, last_sequence INTEGER NOT NULL, sequences TEXT NOT NULL,
+    reward_size REAL NOT NULL, finish_reason TEXT, turn_rewards TEXT NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE INDEX trajectories_by_group ON trajectories (group_id);
 CREATE TABLE chunks (
@@ -170,7 +170,7 @@ TABLES: Final[dict[type[Row], Table]] = {
     table.row_type: table
     for table in (
         _table("groups", GroupRow),
-        _table("trajectories", TrajectoryRow, json_fields=("turn_rewards",), real_fields=("reward_size",)),
+        _table("trajectories", TrajectoryRow, json_fields=("sequences", "turn_rewards"), real_fields=("reward_size",)),
         _table("batches", BatchRow, json_fields=("group_ids", "stats"), index="batch"),
         _table("versions", VersionRow),
         _table("trained", TrainedRow, index="batch"),

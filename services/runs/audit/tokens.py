@@ -3,6 +3,7 @@
 Chunks of archived groups come from their file.
 """
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, field
@@ -11,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from protocol.messages import Segment, VersionRun
-from services.broker.rows import ArchivedRow
+from services.broker.rows import NO_TURN, ArchivedRow
 from services.broker.store import chunk_checksum
 from services.runs.audit.archives import ArchiveAudit
 from services.runs.audit.findings import Findings, Rules
@@ -19,7 +20,7 @@ from services.runs.audit.findings import Findings, Rules
 BYTES_PER_TOKEN: Final = 4
 TRAJECTORIES: Final = """
 SELECT t.trajectory_id, t.group_id, t.status, t.epoch, t.num_tokens, t.num_action_tokens, t.version_sum, t.min_version,
-       t.finish_reason, g.group_id IS NOT NULL, g.status, g.batch, a.archive, a.place
+       t.sequences, t.finish_reason, g.group_id IS NOT NULL, g.status, g.batch, a.archive, a.place
 FROM trajectories t LEFT JOIN groups g ON g.group_id = t.group_id LEFT JOIN archived a ON a.group_id = t.group_id
 ORDER BY t.trajectory_id
 """
@@ -47,7 +48,13 @@ class _Seen:
     newest: int = 0
     epoch: int = 0
     epochs: int = 0
-    versions: set[int] = field(default_factory=set)
+    sequences: dict[int, list[int]] = field(default_factory=dict)
+    """Each one's tokens, and its turn under way."""
+
+    @property
+    def states(self) -> str:
+        """As the row has them."""
+        return json.dumps(list(self.sequences.values()) if len(self.sequences) > 1 else [])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +134,10 @@ class TokenAudit:
         if covered != num_tokens or in_segments != num_tokens:
             text = f"{where} has {num_tokens} tokens, its segments {in_segments}, its version runs {covered}"
             self._findings.add("runs do not cover a chunk", text)
+        for segment in runs.segments:
+            num_before, _ = seen.sequences.get(segment.sequence, (0, NO_TURN))
+            turn = segment.turn if segment.kind == "action" else NO_TURN
+            seen.sequences[segment.sequence] = [num_before + segment.num_tokens, turn]
         actions = sum(segment.num_tokens for segment in runs.segments if segment.kind == "action")
         versioned = sum(run.num_tokens for run in runs.version_runs if run.version > 0)
         if actions != versioned:
@@ -146,8 +157,8 @@ class TokenAudit:
     def _trajectory(self, row: list[Any], seen: _Seen) -> None:
         trajectory_id, group_id, status, epoch, *counts, finish_reason, group_exists, group_status, batch = row
         where = f"trajectory {trajectory_id}"
-        found = [seen.num_tokens, seen.num_actions, seen.version_sum, seen.oldest]
-        names = ("tokens", "action tokens", "version sum", "oldest version")
+        found = [seen.num_tokens, seen.num_actions, seen.version_sum, seen.oldest, seen.states]
+        names = ("tokens", "action tokens", "version sum", "oldest version", "sequences")
         for name, in_row, in_chunks in zip(names, counts, found, strict=True):
             if in_row != in_chunks:
                 self._findings.add(

@@ -18,6 +18,7 @@ LIST_WITHOUT: Final = (
     "(SELECT 1 FROM json_each(CASE WHEN json_valid({0}) THEN {0} ELSE '[]' END) WHERE type "
 )
 WHOLE_NUMBERS: Final = f"{LIST_WITHOUT}!= 'integer')"
+PAIRS: Final = f"{LIST_WITHOUT}!= 'array')"
 ANY_NUMBERS: Final = f"{LIST_WITHOUT}NOT IN ('integer', 'real'))"
 
 KINDS: Final[dict[str, dict[str, str]]] = {
@@ -30,10 +31,11 @@ KINDS: Final[dict[str, dict[str, str]]] = {
     "trajectories": {
         **dict.fromkeys(("trajectory_id", "group_id", "epoch", "lease_version", "lease_start", "attempts"), NUMBER),
         **dict.fromkeys(("num_tokens", "num_action_tokens", "version_sum", "min_version", "num_turns"), NUMBER),
-        **dict.fromkeys(("num_segments", "num_runs", "last_version"), NUMBER),
+        **dict.fromkeys(("num_segments", "num_runs", "last_version", "last_sequence"), NUMBER),
         "reward_size": REAL_OR_NOTHING,
         **dict.fromkeys(("status", "holder_peer", "holder_session"), TEXT),
         "finish_reason": TEXT_OR_NOTHING,
+        "sequences": PAIRS,
         "turn_rewards": ANY_NUMBERS,
     },
     "chunks": {

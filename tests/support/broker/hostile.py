@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgpack
 import numpy as np
 
-from services.broker.rows import TrajectoryRow
+from services.broker.rows import NO_TURN, TrajectoryRow
 
 T = TypeVar("T")
 
@@ -16,6 +16,7 @@ LOGPROBS = (0.0, 1e-3, -1e4, -1.1e4, -3.4e38, 2.0, float("nan"), float("inf"), -
 REWARDS = (1e6, -1e6, 5e5, 1.1e6, 1e300, 1.7e308, -1.7e308, float("nan"), float("inf"))
 VERSIONS = (0, -1, 1, 2, 4, 2**31, 2**32, 2**53)
 COUNTS = (0, -1, 1, 2, 63, 64, 2**31, 2**53, 2**53 + 1, 2**63)
+SEQUENCES = (-1, 0, 1, 2, 255, 256, 2**31)
 TURNS = (0, 1, 2, 5, 4096, 4097, 2**31)
 STATES: Sequence[Any] = (None, {}, {"deep": [[[[]]]]}, {"big": "x" * 300_000}, {"nan": float("nan")}, {"huge": 2**64 - 1})
 
@@ -28,29 +29,35 @@ class HostileRollout:
         self._vocabulary = vocabulary
         self._newest = newest_version
         self._oddity = oddity
+        self._branches = rng.choice([0.0, 0.3])
+        """How often a new sequence begins."""
 
     def chunk(self, row: TrajectoryRow, seq: int) -> list[bytes]:
         """The frames of a chunk that goes on with the trajectory, more or less."""
         rng = self._rng
-        acting = row.last_version > 0
-        turns, completed = row.num_turns, row.num_turns - acting
+        turns, states = row.num_turns, [turn for _, turn in row.sequence_states]
+        completed = turns - sum(turn != NO_TURN for turn in states)
         version = max(row.lease_version, 1)
         segments: list[list[Any]] = []
         runs: list[list[int]] = []
-        for index in range(rng.randint(1, 3)):
-            first = index == 0 and row.num_tokens == 0
-            kind = self._or("observation" if first else rng.choice(["action", "observation"]), ("action",))
+        for _ in range(rng.randint(1, 3)):
+            # Most trajectories have one sequence.
+            begins = not states or rng.random() < self._branches
+            sequence = len(states) if begins else rng.randrange(len(states))
+            states += [NO_TURN] * begins
+            kind = self._or("observation" if begins else rng.choice(["action", "observation"]), ("action",))
             num = self._or(rng.randint(1, 3), (1, 2, 3))
             if kind == "action":
-                turn = turns - acting
-                turns, acting = turn + 1, True
+                turn = turns if states[sequence] == NO_TURN else states[sequence]
+                turns = max(turns, turn + 1)
+                states[sequence] = turn
                 version = rng.randint(min(version, self._newest), self._newest)
                 runs.append([self._or(version, VERSIONS), num])
             else:
-                turn, acting = turns, False
+                turn, states[sequence] = turns, NO_TURN
                 runs.append([self._or(-1, VERSIONS), num])
-            segments.append([kind, self._or(turn, TURNS), num])
-        num_tokens = sum(num for *_, num in segments)
+            segments.append([kind, self._or(turn, TURNS), num, self._or(sequence, SEQUENCES)])
+        num_tokens = sum(num for _, _, num, _ in segments)
         fields = {
             "trajectory_id": row.trajectory_id,
             "epoch": self._or(row.epoch, COUNTS),
@@ -59,8 +66,8 @@ class HostileRollout:
             "segments": segments,
             "version_runs": runs,
             "state": self._or({"at": row.num_tokens}, STATES),
-            "turn_done": self._or(acting, (True, False)),
-            "turn_rewards": [self._reward() for _ in range(self._or(turns - acting - completed, (0, 1, 2)))],
+            "turn_done": self._or(segments[-1][0] == "action", (True, False)),
+            "turn_rewards": [self._reward() for _ in range(self._or(self._new(turns, states, completed), (0, 1, 2)))],
         }
         ids = [self._or(rng.randrange(self._vocabulary), TOKEN_IDS, 0.2) for _ in range(num_tokens)]
         logprobs = [self._or(-rng.random(), LOGPROBS, 0.2) for _ in range(num_tokens)]
@@ -76,6 +83,9 @@ class HostileRollout:
             "turn_rewards": [self._reward() for _ in range(self._or(row.num_turns, (0, 1, 2, 3)))],
         }
         return self._frames("finish", fields, seq)
+
+    def _new(self, turns: int, states: list[int], completed: int) -> int:
+        return turns - sum(turn != NO_TURN for turn in states) - completed
 
     def _reward(self) -> float:
         return self._or(self._rng.choice([0.0, 0.5, 1.0]), REWARDS)

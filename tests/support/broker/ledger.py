@@ -54,6 +54,7 @@ CONFIG = LedgerConfig(
     groups_per_batch=2,
     max_lag=1,
     max_tokens=64,
+    max_episode_tokens=64,
     lease_s=10.0,
     idle_lease_s=600.0,
     max_attempts=2,

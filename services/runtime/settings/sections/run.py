@@ -55,7 +55,10 @@ class Sampling(Section):
     max_turn_tokens: int = Field(16, ge=1)
     """The most tokens of one action turn."""
     max_tokens: int = Field(256, ge=2)
-    """The most tokens of a whole trajectory, including prompt and observations."""
+    """The most tokens of a sequence, including prompt and observations."""
+    max_episode_tokens: int | None = Field(None, ge=2)
+    """The most tokens of an episode, over all its sequences, where agents make several; context counts in each. None:
+    max_tokens."""
 
     @model_validator(mode="after")
     def _trainable(self) -> "Sampling":
@@ -69,9 +72,18 @@ class Sampling(Section):
         if self.max_turn_tokens >= self.max_tokens:
             raise ValueError(
                 f"sampling.max_turn_tokens is {self.max_turn_tokens} and sampling.max_tokens is {self.max_tokens}: "
-                "a turn must be shorter than the whole trajectory"
+                "a turn must be shorter than the whole sequence"
+            )
+        if self.episode_tokens < self.max_tokens:
+            raise ValueError(
+                f"sampling.max_episode_tokens is {self.max_episode_tokens} and sampling.max_tokens is {self.max_tokens}: an "
+                "episode has at least one sequence; give at least max_tokens"
             )
         return self
+
+    @property
+    def episode_tokens(self) -> int:
+        return self.max_tokens if self.max_episode_tokens is None else self.max_episode_tokens
 
 
 class BatchSection(Section):

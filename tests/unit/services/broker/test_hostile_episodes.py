@@ -108,11 +108,12 @@ class Intake:
         received = decode(encode(message, arrays))
         assert isinstance(received.message, Batch)
         chosen = self.rng.choice(OBJECTIVES)
+        groups = groups_of(received.message, received.arrays)
         for credit in (AdvantageSettings(), AdvantageSettings(advantage="turn", normalise_by_std=False)):
             engine = BigramEngine(VOCABULARY)
             report = train_batch(
                 engine,
-                groups_of(received.message, received.arrays),
+                groups,
                 objective=chosen,
                 policy_version=received.message.policy_version,
                 num_mini_batches=1,
@@ -124,6 +125,7 @@ class Intake:
             assert bool(torch.isfinite(engine.table).all())
         self.world.trained(0, NEWEST)
         SEEN["trained"] += 1
+        SEEN["trained several sequences"] += any(len(each.sequences) > each.num_episodes for each in groups)
         return True
 
     def check(self) -> None:
@@ -155,3 +157,4 @@ def test_much_was_refused_and_much_was_taken() -> None:
     assert SEEN["taken"] > 5
     assert SEEN["resumed"] > 5
     assert SEEN["trained"] > 5
+    assert SEEN["trained several sequences"] > 2

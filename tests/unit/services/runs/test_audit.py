@@ -102,6 +102,11 @@ PLANTED: list[tuple[str, str, str]] = [
     ("UPDATE trajectories SET status = 'free' WHERE trajectory_id = 3", "unfinished trajectory in a batch", "3 is free"),
     ("UPDATE trajectories SET finish_reason = NULL WHERE trajectory_id = 3", "trajectory without an end", "reason is None"),
     ("UPDATE trajectories SET version_sum = 7 WHERE trajectory_id = 3", "row and chunks differ", "version sum 7 in its row"),
+    (
+        "UPDATE trajectories SET sequences = '[[1, -1], [1, 0]]' WHERE trajectory_id = 3",
+        "row and chunks differ",
+        "sequences [[1, -1], [1, 0]] in its row, [] in its chunks",
+    ),
     ("UPDATE trajectories SET num_action_tokens = 1 WHERE trajectory_id = 3", "batch was changed", "num_action_tokens"),
     ("UPDATE groups SET prompt = 70 WHERE prompt = 6", "prompt skipped", "prompt 6 is in no group; the next is prompt 7"),
     ("UPDATE groups SET prompt = 3 WHERE prompt = 4", "prompt used twice", "prompt 3 is in group 4"),

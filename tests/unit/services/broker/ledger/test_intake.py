@@ -41,7 +41,9 @@ def a_chunk(row: TrajectoryRow, segments: list[Segment], runs: list[VersionRun],
 
 
 def grown(row: TrajectoryRow, sent: Chunk, *, largest: int = 99, limits: TrajectoryLimits = WIDE) -> Growth:
-    return growth(row, sent, TokenFacts(largest_token_id=largest), newest=NEWEST, limits=limits, max_tokens=64)
+    return growth(
+        row, sent, TokenFacts(largest_token_id=largest), newest=NEWEST, limits=limits, max_tokens=64, max_episode_tokens=64
+    )
 
 
 @given(data=st.data(), turns=st.integers(1, 4))
@@ -203,6 +205,14 @@ def test_a_long_chunk_of_the_highest_version_is_stored_and_shown() -> None:
     segments = [Segment("observation", 0, 1), Segment("action", 0, MAX_CHUNK_TOKENS - 1)]
     row = TrajectoryRow(trajectory_id=0, group_id=0, lease_version=1)
     sent = a_chunk(row, segments, [VersionRun(-1, 1), VersionRun(MAX_VERSION, MAX_CHUNK_TOKENS - 1)])
-    found = growth(row, sent, TokenFacts(largest_token_id=9), newest=last, limits=WIDE, max_tokens=MAX_CHUNK_TOKENS)
+    found = growth(
+        row,
+        sent,
+        TokenFacts(largest_token_id=9),
+        newest=last,
+        limits=WIDE,
+        max_tokens=MAX_CHUNK_TOKENS,
+        max_episode_tokens=MAX_CHUNK_TOKENS,
+    )
     # SQLite holds 64 bits, and what reads Status as JSON may hold 53.
     assert MAX_VERSION * (MAX_CHUNK_TOKENS - 1) == found.version_sum < 2**53

@@ -10,6 +10,7 @@ from services.broker.rows import GroupRow
 from services.broker.store import reader
 from services.broker.store.payload import stored_chunk
 from services.broker.store.reader import LEDGER_FILE, NoLedger, Reader, ReaderGaveWay, StoreCorrupt, reading, refusing_damage
+from services.broker.store.schema import SCHEMA_VERSION
 from services.broker.store.store import RowChanges, Store
 from services.runs.audit.audit import audit_run
 from tests.unit.services.broker.store.test_store import arrays, chunk_of, group
@@ -81,7 +82,7 @@ def test_a_directory_without_a_ledger_of_this_release_is_named(tmp_path: Path) -
     connection = sqlite3.connect(tmp_path / LEDGER_FILE)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(NoLedger, match="schema 99, this release reads 4"), reading(tmp_path):
+    with pytest.raises(NoLedger, match=f"schema 99, this release reads {SCHEMA_VERSION}"), reading(tmp_path):
         pass
 
 

@@ -38,6 +38,33 @@ def test_groups_keep_their_order_members_rewards_and_tokens() -> None:
     assert first.temperature == 0.7
 
 
+def test_tokens_of_sequences_that_alternate_come_together_under_their_own_context() -> None:
+    pieces = Pieces(
+        [
+            Segment("observation", 0, 2, 0), Segment("action", 0, 1, 0), Segment("observation", 1, 1, 1),
+            Segment("action", 1, 1, 1), Segment("action", 0, 1, 0), Segment("action", 1, 1, 1),
+            Segment("observation", 2, 1, 2),
+        ],
+        [VersionRun(-1, 2), VersionRun(4, 1), VersionRun(-1, 1), VersionRun(4, 1), VersionRun(5, 2), VersionRun(-1, 1)],
+        [0.0, 1.0],
+    )  # fmt: skip
+    items = [BatchItem(1, 20, 8, 7, 6, 2, "done"), an_item(2, 20)]
+    batch = Batch(index=0, policy_version=6, temperature=1.0, items=items)
+    arrays = token_arrays(15) | piece_arrays([pieces, PIECES])
+    arrays["token_ids"] = np.arange(15, dtype=np.int32)
+    batch.check_arrays(arrays)
+    (group,) = groups_of(batch, arrays)
+    assert [sequence.token_ids.tolist() for sequence in group.sequences] == [[0, 1, 2, 5], [3, 4, 6], list(range(8, 15))]
+    assert [sequence.action_mask.tolist() for sequence in group.sequences[:2]] == [
+        [False, False, True, True],
+        [False, True, True],
+    ]
+    assert [sequence.turn_ids.tolist() for sequence in group.sequences[:2]] == [[-1, -1, 0, 0], [-1, 1, 1]]
+    assert [sequence.versions.tolist() for sequence in group.sequences[:2]] == [[-1, -1, 4, 5], [-1, 4, 5]]
+    assert group.sequences_per_episode == (2, 1)
+    assert group.rewards.tolist() == [1.0, 1.0]
+
+
 def test_observations_are_masked_and_have_neither_version_turn_nor_logprob() -> None:
     batch = Batch(index=0, policy_version=6, temperature=1.0, items=[an_item(1, 1)])
     arrays = {"token_ids": np.arange(7, dtype=np.int32), "logprobs": np.full(7, -0.5, dtype=np.float32)}
