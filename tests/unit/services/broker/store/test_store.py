@@ -12,6 +12,7 @@ from protocol.messages import Chunk, Segment, VersionRun
 from services.broker.rows import BatchRow, BatchStats, CheckpointedRow, GroupRow, LedgerContents, TrajectoryRow
 from services.broker.store.payload import join, merge_runs, merge_segments, stored_chunk
 from services.broker.store.reader import StoreCorrupt, StoreMismatch
+from services.broker.store.schema import SCHEMA_VERSION
 from services.broker.store.store import RowChanges, Store, StoreUnavailable
 
 
@@ -133,7 +134,7 @@ def test_another_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(StoreMismatch, match="schema 99, this release uses 4"):
+    with pytest.raises(StoreMismatch, match=f"schema 99, this release uses {SCHEMA_VERSION}"):
         open_store(path)
 
 
