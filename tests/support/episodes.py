@@ -169,8 +169,8 @@ def whole(chunks: Sequence[tuple[Chunk, Mapping[str, Array]]]) -> Whole:
     )
 
 
-def _spelt(segments: Sequence[Segment]) -> list[tuple[str, int, int]]:
-    return [(segment.kind, segment.turn, segment.sequence) for segment in segments for _ in range(segment.num_tokens)]
+def _spelt(segments: Sequence[Segment]) -> list[tuple[str, int]]:
+    return [(segment.kind, segment.turn) for segment in segments for _ in range(segment.num_tokens)]
 
 
 def an_agent(
