@@ -1,4 +1,5 @@
-"""Looks after the ledger's files while the broker works: the mark, the write-ahead log's size, and damage to old rows."""
+"""Looks after the ledger's files while the broker works: the mark, the write-ahead log's size, and damage to old rows. Also
+after its memory."""
 
 import asyncio
 import os
@@ -14,11 +15,13 @@ import structlog
 from services.broker.metrics import BrokerMetrics
 from services.broker.store import MARK_FILE, WAL_SUFFIX, Scrub, Scrubbed, Store
 from services.runtime.clock import Clock
+from services.runtime.memory import return_freed_memory
 
 log = structlog.get_logger()
 T = TypeVar("T")
 
 LOOK_S: Final = 1.0
+TRIM_EVERY_S: Final = 30.0
 REST: Final = 19.0
 """Seconds of rest for each second of reading old rows: a twentieth of one core at most."""
 LEAST_REST_S: Final = 0.05
@@ -42,6 +45,7 @@ class Upkeep:
         self._wall_s = wall_s
         self._log_bytes = log_bytes
         self._reported_s = -REPORT_EVERY_S
+        self._trimmed_s = clock.now()
         self._mark_error = ""
         self._found = self._damaged = 0
         """Damage that this pass over the rows has found, and that the last whole one found."""
@@ -67,8 +71,11 @@ class Upkeep:
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Flush the mark, and shorten the write-ahead log when it has grown."""
+        """Flush the mark, shorten the write-ahead log when it has grown, and let go of what a burst has left in memory."""
         self._flush_mark()
+        if self._clock.now() - self._trimmed_s >= TRIM_EVERY_S:
+            self._trimmed_s = self._clock.now()
+            return_freed_memory()
         num_bytes = _size(self._log_path)
         self._metrics.log_bytes.set(num_bytes)
         if num_bytes > self._log_bytes:

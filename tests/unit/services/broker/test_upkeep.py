@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from services.broker import upkeep
 from services.broker.metrics import BrokerMetrics
 from services.broker.store.mark import MARK_FILE
 from services.broker.store.payload import stored_chunk
@@ -17,6 +18,7 @@ from services.broker.store.scrub import ROWS, Scrub, Scrubbed
 from services.broker.store.store import RowChanges, Store
 from services.broker.upkeep import Upkeep
 from services.runtime.clock import MonotonicClock
+from tests.support.clocks import VirtualClock
 from tests.support.processes.small_run import write_small_run
 from tests.unit.services.broker.store.test_store import arrays, chunk_of, group
 
@@ -133,3 +135,16 @@ def test_damage_is_an_event_and_stays_visible_until_a_whole_scrub_finds_none(
         upkeep.report(Scrubbed(last=True))
         assert metrics.damaged_rows._value.get() == 0
     assert [line["event"] for line in said] == ["damage_found", "scrubbed", "scrubbed"]
+
+
+def test_what_a_burst_has_left_in_memory_is_let_go_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[float] = []
+    clock = VirtualClock()
+    monkeypatch.setattr(upkeep, "return_freed_memory", lambda: released.append(clock.now()))
+    with Store(tmp_path / LEDGER_FILE, fingerprint="f", run_id="r") as store:
+        looking = Upkeep(store, BrokerMetrics(CollectorRegistry()), clock, lambda: 0.0)
+        began = clock.now()
+        for _ in range(95):
+            looking.look()
+            clock.advance(1.0)
+    assert [at - began for at in released] == [30.0, 60.0, 90.0]
