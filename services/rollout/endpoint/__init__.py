@@ -1,0 +1,1 @@
+"""The OpenAI-compatible endpoint of a rollout: an agent's model calls, one key for each episode."""
