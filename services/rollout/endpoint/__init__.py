@@ -1,1 +1,30 @@
 """The OpenAI-compatible endpoint of a rollout: an agent's model calls, one key for each episode."""
+
+from services.rollout.endpoint.calls import (
+    CallAnswer,
+    CallDelta,
+    CallRefused,
+    CallRequest,
+    Calls,
+    Episodes,
+    FinishReason,
+    ToolCall,
+)
+from services.rollout.endpoint.metrics import EndpointMetrics
+from services.rollout.endpoint.requests import RunSampling
+from services.rollout.endpoint.server import EndpointLimits, EndpointServer
+
+__all__ = [
+    "CallAnswer",
+    "CallDelta",
+    "CallRefused",
+    "CallRequest",
+    "Calls",
+    "EndpointLimits",
+    "EndpointMetrics",
+    "EndpointServer",
+    "Episodes",
+    "FinishReason",
+    "RunSampling",
+    "ToolCall",
+]

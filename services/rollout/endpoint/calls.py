@@ -5,7 +5,7 @@ The endpoint knows HTTP and OpenAI's shapes; it knows neither tokens nor leases.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -26,10 +26,13 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request of an agent to the model, checked and in one form whatever the client wrote."""
 
     messages: list[dict[str, Any]]
-    """Each has ``role`` (system, developer, user, assistant, tool) and ``content`` (a string, or None beside tool calls);
-    an assistant's may have ``tool_calls`` and ``reasoning_content``, a tool's has ``tool_call_id``."""
+    """Each has ``role`` (system, developer, user, assistant, tool) and ``content`` (a string, or None beside tool calls),
+    and may have ``name``. An assistant's may have ``reasoning_content`` and ``tool_calls``, each of these {"id", "type":
+    "function", "function": {"name", "arguments"}}, where ``arguments`` is the text of a JSON object. A tool's has
+    ``tool_call_id``. The last message is not an assistant's."""
     tools: list[dict[str, Any]] = []
-    """OpenAI's function tools: {"type": "function", "function": {"name", "description", "parameters"}}."""
+    """OpenAI's function tools: {"type": "function", "function": {"name", "parameters"}}, with a ``description`` where the
+    agent gave one. Names are unique. Empty when the agent chose that no tool may be called (``tool_choice``)."""
     max_tokens: int | None = None
     """Most tokens to sample; None: as many as the run allows."""
     stop: tuple[str, ...] = ()
@@ -38,14 +41,18 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Of the chat template, such as ``enable_thinking``; they come before those of the configuration."""
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True):
+class CallDelta(msgspec.Struct, frozen=True, kw_only=True):
     """Text that certainly belongs to the answer, as it grows."""
 
+    id: str
+    """That of the answer; a client sees it with the first piece of a stream."""
+    created: int
+    """That of the answer."""
     content: str = ""
     reasoning: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A complete answer. The deltas before it, joined, are a beginning of its content and reasoning."""
 
     id: str
@@ -59,27 +66,29 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     """The sampled tokens, the stop token included."""
     tokens: list[str]
-    """The text of each, as far as it has one; a token may be part of a character."""
+    """The text of each, as far as it has one; a token may be part of a character (U+FFFD stands for it)."""
     logprobs: list[float]
 
 
 class CallRefused(Exception):
     """This call cannot be answered; the agent gets ``status``, ``code`` and ``text``, which says the way out."""
 
-    def __init__(self, status: int, code: str, text: str) -> None:
+    def __init__(self, status: int, code: str, text: str, *, param: str | None = None) -> None:
+        """``param`` is the field of the request that is at fault, such as ``messages[2].content``."""
         super().__init__(text)
         self.status = status
         self.code = code
         self.text = text
+        self.param = param
 
 
 class Calls(Protocol):
     """The calls of one episode."""
 
-    def call(self, request: CallRequest) -> AsyncIterator[Delta | Answer]:
-        """Answer one call: deltas, then exactly one Answer. Calls of one episode may run at the same time.
+    def call(self, request: CallRequest) -> AsyncGenerator[CallDelta | CallAnswer, None]:
+        """Answer one call: deltas, then exactly one CallAnswer. Calls of one episode may run at the same time.
 
-        Closing the iterator early leaves the call to go on or to be replayed; nothing that was sampled is lost.
+        Closing the generator early leaves the call to go on or to be replayed; nothing that was sampled is lost.
         Raises: CallRefused.
         """
         ...

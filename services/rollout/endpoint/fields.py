@@ -1,0 +1,149 @@
+"""The fields of a JSON object that a client wrote, read with checks: each refusal names the field and what it must be."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from services.rollout.endpoint.calls import CallRefused
+from services.runtime.plain_text import one_line
+
+MAX_DEPTH: Final = 64
+"""Nesting of what is passed on as it came: schemas, arguments, options of the template. Code behind it is recursive."""
+_LARGEST: Final = 2**31 - 1
+_SHOWN_CHARACTERS: Final = 60
+
+
+class Fields:
+    """One object. It remembers which fields were asked for; the others are ``unknown``. A null is as good as no field."""
+
+    def __init__(self, plain: object, path: str = "") -> None:
+        """``path`` is where the object is in the request, empty for the request itself. Raises: CallRefused."""
+        if not isinstance(plain, dict):
+            raise wrong(path or None, "an object", plain)
+        self._plain: dict[str, Any] = plain
+        self._path = path
+        self._asked: set[str] = set()
+
+    def path(self, name: str) -> str:
+        """Where the field ``name`` is in the request."""
+        return f"{self._path}.{name}" if self._path else name
+
+    @property
+    def unknown(self) -> list[str]:
+        """Fields that have a value and that nobody asked for."""
+        return [name for name, value in self._plain.items() if value is not None and name not in self._asked]
+
+    def value(self, name: str) -> Any:
+        """Whatever the field holds; None without it."""
+        self._asked.add(name)
+        return self._plain.get(name)
+
+    def text(self, name: str) -> str | None:
+        """Raises: CallRefused for anything but a string."""
+        value = self.value(name)
+        if value is not None and not isinstance(value, str):
+            raise wrong(self.path(name), "a string", value)
+        return value
+
+    def required_text(self, name: str) -> str:
+        """Raises: CallRefused for anything but a string that is not empty."""
+        value = self.text(name)
+        if not value:
+            raise wrong(self.path(name), "a string that is not empty", value)
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        """Raises: CallRefused for anything but true and false."""
+        value = self.value(name)
+        if value is not None and not isinstance(value, bool):
+            raise wrong(self.path(name), "true or false", value)
+        return value
+
+    def count(self, name: str, *, lowest: int) -> int | None:
+        """A whole number from ``lowest`` up; more than 2**31 - 1 is as good as that. Raises: CallRefused."""
+        value = self.value(name)
+        if value is None:
+            return None
+        if not is_whole(value) or value < lowest:
+            raise wrong(self.path(name), f"a whole number from {lowest} up", value)
+        return min(int(value), _LARGEST)
+
+    def number(self, name: str, *, lowest: float, highest: float) -> float | None:
+        """Raises: CallRefused for anything but a number from ``lowest`` to ``highest``."""
+        value = self.value(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= highest:
+            raise wrong(self.path(name), f"a number from {lowest:g} to {highest:g}", value)
+        return float(value)
+
+    def items(self, name: str, *, most: int | None = None) -> list[Any] | None:
+        """Raises: CallRefused for anything but a list of at most ``most`` items."""
+        value = self.value(name)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise wrong(self.path(name), "a list", value)
+        if most is not None and len(value) > most:
+            raise wrong(self.path(name), f"a list of at most {most} items", f"one of {len(value)}")
+        return value
+
+    def free(self, name: str) -> dict[str, Any] | None:
+        """An object that is passed on as it came. Raises: CallRefused for another value, and for deep nesting."""
+        value = self.value(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise wrong(self.path(name), "an object", value)
+        check_depth(value, self.path(name))
+        return value
+
+
+def wrong(param: str | None, expected: str, value: object) -> CallRefused:
+    """The refusal of a field that holds something else than ``expected``."""
+    shown = one_line("missing" if value is None else value, _SHOWN_CHARACTERS) if _is_short(value) else _kind(value)
+    return CallRefused(400, "invalid_value", f"{param or 'the request'} must be {expected}; it is {shown}", param=param)
+
+
+def is_whole(value: object) -> bool:
+    """Whether a JSON value is a whole number; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_zero(value: object) -> bool:
+    """Whether a JSON value is the number 0."""
+    return not isinstance(value, bool) and isinstance(value, int | float) and value == 0
+
+
+def check_depth(plain: object, path: str) -> None:
+    """Raises: CallRefused when objects and lists are nested deeper than MAX_DEPTH."""
+    level: list[Any] = [plain]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer) if isinstance(inner, dict | list)]
+        if not level:
+            return
+    raise CallRefused(400, "too_deep", f"{path} is nested deeper than {MAX_DEPTH} levels", param=path)
+
+
+def decode(text: bytes | bytearray | str) -> Any:
+    """JSON as plain Python. Raises: ValueError, also for what is not UTF-8 and for nesting that no decoder stands."""
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+
+
+def _inside(outer: Any) -> Any:
+    return outer.values() if isinstance(outer, dict) else outer
+
+
+def _is_short(value: object) -> bool:
+    """Whether a value can be shown as it is. A number of 4,300 digits and more cannot even be printed."""
+    return value is None or isinstance(value, str | bool) or (isinstance(value, int | float) and abs(value) < 1e15)
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", int: "a large number", float: "a large number"}
+    return names.get(type(value), "something else")
