@@ -1,6 +1,7 @@
 """The HTTP server of the endpoint: one process's episodes, each behind its key."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
@@ -10,6 +11,7 @@ from urllib.parse import unquote
 import msgspec
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from services.rollout.endpoint.calls import CallAnswer, CallDelta, CallRefused, Calls, Episodes
 from services.rollout.endpoint.exchange import OVERRIDDEN_HEADER, AgentGone, Exchange
@@ -95,6 +97,7 @@ class EndpointServer:
             keepalive_timeout=_IDLE_S,
             auto_decompress=False,
             access_log=None,
+            logger=_http_log(),
         )
         # What is still under way at the cleanup was told to end before.
         self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
@@ -265,6 +268,17 @@ class _Server(web.Server):
         if len(self._connections) > self._max_connections:
             log.warning("endpoint_connection_refused", connections=self._max_connections)
             transport.abort()
+
+
+def _http_log() -> logging.Logger:
+    """aiohttp's log of the server, without a traceback for whoever does not speak HTTP."""
+    logger = logging.getLogger(__name__)
+    logger.addFilter(_is_not_about_the_agent)
+    return logger
+
+
+def _is_not_about_the_agent(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def _require_method(exchange: Exchange, method: str) -> None:

@@ -1,0 +1,225 @@
+"""What an agent may ask for, what it gets instead, and what is refused."""
+
+import json
+from typing import Any
+
+import pytest
+
+from services.rollout.endpoint.calls import CallRefused
+from services.rollout.endpoint.requests import AgentCall, RunSampling, read_call
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+def read(sampling: RunSampling | None = None, /, **fields: Any) -> AgentCall:
+    body = json.dumps({"model": "tiny", "messages": [USER], **fields}).encode()
+    return read_call(body, sampling or RunSampling(), "tiny")
+
+
+def refusal(sampling: RunSampling | None = None, /, **fields: Any) -> CallRefused:
+    with pytest.raises(CallRefused) as caught:
+        read(sampling, **fields)
+    assert caught.value.text
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 1},
+        {"n": None},
+        {"logit_bias": {}},
+        {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0},
+        {"response_format": {"type": "text"}},
+        {"top_logprobs": 0, "logprobs": True},
+        {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"tools": []},
+        {"parallel_tool_calls": False},
+        {"functions": [], "function_call": "none"},
+        {"modalities": ["text"]},
+        {"seed": 3, "user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "verbosity": "low"},
+        {"temperature": 1, "top_p": 1, "top_k": -1, "min_p": 0},
+        {"stream": None, "stream_options": None, "stop": None, "max_tokens": None},
+        {"add_generation_prompt": True, "continue_final_message": False, "echo": False},
+    ],
+)
+def test_what_changes_nothing_is_accepted_in_silence(fields: dict[str, Any]) -> None:
+    call = read(RunSampling(strict=True), **fields)
+    assert (call.overridden, call.unknown) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("n", 8),
+        ("n", True),
+        ("best_of", 2),
+        ("logit_bias", {"50256": -100}),
+        ("presence_penalty", 0.1),
+        ("frequency_penalty", -1),
+        ("repetition_penalty", 1.1),
+        ("temperature", 0),
+        ("temperature", 0.0),
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
+        ("guided_json", {"type": "object"}),
+        ("guided_choice", ["a", "b"]),
+        ("structured_outputs", {"regex": "a"}),
+        ("regex", "a+"),
+        ("min_tokens", 5),
+        ("ignore_eos", True),
+        ("functions", [{"name": "look"}]),
+        ("function_call", {"name": "look"}),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "x"}),
+        ("web_search_options", {}),
+        ("top_logprobs", 5),
+        ("continue_final_message", True),
+        ("add_generation_prompt", False),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "look"}}),
+    ],
+)
+def test_what_cannot_be_trained_exactly_is_refused_with_the_way_out(param: str, value: Any) -> None:
+    refused = refusal(tools=[TOOL], **{param: value})
+    assert (refused.status, refused.code, refused.param) == (400, "unsupported_value", param)
+    assert len(refused.text.split(". ")) >= 2
+
+
+def test_one_tool_call_at_a_time_cannot_be_enforced() -> None:
+    assert refusal(tools=[TOOL], parallel_tool_calls=False).param == "parallel_tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("messages", None),
+        ("messages", "hi"),
+        ("messages", []),
+        ("model", 3),
+        ("temperature", "warm"),
+        ("temperature", -1),
+        ("temperature", True),
+        ("top_p", 2),
+        ("top_k", 1.5),
+        ("top_k", -2),
+        ("min_p", "x"),
+        ("max_tokens", 0),
+        ("max_tokens", 10.0),
+        ("max_completion_tokens", True),
+        ("stop", 3),
+        ("stop", [""]),
+        ("stop", ["a", "b", "c", "d", "e"]),
+        ("stop", "x" * 257),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", ["a"]),
+        ("stop_token_ids", list(range(65))),
+        ("stream", "yes"),
+        ("logprobs", 5),
+        ("stream_options", True),
+        ("tools", {"a": 1}),
+        ("tools", [TOOL] * 1000),
+        ("tool_choice", 5),
+        ("tool_choice", "sometimes"),
+        ("chat_template_kwargs", ["a"]),
+        ("chat_template_kwargs", {"messages": []}),
+        ("chat_template_kwargs", {"add_generation_prompt": False}),
+        ("chat_template_kwargs", {"not a name": 1}),
+        ("reasoning_effort", 3),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_name(param: str, value: Any) -> None:
+    refused = refusal(**{param: value})
+    assert (refused.status, refused.code, refused.param) == (400, "invalid_value", param)
+
+
+def test_a_value_that_cannot_be_printed_is_refused_all_the_same() -> None:
+    body = b'{"messages": [{"role": "user", "content": "hi"}], "top_p": %s}' % (b"9" * 4299)
+    with pytest.raises(CallRefused, match="top_p must be a number from 0 to 1"):
+        read_call(body, RunSampling(), "tiny")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"a": NaN}',
+        b'"\xff"',
+        b'{"user": "\\ud800"}',
+        b'{"user": "\\udc00"}',
+        b"[" * 100_000,
+        b'{"seed": 1e999}',
+    ],
+)
+def test_what_is_not_json_is_refused(body: bytes) -> None:
+    with pytest.raises(CallRefused, match="not JSON") as caught:
+        read_call(body, RunSampling(), "tiny")
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_a_body_that_is_no_object_is_refused() -> None:
+    with pytest.raises(CallRefused, match="the request must be an object"):
+        read_call(b"[]", RunSampling(), "tiny")
+
+
+def test_sampling_that_the_run_decides_is_overridden_and_said() -> None:
+    call = read(model="gpt-4o", temperature=0.7, top_p=0.9, top_k=50, min_p=0.1, tools=[strict_tool()])
+    assert call.overridden == ("model", "temperature", "top_p", "top_k", "min_p", "tools.strict")
+
+
+def test_an_agent_that_asks_for_the_runs_own_sampling_is_not_overridden() -> None:
+    assert read(RunSampling(temperature=0.7), temperature=0.7).overridden == ()
+
+
+def strict_tool() -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "look", "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"temperature": 0.7}, "temperature"), ({"top_p": 0.5}, "top_p"), ({"tools": [strict_tool()]}, "tools.strict")],
+)
+def test_a_strict_run_refuses_what_it_would_override(fields: dict[str, Any], param: str) -> None:
+    refused = refusal(RunSampling(strict=True), **fields)
+    assert (refused.status, refused.param) == (400, param)
+
+
+def test_a_strict_run_has_one_model() -> None:
+    refused = refusal(RunSampling(strict=True), model="gpt-4o")
+    assert (refused.status, refused.code) == (404, "model_not_found")
+
+
+def test_fields_that_nobody_knows_are_ignored_and_listed() -> None:
+    call = read(some_day="x", nothing=None, messages=[{**USER, "cache_control": {"type": "ephemeral"}}])
+    assert call.unknown == ("some_day", "messages[].cache_control")
+
+
+def test_a_call_comes_out_in_one_form() -> None:
+    call = read(
+        max_tokens=100,
+        max_completion_tokens=50,
+        stop="END",
+        stop_token_ids=[5, 6],
+        reasoning_effort="low",
+        chat_template_kwargs={"enable_thinking": False},
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": False},
+        logprobs=True,
+    )
+    request = call.request
+    assert request.max_tokens == 50
+    assert (request.stop, request.stop_token_ids) == (("END",), (5, 6))
+    assert request.template_arguments == {"reasoning_effort": "low", "enable_thinking": False}
+    assert (call.stream, call.include_usage, call.logprobs) == (True, True, True)
+    assert read(stop=["a", "b"]).request.stop == ("a", "b")
+
+
+def test_a_huge_limit_is_as_good_as_none_that_is_reached() -> None:
+    assert read(max_tokens=10**30).request.max_tokens == 2**31 - 1
+
+
+def test_an_agent_that_wants_no_tool_called_shows_none() -> None:
+    assert read(tools=[TOOL], tool_choice="none").request.tools == []
+    assert read(tools=[TOOL]).request.tools == [TOOL]
