@@ -103,7 +103,8 @@ class Fields:
 
 def wrong(param: str | None, expected: str, value: object) -> CallRefused:
     """The refusal of a field that holds something else than ``expected``."""
-    shown = one_line("missing" if value is None else value, _SHOWN_CHARACTERS) if _is_short(value) else _kind(value)
+    names = {dict: "an object", list: "a list", type(None): "missing"}
+    shown = names.get(type(value)) or one_line(value, _SHOWN_CHARACTERS)
     return CallRefused(400, "invalid_value", f"{param or 'the request'} must be {expected}; it is {shown}", param=param)
 
 
@@ -137,13 +138,3 @@ def decode(text: bytes | bytearray | str) -> Any:
 
 def _inside(outer: Any) -> Any:
     return outer.values() if isinstance(outer, dict) else outer
-
-
-def _is_short(value: object) -> bool:
-    """Whether a value can be shown as it is. A number of 4,300 digits and more cannot even be printed."""
-    return value is None or isinstance(value, str | bool) or (isinstance(value, int | float) and abs(value) < 1e15)
-
-
-def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", int: "a large number", float: "a large number"}
-    return names.get(type(value), "something else")

@@ -130,8 +130,10 @@ def _may_call(fields: Fields, *, has_tools: bool) -> bool:
     if parallel is False and has_tools:
         raise unsupported("parallel_tool_calls", DISTRIBUTION, "Leave it out, and answer each call that the model makes")
     choice = fields.value("tool_choice")
-    if choice is None or choice in ("auto", "none"):
-        return choice != "none"
+    if choice == "none":
+        return False
+    if choice is None or choice == "auto":
+        return True
     if not isinstance(choice, dict) and choice != "required":
         raise wrong("tool_choice", '"auto", "none", "required" or an object', choice)
     raise unsupported("tool_choice", DISTRIBUTION, 'Use "auto", and ask for the call in the prompt')
