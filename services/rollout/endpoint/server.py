@@ -109,7 +109,8 @@ class EndpointServer:
             raise EndpointError(
                 f"endpoint {self._host}:{self._port}: {error.strerror or error}. Choose another port"
             ) from error
-        self._port = self._runner.addresses[0][1]
+        # The address, because a name may have two, each with a free port of its own.
+        self._host, self._port = self._runner.addresses[0][:2]
 
     async def stop(self, budget_s: float = 5.0) -> None:
         """Refuse what comes, end the calls under way with code ``draining``, and close; cut off what takes ``budget_s``."""

@@ -159,7 +159,10 @@ async def test_an_overridden_parameter_is_said_in_a_header_and_counted(serve: Se
         )
         assert raw.headers["x-gspo-overridden"] == "temperature, top_p"
         assert endpoint.count("overridden_total", parameter="top_p") == 1
-        assert endpoint.count("overridden_total", parameter="model") == 0
+        assert endpoint.count("overridden_total", parameter="min_p") == 0
+        streamed = await client.chat.completions.create(model="gpt-4o", messages=[USER], stream=True)
+        assert streamed.response.headers["x-gspo-overridden"] == "model"
+        await streamed.close()
         plain = await client.chat.completions.with_raw_response.create(model="org/tiny", messages=[USER])
         assert "x-gspo-overridden" not in plain.headers
     async with serve(sampling=RunSampling(strict=True)) as endpoint, endpoint.client() as client:

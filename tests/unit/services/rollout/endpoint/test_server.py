@@ -292,6 +292,7 @@ async def test_a_call_that_comes_on_an_open_connection_while_the_server_stops_is
     async with serve(k1=calls) as endpoint, wire(endpoint) as agent:
         agent.send(method="GET", path="/v1/models", body=b"")
         await agent.answer()
+        # As after the first step of ``stop``, which closes an idle connection only at its end.
         endpoint.server._draining = True
         agent.send()
         status, headers, page = await agent.answer()
@@ -305,3 +306,14 @@ async def test_a_port_that_is_taken_is_an_error_for_people(serve: Serve) -> None
         with pytest.raises(EndpointError, match=f"endpoint 127.0.0.1:{port}: .*Choose another port"):
             await second.start()
         await second.stop()
+
+
+async def test_the_url_is_of_the_address_that_is_bound_whatever_the_name() -> None:
+    server = EndpointServer(ScriptedEpisodes(k1=ScriptedCalls()), EndpointMetrics(CollectorRegistry()), host="localhost")
+    await server.start()
+    try:
+        assert server.base_url.startswith(("http://127.0.0.1:", "http://[::1]:"))
+        async with openai.AsyncOpenAI(base_url=server.base_url, api_key="k1", max_retries=0) as client:
+            assert [model.id async for model in client.models.list()] == ["org/tiny"]
+    finally:
+        await server.stop()
