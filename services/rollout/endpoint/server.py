@@ -1,7 +1,6 @@
 """The HTTP server of the endpoint: one process's episodes, each behind its key."""
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
@@ -11,15 +10,14 @@ from urllib.parse import unquote
 import msgspec
 import structlog
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from services.rollout.endpoint.calls import CallAnswer, CallDelta, CallRefused, Calls, Episodes
 from services.rollout.endpoint.exchange import OVERRIDDEN_HEADER, AgentGone, Exchange
+from services.rollout.endpoint.listener import listen
 from services.rollout.endpoint.metrics import EndpointMetrics
 from services.rollout.endpoint.requests import AgentCall, RunSampling, read_call
 from services.rollout.endpoint.responses import ChunkWriter, completion, model_page, models_page
 from services.runtime.clock import Clock, MonotonicClock
-from services.runtime.errors import EndpointError
 from services.runtime.plain_text import one_line
 
 log = structlog.get_logger()
@@ -28,7 +26,6 @@ CALLS_PATH: Final = "/v1/chat/completions"
 MODELS_PATH: Final = "/v1/models"
 AGENT_GONE: Final = 499
 """The status of a call whose agent went away, as nginx counts it; nobody receives it."""
-_IDLE_S: Final = 75.0
 _MAX_NAMED_FIELDS: Final = 100
 _DRAINING: Final = "this rollout is stopping: the episode goes on elsewhere, or is given up. Call again where it goes on"
 _INTERNAL: Final = "the rollout failed to answer this call; its log has the reason under this x-request-id"
@@ -89,26 +86,7 @@ class EndpointServer:
 
     async def start(self) -> None:
         """Listen. Raises: EndpointError when the port is taken or the address is not of this host."""
-        server = _Server(
-            self._serve,
-            max_connections=self._limits.max_connections,
-            # An agent that hangs up ends its call.
-            handler_cancellation=True,
-            keepalive_timeout=_IDLE_S,
-            auto_decompress=False,
-            access_log=None,
-            logger=_http_log(),
-        )
-        # What is still under way at the cleanup was told to end before.
-        self._runner = web.ServerRunner(server, shutdown_timeout=0.1)
-        await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, self._host, self._port).start()
-        except OSError as error:
-            await self._runner.cleanup()
-            raise EndpointError(
-                f"endpoint {self._host}:{self._port}: {error.strerror or error}. Choose another port"
-            ) from error
+        self._runner = await listen(self._serve, self._host, self._port, self._limits.max_connections)
         # The address, because a name may have two, each with a free port of its own.
         self._host, self._port = self._runner.addresses[0][:2]
 
@@ -255,31 +233,6 @@ class EndpointServer:
         if new:
             self._named_fields |= new
             log.info("endpoint_fields_ignored", fields=sorted(new))
-
-
-class _Server(web.Server):
-    """Closes connections beyond a limit at once; those that wait for nothing are closed after a while, and make room."""
-
-    def __init__(self, *arguments: object, max_connections: int, **options: object) -> None:
-        super().__init__(*arguments, **options)  # type: ignore[arg-type]
-        self._max_connections = max_connections
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        if len(self._connections) > self._max_connections:
-            log.warning("endpoint_connection_refused", connections=self._max_connections)
-            transport.abort()
-
-
-def _http_log() -> logging.Logger:
-    """aiohttp's log of the server, without a traceback for whoever does not speak HTTP."""
-    logger = logging.getLogger(__name__)
-    logger.addFilter(_is_not_about_the_agent)
-    return logger
-
-
-def _is_not_about_the_agent(record: logging.LogRecord) -> bool:
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def _require_method(exchange: Exchange, method: str) -> None:
