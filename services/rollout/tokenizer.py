@@ -13,7 +13,7 @@ from typing import Any, Final
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 Messages = Sequence[Mapping[str, object]]
 SENTINEL: Final = "\u0001gspo\u0001"
@@ -45,11 +45,12 @@ class ChatTokenizer:
         # A file can ask for truncation or padding; a conversation must never get either.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._directory = directory
+        self.directory = directory
         self._specials = {
             name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
         }
-        self._template = _compile_template(_template_text(directory, config), directory)
+        self.template_source = _template_text(directory, config)
+        self._template = _compile_template(self.template_source, directory)
         self.vocab_size = _token_count(
             directory, model_config.get("vocab_size", self._tokenizer.get_vocab_size(with_added_tokens=True))
         )
@@ -63,7 +64,7 @@ class ChatTokenizer:
 
     def prompt_ids(self, messages: Messages) -> list[int]:
         """Token ids of a new conversation, ready for the assistant's first turn."""
-        return self._encode(self._render(messages, add_generation_prompt=True))
+        return self.encode(self.render(messages))
 
     def observation_ids(self, messages: Messages) -> list[int]:
         """Token ids between an assistant turn that ended with a sampled stop token and the next turn.
@@ -72,33 +73,69 @@ class ChatTokenizer:
         and the beginning of the assistant's next turn.
         """
         before: list[Mapping[str, object]] = [{"role": "user", "content": "."}, {"role": "assistant", "content": SENTINEL}]
-        text = self._render([*before, *messages], add_generation_prompt=True)
+        text = self.render([*before, *messages])
         _, found, tail = text.partition(SENTINEL)
         if not found:
             raise TokenizerError(
-                f"{self._directory}: the chat template drops the assistant's content: multi-turn episodes cannot be rendered"
+                f"{self.directory}: the chat template drops the assistant's content: multi-turn episodes cannot be rendered"
             )
         # Cut off the stop token as a token: cut off as text it would leave the whitespace that belongs to it.
-        ids = self._encode(tail)
+        ids = self.encode(tail)
         return ids[1:] if ids and ids[0] in self.stop_ids else ids
 
     def action_text(self, token_ids: Sequence[int]) -> str:
         """The text of action tokens for the environment, without special tokens."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Token ids of ``text``, in which special tokens may be written out."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _render(self, messages: Messages, *, add_generation_prompt: bool) -> str:
-        specials = {name: text for name, text in self._specials.items() if text}
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ``token_ids`` with special tokens written out; ids outside the vocabulary have no text."""
+        known = [token_id for token_id in token_ids if 0 <= token_id < self.vocab_size]
+        return str(self._tokenizer.decode(known, skip_special_tokens=False))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of ``token`` as the vocabulary writes it."""
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
+
+    def token(self, token_id: int) -> str | None:
+        """``token_id`` as the vocabulary writes it."""
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        return token
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that ``action_text`` leaves out."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Each token stands for certain bytes, whatever surrounds it."""
+        return isinstance(self._tokenizer.decoder, decoders.ByteLevel)
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, object]] = (),
+        arguments: Mapping[str, object] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The template's text, with ``arguments`` as its variables. Raises: TokenizerError when the template refuses."""
+        values: dict[str, Any] = {name: text for name, text in self._specials.items() if text}
+        values |= arguments or {}
+        # As transformers has it: a template asks whether tools are none, not only whether they are defined.
+        values |= {"messages": list(messages), "tools": list(tools) or None, "documents": None}
         try:
-            return str(
-                self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **specials)
-            )
+            return str(self._template.render(add_generation_prompt=add_generation_prompt, **values))
         # The template is a program of the model's author: it refuses with raise_exception, and may fail in any way.
         except Exception as error:
             raise TokenizerError(
-                f"{self._directory}: the chat template refuses the conversation: {type(error).__name__}: {error}"
+                f"{self.directory}: the chat template refuses the conversation: {type(error).__name__}: {error}"
             ) from error
 
     def _stop_ids(self, directory: Path, model_config: dict[str, Any]) -> frozenset[int]:
@@ -175,7 +212,8 @@ def _compile_template(text: str, directory: Path) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    # Not jinja's own, which escapes for HTML; templates may ask for ASCII, as with transformers.
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = strftime_now
     try:

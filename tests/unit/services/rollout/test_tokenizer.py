@@ -219,6 +219,16 @@ def test_a_template_that_refuses_or_breaks_is_an_error_with_the_path(
     assert str(model_directory) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [("", '{"a": "é<b>"}'), ("ensure_ascii=False", '{"a": "é<b>"}'), ("indent=1", '{\n "a": "é<b>"\n}')],
+)
+def test_json_is_written_as_transformers_writes_it(options: str, written: str, model_directory: Path) -> None:
+    (model_directory / "chat_template.jinja").write_text("{{ messages[0].content | tojson(" + options + ") }}")
+    tokenizer = ChatTokenizer(model_directory)
+    assert tokenizer.render([{"role": "user", "content": {"a": "é<b>"}}]) == written
+
+
 def test_a_template_that_leaves_out_the_answer_cannot_go_on(model_directory: Path) -> None:
     (model_directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
     with pytest.raises(TokenizerError, match="drops the assistant's content"):
