@@ -1,0 +1,31 @@
+"""The chat format of a model, for agents: messages and tools to ids, sampled ids to answers, exact bridges between turns."""
+
+from services.rollout.rendering.create import create_renderer
+from services.rollout.rendering.interface import (
+    Arguments,
+    Markers,
+    Messages,
+    Parsed,
+    Piece,
+    Renderer,
+    RenderingError,
+    Stream,
+    ToolCall,
+    Tools,
+)
+from services.rollout.rendering.stops import without_stop
+
+__all__ = [
+    "Arguments",
+    "Markers",
+    "Messages",
+    "Parsed",
+    "Piece",
+    "Renderer",
+    "RenderingError",
+    "Stream",
+    "ToolCall",
+    "Tools",
+    "create_renderer",
+    "without_stop",
+]

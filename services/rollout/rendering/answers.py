@@ -1,0 +1,45 @@
+"""Ids of an answer to its text, for every renderer."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from services.rollout.rendering.interface import Markers
+from services.rollout.tokenizer import ChatTokenizer
+
+PROMPT_TAIL_TOKENS: Final = 16
+"""More tokens than any template has between the marker that opens the reasoning and the end of the prompt."""
+
+
+class AnswerText:
+    """Which tokens of an answer have text, and whether a prompt has opened the reasoning."""
+
+    def __init__(self, tokenizer: ChatTokenizer, markers: Markers, stop_ids: frozenset[int]) -> None:
+        self.tokenizer = tokenizer
+        self.markers = markers
+        self.stop_ids = stop_ids
+        named = {markers.reasoning_opens, markers.reasoning_closes, *markers.calls_open, *_closing(markers.calls_open)}
+        kept = {tokenizer.token_id(marker) for marker in named if marker}
+        self._silent = (tokenizer.special_ids - kept) | stop_ids
+
+    def ids(self, sampled_ids: Sequence[int]) -> list[int]:
+        """The ids before the first stop token, without those that the vocabulary does not have."""
+        end = next((index for index, token in enumerate(sampled_ids) if token in self.stop_ids), len(sampled_ids))
+        return [token for token in sampled_ids[:end] if 0 <= token < self.tokenizer.vocab_size]
+
+    def has_text(self, token_id: int) -> bool:
+        """False for stop tokens and for special tokens that are no markers of the format."""
+        return token_id not in self._silent and 0 <= token_id < self.tokenizer.vocab_size
+
+    def text(self, sampled_ids: Sequence[int]) -> str:
+        """The text of an answer, markers included."""
+        return self.tokenizer.decode([token for token in self.ids(sampled_ids) if self.has_text(token)])
+
+    def begins_in_reasoning(self, prompt_ids: Sequence[int]) -> bool:
+        """The prompt ends with the marker that opens the reasoning."""
+        opens = self.markers.reasoning_opens
+        return bool(opens) and self.tokenizer.decode(prompt_ids[-PROMPT_TAIL_TOKENS:]).rstrip().endswith(opens)
+
+
+def _closing(openers: Sequence[str]) -> list[str]:
+    """``<x>`` is closed by ``</x>`` where that is a token at all."""
+    return [f"</{opener[1:]}" for opener in openers if opener.startswith("<")]

@@ -1,0 +1,26 @@
+"""The renderer of a model."""
+
+import structlog
+
+from services.rollout.rendering.families import find_family, is_installed, named_family
+from services.rollout.rendering.interface import NO_ARGUMENTS, Arguments, Renderer
+from services.rollout.rendering.library import LibraryRenderer
+from services.rollout.rendering.template import TemplateRenderer
+from services.rollout.tokenizer import ChatTokenizer
+
+log = structlog.get_logger()
+
+
+def create_renderer(tokenizer: ChatTokenizer, name: str = "auto", template_arguments: Arguments = NO_ARGUMENTS) -> Renderer:
+    """The renderer called ``name``: ``template`` for the model's own template alone, or a family of ``renderers``.
+
+    ``auto`` takes the family whose ids are those of the model's template, and ``template`` where there is none or the
+    package is not installed. Raises: RenderingError.
+    """
+    if name == "template" or (name == "auto" and not is_installed()):
+        return TemplateRenderer(tokenizer, template_arguments)
+    family = find_family(tokenizer) if name == "auto" else named_family(tokenizer, name)
+    log.info("renderer", model=str(tokenizer.directory), renderer="template" if family is None else family.name)
+    if family is None:
+        return TemplateRenderer(tokenizer, template_arguments)
+    return LibraryRenderer(tokenizer, family, template_arguments)

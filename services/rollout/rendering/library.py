@@ -1,0 +1,203 @@
+"""Families of models whose format the package ``renderers`` knows: its parsers, and its ends of unfinished reasoning.
+
+Prompts and bridges come from the model's own chat template, whose ids are right by definition; the package cuts some texts
+into other tokens than the template does. A family counts only where both write the same text (``families.py``).
+"""
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from services.rollout.rendering.answers import AnswerText
+from services.rollout.rendering.interface import (
+    NO_ARGUMENTS,
+    Arguments,
+    Markers,
+    Messages,
+    Parsed,
+    RenderingError,
+    ToolCall,
+    Tools,
+)
+from services.rollout.rendering.messages import check_arguments, for_template
+from services.rollout.rendering.stream import AnswerStream
+from services.rollout.rendering.template import TemplateRenderer
+from services.rollout.rendering.tool_calls import make_call
+from services.rollout.tokenizer import ChatTokenizer
+
+MAX_VARIANTS: Final = 32
+"""Combinations of template arguments whose renderers are kept; clients may send any number."""
+
+
+class LibraryTokenizer:
+    """A ``ChatTokenizer`` as ``renderers`` wants it. Without offsets on purpose: they cost time and serve attribution."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.name_or_path = str(tokenizer.directory)
+        self.unk_token_id = None
+        self.eos_token_id = min(tokenizer.stop_ids)
+        self.chat_template = tokenizer.template_source
+
+    def encode(self, text: str, *_: object, **__: object) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    def decode(self, token_ids: Any, *_: object, **__: object) -> str:
+        return self._tokenizer.decode([token_ids] if isinstance(token_ids, int) else token_ids)
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        if isinstance(tokens, str):
+            return self._tokenizer.token_id(tokens)
+        return [self._tokenizer.token_id(token) for token in tokens]
+
+
+class Family:
+    """One family's renderer, for any template arguments. Raises: RenderingError where the tokenizer lacks its tokens."""
+
+    def __init__(self, tokenizer: ChatTokenizer, name: str, arguments: Arguments = NO_ARGUMENTS) -> None:
+        """``arguments`` hold wherever a call gives no others."""
+        self._library = importlib.import_module("renderers")
+        self._tokenizer = LibraryTokenizer(tokenizer)
+        self.name = name
+        self._arguments = dict(arguments)
+        self._variants: dict[str, Any] = {}
+        self.variant(NO_ARGUMENTS)
+
+    def variant(self, arguments: Arguments) -> Any:
+        """The package's renderer with these template arguments. Raises: RenderingError for those that it does not know."""
+        arguments = {**self._arguments, **arguments}
+        key = json.dumps(arguments, sort_keys=True, default=repr)
+        if key not in self._variants:
+            if len(self._variants) >= MAX_VARIANTS:
+                self._variants.clear()
+            self._variants[key] = self._make(arguments)
+        return self._variants[key]
+
+    def rendered(self, messages: Messages, tools: Tools) -> str | None:
+        """The text of a prompt; None when the family refuses the conversation."""
+        try:
+            ids = self.variant(NO_ARGUMENTS).render_ids(messages, tools=list(tools) or None, add_generation_prompt=True)
+            return self._tokenizer.decode(ids)
+        # The package's renderers fail in any way on what their family does not have.
+        except Exception:  # noqa: BLE001
+            return None
+
+    def _make(self, arguments: Mapping[str, Any]) -> Any:
+        try:
+            config = self._library.config_from_name(self.name)
+            # Reasoning stays: a bridge that dropped sampled ids would be none.
+            kept = type(config).model_validate({"name": self.name, "thinking_retention": "all"})
+            try:
+                return self._library.create_renderer(self._tokenizer, kept, chat_template_kwargs=arguments)
+            except ValueError:
+                # The arguments themselves say what stays.
+                return self._library.create_renderer(self._tokenizer, config, chat_template_kwargs=arguments)
+        # The package asserts, looks things up and validates in many places.
+        except Exception as error:
+            raise RenderingError(f"renderer {self.name!r}: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+class LibraryRenderer:
+    """Prompts and bridges by the model's template, answers by the family's renderer."""
+
+    def __init__(self, tokenizer: ChatTokenizer, family: Family, template_arguments: Arguments = NO_ARGUMENTS) -> None:
+        """``template_arguments`` hold wherever a call gives no others. Raises: RenderingError."""
+        check_arguments(template_arguments)
+        self._family = family
+        self._arguments = dict(template_arguments)
+        self._template = TemplateRenderer(tokenizer, template_arguments)
+        self.name = family.name
+        known = family.variant(NO_ARGUMENTS).get_stop_token_ids()
+        self.stop_ids = tokenizer.stop_ids | frozenset(known)
+        self.markers = _markers(tokenizer)
+        self._answer = AnswerText(tokenizer, self.markers, self.stop_ids)
+
+    def prompt_ids(self, messages: Messages, tools: Tools = (), arguments: Arguments = NO_ARGUMENTS) -> list[int]:
+        """See ``Renderer.prompt_ids``."""
+        return self._template.prompt_ids(messages, tools, arguments)
+
+    def bridge(
+        self,
+        prompt_ids: Sequence[int],
+        sampled_ids: Sequence[int],
+        messages: Messages,
+        tools: Tools = (),
+        arguments: Arguments = NO_ARGUMENTS,
+    ) -> list[int] | None:
+        """See ``Renderer.bridge``. Raises: RenderingError for messages that are none."""
+        bridge = self._template.bridge(prompt_ids, sampled_ids, messages, tools, arguments)
+        if bridge is not None or (sampled_ids and sampled_ids[-1] in self.stop_ids):
+            return bridge
+        # An answer that was cut within its reasoning: the template cannot say it, the family knows how to end it.
+        new = for_template(messages)
+        before = [*prompt_ids, *sampled_ids]
+        try:
+            renderer = self._family.variant({**self._arguments, **arguments})
+            bridged = renderer.bridge_to_next_turn(list(prompt_ids), list(sampled_ids), new, tools=list(tools) or None)
+        # Another reason why it cannot be bridged; a new sequence will say whether the conversation can be rendered at all.
+        except Exception:  # noqa: BLE001
+            return None
+        after = None if bridged is None else [int(token) for token in bridged.token_ids]
+        return after[len(before) :] if after and after[: len(before)] == before and len(after) > len(before) else None
+
+    def parse(
+        self,
+        sampled_ids: Sequence[int],
+        tools: Tools = (),
+        arguments: Arguments = NO_ARGUMENTS,
+        prompt_ids: Sequence[int] = (),
+    ) -> Parsed:
+        """See ``Renderer.parse``."""
+        ids = self._answer.ids(sampled_ids)
+        try:
+            try:
+                renderer = self._family.variant({**self._arguments, **arguments})
+            except RenderingError:
+                renderer = self._family.variant(NO_ARGUMENTS)
+            answer = renderer.parse_response(ids, tools=list(tools) or None, prompt_ids=list(prompt_ids) or None)
+            return self._parsed(answer, ids)
+        # Parsers of ten formats meet whatever a model samples: an answer that none can read is text.
+        except Exception as error:  # noqa: BLE001
+            return Parsed(
+                content=self.text(sampled_ids).strip(), problem=f"the answer cannot be read: {type(error).__name__}"
+            )
+
+    def stream(self, stops: Sequence[str] = (), prompt_ids: Sequence[int] = ()) -> AnswerStream:
+        """See ``Renderer.stream``."""
+        return AnswerStream(self._answer, stops, prompt_ids)
+
+    def text(self, sampled_ids: Sequence[int]) -> str:
+        """See ``Renderer.text``."""
+        return self._answer.text(sampled_ids)
+
+    def _parsed(self, answer: Any, ids: list[int]) -> Parsed:
+        calls: list[ToolCall] = []
+        unread: list[str] = []
+        problem = None
+        for attempt in answer.tool_calls:
+            try:
+                if attempt.status != "ok":
+                    raise ValueError(str(attempt.status))
+                calls.append(make_call(attempt.name, {} if attempt.arguments is None else attempt.arguments))
+            except ValueError as error:
+                problem = problem or f"a tool call cannot be read: {error}"
+                unread.append(self.text(ids[slice(*attempt.token_span)]) if attempt.token_span else attempt.raw)
+        content = "\n".join(text for text in (answer.content, *unread) if text).strip()
+        reasoning = None if answer.reasoning_content is None else answer.reasoning_content.strip()
+        return Parsed(content=content, reasoning=reasoning, tool_calls=calls, problem=problem)
+
+
+def _markers(tokenizer: ChatTokenizer) -> Markers:
+    """Markers of the supported families that this vocabulary has as tokens."""
+
+    def held(*texts: str) -> tuple[str, ...]:
+        return tuple(text for text in texts if tokenizer.token_id(text) is not None)
+
+    thinks = tokenizer.token_id("</think>") is not None
+    return Markers(
+        reasoning_opens="<think>" if thinks else "",
+        reasoning_closes="</think>" if thinks else "",
+        call_is_answer=tokenizer.token_id("<|python_tag|>") is not None,
+        calls_open=held("<tool_call>", "<｜tool▁calls▁begin｜>", "<|tool_calls_section_begin|>", "<|python_tag|>"),
+    )

@@ -1,0 +1,146 @@
+"""Which renderer a model gets, with and without the package of families."""
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services.rollout.rendering import RenderingError, create_renderer, families
+from services.rollout.rendering.library import Family, LibraryRenderer
+from services.rollout.tokenizer import ChatTokenizer
+from tests.support.engines import conversations
+from tests.unit.services.rollout.rendering.models import TAGS, make
+
+USER = {"role": "user", "content": "How is the weather?"}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    return make(tmp_path_factory.mktemp("model") / "tags", TAGS)
+
+
+class Package:
+    """``renderers`` as far as a family uses it: its parser answers or fails as it is told."""
+
+    def __init__(self) -> None:
+        self.answer: Any = None
+        self.bridged: Any = None
+
+    def get_stop_token_ids(self) -> list[int]:
+        return []
+
+    def parse_response(self, *_: object, **__: object) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def bridge_to_next_turn(self, *_: object, **__: object) -> Any:
+        return self.bridged
+
+    def call(self, **values: Any) -> SimpleNamespace:
+        return SimpleNamespace(**{"name": "f", "arguments": {}, "status": "ok", "token_span": None, "raw": "raw", **values})
+
+
+@pytest.fixture
+def package() -> Package:
+    return Package()
+
+
+@pytest.fixture
+def renderer(tokenizer: ChatTokenizer, package: Package, monkeypatch: pytest.MonkeyPatch) -> LibraryRenderer:
+    monkeypatch.setattr(Family, "__init__", lambda self, *_: setattr(self, "name", "some"))
+    monkeypatch.setattr(Family, "variant", lambda *_: package)
+    return LibraryRenderer(tokenizer, Family(tokenizer, "some"))
+
+
+def test_the_template_is_enough_where_the_package_is_missing(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(families.importlib.util, "find_spec", lambda _: None)
+    assert create_renderer(tokenizer).name == "template"
+    with pytest.raises(RenderingError, match=r"gspo\[agents\]"):
+        create_renderer(tokenizer, "qwen3")
+
+
+def test_a_name_that_is_no_renderer_is_refused_with_those_that_are(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(families.importlib.util, "find_spec", lambda _: True)
+    with pytest.raises(RenderingError, match=r"qwen3\.5"):
+        create_renderer(tokenizer, "qwen4")
+
+
+def test_what_the_package_cannot_read_is_text(renderer: LibraryRenderer, package: Package, tokenizer: ChatTokenizer) -> None:
+    package.answer = RuntimeError("odd")
+    ids = tokenizer.encode(" Fine.<|im_end|>")
+    parsed = renderer.parse([*ids, -1, 10**9])
+    assert (parsed.content, parsed.problem) == ("Fine.", "the answer cannot be read: RuntimeError")
+
+
+def test_calls_that_the_package_could_not_read_stay_in_the_content(
+    renderer: LibraryRenderer, package: Package, tokenizer: ChatTokenizer
+) -> None:
+    ids = tokenizer.encode("I look.<tool_call>{</tool_call>")
+    span = (ids.index(tokenizer.encode("<tool_call>")[0]), len(ids))
+    calls = [
+        package.call(arguments={"a": "ü"}),
+        package.call(status="invalid_json", token_span=span),
+        package.call(name=None),
+        package.call(arguments='{"b": 1}'),
+    ]
+    package.answer = SimpleNamespace(content="I look.", reasoning_content=" Hm.\n", tool_calls=calls)
+    parsed = renderer.parse(ids)
+    assert [(call.name, call.arguments_json) for call in parsed.tool_calls] == [("f", '{"a": "ü"}'), ("f", '{"b": 1}')]
+    assert parsed.content == "I look.\n<tool_call>{</tool_call>\nraw"
+    assert parsed.problem == "a tool call cannot be read: invalid_json"
+    assert parsed.reasoning == "Hm."
+
+
+def test_the_package_bridges_only_reasoning_without_an_end(
+    renderer: LibraryRenderer, package: Package, tokenizer: ChatTokenizer
+) -> None:
+    prompt = renderer.prompt_ids([USER])
+    cut, whole, stopped = (tokenizer.encode(text) for text in ("<think>Hm", "Hm", "<think>Hm<|im_end|>"))
+    package.bridged = SimpleNamespace(token_ids=[*prompt, *cut, 1, 2])
+    assert renderer.bridge(prompt, cut, [USER]) == [1, 2]
+    assert renderer.bridge(prompt, whole, [USER]) == renderer._template.bridge(prompt, whole, [USER]) != [1, 2]
+    assert renderer.bridge(prompt, stopped, [USER]) is None
+    for changed in ([*prompt, *cut], [*prompt, *cut[:-1], 9, 1, 2], prompt):
+        package.bridged = SimpleNamespace(token_ids=changed)
+        assert renderer.bridge(prompt, cut, [USER]) is None
+    package.bridged = None
+    assert renderer.bridge(prompt, cut, [USER]) is None
+
+
+def test_the_package_reads_what_the_template_writes(tokenizer: ChatTokenizer) -> None:
+    pytest.importorskip("renderers")
+    renderer = create_renderer(tokenizer, "qwen3")
+    template = create_renderer(tokenizer, "template")
+    assert (renderer.name, create_renderer(tokenizer).name) == ("qwen3", "template")
+    for seed in range(20):
+        rng = random.Random(seed)
+        answer = conversations.assistant(rng, calls=rng.randint(0, 2), reasoning=rng.random() < 0.5)
+        before = renderer.prompt_ids([USER], TOOLS)
+        after = renderer.prompt_ids([USER, answer, USER], TOOLS)[len(before) :]
+        sampled = after[: 1 + next(index for index, token in enumerate(after) if token in renderer.stop_ids)]
+        assert renderer.parse(sampled, TOOLS) == template.parse(sampled, TOOLS)
+        assert renderer.bridge(before, sampled, [USER], TOOLS) == after[len(sampled) :]
+
+
+def test_the_package_ends_reasoning_that_was_cut(tokenizer: ChatTokenizer) -> None:
+    pytest.importorskip("renderers")
+    renderer = create_renderer(tokenizer, "qwen3")
+    bridge = renderer.bridge(renderer.prompt_ids([USER]), tokenizer.encode("<think>Hm"), [USER])
+    assert bridge is not None
+    assert tokenizer.decode(bridge).startswith("</think><|im_end|>\n<|im_start|>user\n")
+    unknown = renderer.bridge(renderer.prompt_ids([USER]), tokenizer.encode("<think>Hm"), [USER], [], {"mood": "good"})
+    assert unknown is None
+
+
+def test_a_family_whose_tokens_are_missing_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("renderers")
+    with pytest.raises(RenderingError, match="<tool_call>"):
+        create_renderer(make(tmp_path / "model", TAGS, markers=()), "qwen3")
