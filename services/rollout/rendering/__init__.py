@@ -2,11 +2,11 @@
 
 from services.rollout.rendering.create import create_renderer
 from services.rollout.rendering.interface import (
+    AnswerPiece,
     Arguments,
     Markers,
     Messages,
     Parsed,
-    Piece,
     Renderer,
     RenderingError,
     Stream,
@@ -16,11 +16,11 @@ from services.rollout.rendering.interface import (
 from services.rollout.rendering.stops import without_stop
 
 __all__ = [
+    "AnswerPiece",
     "Arguments",
     "Markers",
     "Messages",
     "Parsed",
-    "Piece",
     "Renderer",
     "RenderingError",
     "Stream",

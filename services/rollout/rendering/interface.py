@@ -57,7 +57,7 @@ class Markers:
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerPiece:
     """Text of an answer that follows what was given out before."""
 
     reasoning: str = ""
@@ -70,10 +70,10 @@ class Stream(Protocol):
     stopped_at: int | None
     """How many of the sampled ids are the answer, once a stop string is complete: end the request, drop later ids."""
 
-    def feed(self, token_ids: Sequence[int]) -> Piece:
+    def feed(self, token_ids: Sequence[int]) -> AnswerPiece:
         """Text that is certain with these ids."""
 
-    def finish(self, parsed: Parsed) -> Piece:
+    def finish(self, parsed: Parsed) -> AnswerPiece:
         """The rest of ``parsed``, which is what the parser says about the whole answer."""
 
 

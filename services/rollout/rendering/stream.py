@@ -5,7 +5,7 @@ from typing import Literal
 
 from services.rollout.rendering.answers import AnswerText
 from services.rollout.rendering.decoder import TextDecoder
-from services.rollout.rendering.interface import Parsed, Piece
+from services.rollout.rendering.interface import AnswerPiece, Parsed
 from services.rollout.rendering.stops import StopStrings, num_held
 
 
@@ -26,11 +26,11 @@ class AnswerStream:
         self._pending = ""
         self._num_fed = 0
         self._num_decoded = 0
-        self._said = Piece()
+        self._said = AnswerPiece()
         self.stopped_at: int | None = None
         """How many of the sampled ids are the answer, once a stop string is complete: end the request, drop later ids."""
 
-    def feed(self, token_ids: Sequence[int]) -> Piece:
+    def feed(self, token_ids: Sequence[int]) -> AnswerPiece:
         """Text that is certain with these ids."""
         before = self._said
         for token_id in token_ids:
@@ -41,11 +41,11 @@ class AnswerStream:
         self._advance()
         return self._since(before)
 
-    def finish(self, parsed: Parsed) -> Piece:
+    def finish(self, parsed: Parsed) -> AnswerPiece:
         """The rest of ``parsed``, which is final: text that was given out and is not in it cannot be taken back."""
         said = self._said
         reasoning = parsed.reasoning or ""
-        return Piece(
+        return AnswerPiece(
             reasoning=reasoning[len(said.reasoning) :] if reasoning.startswith(said.reasoning) else "",
             content=parsed.content[len(said.content) :] if parsed.content.startswith(said.content) else "",
         )
@@ -126,12 +126,12 @@ class AnswerStream:
         certain = text[: len(text) - held].rstrip()
         self._pending = text[len(certain) :]
         if part == "reasoning":
-            self._said = Piece(reasoning=said + certain, content=self._said.content)
+            self._said = AnswerPiece(reasoning=said + certain, content=self._said.content)
         else:
-            self._said = Piece(reasoning=self._said.reasoning, content=said + certain)
+            self._said = AnswerPiece(reasoning=self._said.reasoning, content=said + certain)
 
-    def _since(self, before: Piece) -> Piece:
-        return Piece(self._said.reasoning[len(before.reasoning) :], self._said.content[len(before.content) :])
+    def _since(self, before: AnswerPiece) -> AnswerPiece:
+        return AnswerPiece(self._said.reasoning[len(before.reasoning) :], self._said.content[len(before.content) :])
 
 
 def _stay() -> bool:

@@ -121,7 +121,10 @@ class TemplateRenderer:
     def _takes_only_text(self) -> bool:
         """The template writes the arguments of calls as they are (DeepSeek), and fails where they are objects."""
         call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-        conversation = [{"role": "user", "content": "."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        conversation: list[dict[str, Any]] = [
+            {"role": "user", "content": "."},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
         try:
             self._render(conversation, (), NO_ARGUMENTS)
         except RenderingError:
