@@ -131,7 +131,7 @@ test-demo: setup models/tiny/config.json ## whole demo runs: three seeds, and ki
 test-wheel: setup ## the built wheel: the loss with only torch, a whole run inside a user's project; needs the package index
 	TORCH="$(TORCH)" $(BIN)/python -m pytest -m packaging tests/packaging
 
-test-parity: $(PARITY)/.installed ## the loss against TRL's GRPOTrainer, value and gradient; needs the package index
+test-parity: $(PARITY)/.installed ## the loss against TRL's GRPOTrainer, chat rendering against the templates it holds; needs the package index
 	$(PARITY)/bin/python -m pytest -m parity tests/parity
 
 # An environment that sees the main one's packages and has TRL, which the main one never has.
