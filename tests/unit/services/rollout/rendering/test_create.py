@@ -107,6 +107,7 @@ def test_the_package_bridges_only_reasoning_without_an_end(
     package.bridged = SimpleNamespace(token_ids=[*prompt, *cut, 1, 2])
     assert renderer.bridge(prompt, cut, [USER]) == [1, 2]
     assert renderer.bridge(prompt, whole, [USER]) == renderer._template.bridge(prompt, whole, [USER]) != [1, 2]
+    package.bridged = SimpleNamespace(token_ids=[*prompt, *stopped, 1, 2])
     assert renderer.bridge(prompt, stopped, [USER]) is None
     for changed in ([*prompt, *cut], [*prompt, *cut[:-1], 9, 1, 2], prompt):
         package.bridged = SimpleNamespace(token_ids=changed)

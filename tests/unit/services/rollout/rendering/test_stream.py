@@ -1,7 +1,9 @@
 """Answers while they are sampled: every split gives the whole text, nothing uncertain is given out, stop strings cut."""
 
+import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +26,16 @@ WORDS = (
 )  # fmt: skip
 
 
+def wrapped(directory: Path) -> ChatTokenizer:
+    """Bytes, but in a decoder that is not known to be one of bytes."""
+    make(directory, TAGS)
+    path = directory / "tokenizer.json"
+    plain = json.loads(path.read_text())
+    plain["decoder"] = {"type": "Sequence", "decoders": [plain["decoder"]]}
+    path.write_text(json.dumps(plain))
+    return ChatTokenizer(directory)
+
+
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTokenizer]:
     directory = tmp_path_factory.mktemp("models")
@@ -31,6 +43,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTokeni
         "tags": make(directory / "tags", TAGS),
         "bare": make(directory / "bare", BARE, "<|end|>", markers=()),
         "byte fallback": make_byte_fallback(directory / "fallback"),
+        "wrapped": wrapped(directory / "wrapped"),
     }
 
 
@@ -44,7 +57,7 @@ def decoded(answer: AnswerText, ids: Sequence[int]) -> str:
     return "".join(decoder.feed(token) for token in ids) + decoder.finish()
 
 
-@pytest.mark.parametrize("name", ["tags", "byte fallback"])
+@pytest.mark.parametrize("name", ["tags", "byte fallback", "wrapped"])
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_tokens_one_by_one_have_the_text_of_all(

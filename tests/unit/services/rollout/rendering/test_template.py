@@ -131,6 +131,41 @@ def test_a_template_that_drops_answers_is_not_bridged(tmp_path: Path) -> None:
     assert renderer.bridge(renderer.prompt_ids([USER]), ids(renderer, "Hm<|im_end|>"), [USER]) is None
 
 
+def test_a_bridge_without_a_stop_token_of_the_answer_is_none(tmp_path: Path) -> None:
+    only_users = (
+        "{%- for message in messages %}{{- message.content }}{%- if message.role == 'user' %}<|im_end|>{%- endif %}"
+        "{%- endfor %}"
+    )
+    renderer = TemplateRenderer(make(tmp_path / "model", only_users))
+    assert renderer.bridge(renderer.prompt_ids([USER]), ids(renderer, "Hm<|im_end|>"), [USER]) is None
+
+
+def test_results_follow_a_turn_that_called(tmp_path: Path) -> None:
+    called_otherwise = (
+        "{%- for message in messages %}{{- message.content }}{%- for call in message.tool_calls or [] %}"
+        "{{- call.function.name }}{%- endfor %}{{- '<|im_end|>' + ('!' if message.tool_calls else '') }}{%- endfor %}"
+    )
+    renderer = TemplateRenderer(make(tmp_path / "model", called_otherwise))
+    prompt, sampled = renderer.prompt_ids([USER]), ids(renderer, "Hm<|im_end|>")
+    assert renderer.bridge(prompt, sampled, [RESULT]) == ids(renderer, "!blue<|im_end|>")
+    assert renderer.bridge(prompt, sampled, [USER]) == ids(renderer, "How is the weather?<|im_end|>")
+
+
+@pytest.mark.parametrize("empty", [[], None])
+def test_no_tool_calls_are_none_however_they_are_sent(empty: list[Any] | None, tmp_path: Path) -> None:
+    asks = "{{- messages[0].content }}{%- if messages[0].tool_calls is defined %}CALLS{%- endif %}"
+    renderer = TemplateRenderer(make(tmp_path / "model", asks))
+    message = {"role": "assistant", "content": "Hm", "tool_calls": empty}
+    assert renderer.prompt_ids([message]) == ids(renderer, "Hm")
+
+
+def test_special_tokens_within_an_answer_are_no_text(renderers: dict[str, TemplateRenderer]) -> None:
+    renderer = renderers["tags"]
+    sampled = ids(renderer, "a<|user|>b<think>c<|im_end|>d")
+    assert renderer.text(sampled) == renderer.parse(sampled).content == "ab<think>c"
+    assert renderer.stream().feed(sampled).content == "ab<think>c"
+
+
 def test_answers_come_back_as_they_were_rendered(renderers: dict[str, TemplateRenderer]) -> None:
     for name, renderer in renderers.items():
         for seed in SEEDS:
