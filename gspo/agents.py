@@ -1,0 +1,184 @@
+"""The episode that an agent's own code gets: its task, the address of the policy, and side effects that happen once.
+
+    async def solve(episode: Episode) -> float:
+        client = AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key)
+        ...
+        rows = await episode.step("search", search, query)
+        ...
+        return 1.0
+
+Standard library only, for Python 3.10 or later: a worker loads this file by its path, so an agent may use a Python that has
+neither this package nor what it needs.
+"""
+
+import inspect
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+MAX_STEP_DEPTH = 32
+"""Levels of lists and maps in the result of a step."""
+MAX_STEP_BYTES = 1024 * 1024
+"""The result of a step, as JSON."""
+
+
+class EpisodeRecord(Protocol):
+    """Where an episode's steps are recorded."""
+
+    async def record(self, name: str, ordinal: int, result: Any) -> None:
+        """Return when the step is durable."""
+        ...
+
+    def record_now(self, name: str, ordinal: int, result: Any) -> None:
+        """The same for an agent in a thread: wait until the step is durable."""
+        ...
+
+    def diverged(self, ordinal: int, recorded: str, name: str) -> None:
+        """Step ``ordinal`` was recorded as ``recorded`` and is now ``name``: nothing from there on is replayed."""
+        ...
+
+
+class Episode:
+    """One episode of an agent; the agent's function returns its reward, or a map of named components of the reward."""
+
+    def __init__(
+        self,
+        *,
+        task: dict[str, Any],
+        seed: int,
+        base_url: str,
+        api_key: str,
+        model: str,
+        ends_at: float,
+        recorded: Sequence[tuple[str, Any]],
+        record: EpisodeRecord,
+    ) -> None:
+        self.task = task
+        """The task, plain data."""
+        self.seed = seed
+        """All randomness of the agent should follow from it."""
+        self.base_url = base_url
+        """The policy, as an OpenAI-compatible server; its tokens are recorded under ``api_key``."""
+        self.api_key = api_key
+        self.model = model
+        self._ends_at = ends_at
+        self._recorded = recorded
+        self._record = record
+        self._ordinal = 0
+        self._running: str | None = None
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until the deadline; then an async agent is cancelled, and a sync one fails at its next step."""
+        return max(0.0, self._ends_at - time.monotonic())
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether the next step returns a recorded result. It is False for good once all recorded steps were returned."""
+        return self._ordinal < len(self._recorded)
+
+    async def step(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """The result of ``function(*args)``, sync or async: a side effect that must not be repeated.
+
+        When the same episode is replayed, on this machine or another, the recorded result comes back and nothing is called.
+        A function that raises is not recorded: let it return what went wrong as data if a replay must not repeat it.
+        Steps of an episode come one after another; do work in parallel inside of one step.
+
+        Raises: what the function raises; TypeError when its result is not plain data; ValueError when it is too large;
+        RuntimeError when another step is under way.
+        """
+        if self._replays(name):
+            return self._replayed()
+        self._running = name
+        try:
+            value = function(*args)
+            if inspect.isawaitable(value):
+                value = await value
+            result, ordinal = self._finished(name, value)
+            await self._record.record(name, ordinal, result)
+            return result
+        finally:
+            self._running = None
+
+    def step_now(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """``step`` for an agent that is a plain ``def``: ``function`` is sync, and nothing has to be awaited."""
+        if self._replays(name):
+            return self._replayed()
+        self._running = name
+        try:
+            value = function(*args)
+            if inspect.iscoroutine(value):
+                value.close()
+                raise TypeError(f'step "{name}" is a coroutine: make the agent "async def" and await episode.step(...)')
+            result, ordinal = self._finished(name, value)
+            self._record.record_now(name, ordinal, result)
+            return result
+        finally:
+            self._running = None
+
+    def _replays(self, name: str) -> bool:
+        if not isinstance(name, str) or not 0 < len(name) <= 200:
+            raise TypeError(f"the name of a step is {name!r}: expected a text of 1 to 200 characters")
+        if self._running is not None:
+            # Their order would depend on timing, and a replay would mix up their results.
+            raise RuntimeError(f'step "{name}" begins while "{self._running}" is under way: await one before the next')
+        if not self.is_replay:
+            return False
+        recorded = self._recorded[self._ordinal][0]
+        if recorded == name:
+            return True
+        self._recorded = self._recorded[: self._ordinal]
+        self._record.diverged(self._ordinal, recorded, name)
+        return False
+
+    def _replayed(self) -> Any:
+        self._ordinal += 1
+        return self._recorded[self._ordinal - 1][1]
+
+    def _finished(self, name: str, value: Any) -> tuple[Any, int]:
+        """The result as a replay will return it, and its ordinal, which is taken even if nobody awaits its record."""
+        require_plain_result(f'the result of step "{name}"', value)
+        text = json.dumps(value, allow_nan=False)
+        if len(text) > MAX_STEP_BYTES:
+            raise ValueError(
+                f'the result of step "{name}" has {len(text)} bytes, {MAX_STEP_BYTES} allowed: keep it in a file'
+            )
+        self._ordinal += 1
+        return json.loads(text), self._ordinal - 1
+
+
+def require_plain_result(what: str, value: Any) -> None:
+    """Raises: TypeError when ``value`` holds anything but None, bool, finite numbers, text, lists and maps of text keys."""
+    level = [value]
+    for _ in range(MAX_STEP_DEPTH):
+        below: list[Any] = []
+        for node in level:
+            if isinstance(node, dict):
+                below += node
+                below += node.values()
+                if not all(isinstance(key, str) for key in node):
+                    raise TypeError(f"{what} holds a key that is no text")
+            elif isinstance(node, list):
+                below += node
+            else:
+                _require_plain_leaf(what, node)
+        if not below:
+            return
+        level = below
+    raise TypeError(f"{what} is nested more than {MAX_STEP_DEPTH} levels deep")
+
+
+def _require_plain_leaf(what: str, leaf: Any) -> None:
+    if isinstance(leaf, float):
+        if not math.isfinite(leaf):
+            raise TypeError(f"{what} holds {leaf!r}, which JSON does not have")
+    elif isinstance(leaf, int):
+        if not -(2**63) <= leaf < 2**64:
+            raise TypeError(f"{what} holds a number of more than 64 bits: make it a text")
+    elif isinstance(leaf, str):
+        if not leaf.isascii() and leaf.encode("utf-8", "replace").decode() != leaf:
+            raise TypeError(f"{what} holds a text that is not valid Unicode: {leaf[:40]!r}")
+    elif leaf is not None:
+        raise TypeError(f"{what} holds a {type(leaf).__name__}: expected None, bool, number, text, list or dict")

@@ -1,0 +1,68 @@
+"""Ends every process that the user's code has started, also those that have left its process group.
+
+A daemon leaves the group and the session of the process that started it, but keeps its environment. So each process of
+the user's code gets a variable with a value of its own, and whatever carries that value is killed. A program that also
+clears its environment escapes; a container ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from pathlib import Path
+from typing import Final
+
+MARK: Final = "GSPO_USER_PROCESS"
+_MOST_ROUNDS: Final = 50
+
+
+def new_mark() -> str:
+    """A value for the variable ``MARK`` that no other process has."""
+    return secrets.token_hex(16)
+
+
+def kill_marked(mark: str, leader: int | None) -> int:
+    """Kill what carries ``mark`` and the group and session of ``leader``, until nothing is left. Returns how many it killed.
+
+    Reads /proc, some 10 ms: call it in a thread. Without /proc it kills the group alone.
+    """
+    wanted = f"{MARK}={mark}".encode()
+    killed: set[int] = set()
+    for _ in range(_MOST_ROUNDS):
+        # Again, because what was found may have started more before it was killed.
+        found = [pid for pid in _pids() if _belongs(pid, wanted, leader)]
+        if not found:
+            break
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            except ProcessLookupError:
+                continue
+            except PermissionError:
+                killed.discard(pid)
+    return len(killed)
+
+
+def _pids() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _belongs(pid: int, wanted: bytes, leader: int | None) -> bool:
+    """Whether a live process carries the mark or is in the leader's group or session."""
+    if pid == os.getpid():
+        return False
+    try:
+        # The name, in parentheses, may hold anything: read from behind its end.
+        state, _, group, session = (Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2]).split()[:4]
+        if state in (b"Z", b"X"):
+            return False
+        if leader is not None and leader in (int(group), int(session)):
+            return True
+        return wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return False

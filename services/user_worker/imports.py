@@ -1,0 +1,41 @@
+"""Finds the agent's function, and gives the user's code the module that it may import from this project."""
+
+import importlib
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+
+def find_function(path: str) -> "Callable[..., Any]":
+    """The function at "package.module:function". Raises: ValueError when there is none, and what its module raises."""
+    module_name, colon, name = path.partition(":")
+    if not colon:
+        raise ValueError(f'"{path}" is not of the form "package.module:function"')
+    # The working directory comes last, so that its files hide none of Python's.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    found = getattr(importlib.import_module(module_name), name, None)
+    if not callable(found):
+        raise ValueError(f'"{module_name}" has no function called "{name}"')
+    return found  # type: ignore[no-any-return]
+
+
+def load_agents(path: str) -> Any:
+    """``gspo.agents`` from its file, under this name also for the user's imports, whether or not there is a ``gspo``."""
+    try:
+        import gspo as package
+    except Exception:  # noqa: BLE001 - it is missing, or its code is too new for this Python
+        package = types.ModuleType("gspo", "Only gspo.agents: the rest of this package is not installed for this Python.")
+        package.__path__ = []
+        sys.modules["gspo"] = package
+    spec = importlib.util.spec_from_file_location("gspo.agents", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gspo.agents"] = module
+    spec.loader.exec_module(module)
+    package.agents = module  # type: ignore[attr-defined]
+    return module

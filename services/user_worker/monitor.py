@@ -1,0 +1,57 @@
+"""The thread that tells the parent whether the event loop still turns, and what holds it up.
+
+The parent decides what is too long, and kills: a loop that is held up by ``while True`` cannot be told to stop.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+from typing import Any
+
+from .failures import place_of
+from .frames import FrameSocket
+
+LATE_S = 0.25
+"""The place is reported only of a loop that is later than this."""
+
+
+class LoopMonitor:
+    """Reports how long ago the loop turned, every ``heartbeat_s``."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, frames: FrameSocket, owners: "dict[Any, int]", heartbeat_s: float):
+        self._loop = loop
+        self._frames = frames
+        self._owners = owners
+        self._heartbeat_s = heartbeat_s
+        self._turned_at = time.monotonic()
+        self._main_thread = threading.get_ident()
+
+    def start(self) -> None:
+        """Start both halves: the one that turns with the loop, and the thread that watches it."""
+        self._turn()
+        threading.Thread(target=self._watch, name="loop-monitor", daemon=True).start()
+
+    def _turn(self) -> None:
+        self._turned_at = time.monotonic()
+        self._loop.call_later(self._heartbeat_s / 2, self._turn)
+
+    def _watch(self) -> None:
+        nothing = threading.Event()
+        looked_at = time.monotonic()
+        while not nothing.wait(self._heartbeat_s):
+            now, since_s = time.monotonic(), time.monotonic() - looked_at
+            looked_at = now
+            late_s = max(0.0, now - self._turned_at - self._heartbeat_s / 2)
+            if since_s > 2 * self._heartbeat_s + 1.0:
+                late_s = 0.0  # This thread was held up as well: the whole process was stopped, or C code kept the lock.
+            self._frames.send({"say": "alive", "late_s": late_s, **self._culprit(late_s)})
+
+    def _culprit(self, late_s: float) -> "dict[str, Any]":
+        if late_s < LATE_S:
+            return {"episode": None, "where": ""}
+        task = asyncio.current_task(self._loop)
+        return {
+            "episode": None if task is None else self._owners.get(task),
+            "where": place_of(sys._current_frames().get(self._main_thread)),
+        }
