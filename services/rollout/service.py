@@ -46,7 +46,7 @@ BROKER_SILENT_S: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Episode:
+class HeldLease:
     """A lease, and the task that works on it."""
 
     lease: Lease
@@ -83,7 +83,7 @@ class RolloutService:
         self._health = health
         self._metrics = metrics
         self._heartbeat_s = heartbeat_s
-        self._running: dict[int, Episode] = {}
+        self._running: dict[int, HeldLease] = {}
         self._late: list[asyncio.Task[None]] = []
         self._last_work: list[tuple[int, int, int]] = []
         self._wake = asyncio.Event()
@@ -197,7 +197,7 @@ class RolloutService:
             former.task.cancel("a newer lease")
         trajectory = Trajectory(lease, delivered.arrays)
         task = tasks.create_task(self._episode(lease, trajectory), name=name)
-        self._running[lease.trajectory_id] = Episode(lease=lease, trajectory=trajectory, task=task)
+        self._running[lease.trajectory_id] = HeldLease(lease=lease, trajectory=trajectory, task=task)
         self._metrics.episodes_running.set(len(self._running))
         if lease.num_tokens:
             self._metrics.resumed.inc()
