@@ -40,13 +40,18 @@ class DemonstrationMessage(NamedTuple):
 
 
 class RewardJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A reward still to be computed: ``function(**arguments) -> float``, in a worker process that can be killed."""
+    """A reward still to be computed: ``function(**arguments)``, sync or async, in a worker process that can be killed.
+
+    The function returns a number, or a map of named components.
+    """
 
     function: str
     """Where to find it: "package.module:function"."""
     arguments: dict[str, Plain]
     deadline_s: float = 10.0
     """Wall-clock seconds for the call; starting the worker and importing the function do not count."""
+    weights: dict[str, float] | None = None
+    """For a function that returns named components: what each counts, and each must be there. None: each counts once."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):

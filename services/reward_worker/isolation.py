@@ -33,27 +33,28 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def isolate(memory_bytes: int) -> str:
+def isolate(memory_bytes: int, *, network: bool = False, file_bytes: int = MAX_FILE_BYTES) -> str:
     """Give up network, privileges and resources, for good. Call it while the process has one thread.
 
-    Returns "" or why the network can still be reached.
+    ``network`` keeps the network, for rewards that ask a service; ``file_bytes`` is the size to which a file may grow.
+    Returns "" or why the network can still be reached although it should not.
     """
     _limit(resource.RLIMIT_AS, memory_bytes)
     _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
+    _limit(resource.RLIMIT_FSIZE, file_bytes)
     _limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
     if sys.platform != "linux":
         return f"no namespaces on {sys.platform}"
     libc = ctypes.CDLL(None, use_errno=True)
     refused = ""
     # Only a user namespace of its own gives an ordinary user the other two.
-    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWIPC) != 0:
+    if libc.unshare(CLONE_NEWUSER | CLONE_NEWIPC | (0 if network else CLONE_NEWNET)) != 0:
         refused = f"unshare: {os.strerror(ctypes.get_errno())}"
     else:
         # Only in the new namespace: elsewhere the limit would count all processes of this user.
         _limit(resource.RLIMIT_NPROC, MAX_PROCESSES)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    return refused
+    return "" if network else refused
 
 
 def _limit(limit: int, value: int) -> None:

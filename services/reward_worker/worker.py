@@ -7,14 +7,17 @@ result of the call. The process itself limits memory, files and CPU time; the pa
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
 import os
 import queue
 import resource
 import struct
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, BinaryIO
 
 import msgpack
@@ -25,6 +28,7 @@ from services.runtime.importing import import_named
 LENGTH = struct.Struct(">I")
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_DETAIL_CHARS = 500
+MAX_COMPONENTS = 64
 
 
 def write_message(stream: BinaryIO, message: dict[str, Any]) -> None:
@@ -59,16 +63,49 @@ def find_function(path: str) -> Callable[..., Any]:
 
 
 def grade(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Call ``function``; the result is {"reward": float} or {"failure": reason, "detail": text}."""
+    """Call ``function``, sync or async.
+
+    Returns {"reward": float}, {"components": {name: float}}, or {"failure": reason, "detail": text}.
+    """
     try:
         value = function(**arguments)
+        if inspect.isawaitable(value):
+            value = asyncio.run(_awaited(value))
     except MemoryError:
         return {"failure": "memory", "detail": "the job needed more memory than a worker may have"}
     except Exception as error:  # noqa: BLE001 - this is the user's code, and its failure is data
         return {"failure": "raised", "detail": f"{type(error).__name__}: {error}"[:MAX_DETAIL_CHARS]}
-    if not isinstance(value, (bool, int, float)) or not math.isfinite(value):
-        return {"failure": "not_finite", "detail": f"the reward is {value!r}"[:MAX_DETAIL_CHARS]}
-    return {"reward": float(value)}
+    if not isinstance(value, dict):
+        number = _finite(value)
+        return _not_finite("the reward", value) if number is None else {"reward": number}
+    if not all(isinstance(name, str) for name in value) or len(value) > MAX_COMPONENTS:
+        return _not_finite(f"expected up to {MAX_COMPONENTS} components by name: the reward", value)
+    components = {name: _finite(part) for name, part in value.items()}
+    wrong = next((name for name, number in components.items() if number is None), None)
+    return {"components": components} if wrong is None else _not_finite(f'component "{wrong}" of the reward', value[wrong])
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _finite(value: Any) -> float | None:
+    """``value`` as a float; None when it is no finite number."""
+    try:
+        number = float(value) if isinstance(value, (bool, int, float)) else math.nan
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _not_finite(what: str, value: Any) -> dict[str, Any]:
+    return {"failure": "not_finite", "detail": f"{what} is {value!r}"[:MAX_DETAIL_CHARS]}
+
+
+def use_scratch(folder: str) -> None:
+    """Let the next job's temporary files be in ``folder``, which is removed after it."""
+    os.environ["TMPDIR"] = os.environ["GSPO_SCRATCH"] = folder
+    tempfile.tempdir = None
 
 
 def limit_cpu_of_next_job(cpu_s: int) -> None:
@@ -101,10 +138,10 @@ def _read_jobs(jobs: queue.Queue[dict[str, Any]]) -> None:
         jobs.put(job)
 
 
-def main(memory_bytes: int, cpu_s: int) -> None:
+def main(memory_bytes: int, cpu_s: int, *, network: bool, file_bytes: int) -> None:
     """Serve jobs until the parent goes away."""
     results = _take_stdout()
-    write_message(results, {"not_isolated": isolate(memory_bytes)})
+    write_message(results, {"not_isolated": isolate(memory_bytes, network=network, file_bytes=file_bytes)})
     jobs: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=1)
     threading.Thread(target=_read_jobs, args=(jobs,), name="read-jobs", daemon=True).start()
     # Jobs run in the main thread: math-verify's own time limit is a signal, which no other thread receives.
@@ -117,4 +154,6 @@ def main(memory_bytes: int, cpu_s: int) -> None:
             continue
         write_message(results, {"found": True})
         limit_cpu_of_next_job(cpu_s)
+        if job["scratch"]:
+            use_scratch(job["scratch"])
         write_message(results, grade(function, job["arguments"]))

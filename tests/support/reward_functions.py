@@ -1,7 +1,9 @@
 """Reward functions that misbehave, each in its own way. Reward workers import them by name."""
 
+import asyncio
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -98,3 +100,44 @@ def fork_and_hang() -> float:
 def nap(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
+
+
+def parts(**values: object) -> dict[str, object]:
+    """Named components, as they were asked for."""
+    return values
+
+
+async def later(text: str) -> dict[str, float]:
+    await asyncio.sleep(0)
+    return {"length": float(len(text))}
+
+
+async def fail_later() -> float:
+    await asyncio.sleep(0)
+    raise KeyError("later")
+
+
+def nan_part() -> dict[str, float]:
+    return {"right": 1.0, "style": float("nan")}
+
+
+def write_in_scratch(num_bytes: int) -> dict[str, float]:
+    """A file where temporary files go; ``found`` is how many were there before."""
+    folder = Path(tempfile.gettempdir())
+    found = len(list(folder.iterdir()))
+    with open(folder / "file", "wb", buffering=0) as file:
+        written = file.write(bytes(num_bytes))
+    return {"found": float(found), "written": float(written), "named": float(os.environ["GSPO_SCRATCH"] == str(folder))}
+
+
+def daemonise() -> float:
+    """A process that leaves the worker's group."""
+    return float(subprocess.Popen(["sleep", "3600"], start_new_session=True).pid)
+
+
+def answer_falsely(body: bytes) -> float:
+    """Write into the pipe to the parent."""
+    for descriptor in range(3, 16):
+        with suppress(OSError):
+            os.write(descriptor, body)
+    return hang()

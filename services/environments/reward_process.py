@@ -1,0 +1,155 @@
+"""One reward worker from the parent's side: a process that is killed when a job in it does not end as it should."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import msgpack
+import msgspec
+import structlog
+
+from services.environments.reward_results import FailureReason, RewardPoolOptions
+from services.reward_worker.isolation import MAX_FILE_BYTES, worker_environment
+from services.reward_worker.worker import LENGTH, MAX_MESSAGE_BYTES
+from services.runtime.lifecycle import module_command
+from services.runtime.stray_processes import MARK, kill_marked, new_mark
+
+log = structlog.get_logger(__name__)
+
+
+class RewardAnswer(msgspec.Struct, forbid_unknown_fields=True):
+    """What a worker says; the code of the reward may also write into its pipe."""
+
+    not_isolated: str | None = None
+    found: bool | None = None
+    reward: float | None = None
+    components: dict[str, float] | None = None
+    failure: FailureReason | None = None
+    detail: str = ""
+
+    @property
+    def value(self) -> float | dict[str, float] | None:
+        """What the job's function returned."""
+        return self.reward if self.components is None else self.components
+
+
+class RewardProcess:
+    """One worker process, or the place for one."""
+
+    def __init__(self, options: RewardPoolOptions) -> None:
+        self._options = options
+        self._process: asyncio.subprocess.Process | None = None
+        self._mark = ""
+        self._num_jobs = 0
+        self._closed = False
+        self._said_not_isolated = False
+
+    async def close(self) -> None:
+        """Kill the process and never start another."""
+        self._closed = True
+        await self.kill()
+
+    async def grade(self, request: bytes, deadline_s: float) -> RewardAnswer:
+        """Let the worker grade ``request``. An early end kills the process, so no pipe stays half read."""
+        finished = False
+        try:
+            answer = await self._answer(request, deadline_s)
+            finished = answer.failure in (None, "raised", "not_finite", "unknown_function")
+            return answer
+        finally:
+            if not finished or self._num_jobs >= self._options.max_jobs_per_worker:
+                await self.kill()
+
+    async def kill(self) -> None:
+        """End the process and everything that it started; does nothing when there is none."""
+        process, self._process, self._num_jobs = self._process, None, 0
+        if process is None:
+            return
+        try:
+            # The worker leads a process group of its own, so the processes that it started end with it.
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            log.debug("reward_worker_gone", pid=process.pid)
+        await process.wait()
+        await asyncio.to_thread(kill_marked, self._mark, process.pid)
+
+    async def _answer(self, request: bytes, deadline_s: float) -> RewardAnswer:
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s):
+                process = await self._running_process()
+                stdin, stdout = process.stdin, process.stdout
+                assert stdin is not None
+                assert stdout is not None
+                stdin.write(LENGTH.pack(len(request)) + request)
+                await stdin.drain()
+                answer = await _read_answer(stdout)
+        except TimeoutError:
+            return _failed("deadline", f"the worker was not ready within {self._options.start_timeout_s} s")
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return _failed("crashed", "the worker ended before the job began")
+        if answer.failure is not None:
+            return answer
+        if not answer.found:
+            return _failed("crashed", "the worker does not say that it has found the function")
+        try:
+            async with asyncio.timeout(deadline_s):
+                answer = await _read_answer(stdout)
+        except TimeoutError:
+            return RewardAnswer(found=True, failure="deadline", detail=f"not done after {deadline_s} s")
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return _failed("crashed", "the worker ended during the job: a limit on CPU time or memory, or a crash")
+        self._num_jobs += 1
+        if answer.value is None and answer.failure is None:
+            return _failed("crashed", "the worker answered neither with a reward nor with a failure")
+        return answer
+
+    async def _running_process(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            options = self._options
+            self._mark = new_mark()
+            file_bytes = options.scratch_file_bytes if options.scratch else MAX_FILE_BYTES
+            self._process = await asyncio.create_subprocess_exec(
+                *module_command(
+                    "services.reward_worker", str(options.memory_bytes), str(options.cpu_s),
+                    "network" if options.network else "none", str(file_bytes),
+                ),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env={**worker_environment(os.environ), MARK: self._mark},
+                start_new_session=True,
+            )  # fmt: skip
+            assert self._process.stdout is not None
+            await self._read_isolation(self._process.stdout)
+        if self._closed:
+            raise ConnectionAbortedError("closed while the worker was starting")
+        return self._process
+
+    async def _read_isolation(self, stdout: asyncio.StreamReader) -> None:
+        reason = (await _read_answer(stdout)).not_isolated
+        if reason and not self._said_not_isolated:
+            self._said_not_isolated = True
+            log.warning(
+                "reward_worker_not_isolated",
+                reason=reason,
+                meaning="reward code can reach the network; limits on memory, files and time hold",
+            )
+
+
+async def _read_answer(stream: asyncio.StreamReader) -> RewardAnswer:
+    """The next answer; "crashed" for what no worker says."""
+    (length,) = LENGTH.unpack(await stream.readexactly(LENGTH.size))
+    if length > MAX_MESSAGE_BYTES:
+        return _failed("crashed", f"the worker sent an answer of {length} bytes, {MAX_MESSAGE_BYTES} allowed")
+    try:
+        unpacked: Any = msgpack.unpackb(await stream.readexactly(length))
+        return msgspec.convert(unpacked, RewardAnswer)
+    except (ValueError, msgspec.ValidationError, msgpack.UnpackException) as error:
+        return _failed("crashed", f"the worker sent what is no answer: {error}")
+
+
+def _failed(reason: FailureReason, detail: str) -> RewardAnswer:
+    return RewardAnswer(failure=reason, detail=detail)
