@@ -91,7 +91,7 @@ _DECODER: Final = msgspec.json.Decoder(WorkerMessage)
 def decoded(body: bytes) -> WorkerMessage:
     """The message in ``body``. Raises: BadWorkerMessage."""
     try:
-        message = _DECODER.decode(body)
+        message: WorkerMessage = _DECODER.decode(body)
         if isinstance(message, WorkerStep):
             require_plain("result", message.result)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -78,12 +79,20 @@ async def user_environment(options: UserProcessOptions, mark: str, *, own_python
     if not options.scratch:
         yield environment
         return
-    scratch = tempfile.mkdtemp(prefix="gspo-user-")
-    try:
+    async with temporary_folder() as folder:
+        scratch = str(folder)
         yield {"TMPDIR": scratch, "GSPO_SCRATCH": scratch, **environment, "HOME": options.environment.get("HOME", scratch)}
+
+
+@asynccontextmanager
+async def temporary_folder() -> AsyncIterator[Path]:
+    """A folder that only this user can enter, removed at the end with all that is in it."""
+    folder = Path(tempfile.mkdtemp(prefix="gspo-user-"))
+    try:
+        yield folder
     finally:
         # In a thread: the user's code may have left a hundred thousand files.
-        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 def process_limits(options: UserProcessOptions) -> Mapping[str, int | None]:

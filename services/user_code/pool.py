@@ -112,7 +112,7 @@ class AgentPool:
     def _judged(self, done: WorkerDone) -> AgentResult:
         if done.failure is not None:
             # An agent that lets a cancellation out which nobody asked for has failed like one that raises.
-            reason = next((reason for reason in _WORKERS_REASONS if reason == done.failure), "raised")
+            reason: AgentFailure = next((known for known in _WORKERS_REASONS if known == done.failure), "raised")
             return failed(reason, done.detail)
         value = done.reward if done.components is None else done.components
         if value is None:

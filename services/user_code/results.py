@@ -10,13 +10,10 @@ import msgspec
 from gspo.environments import Task
 from services.environments import UnscoredError, UnscoredReason, score_of
 
-AgentFailure = (
-    UnscoredReason
-    | Literal[
-        "deadline", "raised", "memory", "hung", "crashed", "unknown_function", "not_started", "too_large", "bad_message",
-        "no_result", "unreachable", "refused", "closed",
-    ]
-)  # fmt: skip
+AgentFailure = Literal[
+    UnscoredReason, "deadline", "raised", "memory", "hung", "crashed", "unknown_function", "not_started", "too_large",
+    "bad_message", "no_result", "unreachable", "refused", "closed",
+]  # fmt: skip
 """Why an episode has no reward. hung: its code blocked the event loop. crashed: its process ended, perhaps by the fault of
 another episode in it. bad_message: its process said what no worker says. refused: its service answered with an error."""
 

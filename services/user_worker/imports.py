@@ -37,5 +37,5 @@ def load_agents(path: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules["gspo.agents"] = module
     spec.loader.exec_module(module)
-    package.agents = module  # type: ignore[attr-defined]
+    package.agents = module
     return module

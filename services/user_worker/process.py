@@ -28,7 +28,7 @@ def serve(settings: "dict[str, Any]") -> None:
     # The last words of a crash: they go to the parent past everything that the user's code may replace.
     faulthandler.enable(file=2, all_threads=False)
     prints = EpisodePrints(1, lambda episode, text: say_output(frames, episode, text), settings["output_chars"])
-    sys.stdout = sys.stderr = prints  # type: ignore[assignment]
+    sys.stdout = sys.stderr = prints
     messages = Messages(frames)
     agents = load_agents(settings["agents"])
     try:
