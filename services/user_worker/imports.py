@@ -26,7 +26,7 @@ def find_function(path: str) -> "Callable[..., Any]":
 def load_agents(path: str) -> Any:
     """``gspo.agents`` from its file, under this name also for the user's imports, whether or not there is a ``gspo``."""
     try:
-        import gspo as package
+        package = importlib.import_module("gspo")
     except Exception:  # noqa: BLE001 - it is missing, or its code is too new for this Python
         package = types.ModuleType("gspo", "Only gspo.agents: the rest of this package is not installed for this Python.")
         package.__path__ = []
@@ -37,5 +37,5 @@ def load_agents(path: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules["gspo.agents"] = module
     spec.loader.exec_module(module)
-    package.agents = module
+    vars(package)["agents"] = module
     return module
