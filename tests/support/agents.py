@@ -173,8 +173,11 @@ async def say_many(episode: Episode) -> float:
 
 
 async def fork_and_return(episode: Episode) -> float:
-    """The child goes on as if it were the worker."""
-    return 1.0 if os.fork() else 2.0
+    """The child goes on as if it were the worker, until it speaks."""
+    child = os.fork()
+    if child == 0:
+        return 2.0
+    return 1.0 + os.waitpid(child, 0)[1]  # noqa: ASYNC222
 
 
 async def daemonise(episode: Episode) -> float:
@@ -273,6 +276,10 @@ async def step_fails_once(episode: Episode) -> float:
 def nap_in_thread(episode: Episode) -> float:
     time.sleep(0.3)
     return float(threading.get_ident() != threading.main_thread().ident)
+
+
+def process_id_in_thread(episode: Episode) -> float:
+    return float(os.getpid())
 
 
 def hang_in_thread(episode: Episode) -> float:

@@ -5,6 +5,7 @@ import asyncio
 import sys
 from pathlib import Path
 
+import msgpack
 import pytest
 
 import gspo.agents
@@ -27,7 +28,10 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin" / "python")
 
 
-async def test_an_agent_has_its_own_packages_and_not_ours(bare_python: str, tmp_path: Path) -> None:
+async def test_an_agent_has_its_own_packages_and_not_ours(
+    bare_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(msgpack.__file__).parents[1]))
     async with agent_pool(python=bare_python, output=tmp_path / "agents.log") as pool:
         result = await pool.solve(agent_task("without_our_packages"))
     assert (result.reward, result.detail) == (3.0, "")

@@ -73,6 +73,15 @@ async def test_an_answer_without_a_reward_is_a_result_with_its_reason(status: in
     assert (result.reward, result.failure) == (None, reason), result
 
 
+async def test_a_redirection_is_not_followed() -> None:
+    async def handle(request: web.Request) -> web.Response:
+        if "again" in request.query:
+            return web.json_response({"reward": 1.0})
+        return web.Response(status=307, headers={"Location": "/solve?again=yes"})
+
+    assert (await solve(handle)).failure == "refused", "the policy's key goes to the service that was named"
+
+
 async def test_a_service_that_does_not_answer_is_given_up_at_the_deadline() -> None:
     hears_the_end = asyncio.Event()
 

@@ -77,7 +77,7 @@ async def test_steps_that_are_not_awaited_are_not_piled_up() -> None:
         b"{",
         b"\xff",
         b'{"say":',
-        b"[" * 100_000,
+        b'{"say":"step","episode":1,"result":' + b"[" * 100_000,
         b'{"say":"done","say":"done"}',
         b'{"say":"step","episode":1e400}',
         b"NaN",
