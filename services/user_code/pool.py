@@ -128,10 +128,16 @@ class AgentPool:
         least = min(usable, key=lambda worker: worker.load, default=None)
         num_taking = sum(worker.takes_more for worker in self._workers)
         if least is None or (least.load and num_taking < self._options.num_workers):
-            least = UserWorker(self._function, self._options, self._output, self._places.release)
-            self._workers.append(least)
-            self._tasks.create_task(least.run(), name="user-worker")
+            least = self._start_worker()
         return least
+
+    def _start_worker(self) -> UserWorker:
+        worker = UserWorker(self._function, self._options, self._output, self._places.release)
+        self._workers.append(worker)
+        life = self._tasks.create_task(worker.run(), name="user-worker")
+        # A task that is cancelled before its first step runs nothing at all, and ``close`` would wait for ever.
+        life.add_done_callback(lambda _: worker.conclude())
+        return worker
 
 
 class _Conversation:

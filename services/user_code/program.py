@@ -65,7 +65,7 @@ class AgentProgram:
             "OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "GSPO_MODEL": task.model,
             "GSPO_SEED": str(task.seed), "GSPO_TASK": str(task_path), "GSPO_RESULT": str(result_path),
         }  # fmt: skip
-        settings = json.dumps({"program": self._command, "limits": process_limits(self._options)})
+        settings = json.dumps({"program": self._command, "limits": process_limits(self._options), "parent": os.getpid()})
         process = UserProcess(mark, lambda text: self._output.write(f"program {process.pid}", text))
         in_time = True
         try:

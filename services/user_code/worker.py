@@ -139,7 +139,7 @@ class UserWorker:
         except OSError as error:
             self._verdict = self._verdict or ("not_started", f"the worker cannot be started: {error}", None)
         finally:
-            self._tell_episodes()
+            self.conclude()
 
     async def _converse(self, environment: dict[str, str]) -> None:
         ours, theirs = socket.socketpair()
@@ -251,8 +251,10 @@ class UserWorker:
         last = "\n".join(["; its last output:", *lines]) if lines else ""
         return f"the worker ended by itself ({self._process.ended_as()}){last}"
 
-    def _tell_episodes(self) -> None:
-        """Let every episode that is left know what the end of the process means for it."""
+    def conclude(self) -> None:
+        """Let every episode that is left know what the end of the process means for it. A second call does nothing."""
+        if self.ended.is_set():
+            return
         reason, detail, culprit = self._verdict or ("crashed", self._crash(), None)
         self._verdict = (reason, detail, culprit)
         for number, episode in list(self._episodes.items()):

@@ -2,12 +2,20 @@
 
 import json
 import os
+import signal
 import socket
 import struct
 import threading
 from typing import Any
 
 LENGTH = struct.Struct(">I")
+
+
+def end_with_group(status: int) -> None:
+    """End this process and what the user's code has started in its group."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(status)
 
 
 class FrameSocket:
@@ -28,7 +36,7 @@ class FrameSocket:
             try:
                 self._socket.sendall(LENGTH.pack(len(body)) + body)
             except OSError:
-                os._exit(1)
+                end_with_group(1)
 
     def receive(self) -> dict[str, Any] | None:
         """The next message; None when the parent is gone."""

@@ -4,7 +4,6 @@ import asyncio
 import faulthandler
 import os
 import queue
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 
 from .episodes import RunningEpisode
 from .failures import cut, described, explained_import
-from .frames import FrameSocket
+from .frames import FrameSocket, end_with_group
 from .imports import find_function, load_agents
 from .limits import allow_cpu, limit_process
 from .monitor import LoopMonitor
@@ -67,9 +66,7 @@ class Messages:
         while (message := self._frames.receive()) is not None:
             with self._lock:
                 self._deliver(message)
-        if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # what the user's code has started ends with this process
-        os._exit(0)
+        end_with_group(0)
 
 
 class Worker:
