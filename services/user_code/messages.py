@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from asyncio import StreamReader
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -108,3 +109,11 @@ def encoded(message: dict[str, Plain] | dict[str, Any]) -> bytes:
     """A frame for the worker."""
     body = msgspec.json.encode(message)
     return LENGTH.pack(len(body)) + body
+
+
+async def received(reader: StreamReader) -> WorkerMessage:
+    """The next message. Raises: BadWorkerMessage; IncompleteReadError, ConnectionError at the end of the connection."""
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    if length > MAX_FRAME_BYTES:
+        raise BadWorkerMessage(f"a message of {length} bytes, {MAX_FRAME_BYTES} allowed")
+    return decoded(await reader.readexactly(length))

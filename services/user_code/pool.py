@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import structlog
 
+from services.user_code.episode import WorkerEpisode
 from services.user_code.journal import NoJournal, StepJournal
 from services.user_code.messages import MAX_START_BYTES, WorkerDiverged, WorkerDone, WorkerStep, encoded, start_message
 from services.user_code.options import AgentPoolOptions
 from services.user_code.output import UserOutput
 from services.user_code.results import AgentFailure, AgentResult, AgentTask, failed, scored
-from services.user_code.worker import UserWorker, WorkerEpisode
+from services.user_code.worker import UserWorker
 
 log = structlog.get_logger(__name__)
 

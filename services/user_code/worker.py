@@ -13,9 +13,8 @@ import structlog
 
 import gspo.agents
 from services.runtime.stray_processes import new_mark
+from services.user_code.episode import WorkerEpisode
 from services.user_code.messages import (
-    LENGTH,
-    MAX_FRAME_BYTES,
     BadWorkerMessage,
     WorkerAlive,
     WorkerDiverged,
@@ -25,34 +24,21 @@ from services.user_code.messages import (
     WorkerReady,
     WorkerStep,
     WorkerUnusable,
-    decoded,
     encoded,
+    received,
 )
 from services.user_code.options import AgentPoolOptions, process_limits, user_environment
 from services.user_code.output import UserOutput
 from services.user_code.process import WORKER_FILE, UserProcess, worker_command
-from services.user_code.results import AgentFailure, AgentResult, failed
+from services.user_code.results import AgentFailure, failed
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
 
 log = structlog.get_logger(__name__)
 
-EpisodeNews = WorkerStep | WorkerDiverged | WorkerDone | AgentResult
-"""What an episode hears: from its worker, or the result that the worker's end means for it."""
 _MOST_WAITING: Final = 64
 """Steps of one episode that wait for their record; an honest agent waits for each."""
-
-
-class WorkerEpisode:
-    """One episode in a worker."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.news: asyncio.Queue[EpisodeNews] = asyncio.Queue()
-        self.is_done = False
-        self.must_end_at: float | None = None
-        """When its worker is killed because it has not ended (the loop's time)."""
 
 
 class UserWorker:
@@ -168,7 +154,7 @@ class UserWorker:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
-                while not isinstance(message := await _received(reader), WorkerReady):
+                while not isinstance(message := await received(reader), WorkerReady):
                     if not isinstance(message, WorkerPrinted | WorkerUnusable):
                         raise BadWorkerMessage("a worker that has not said that it is ready speaks of episodes")
                     self._take(message)
@@ -180,7 +166,7 @@ class UserWorker:
         self._look()
         try:
             while True:
-                self._take(await _received(reader))
+                self._take(await received(reader))
         finally:
             if self._looking is not None:
                 self._looking.cancel()
@@ -268,11 +254,3 @@ class UserWorker:
         self.ended.set()
         if reason != "closed":
             log.warning("user_worker_ended", pid=self._process.pid, reason=reason, detail=detail)
-
-
-async def _received(reader: StreamReader) -> WorkerMessage:
-    """The next message. Raises: BadWorkerMessage; IncompleteReadError, ConnectionError at the end of the connection."""
-    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    if length > MAX_FRAME_BYTES:
-        raise BadWorkerMessage(f"a message of {length} bytes, {MAX_FRAME_BYTES} allowed")
-    return decoded(await reader.readexactly(length))

@@ -24,7 +24,7 @@ def agent_task(do: str, deadline_s: float = 60.0, seed: int = 7, **fields: Any) 
 @asynccontextmanager
 async def agent_pool(function: str = "act", output: Path | None = None, **options: Any) -> AsyncIterator[AgentPool]:
     """Workers that run a function of ``tests.support.agents``; none of their processes is left when the context ends."""
-    values = {"num_workers": 1, "heartbeat_s": 0.1, "grace_s": 0.5, "hang_s": 1.0} | options
+    values = {"num_workers": 1, "heartbeat_s": 0.1, "grace_s": 0.5, "hang_s": 2.0} | options
     before = set(psutil.Process().children(recursive=True))
     async with asyncio.TaskGroup() as tasks:
         function = function if ":" in function else f"tests.support.agents:{function}"
