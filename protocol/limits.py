@@ -17,8 +17,13 @@ MAX_NAME_CHARS: Final = 128
 MAX_REASON_CHARS: Final = 4096
 MAX_STATE_BYTES: Final = 256 * 1024
 """An environment's state, which travels with every chunk."""
+MAX_ENTRY_BYTES: Final = 256 * 1024
+"""One entry of a trajectory's journal..."""
+MAX_ENTRIES: Final = 16_384
+MAX_JOURNAL_BYTES: Final = 8 * 1024 * 1024
+"""...and all of them, which travel with every lease of the trajectory."""
 MAX_PLAIN_DEPTH: Final = 64
-"""Levels of lists and maps in tasks, environment states and a run's status."""
+"""Levels of lists and maps in tasks, environment states, journals and a run's status."""
 MAX_CHUNK_TOKENS: Final = 1_000_000
 MAX_CHUNK_FRAME_BYTES: Final = 4 * MAX_CHUNK_TOKENS
 """A chunk's token ids or log-probs."""

@@ -21,6 +21,7 @@ from protocol.messages.batch import (
     Trained,
 )
 from protocol.messages.connection import Ack, Goodbye, Hello, Refused, Welcome
+from protocol.messages.journal import Journal
 from protocol.messages.operator import ReleaseRequest, Status, StatusRequest, StopRequest
 from protocol.messages.weights import (
     BroadcastRequest,
@@ -51,13 +52,13 @@ from protocol.messages.work import (
 
 AnyMessage = (
     Hello | Goodbye | Welcome | Refused | Ack
-    | LeaseRequest | Lease | NoLease | Chunk | Finish | Release | LeaseEnded | Heartbeat | Pulse
+    | LeaseRequest | Lease | NoLease | Chunk | Journal | Finish | Release | LeaseEnded | Heartbeat | Pulse
     | BatchRequest | BatchPending | Batch | SkipBatch | EndOfRun | Published | Trained | BatchFailed | Checkpointed | Resume
     | ManifestRequest | Manifest | WeightRequest | WeightChunk | WeightGone | Loaded
     | ProcessGroupRequest | ProcessGroup | BroadcastRequest
     | StatusRequest | Status | StopRequest | ReleaseRequest
 )  # fmt: skip
-SEQUENCED = (Chunk, Finish, Release, Published, Trained, BatchFailed, Checkpointed)
+SEQUENCED = (Chunk, Journal, Finish, Release, Published, Trained, BatchFailed, Checkpointed)
 """Messages that must arrive: sent with a sequence number, kept by the sender until acknowledged."""
 
 FOR_ONE_LIFE = (Welcome, Ack, Refused)
@@ -87,6 +88,7 @@ __all__ = [
     "Goodbye",
     "Heartbeat",
     "Hello",
+    "Journal",
     "Lease",
     "LeaseEnded",
     "LeaseKey",

@@ -22,6 +22,7 @@ from protocol.messages.base import (
     require_rewards,
     require_total,
 )
+from protocol.messages.journal import JOURNAL_ARRAYS, check_journal
 from protocol.messages.pieces import PIECE_ARRAYS, check_pieces
 
 
@@ -43,10 +44,13 @@ class LeaseRequest(Message, frozen=True, tag="lease_request"):
 class Lease(Message, frozen=True, tag="lease"):
     """Broker -> rollout: extend this trajectory. With acknowledged tokens (``num_tokens`` > 0) it resumes there.
 
-    Arrays: all acknowledged tokens of the trajectory so far, and its pieces (``protocol.messages.pieces``).
+    Arrays: all acknowledged tokens of the trajectory so far, its pieces (``protocol.messages.pieces``), and its journal
+    (``protocol.messages.journal``).
     """
 
-    ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32", "logprobs": "float32", **PIECE_ARRAYS}
+    ARRAYS: ClassVar[dict[str, str]] = {
+        "token_ids": "int32", "logprobs": "float32", **PIECE_ARRAYS, **JOURNAL_ARRAYS,
+    }  # fmt: skip
 
     trajectory_id: Count
     epoch: Count
@@ -60,6 +64,8 @@ class Lease(Message, frozen=True, tag="lease"):
     """Environment state after the acknowledged tokens; None before the first chunk."""
     turn_done: bool
     """The last action segment is complete: the environment steps next."""
+    num_entries: Count = 0
+    """Of the journal."""
 
     def check_plain(self) -> None:
         require_plain("task", self.task, limits.MAX_TASK_BYTES)
@@ -68,6 +74,7 @@ class Lease(Message, frozen=True, tag="lease"):
     def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         check_tokens(arrays, self.num_tokens)
         check_pieces(arrays, self.num_tokens)
+        check_journal(arrays, self.num_entries)
 
 
 class NoLease(Message, frozen=True, tag="no_lease"):

@@ -7,6 +7,7 @@ import numpy as np
 
 from protocol.codec import Array
 from protocol.messages import Batch, BatchItem, Lease, Plain
+from protocol.messages.journal import journal_array
 from protocol.messages.pieces import Pieces, piece_arrays
 from services.broker.ledger import GrantLease
 from services.broker.rows import BatchRow, TrajectoryRow
@@ -23,8 +24,10 @@ NO_TOKENS: Final = Payload(
 )
 
 
-def lease_message(grant: GrantLease, task: Plain, payload: Payload, lease_s: float) -> tuple[Lease, dict[str, Array]]:
-    """A Lease with all acknowledged tokens."""
+def lease_message(
+    grant: GrantLease, task: Plain, payload: Payload, journal: Sequence[bytes], lease_s: float
+) -> tuple[Lease, dict[str, Array]]:
+    """A Lease with all acknowledged tokens and entries of the journal."""
     message = Lease(
         trajectory_id=grant.trajectory_id,
         epoch=grant.epoch,
@@ -36,9 +39,11 @@ def lease_message(grant: GrantLease, task: Plain, payload: Payload, lease_s: flo
         num_tokens=payload.num_tokens,
         state=payload.state,
         turn_done=payload.turn_done,
+        num_entries=len(journal),
     )
     pieces = Pieces(payload.segments, payload.version_runs, payload.turn_rewards)
-    return message, {"token_ids": payload.token_ids, "logprobs": payload.logprobs, **piece_arrays([pieces])}
+    tokens = {"token_ids": payload.token_ids, "logprobs": payload.logprobs}
+    return message, {**tokens, **piece_arrays([pieces]), **journal_array(journal)}
 
 
 def batch_message(

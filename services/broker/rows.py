@@ -72,6 +72,10 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
     """The sequence of the last token."""
     sequences: tuple[tuple[int, int], ...] = ()
     """Of a trajectory with several sequences: each one's tokens, and its turn under way or NO_TURN. Otherwise empty."""
+    num_entries: int = 0
+    """Entries of its journal."""
+    journal_bytes: int = 0
+    """Those of the entries."""
     reward_size: float = 0.0
     """Sum of the absolute rewards of the turns that chunks have completed."""
     finish_reason: Literal["done", "length"] | None = None
@@ -88,6 +92,15 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
         if self.sequences or not self.num_tokens:
             return self.sequences
         return ((self.num_tokens, self.num_turns - 1 if self.last_version > 0 else NO_TURN),)
+
+
+class JournalRow(Row, frozen=True, kw_only=True):
+    """One entry of a trajectory's journal, until the trajectory's group is archived: it serves whoever goes on with it."""
+
+    trajectory_id: int
+    place: int
+    entry: bytes
+    """msgpack."""
 
 
 class BatchStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -350,10 +350,10 @@ class BrokerService:
                 log.debug("peer_unreachable", peer=shown_identity(identity), type=message_type(message))
 
     async def _send_lease(self, grant: GrantLease) -> None:
-        payload = NO_TOKENS
+        payload, journal = NO_TOKENS, list[bytes]()
         try:
-            if grant.num_tokens:
-                payload = await self._in_thread(lambda: self._store.payload(grant.trajectory_id))
+            if grant.num_tokens or grant.num_entries:
+                payload, journal = await self._in_thread(lambda: self._store.resumable(grant.trajectory_id))
         except StoreCorrupt as error:
             return self._give_up_lease(grant, error)
         try:
@@ -364,7 +364,7 @@ class BrokerService:
             log.exception("task_failed", split=grant.split, task_index=grant.task_index)
             self._give_up_lease(grant, error)
             return
-        message, arrays = lease_message(grant, task, payload, self._ledger.state.config.lease_s)
+        message, arrays = lease_message(grant, task, payload, journal, self._ledger.state.config.lease_s)
         try:
             sent = await self._send(grant.to, message, arrays)
         except (TypeError, ValueError, OverflowError) as error:  # not plain data, or too large for a message

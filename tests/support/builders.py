@@ -22,6 +22,7 @@ from protocol.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    Journal,
     Lease,
     LeaseEnded,
     LeaseKey,
@@ -53,6 +54,7 @@ from protocol.messages import (
     WeightRequest,
     Welcome,
 )
+from protocol.messages.journal import journal_array, pack_entry
 from protocol.messages.pieces import NO_PIECES, Pieces, piece_arrays
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -108,11 +110,16 @@ def a_batch() -> Batch:
     return Batch(index=4, policy_version=5, temperature=1.0, items=[item, other])
 
 
-def lease_arrays(num_tokens: int = 5, turn_rewards: Sequence[float] = ()) -> Arrays:
+def lease_arrays(num_tokens: int = 5, turn_rewards: Sequence[float] = (), num_entries: int = 0) -> Arrays:
     """Those of ``a_lease``."""
     chunk = a_chunk()
     pieces = Pieces(chunk.segments, chunk.version_runs, turn_rewards) if num_tokens else NO_PIECES
-    return {**token_arrays(num_tokens), **piece_arrays([pieces])}
+    return {**token_arrays(num_tokens), **piece_arrays([pieces]), **journal_array(packed_entries(num_entries))}
+
+
+def packed_entries(num_entries: int) -> list[bytes]:
+    """Entries of a journal."""
+    return [pack_entry({"step": "search", "result": [number, None, "x"]}) for number in range(num_entries)]
 
 
 def batch_arrays() -> Arrays:
@@ -157,9 +164,10 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
         (Refused(reason="no", message_type="chunk", fatal=True), {}),
         (Ack(next_seq=9), {}),
         (LeaseRequest(request_id=1, capacity=4, policy_version=2), {}),
-        (a_lease(), lease_arrays()),
+        (a_lease(num_entries=2), lease_arrays(num_entries=2)),
         (NoLease(request_id=1, reason="window_full", retry_s=0.5), {}),
         (a_chunk(), token_arrays(5)),
+        (Journal(trajectory_id=7, epoch=2, place=3, entry={"step": "search", "result": [1, None, "x"]}), {}),
         (Finish(trajectory_id=7, epoch=2, num_tokens=5, reason="done", turn_rewards=[0.5, 1.0]), {}),
         (Release(trajectory_id=7, epoch=2, reason="draining", failed=False), {}),
         (LeaseEnded(trajectory_id=7, epoch=2, reason="expired"), {}),

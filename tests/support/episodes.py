@@ -12,6 +12,7 @@ from gspo.environments import Environment, RewardJob, Start, Step
 from protocol.codec import Array, decode, encode
 from protocol.limits import MAX_TURNS
 from protocol.messages import SEQUENCED, Chunk, Finish, Lease, Message, Segment
+from protocol.messages.journal import journal_array
 from protocol.messages.pieces import Pieces, piece_arrays, pieces_in
 from services.environments.generated import GeneratedTasks
 from services.environments.reward_pool import RewardResult
@@ -125,7 +126,7 @@ def a_new_lease(**changes: Any) -> Lease:
 
 def no_tokens(turn_rewards: Sequence[float] = ()) -> dict[str, Array]:
     pieces = piece_arrays([Pieces((), (), turn_rewards)])
-    return {"token_ids": np.empty(0, np.int32), "logprobs": np.empty(0, np.float32), **pieces}
+    return {"token_ids": np.empty(0, np.int32), "logprobs": np.empty(0, np.float32), **pieces, **journal_array(())}
 
 
 def resumed(lease: Lease, chunks: Sequence[tuple[Chunk, Mapping[str, Array]]]) -> tuple[Lease, dict[str, Array]]:
@@ -141,6 +142,7 @@ def resumed(lease: Lease, chunks: Sequence[tuple[Chunk, Mapping[str, Array]]]) -
     last = chunks[-1][0]
     arrays = {name: np.concatenate([arrays[name] for _, arrays in chunks]) for name in ("token_ids", "logprobs")}
     arrays |= piece_arrays([Pieces(chunk.segments, chunk.version_runs, chunk.turn_rewards) for chunk, _ in chunks])
+    arrays |= journal_array(())
     following = msgspec.structs.replace(
         lease, epoch=lease.epoch + 1, num_tokens=offset, state=state, turn_done=last.turn_done
     )

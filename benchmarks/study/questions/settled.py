@@ -53,8 +53,13 @@ WIDER: Final = 3.0
 """The other eps that is tried, at the usual learning rate, as a multiple."""
 TUNING_SEEDS: Final = (100, 101, 102)
 SEEDS: Final = tuple(range(27))
-CHOSEN: Final[dict[str, tuple[float, float]]] = {}
-"""Learning rate and multiple of eps by arm, from f-tune. An arm that is not here has no runs in f yet."""
+CHOSEN: Final[dict[str, tuple[float, float]]] = {
+    "fixed": (2e-4, WIDER),
+    "c = 1": (2e-4, 1.0),
+    **dict.fromkeys((CALIBRATED, RECENTRED, MATCHED, SHUFFLED, "no clip"), (1e-4, 1.0)),
+    **dict.fromkeys((arm for arm in ARMS if arm.startswith("proximal")), (1e-4, 1.0)),
+}
+"""Learning rate and multiple of eps by arm: those with the best mean reward in f-tune."""
 
 
 def tuning() -> list[tuple[str, str, RunConfig]]:

@@ -62,6 +62,8 @@ class GrantLease(Action, frozen=True, kw_only=True):
     task_index: int
     seed: int
     num_tokens: int
+    num_entries: int = 0
+    """Of the journal."""
 
 
 class DeliverBatch(Action, frozen=True, kw_only=True):

@@ -157,6 +157,11 @@ class Groups:
             )
         )
 
+    def note(self, trajectory_id: int, num_bytes: int) -> TrajectoryRow:
+        """Count an entry of the journal."""
+        row = self._trajectories[trajectory_id]
+        return self._put(replace(row, num_entries=row.num_entries + 1, journal_bytes=row.journal_bytes + num_bytes))
+
     def finish(self, finish: Finish) -> list[Row]:
         """The episode is complete, and with the last one its group."""
         row = self._end_lease(

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol.endpoints import require_endpoint
-from protocol.limits import MAX_VERSION_STEP, TrajectoryLimits
-from protocol.messages import Chunk, Finish, Published, Trained
+from protocol.limits import MAX_ENTRIES, MAX_JOURNAL_BYTES, MAX_VERSION_STEP, TrajectoryLimits
+from protocol.messages import Chunk, Finish, Journal, Published, Trained
 from protocol.messages.base import require_rewards
-from services.broker.rows import NO_TURN, TrajectoryRow, VersionRow
+from protocol.messages.journal import pack_entry
+from services.broker.rows import NO_TURN, JournalRow, TrajectoryRow, VersionRow
 
 OBSERVATION: Final = -1
 """In place of a version: no policy made the token."""
@@ -185,6 +186,21 @@ def _require_version(version: int, oldest: int, newest: int) -> None:
             f"version_runs give version {version} to action tokens: the lease's engine served {oldest} before, and an "
             "engine's versions do not go back"
         )
+
+
+def journal_entry(row: TrajectoryRow, message: Journal) -> JournalRow:
+    """The entry as it is kept. Raises: ValueError with the value and the limit when it must not be taken."""
+    if message.place != row.num_entries:
+        raise ValueError(f"gap: place is {message.place}, {row.num_entries} entries are acknowledged")
+    if row.num_entries >= MAX_ENTRIES:
+        raise ValueError(f"{row.num_entries + 1} entries, {MAX_ENTRIES} allowed (MAX_ENTRIES)")
+    entry = pack_entry(message.entry)
+    if row.journal_bytes + len(entry) > MAX_JOURNAL_BYTES:
+        raise ValueError(
+            f"the journal has {row.journal_bytes + len(entry)} bytes, {MAX_JOURNAL_BYTES} allowed (MAX_JOURNAL_BYTES): keep "
+            "large results in files"
+        )
+    return JournalRow(trajectory_id=row.trajectory_id, place=message.place, entry=entry)
 
 
 def check_finish(row: TrajectoryRow, finish: Finish) -> None:

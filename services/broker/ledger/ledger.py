@@ -25,6 +25,7 @@ from protocol.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    Journal,
     LeaseRequest,
     Message,
     Published,
@@ -44,7 +45,7 @@ from services.broker.ledger.actions import Action, Note, Offence, Reply, Save, S
 from services.broker.ledger.fencing import NOBODY, Owner, Peer, Peers, PlaceTaken, SessionRefused, subjects_of
 from services.broker.ledger.fleet import Fleet
 from services.broker.ledger.intake import TokenFacts
-from services.broker.ledger.leases import Leases
+from services.broker.ledger.leases import HolderMessages, Leases
 from services.broker.ledger.state import LedgerConfig, State
 from services.broker.ledger.status import status_of
 from services.broker.ledger.training import Training
@@ -70,7 +71,7 @@ FORGIVE_EVERY_S: Final = 1.0
 ATTEMPTS_SHARE: Final = 4
 """One rollout may use up this part of the failed attempts that end a run; more of them tell nothing about the run."""
 ALLOWED: Final[dict[Role, tuple[type[Message], ...]]] = {
-    "rollout": (LeaseRequest, Chunk, Finish, Release, Heartbeat, Goodbye),
+    "rollout": (LeaseRequest, Chunk, Journal, Finish, Release, Heartbeat, Goodbye),
     "learner": (BatchRequest, Published, Trained, BatchFailed, Checkpointed, Resume, Heartbeat, Goodbye),
     "operator": (StatusRequest, StopRequest, ReleaseRequest, Goodbye),
 }
@@ -96,6 +97,7 @@ class Ledger:
         self.quotas = Quotas(quotas)
         self._forgiven_at = now
         self.leases = Leases(self.state, now, self._discounts)
+        self.holders = HolderMessages(self.state, self.leases)
         self.training = Training(self.state, self.leases, now)
 
     def on_hello(self, hello: Hello, now: float, owner: Owner = NOBODY) -> list[Action]:
@@ -256,11 +258,13 @@ class Ledger:
                 return self.leases.on_lease_request(sender, message, now, is_serving=is_serving)
             case Chunk():
                 assert facts is not None, "a chunk is handed in with what is known of its tokens"
-                return self.leases.on_chunk(sender, message, facts, now)
+                return self.holders.on_chunk(sender, message, facts, now)
+            case Journal():
+                return self.holders.on_journal(sender, message, now)
             case Finish():
-                return self.leases.on_finish(sender, message, now)
+                return self.holders.on_finish(sender, message, now)
             case Release():
-                return self.leases.on_release(sender, message)
+                return self.holders.on_release(sender, message)
             case Heartbeat() if peer.role == "learner":
                 return [self.leases.pulse(sender)]  # Each says only that its sender lives.
             case Heartbeat():
@@ -373,7 +377,7 @@ class Ledger:
 
     def _advance_after(self, message: Message, now: float) -> list[Action]:
         """Frequent messages complete no group: what else they may change is seen at the next tick."""
-        return [] if isinstance(message, (LeaseRequest, Chunk, Heartbeat)) else self._advance(now)
+        return [] if isinstance(message, (LeaseRequest, Chunk, Journal, Heartbeat)) else self._advance(now)
 
     def _advance(self, now: float) -> list[Action]:
         return [*self.state.start_evaluation_if_due(), *self.training.advance(now)]

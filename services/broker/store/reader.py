@@ -21,6 +21,7 @@ from services.broker.rows import (
     FailureRow,
     GroupRow,
     GroupStatus,
+    JournalRow,
     LedgerContents,
     Row,
     RunRow,
@@ -272,6 +273,17 @@ class Reader:
         except (ValueError, TypeError, RecursionError) as error:
             raise StoreCorrupt(f"{self.path}: {error}") from error
 
+    def journal(self, trajectory_id: int) -> list[bytes]:
+        """The entries of a trajectory's journal, in order. Raises: StoreCorrupt when one is missing."""
+        rows = self.rows(JournalRow, "WHERE trajectory_id = ? ORDER BY place", (trajectory_id,))
+        if [row.place for row in rows] != list(range(len(rows))):
+            raise StoreCorrupt(f"{self.path}: the journal of trajectory {trajectory_id} lacks entries")
+        return [row.entry for row in rows]
+
+    def resumable(self, trajectory_id: int) -> tuple[Payload, list[bytes]]:
+        """What a trajectory goes on from: its tokens and its journal. Raises: StoreCorrupt."""
+        return self.payload(trajectory_id), self.journal(trajectory_id)
+
     def chunks(self, trajectory_id: int) -> list[StoredChunk]:
         """A trajectory's chunks in order, from the ledger or from the archive. Raises: StoreCorrupt."""
         rows = self._select(f"SELECT {CHUNK_COLUMNS} FROM chunks WHERE trajectory_id = ? ORDER BY start", (trajectory_id,))
@@ -346,8 +358,7 @@ class Reader:
     @property
     def num_bytes(self) -> int:
         """Size of the database, without its write-ahead log."""
-        ((pages,),) = self._select("PRAGMA page_count")
-        ((page_bytes,),) = self._select("PRAGMA page_size")
+        ((pages,),), ((page_bytes,),) = (self._select(f"PRAGMA {name}") for name in ("page_count", "page_size"))
         return int(pages) * int(page_bytes)
 
     def rows(self, row_type: type[RowType], rest: str, parameters: Sequence[Any] = ()) -> list[RowType]:
@@ -386,14 +397,4 @@ class Reader:
 
 
 def _stored(values: tuple[Any, ...]) -> StoredChunk:
-    trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum = values
-    return StoredChunk(
-        trajectory_id=trajectory_id,
-        start=start,
-        epoch=epoch,
-        num_tokens=num_tokens,
-        header=header,
-        token_ids=token_ids,
-        logprobs=logprobs,
-        checksum=checksum,
-    )
+    return StoredChunk(**dict(zip(CHUNK_COLUMNS.split(", "), values, strict=True)))

@@ -15,6 +15,7 @@ from services.broker.rows import (
     EvaluationRow,
     FailureRow,
     GroupRow,
+    JournalRow,
     Row,
     SetAsideRow,
     TrainedRow,
@@ -38,7 +39,8 @@ CREATE TABLE trajectories (
     attempts INTEGER NOT NULL, num_tokens INTEGER NOT NULL, num_action_tokens INTEGER NOT NULL,
     version_sum INTEGER NOT NULL, min_version INTEGER NOT NULL, num_turns INTEGER NOT NULL, num_segments INTEGER NOT NULL,
     num_runs INTEGER NOT NULL, last_version INTEGER NOT NULL, last_sequence INTEGER NOT NULL, sequences TEXT NOT NULL,
-    reward_size REAL NOT NULL, finish_reason TEXT, turn_rewards TEXT NOT NULL, checksum INTEGER NOT NULL
+    num_entries INTEGER NOT NULL, journal_bytes INTEGER NOT NULL, reward_size REAL NOT NULL, finish_reason TEXT,
+    turn_rewards TEXT NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE INDEX trajectories_by_group ON trajectories (group_id);
 CREATE TABLE chunks (
@@ -46,6 +48,10 @@ CREATE TABLE chunks (
     header BLOB NOT NULL, token_ids BLOB NOT NULL, logprobs BLOB NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE UNIQUE INDEX chunks_in_order ON chunks (trajectory_id, start);
+CREATE TABLE journal (
+    trajectory_id INTEGER NOT NULL, place INTEGER NOT NULL, entry BLOB NOT NULL, checksum INTEGER NOT NULL,
+    PRIMARY KEY (trajectory_id, place)
+) WITHOUT ROWID;
 CREATE TABLE batches (
     batch INTEGER PRIMARY KEY, policy_version INTEGER NOT NULL, group_ids TEXT NOT NULL, stats TEXT NOT NULL,
     checksum INTEGER NOT NULL
@@ -171,6 +177,7 @@ TABLES: Final[dict[type[Row], Table]] = {
     for table in (
         _table("groups", GroupRow),
         _table("trajectories", TrajectoryRow, json_fields=("sequences", "turn_rewards"), real_fields=("reward_size",)),
+        _table("journal", JournalRow),
         _table("batches", BatchRow, json_fields=("group_ids", "stats"), index="batch"),
         _table("versions", VersionRow),
         _table("trained", TrainedRow, index="batch"),

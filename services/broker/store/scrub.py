@@ -16,8 +16,8 @@ ROWS: Final = 256
 """Rows that one step reads: its transaction is so short that it keeps no log from being merged."""
 BUSY_S: Final = 5.0
 CHUNKS: Final = "chunks"
-_KEYS: Final = {"meta": ("key",), "trained": ("batch", "policy_version")}
-_FIRST: Final = {"meta": ("",), "trained": (-1, -1)}
+_KEYS: Final = {"meta": ("key",), "trained": ("batch", "policy_version"), "journal": ("trajectory_id", "place")}
+_FIRST: Final = {"meta": ("",), "trained": (-1, -1), "journal": (-1, -1)}
 
 
 @dataclass(kw_only=True)

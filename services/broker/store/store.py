@@ -26,6 +26,7 @@ from services.broker.store.schema import CREATE, RUN_KEY, SCHEMA_VERSION, TABLES
 FORGET_CHUNKS: Final = (
     "DELETE FROM chunks WHERE trajectory_id IN (SELECT trajectory_id FROM trajectories WHERE group_id = ?)"
 )
+FORGET_JOURNAL: Final = FORGET_CHUNKS.replace("FROM chunks", "FROM journal")
 WAYS_OUT: Final = {
     sqlite3.SQLITE_FULL: "free space on its disk",
     sqlite3.SQLITE_READONLY: "make the file and its directory writable",
@@ -216,6 +217,7 @@ class Store(Reader):
         # In the same transaction as the row that says where they are now.
         archived = [(row.group_id,) for row in by_type.get(ArchivedRow, []) if isinstance(row, ArchivedRow)]
         self._connection.executemany(FORGET_CHUNKS, archived)
+        self._connection.executemany(FORGET_JOURNAL, archived)
         self._connection.executemany(
             "INSERT INTO chunks (trajectory_id, start, epoch, num_tokens, header, token_ids, logprobs, checksum) "
             "VALUES (:trajectory_id, :start, :epoch, :num_tokens, :header, :token_ids, :logprobs, :checksum)",

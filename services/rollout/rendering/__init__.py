@@ -7,10 +7,10 @@ from services.rollout.rendering.interface import (
     Markers,
     Messages,
     Parsed,
+    ParsedCall,
     Renderer,
     RenderingError,
     Stream,
-    ToolCall,
     Tools,
 )
 from services.rollout.rendering.stops import without_stop
@@ -21,10 +21,10 @@ __all__ = [
     "Markers",
     "Messages",
     "Parsed",
+    "ParsedCall",
     "Renderer",
     "RenderingError",
     "Stream",
-    "ToolCall",
     "Tools",
     "create_renderer",
     "without_stop",

@@ -23,7 +23,7 @@ class RenderingError(ValueError):
 
 
 @dataclass(frozen=True)
-class ToolCall:
+class ParsedCall:
     """One call of a tool."""
 
     name: str
@@ -38,7 +38,7 @@ class Parsed:
     content: str = ""
     reasoning: str | None = None
     """None where the answer has no reasoning at all."""
-    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_calls: list[ParsedCall] = field(default_factory=list)
     problem: str | None = None
     """Why a tool call is not in ``tool_calls``, but stands in ``content`` as the model wrote it."""
 

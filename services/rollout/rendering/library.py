@@ -16,8 +16,8 @@ from services.rollout.rendering.interface import (
     Markers,
     Messages,
     Parsed,
+    ParsedCall,
     RenderingError,
-    ToolCall,
     Tools,
 )
 from services.rollout.rendering.messages import check_arguments, for_template
@@ -172,7 +172,7 @@ class LibraryRenderer:
         return self._answer.text(sampled_ids)
 
     def _parsed(self, answer: Any, ids: list[int]) -> Parsed:
-        calls: list[ToolCall] = []
+        calls: list[ParsedCall] = []
         unread: list[str] = []
         problem = None
         for attempt in answer.tool_calls:

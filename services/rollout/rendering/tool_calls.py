@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NoReturn
 
-from services.rollout.rendering.interface import ToolCall
+from services.rollout.rendering.interface import ParsedCall
 
 Format = Literal["tags", "json", "none"]
 OPEN: Final = "<tool_call>"
@@ -24,7 +24,7 @@ def format_of(template: str) -> Format:
     return "none"
 
 
-def find_calls(text: str, written: Format) -> tuple[str, list[ToolCall], str | None]:
+def find_calls(text: str, written: Format) -> tuple[str, list[ParsedCall], str | None]:
     """The text outside tool calls, the calls, and what is wrong with the first one that is none.
 
     A call that is none stays in the text.
@@ -36,7 +36,7 @@ def find_calls(text: str, written: Format) -> tuple[str, list[ToolCall], str | N
     return text, [], None
 
 
-def make_call(name: object, arguments: object) -> ToolCall:
+def make_call(name: object, arguments: object) -> ParsedCall:
     """Raises: ValueError for what OpenAI's API cannot carry."""
     if not isinstance(name, str) or not name:
         raise ValueError("no name of a function")
@@ -54,12 +54,12 @@ def make_call(name: object, arguments: object) -> ToolCall:
         written = json.dumps(arguments, allow_nan=False)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
-    return ToolCall(name=name, arguments_json=written)
+    return ParsedCall(name=name, arguments_json=written)
 
 
-def _tagged(text: str) -> tuple[str, list[ToolCall], str | None]:
+def _tagged(text: str) -> tuple[str, list[ParsedCall], str | None]:
     outside: list[str] = []
-    calls: list[ToolCall] = []
+    calls: list[ParsedCall] = []
     problem = None
     position = 0
     while (begin := text.find(OPEN, position)) >= 0:
@@ -84,7 +84,7 @@ def _tagged(text: str) -> tuple[str, list[ToolCall], str | None]:
     return "".join(outside), calls, problem
 
 
-def _bare(text: str) -> tuple[str, list[ToolCall], str | None]:
+def _bare(text: str) -> tuple[str, list[ParsedCall], str | None]:
     stripped = text.strip()
     if not stripped.startswith("{") or '"name"' not in stripped:
         return text, [], None

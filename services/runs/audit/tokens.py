@@ -20,8 +20,11 @@ from services.runs.audit.findings import Findings, Rules
 BYTES_PER_TOKEN: Final = 4
 TRAJECTORIES: Final = """
 SELECT t.trajectory_id, t.group_id, t.status, t.epoch, t.num_tokens, t.num_action_tokens, t.version_sum, t.min_version,
-       t.sequences, t.finish_reason, g.group_id IS NOT NULL, g.status, g.batch, a.archive, a.place
+       t.sequences, t.num_entries, t.journal_bytes, coalesce(j.entries, 0), coalesce(j.bytes, 0),
+       t.finish_reason, g.group_id IS NOT NULL, g.status, g.batch, a.archive, a.place
 FROM trajectories t LEFT JOIN groups g ON g.group_id = t.group_id LEFT JOIN archived a ON a.group_id = t.group_id
+LEFT JOIN (SELECT trajectory_id, count(*) entries, sum(length(entry)) bytes FROM journal GROUP BY trajectory_id) j
+ON j.trajectory_id = t.trajectory_id
 ORDER BY t.trajectory_id
 """
 CHUNKS: Final = """
@@ -91,7 +94,7 @@ class TokenAudit:
                 self._chunk(chunk, seen)
                 chunk = next(chunks, None)
             if archive not in archives.unreadable:
-                self._trajectory(trajectory, seen)
+                self._trajectory(trajectory, seen, is_archived=archive is not None)
         while chunk is not None:
             chunk = self._orphan(chunk, chunks)
         return TokenCounts(num_chunks=self._num_chunks, num_resumed=self._num_resumed)
@@ -154,8 +157,9 @@ class TokenAudit:
                 text = f"{where} has {run.num_tokens} tokens of version {run.version}"
                 self._findings.add("token of a version that was never published", text)
 
-    def _trajectory(self, row: list[Any], seen: _Seen) -> None:
+    def _trajectory(self, row: list[Any], seen: _Seen, *, is_archived: bool) -> None:
         trajectory_id, group_id, status, epoch, *counts, finish_reason, group_exists, group_status, batch = row
+        *counts, num_entries, journal_bytes, entries_there, bytes_there = counts
         where = f"trajectory {trajectory_id}"
         found = [seen.num_tokens, seen.num_actions, seen.version_sum, seen.oldest, seen.states]
         names = ("tokens", "action tokens", "version sum", "oldest version", "sequences")
@@ -164,6 +168,11 @@ class TokenAudit:
                 self._findings.add(
                     "row and chunks differ", f"{where}: {name} {in_row} in its row, {in_chunks} in its chunks"
                 )
+        if not is_archived and (num_entries, journal_bytes) != (entries_there, bytes_there):
+            text = (
+                f"{where}: {num_entries} entries of {journal_bytes} bytes in its row, {entries_there} of {bytes_there} there"
+            )
+            self._findings.add("row and journal differ", text)
         if seen.epoch > epoch:
             self._findings.add("epoch went back", f"{where} has a chunk of epoch {seen.epoch}, its own is {epoch}")
         self._num_resumed += seen.epochs > 1

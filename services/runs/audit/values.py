@@ -32,6 +32,7 @@ KINDS: Final[dict[str, dict[str, str]]] = {
         **dict.fromkeys(("trajectory_id", "group_id", "epoch", "lease_version", "lease_start", "attempts"), NUMBER),
         **dict.fromkeys(("num_tokens", "num_action_tokens", "version_sum", "min_version", "num_turns"), NUMBER),
         **dict.fromkeys(("num_segments", "num_runs", "last_version", "last_sequence"), NUMBER),
+        **dict.fromkeys(("num_entries", "journal_bytes"), NUMBER),
         "reward_size": REAL_OR_NOTHING,
         **dict.fromkeys(("status", "holder_peer", "holder_session"), TEXT),
         "finish_reason": TEXT_OR_NOTHING,
@@ -42,6 +43,7 @@ KINDS: Final[dict[str, dict[str, str]]] = {
         **dict.fromkeys(("trajectory_id", "start", "epoch", "num_tokens", "checksum"), NUMBER),
         **dict.fromkeys(("header", "token_ids", "logprobs"), BYTES),
     },
+    "journal": {**dict.fromkeys(("trajectory_id", "place"), NUMBER), "entry": BYTES},
     "batches": {**dict.fromkeys(("batch", "policy_version"), NUMBER), "group_ids": WHOLE_NUMBERS, "stats": OBJECT},
     "versions": {
         **dict.fromkeys(("policy_version", "num_bytes", "trained_batches", "vocabulary"), NUMBER),

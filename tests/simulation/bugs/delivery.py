@@ -48,7 +48,7 @@ DELIVERY = (
     ),
     Bug(
         name="a lease's epoch is not checked",
-        module="services.broker.ledger.leases",
+        module="services.broker.ledger.leases.leases",
         old='row.status != "leased" or row.epoch != epoch:\n            return None\n        return row if sender',
         new='row.status != "leased":\n            return None\n        return row if sender or sender',
         invariants=("G1",),
@@ -65,7 +65,7 @@ DELIVERY = (
     ),
     Bug(
         name="a chunk may overlap what is stored",
-        module="services.broker.ledger.leases",
+        module="services.broker.ledger.leases.holders",
         old="        if row.lease_start <= chunk.offset and end <= row.num_tokens:\n"
         "            return []  # delivered again after a broker restart\n"
         "        if chunk.offset != row.num_tokens:",
@@ -110,7 +110,7 @@ DELIVERY = (
     ),
     Bug(
         name="admission ignores the oldest version of a group under way",
-        module="services.broker.ledger.leases",
+        module="services.broker.ledger.leases.leases",
         old="return window.extend(",
         new="return True or (",
         invariants=("G3", "G4"),
@@ -181,7 +181,7 @@ DELIVERY = (
     ),
     Bug(
         name="a lease never expires",
-        module="services.broker.ledger.leases",
+        module="services.broker.ledger.leases.leases",
         old="self._deadlines.items() if deadline <= now)",
         new="self._deadlines.items() if deadline < 0)",
         invariants=("liveness",),

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from protocol.messages import Checkpointed, Resume
+from protocol.messages import Checkpointed, Journal, Resume
 from services.broker.ledger.actions import SessionKey
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.store.reader import LEDGER_FILE
@@ -76,6 +76,9 @@ def _fail_a_group(broker: LedgerHarness) -> None:
 def _resume_an_episode(broker: LedgerHarness) -> None:
     (lease,) = broker.lease(FIRST, 1)
     broker.grow(FIRST, lease, 2, 1)
+    for place in range(2):
+        entry = {"step": "search", "result": place}
+        broker.send(FIRST, Journal(trajectory_id=lease.trajectory_id, epoch=lease.epoch, place=place, entry=entry))
     broker.tick(CONFIG.lease_s + 1)
     (again,) = broker.lease(SECOND, 1)
     assert (again.trajectory_id, again.epoch) == (lease.trajectory_id, lease.epoch + 1)

@@ -13,6 +13,7 @@ from protocol import limits
 from protocol.codec import decode, encode
 from protocol.errors import ProtocolError
 from protocol.messages import Batch, BatchItem, Chunk, Segment, VersionRun
+from protocol.messages.journal import journal_array
 from protocol.messages.pieces import Pieces, piece_arrays, pieces_in
 from tests.support.builders import a_batch, a_chunk, a_lease, batch_arrays, lease_arrays, token_arrays
 
@@ -78,7 +79,7 @@ def test_a_chunk_and_a_lease_at_their_limits_fit_their_headers() -> None:
     tokens = {name: array[: 4 * turns] for name, array in token_arrays(4 * turns).items()}
     assert decode(encode(chunk, tokens)).message == chunk
     lease = a_lease(num_tokens=4 * turns, state=state, task={"text": "x" * (limits.MAX_TASK_BYTES - 16)})
-    assert decode(encode(lease, {**tokens, **piece_arrays([pieces])})).message == lease
+    assert decode(encode(lease, {**tokens, **piece_arrays([pieces]), **journal_array(())})).message == lease
 
 
 def test_a_state_or_a_task_that_leaves_no_room_for_the_other_is_refused() -> None:

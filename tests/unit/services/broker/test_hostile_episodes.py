@@ -94,7 +94,7 @@ class Intake:
         """Every lease can be read by the rollout that gets it, with what others have left in it."""
         for grant in self.world.lease(sender, self.rng.randint(1, 3), self.rng.randint(1, NEWEST)):
             payload = self.world.store.payload(grant.trajectory_id)
-            message, arrays = lease_message(grant, {"task": 1}, payload, 10.0)
+            message, arrays = lease_message(grant, {"task": 1}, payload, self.world.store.journal(grant.trajectory_id), 10.0)
             received = decode(encode(message, arrays))
             SEEN["resumed"] += bool(payload.num_tokens)
             assert received.message == message or "nan" in repr(message)

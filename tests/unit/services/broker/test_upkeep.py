@@ -52,6 +52,7 @@ def one_pass(directory: Path) -> tuple[int, list[str]]:
         ("trajectories", "UPDATE trajectories SET turn_rewards = '[9.0]' WHERE trajectory_id = 3"),
         ("chunks", "UPDATE chunks SET epoch = epoch + 1 WHERE trajectory_id = 3"),
         ("chunks", "UPDATE chunks SET logprobs = zeroblob(length(logprobs)) WHERE trajectory_id = 3"),
+        ("journal", "UPDATE journal SET entry = x'c0' WHERE place = 1"),
         ("batches", "UPDATE batches SET group_ids = replace(group_ids, '1', '3') WHERE batch = 0"),
         ("versions", "UPDATE versions SET digest = 'e' WHERE policy_version = 2"),
         ("trained", "UPDATE trained SET how = 'skipped' WHERE batch = 0"),

@@ -107,6 +107,7 @@ PLANTED: list[tuple[str, str, str]] = [
         "row and chunks differ",
         "sequences [[1, -1], [1, 0]] in its row, [] in its chunks",
     ),
+    ("DELETE FROM journal WHERE place = 1", "row and journal differ", "2 entries of 42 bytes in its row, 1 of 21 there"),
     ("UPDATE trajectories SET num_action_tokens = 1 WHERE trajectory_id = 3", "batch was changed", "num_action_tokens"),
     ("UPDATE groups SET prompt = 70 WHERE prompt = 6", "prompt skipped", "prompt 6 is in no group; the next is prompt 7"),
     ("UPDATE groups SET prompt = 3 WHERE prompt = 4", "prompt used twice", "prompt 3 is in group 4"),

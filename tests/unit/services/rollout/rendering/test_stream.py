@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from services.rollout.rendering import Parsed, RenderingError, without_stop
 from services.rollout.rendering.answers import AnswerText
 from services.rollout.rendering.decoder import TextDecoder
-from services.rollout.rendering.interface import Markers, ToolCall
+from services.rollout.rendering.interface import Markers, ParsedCall
 from services.rollout.rendering.stops import StopStrings, num_held
 from services.rollout.rendering.template import TemplateRenderer
 from services.rollout.tokenizer import ChatTokenizer
@@ -152,7 +152,7 @@ def test_a_call_is_held_back_and_text_before_it_is_not(renderers: dict[str, Temp
     assert stream.feed(encode("<")).content == ""
     assert stream.feed(encode(" b")).content == "\n< b"
     assert stream.feed(encode('<tool_call>{"name": "f", "arguments": {}}</tool_call> And?')).content == ""
-    parsed = Parsed(content="I will look.\n< b And?", tool_calls=[ToolCall("f", "{}")])
+    parsed = Parsed(content="I will look.\n< b And?", tool_calls=[ParsedCall("f", "{}")])
     assert stream.finish(parsed).content == " And?"
 
 

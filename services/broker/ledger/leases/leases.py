@@ -1,26 +1,22 @@
-"""Decides which rollout may extend which trajectory, and takes tokens and results only from the holder of its lease."""
+"""Decides which rollout may extend which trajectory, and for how long."""
 
 from collections.abc import Callable, Iterable
 from typing import Final, Literal
 
 from protocol.limits import MAX_LEASES_PER_PEER
 from protocol.messages import (
-    Chunk,
-    Finish,
     Heartbeat,
     LeaseEnded,
     LeaseRequest,
     NoLease,
     Pulse,
     Refused,
-    Release,
 )
 from protocol.messages.base import shortened
-from services.broker.ledger.actions import Action, AppendChunk, GrantLease, Note, Offence, Reply, Save, SessionKey
+from services.broker.ledger.actions import Action, GrantLease, Note, Offence, Reply, Save, SessionKey
 from services.broker.ledger.admission import Window
 from services.broker.ledger.fencing import LISTENING_S
-from services.broker.ledger.intake import TokenFacts, check_finish, growth
-from services.broker.ledger.state import State, lease_ended, saves
+from services.broker.ledger.state import State, lease_ended
 from services.broker.ledger.task_order import trajectory_seed
 from services.broker.quotas import Progress
 from services.broker.rows import TrajectoryRow
@@ -31,7 +27,7 @@ RETRY_LATER_S: Final = 1.0
 
 
 class Leases:
-    """Leases and what comes in under them. Deadlines are not durable: after a restart each lease gets a fresh one."""
+    """Who holds what, and until when. Deadlines are not durable: after a restart each lease gets a fresh one."""
 
     def __init__(self, state: State, now: float, discounts: Callable[[SessionKey], bool] = lambda sender: False) -> None:
         """``discounts`` says whether the failed attempts of a session count against nothing but itself."""
@@ -132,6 +128,7 @@ class Leases:
             task_index=group.task_index,
             seed=trajectory_seed(state.config.seed, row.trajectory_id),
             num_tokens=row.num_tokens,
+            num_entries=row.num_entries,
         )
         return [Save(row=row), grant]
 
@@ -184,9 +181,9 @@ class Leases:
         state = self._state
         actions: list[Action] = []
         for key in heartbeat.leases:
-            row = self._held(sender, key.trajectory_id, key.epoch)
+            row = self.held(sender, key.trajectory_id, key.epoch)
             if row is None:
-                actions.append(_ended(sender, key.trajectory_id, key.epoch, "not held by this session"))
+                actions.append(told_ended(sender, key.trajectory_id, key.epoch, "not held by this session"))
             else:
                 self._deadlines[row.trajectory_id] = now + state.config.lease_s
         return [*actions, self.pulse(sender)]
@@ -284,7 +281,7 @@ class Leases:
             reason = f"no new token in {self._state.config.idle_lease_s:g} s (broker.idle_lease_s)"
             ended = lease_ended(row, reason)
             offence = Offence(by=holder, reason="idle")
-            actions += [ended, offence, *self._failed(holder, row, f"trajectory {row.trajectory_id}: {reason}")]
+            actions += [ended, offence, *self.failed(holder, row, f"trajectory {row.trajectory_id}: {reason}")]
         return actions
 
     def end_leases_older_than(self, version: int, group_id: int) -> list[Action]:
@@ -295,88 +292,16 @@ class Leases:
                 actions += self._ended(row, f"granted at version {row.lease_version}, {version} is the oldest allowed")
         return actions
 
-    # --- episodes ---------------------------------------------------------------------------------------------------------
+    # --- for what comes in under leases ---------------------------------------------------------------------------------
 
-    def on_chunk(self, sender: SessionKey, chunk: Chunk, facts: TokenFacts, now: float) -> list[Action]:
-        state = self._state
-        if self._is_finished(chunk.trajectory_id, chunk.epoch):
-            return []  # delivered again after a broker restart
-        row = self._held(sender, chunk.trajectory_id, chunk.epoch)
-        if row is None:
-            return [_ended(sender, chunk.trajectory_id, chunk.epoch, "not held by this session")]
-        end = chunk.offset + chunk.num_tokens
-        if row.lease_start <= chunk.offset and end <= row.num_tokens:
-            return []  # delivered again after a broker restart
-        if chunk.offset != row.num_tokens:
-            return self._refuse(
-                sender, row, "chunk", f"gap: offset is {chunk.offset}, {row.num_tokens} tokens are acknowledged"
-            )
-        newest = state.batches.newest
-        assert newest is not None, "a lease is granted only when a version is published"
-        try:
-            grown = growth(
-                row,
-                chunk,
-                facts,
-                newest=newest,
-                limits=state.trajectory_limits,
-                max_tokens=state.config.max_tokens,
-                max_episode_tokens=state.config.max_episode_tokens,
-            )
-        except ValueError as error:
-            return self._refuse(sender, row, "chunk", str(error))
-        self._idle_deadlines[row.trajectory_id] = now + state.config.idle_lease_s
-        self._progress.moved(row.trajectory_id, now)
-        return [Save(row=state.groups.append(chunk, grown)), AppendChunk(chunk=chunk)]
-
-    def on_finish(self, sender: SessionKey, finish: Finish, now: float) -> list[Action]:
-        state = self._state
-        if self._is_finished(finish.trajectory_id, finish.epoch):
-            return []  # delivered again after a broker restart
-        row = self._held(sender, finish.trajectory_id, finish.epoch)
-        if row is None:
-            return [_ended(sender, finish.trajectory_id, finish.epoch, "not held by this session")]
-        try:
-            check_finish(row, finish)
-        except ValueError as error:
-            return self._refuse(sender, row, "finish", str(error))
-        self._progress.moved(row.trajectory_id, now)
-        actions = saves(state.groups.finish(finish))
-        group = state.groups.group(row.group_id)
-        if group.status == "complete" and group.split == "train":
-            actions += state.change_run(failures_in_a_row=0)
-            rewards = [member.reward for member in state.groups.members(row.group_id)]
-            fields = {"group_id": row.group_id, "mean_reward": sum(rewards) / len(rewards)}
-            actions.append(Note(event="group_complete", fields=fields))
-        return [*actions, *state.close_evaluation()]
-
-    def on_release(self, sender: SessionKey, release: Release) -> list[Action]:
-        row = self._held(sender, release.trajectory_id, release.epoch)
-        if row is None:
-            return [_ended(sender, release.trajectory_id, release.epoch, "not held by this session")]
-        if release.failed:
-            return [Offence(by=sender, reason="failed"), *self._failed(sender, row, release.reason)]
-        return [Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
-
-    def _is_finished(self, trajectory_id: int, epoch: int) -> bool:
-        """Whether the lease of this epoch has finished the trajectory."""
-        row = self._state.groups.trajectory(trajectory_id)
-        return row is not None and row.status == "finished" and row.epoch == epoch
-
-    def _held(self, sender: SessionKey, trajectory_id: int, epoch: int) -> TrajectoryRow | None:
+    def held(self, sender: SessionKey, trajectory_id: int, epoch: int) -> TrajectoryRow | None:
         """The trajectory if this session holds it in this epoch."""
         row = self._state.groups.trajectory(trajectory_id)
         if row is None or row.status != "leased" or row.epoch != epoch:
             return None
         return row if sender == (row.holder_peer, row.holder_session) else None
 
-    def _refuse(self, sender: SessionKey, row: TrajectoryRow, message_type: str, reason: str) -> list[Action]:
-        """What the holder sent cannot be accepted: a failed attempt, and the lease ends."""
-        text = f"trajectory {row.trajectory_id}: {reason}"
-        refused = Reply(to=sender, message=Refused(reason=shortened(text), message_type=message_type))
-        return [refused, _ended(sender, row.trajectory_id, row.epoch, reason), *self._failed(sender, row, text)]
-
-    def _failed(self, sender: SessionKey, row: TrajectoryRow, reason: str) -> list[Action]:
+    def failed(self, sender: SessionKey, row: TrajectoryRow, reason: str) -> list[Action]:
         """The attempt of a peer that alone fails does not count: it must not use up what the trajectory may fail."""
         if not self._discounts(sender):
             return self._state.fail_attempt(row, reason)
@@ -384,8 +309,14 @@ class Leases:
         note = Note(event="attempt_not_counted", fields=fields, level="warning")
         return [note, Save(row=self._state.groups.release(row.trajectory_id, failed=False))]
 
+    def moved(self, trajectory_id: int, now: float, *, ends: bool = False) -> None:
+        """Something came in under the lease, so that it is not idle."""
+        if not ends:
+            self._idle_deadlines[trajectory_id] = now + self._state.config.idle_lease_s
+        self._progress.moved(trajectory_id, now)
 
-def _ended(sender: SessionKey, trajectory_id: int, epoch: int, reason: str) -> Reply:
+
+def told_ended(sender: SessionKey, trajectory_id: int, epoch: int, reason: str) -> Reply:
     return Reply(to=sender, message=LeaseEnded(trajectory_id=trajectory_id, epoch=epoch, reason=shortened(reason)))
 
 

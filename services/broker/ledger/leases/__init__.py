@@ -1,0 +1,6 @@
+"""Leases: who may extend which trajectory, and what comes in under them."""
+
+from services.broker.ledger.leases.holders import HolderMessages
+from services.broker.ledger.leases.leases import Leases
+
+__all__ = ["HolderMessages", "Leases"]
