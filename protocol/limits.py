@@ -39,6 +39,8 @@ MAX_VOCABULARY: Final = 2**31 - 1
 """Token ids travel as int32."""
 MAX_REWARD: Final = 1e6
 """Sum of the absolute rewards of one trajectory's turns: no sum, variance or gradient that follows from it can overflow."""
+MAX_COMPONENTS: Final = 16
+"""Named components of one trajectory's reward; each becomes a metric."""
 MIN_LOGPROB: Final = -1e4
 """No sampler in float32 draws a token that is less likely."""
 MAX_LEASES_PER_MESSAGE: Final = 4096

@@ -92,6 +92,8 @@ LEARNING = Dashboard(
     (
         Row("Reward", (
             REWARD,
+            Panel("Components of the reward", "short", "Mean over the last batch, without weights.",
+                  (Query(latest("gspo_broker_train_reward_component", by="name"), "{{name}}"),)),
             Panel("Zero-variance groups", "percentunit", "All rewards of the group are equal, so its advantage is 0.",
                   (Query(latest("namespace:gspo_zero_variance_groups:ratio"), "of the last batch"),), top=1.0),
             Panel("Entropy", "nats", "Entropy of the learner's distribution at action tokens.",

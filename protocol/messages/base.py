@@ -12,6 +12,7 @@ from msgspec import Meta
 from protocol import limits
 
 Name = Annotated[str, Meta(min_length=1, max_length=limits.MAX_NAME_CHARS)]
+ComponentName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
 Reason = Annotated[str, Meta(max_length=limits.MAX_REASON_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Version = Annotated[int, Meta(ge=0, le=limits.MAX_VERSION)]
@@ -85,6 +86,15 @@ def require_rewards(field: str, values: Sequence[float], before: float = 0.0) ->
             "environment's rewards"
         )
     return size
+
+
+def require_components(field: str, values: Mapping[str, float]) -> None:
+    """Raises: ValueError naming the first component of a reward that is not finite, or too large for a mean."""
+    for name, value in values.items():
+        if not abs(value) <= limits.MAX_REWARD:
+            raise ValueError(
+                f"{field}[{name!r}] is {value}: a component is a number up to {limits.MAX_REWARD:g} (MAX_REWARD)"
+            )
 
 
 def require_plain(field: str, value: Any, max_bytes: int | None = None) -> None:

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from protocol import limits
 from protocol.messages.base import (
+    ComponentName,
     Count,
     Message,
     Plain,
@@ -18,12 +19,15 @@ from protocol.messages.base import (
     Version,
     VersionRun,
     check_tokens,
+    require_components,
     require_plain,
     require_rewards,
     require_total,
 )
 from protocol.messages.journal import JOURNAL_ARRAYS, check_journal
 from protocol.messages.pieces import PIECE_ARRAYS, check_pieces
+
+Components = Annotated[dict[ComponentName, float], Meta(max_length=limits.MAX_COMPONENTS)]
 
 
 class LeaseKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -125,9 +129,12 @@ class Finish(Message, frozen=True, tag="finish"):
     reason: Literal["done", "length"]
     turn_rewards: Annotated[list[float], Meta(min_length=1, max_length=limits.MAX_TURNS)]
     """One finite reward per action turn; their sum is the trajectory's reward."""
+    components: Components = {}
+    """What the reward is made of, without weights, for the metrics; empty for a reward that came as one number."""
 
     def __post_init__(self) -> None:
         require_rewards("turn_rewards", self.turn_rewards)
+        require_components("components", self.components)
 
 
 class Release(Message, frozen=True, tag="release"):

@@ -83,6 +83,9 @@ class BrokerMetrics:
         self.checkpointed = gauge("batches_checkpointed", "Batches covered by a checkpoint")
         self.version = gauge("policy_version", "Newest published policy version")
         self.train_reward = gauge("train_reward", "Mean reward of the last batch")
+        self.reward_components = gauge(
+            "train_reward_component", "Mean of each component of the last batch's rewards, without weights", ("name",)
+        )
         self.eval_reward = gauge("eval_reward", "Mean reward of the last evaluation on held-out tasks")
         self.lag_mean = gauge("lag_mean_versions", "Mean lag of the last batch's trajectories")
         self.lag_max = gauge("lag_max_versions", "Largest lag of an action token of the last batch")
@@ -177,6 +180,9 @@ class BrokerMetrics:
         last = state.batches.last
         if last is not None:
             self.train_reward.set(last.stats.mean_reward)
+            self.reward_components.clear()
+            for name, mean in last.stats.components.items():
+                self.reward_components.labels(name).set(mean)
             self.lag_mean.set(last.stats.mean_lag)
             self.lag_max.set(last.stats.max_lag)
             self.zero_variance_groups.set(last.stats.num_zero_variance_groups)

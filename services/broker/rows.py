@@ -81,6 +81,8 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
     finish_reason: Literal["done", "length"] | None = None
     turn_rewards: tuple[float, ...] = ()
     """Rewards of the finished episode's turns; empty before."""
+    components: dict[str, float] = {}
+    """What the finished episode's reward is made of, without weights."""
 
     @property
     def reward(self) -> float:
@@ -116,6 +118,8 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     """Largest lag of a single action token."""
     num_zero_variance_groups: int
     """Groups whose rewards are all equal: no advantage, no gradient."""
+    components: dict[str, float] = {}
+    """Mean of each component of the rewards, over the trajectories that have it."""
 
 
 class BatchRow(Row, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +15,8 @@ from gspo.environments import Environment, RewardJob, Step
 from protocol.errors import ProtocolError
 from protocol.limits import MAX_STATE_BYTES
 from protocol.messages import Finish, Lease, Plain
-from protocol.messages.base import require_plain, require_rewards
+from protocol.messages.base import require_components, require_plain, require_rewards
+from protocol.messages.work import Components
 from services.environments import RewardPool
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.sglang import Engine, EngineError, EngineRefused, GenerateRequest, SamplingParameters
@@ -97,6 +98,7 @@ class Agent:
                 num_tokens=trajectory.num_tokens,
                 reason=reason,
                 turn_rewards=list(trajectory.turn_rewards),
+                components=trajectory.components,
             )
         )
         self.metrics.episodes.labels(outcome=reason).inc()
@@ -162,8 +164,22 @@ class Agent:
             if result.reward is None:
                 self.metrics.reward_failures.labels(failure=result.failure).inc()
                 raise EpisodeFailed(f"no reward: {result.failure}: {result.detail}")
+            if result.components:
+                await self._keep_components(trajectory, result.components)
             return step, self._reward(trajectory, result.reward)
         return step, self._reward(trajectory, step.reward)
+
+    async def _keep_components(self, trajectory: Trajectory, components: Mapping[str, float]) -> None:
+        """Raises: EpisodeFailed for what the broker would not take."""
+        journal = trajectory.graded(components)
+        try:
+            # Of all turns together: that is what the end of the episode says.
+            msgspec.convert(trajectory.components, Components)
+            require_components("components", trajectory.components)
+        except ValueError as error:
+            self.metrics.reward_failures.labels(failure="not_finite").inc()
+            raise EpisodeFailed(f"no reward: its components are refused: {error}") from error
+        await self.broker.send(journal)
 
     def _reward(self, trajectory: Trajectory, reward: object) -> float:
         """The turn's reward, if the broker will take it after those of the turns before."""

@@ -1,12 +1,14 @@
 """One trajectory as it grows: tokens with kind, turn, log-prob and version; how many are sent; how it is resumed."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
 
-from protocol.messages import Chunk, Lease, Plain, Segment, VersionRun
+from protocol.messages import Chunk, Journal, Lease, Plain, Segment, VersionRun
+from protocol.messages.journal import entries_in
 from protocol.messages.pieces import pieces_in
 
 OBSERVATION_VERSION: Final = -1
@@ -36,6 +38,11 @@ class Trajectory:
         for run in pieces.version_runs:
             self._versions.extend([run.version] * run.num_tokens)
         self.turn = len(self.turn_rewards)
+        self._components: dict[int, dict[str, float]] = {}
+        """Of each turn's reward; a turn that is graded again has those of the last time."""
+        self._num_entries = 0
+        for entry in entries_in(arrays):
+            self._note(entry)
         self._num_sent = len(self.token_ids)
         self._num_rewards_sent = len(self.turn_rewards)
 
@@ -66,6 +73,24 @@ class Trajectory:
         self.turn_rewards.append(reward)
         self.turn += 1
         self.turn_done = False
+
+    @property
+    def components(self) -> dict[str, float]:
+        """The sum of each component over the turns."""
+        names = sorted({name for each in self._components.values() for name in each})
+        return {name: math.fsum(each.get(name, 0.0) for each in self._components.values()) for name in names}
+
+    def graded(self, components: Mapping[str, float]) -> Journal:
+        """The current turn's reward has these components. Returns the entry that keeps them for whoever continues."""
+        entry: Plain = {"turn": self.turn, "components": dict(components)}
+        journal = Journal(trajectory_id=self.trajectory_id, epoch=self.epoch, place=self._num_entries, entry=entry)
+        self._note(entry)
+        return journal
+
+    def _note(self, entry: Plain) -> None:
+        self._num_entries += 1
+        if isinstance(entry, dict) and isinstance(entry.get("turn"), int) and isinstance(entry.get("components"), dict):
+            self._components[entry["turn"]] = entry["components"]
 
     def next_chunk(self) -> tuple[Chunk, Arrays] | None:
         """All tokens that were not sent yet, as a chunk; None when there are none. Call ``sent`` when it has been sent."""

@@ -168,7 +168,12 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
         (NoLease(request_id=1, reason="window_full", retry_s=0.5), {}),
         (a_chunk(), token_arrays(5)),
         (Journal(trajectory_id=7, epoch=2, place=3, entry={"step": "search", "result": [1, None, "x"]}), {}),
-        (Finish(trajectory_id=7, epoch=2, num_tokens=5, reason="done", turn_rewards=[0.5, 1.0]), {}),
+        (
+            Finish(
+                trajectory_id=7, epoch=2, num_tokens=5, reason="done", turn_rewards=[0.5, 1.0], components={"format": 0.5}
+            ),
+            {},
+        ),
         (Release(trajectory_id=7, epoch=2, reason="draining", failed=False), {}),
         (LeaseEnded(trajectory_id=7, epoch=2, reason="expired"), {}),
         (Heartbeat(policy_version=2, status="serving", leases=[LeaseKey(7, 2)]), {}),

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from gspo.environments import Environment, RewardJob, Start, Step
 from protocol.codec import Array, decode, encode
 from protocol.limits import MAX_TURNS
-from protocol.messages import SEQUENCED, Chunk, Finish, Lease, Message, Segment
-from protocol.messages.journal import journal_array
+from protocol.messages import SEQUENCED, Chunk, Finish, Lease, Message, Plain, Segment
+from protocol.messages.journal import journal_array, pack_entry
 from protocol.messages.pieces import Pieces, piece_arrays, pieces_in
 from services.environments.generated import GeneratedTasks
 from services.environments.reward_pool import RewardResult
@@ -73,6 +73,8 @@ class ScriptedRewards:
 
     def __init__(self) -> None:
         self.failure = ""
+        self.components = False
+        """The reward comes as named components."""
         self.num_graded = 0
 
     async def grade(self, job: RewardJob) -> RewardResult:
@@ -80,7 +82,9 @@ class ScriptedRewards:
         await asyncio.sleep(0)
         if self.failure:
             return RewardResult(reward=None, failure=self.failure, detail="scripted")
-        return RewardResult(reward=len(str(job.arguments["text"])) / 10, failure=None, detail="")
+        size = len(str(job.arguments["text"])) / 10
+        components = {"length": size, "once": 1.0} if self.components else {}
+        return RewardResult(reward=size, components=components, failure=None, detail="")
 
 
 class RecordingBroker:
@@ -129,8 +133,10 @@ def no_tokens(turn_rewards: Sequence[float] = ()) -> dict[str, Array]:
     return {"token_ids": np.empty(0, np.int32), "logprobs": np.empty(0, np.float32), **pieces, **journal_array(())}
 
 
-def resumed(lease: Lease, chunks: Sequence[tuple[Chunk, Mapping[str, Array]]]) -> tuple[Lease, dict[str, Array]]:
-    """The lease of the next epoch after ``chunks``, as a broker grants it."""
+def resumed(
+    lease: Lease, chunks: Sequence[tuple[Chunk, Mapping[str, Array]]], entries: Sequence[Plain] = ()
+) -> tuple[Lease, dict[str, Array]]:
+    """The lease of the next epoch after ``chunks`` and ``entries`` of the journal, as a broker grants it."""
     if not chunks:
         return msgspec.structs.replace(lease, epoch=lease.epoch + 1), no_tokens()
     offset = 0
@@ -142,9 +148,9 @@ def resumed(lease: Lease, chunks: Sequence[tuple[Chunk, Mapping[str, Array]]]) -
     last = chunks[-1][0]
     arrays = {name: np.concatenate([arrays[name] for _, arrays in chunks]) for name in ("token_ids", "logprobs")}
     arrays |= piece_arrays([Pieces(chunk.segments, chunk.version_runs, chunk.turn_rewards) for chunk, _ in chunks])
-    arrays |= journal_array(())
+    arrays |= journal_array(map(pack_entry, entries))
     following = msgspec.structs.replace(
-        lease, epoch=lease.epoch + 1, num_tokens=offset, state=state, turn_done=last.turn_done
+        lease, epoch=lease.epoch + 1, num_tokens=offset, state=state, turn_done=last.turn_done, num_entries=len(entries)
     )
     received = decode([bytes(frame) for frame in encode(following, arrays)])
     return received.message, received.arrays  # type: ignore[return-value]

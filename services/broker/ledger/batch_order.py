@@ -1,10 +1,11 @@
 """Decides which batch and which version come next, and which publications, trainings and checkpoints fit that order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 from msgspec.structs import replace
 
+from protocol.limits import MAX_COMPONENTS
 from protocol.messages import Checkpointed, Published, Trained
 from services.broker.ledger.intake import check_published, check_trained
 from services.broker.rows import (
@@ -193,4 +194,15 @@ def batch_stats(policy_version: int, groups: Sequence[Sequence[TrajectoryRow]]) 
         mean_lag=sum(lags) / len(rows),
         max_lag=max(policy_version - row.min_version for row in rows),
         num_zero_variance_groups=sum(1 for members in groups if len({row.reward for row in members}) == 1),
+        components=_mean_components(rows),
     )
+
+
+def _mean_components(rows: Iterable[TrajectoryRow]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.components.items():
+            found.setdefault(name, []).append(value)
+    # Names come from peers: those that most trajectories have, so that none can make a metric of thousands.
+    most = sorted(found, key=lambda name: (-len(found[name]), name))[:MAX_COMPONENTS]
+    return {name: sum(found[name]) / len(found[name]) for name in sorted(most)}

@@ -169,6 +169,7 @@ class Groups:
             "finished",
             finish_reason=finish.reason,
             turn_rewards=tuple(finish.turn_rewards),
+            components=finish.components,
         )
         return [row, *self._complete_if_all_done(row.group_id)]
 
@@ -209,6 +210,7 @@ class Groups:
         attempts: int | None = None,
         finish_reason: Literal["done", "length"] | None = None,
         turn_rewards: tuple[float, ...] = (),
+        components: dict[str, float] | None = None,
     ) -> TrajectoryRow:
         assert row.status == "leased", row
         return self._put(
@@ -222,6 +224,7 @@ class Groups:
                 attempts=row.attempts if attempts is None else attempts,
                 finish_reason=finish_reason,
                 turn_rewards=turn_rewards,
+                components={} if components is None else components,
             )
         )
 

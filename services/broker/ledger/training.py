@@ -133,6 +133,7 @@ class Training:
                 "train/reward": stats.mean_reward,
                 "lag/mean": stats.mean_lag,
                 "lag/max": stats.max_lag,
+                **{f"train/reward/{name}": mean for name, mean in stats.components.items()},
             }
         fields = {"batch": trained.index, "reward": line.get("train/reward"), "lag": line.get("lag/mean"), "again": again}
         note = Note(event="batch_trained", fields=fields)

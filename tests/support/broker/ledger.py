@@ -186,7 +186,14 @@ class LedgerHarness:
         start = offset if offset is not None else row.num_tokens if row is not None else 0
         return self.send(sender, chunk(lease, start, num_tokens, version))
 
-    def finish(self, sender: SessionKey, lease: GrantLease, num_tokens: int, reward: float = 1.0) -> list[Action]:
+    def finish(
+        self,
+        sender: SessionKey,
+        lease: GrantLease,
+        num_tokens: int,
+        reward: float = 1.0,
+        components: dict[str, float] | None = None,
+    ) -> list[Action]:
         """The holder says that the episode is complete."""
         return self.send(
             sender,
@@ -196,6 +203,7 @@ class LedgerHarness:
                 num_tokens=num_tokens,
                 reason="done",
                 turn_rewards=[reward],
+                components=components or {},
             ),
         )
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from protocol.limits import MAX_TURNS
-from protocol.messages import Chunk, Segment
+from protocol.messages import Chunk, Journal, Segment
 from services.rollout.agent import Agent, EpisodeFailed
 from services.rollout.sglang.client import EngineError, EngineRefused, EngineUnreachable
 from services.rollout.tokenizer import ChatTokenizer
@@ -319,6 +319,33 @@ async def test_a_slow_reward_is_waited_for_with_everything_sent(tokenizer: ChatT
     assert sent == [trajectory.num_tokens]
 
 
+async def test_components_of_a_reward_are_those_of_all_turns_wherever_the_episode_goes_on(
+    tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    def agent() -> Agent:
+        rewards = ScriptedRewards()
+        rewards.components = True
+        return an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), rewards=rewards, slow_reward=True, turns=3)
+
+    uninterrupted = agent()
+    await run_episode(uninterrupted, a_new_lease())
+    reference = uninterrupted.broker
+    assert isinstance(reference, RecordingBroker)
+    assert reference.finish.components == {"length": pytest.approx(sum(reference.finish.turn_rewards)), "once": 3.0}
+    kinds = [type(message) for message in reference.messages]
+    assert kinds.count(Journal) == 3
+    for end in range(1, len(kinds)):
+        sent = reference.messages[:end]
+        entries = [message.entry for message in sent if isinstance(message, Journal)]
+        elsewhere = agent()
+        await run_episode(elsewhere, *resumed(a_new_lease(), reference.chunks[: kinds[:end].count(Chunk)], entries))
+        broker = elsewhere.broker
+        assert isinstance(broker, RecordingBroker)
+        assert broker.finish.components == reference.finish.components
+        places = [message.place for message in broker.messages if isinstance(message, Journal)]
+        assert places == list(range(len(entries), len(entries) + len(places)))
+
+
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
@@ -344,6 +371,26 @@ async def test_rewards_that_are_too_large_together_fail_the_episode(tokenizer: C
     agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4, reward=4e5)
     with pytest.raises(EpisodeFailed, match=r"sum of absolute values of 1.2e\+06, 1e\+06 allowed \(MAX_REWARD\)"):
         await run_episode(agent, a_new_lease())
+
+
+async def test_components_that_no_metric_can_have_fail_the_episode(tokenizer: ChatTokenizer, stop_id: int) -> None:
+    class NamingRewards(ScriptedRewards):
+        def __init__(self, named: dict[str, float]) -> None:
+            super().__init__()
+            self._named = named
+
+        async def grade(self, job: Any) -> Any:
+            return msgspec.structs.replace(await super().grade(job), components=self._named)
+
+    wrong: list[tuple[dict[str, float], str]] = [
+        ({"a b": 1.0}, "matching regex"),
+        ({str(number): 1.0 for number in range(17)}, "length <= 16"),
+        ({"large": 1.1e6}, "up to 1e.06"),
+    ]
+    for named, words in wrong:
+        agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), rewards=NamingRewards(named), slow_reward=True)
+        with pytest.raises(EpisodeFailed, match=f"no reward: its components are refused: .*{words}"):
+            await run_episode(agent, a_new_lease())
 
 
 async def test_an_episode_ends_with_the_last_turn_that_a_batch_of_the_run_has_room_for(

@@ -1,6 +1,9 @@
 """What the ledger reports about a run: a batch's line for metrics.jsonl, lag, status."""
 
+from protocol.limits import MAX_COMPONENTS
 from protocol.messages import Heartbeat, Status, StatusRequest, Trained
+from services.broker.ledger import batch_stats
+from services.broker.rows import TrajectoryRow
 from tests.support.broker.ledger import LEARNER, replies
 from tests.support.broker.ledger_training import OPERATOR, R1, generate, harness, train_one
 
@@ -58,3 +61,31 @@ def test_status_says_how_the_run_stands() -> None:
     assert status["waiting_for"].startswith("2 more complete groups")
     assert (status["finished"], status["error"], status["learner"]) == (False, "", "learner")
     assert status["quiet_s"] == 1.5
+
+
+def test_the_mean_of_each_component_of_the_rewards_is_a_metric_of_the_batch() -> None:
+    world = harness(groups_per_batch=1)
+    first, second = world.lease(R1, 2, 1)
+    for lease, components in ((first, {"right": 1.0, "format": 0.5}), (second, {"right": 0.0})):
+        world.grow(R1, lease, 3, 1)
+        world.finish(R1, lease, 3, components=components)
+    train_one(world, 0, 1)
+    (line,) = world.lines
+    assert {name: line[name] for name in line if name.startswith("train/reward/")} == {
+        "train/reward/format": 0.5,
+        "train/reward/right": 0.5,
+    }
+
+
+def test_of_names_that_peers_invent_a_batch_keeps_those_that_most_trajectories_have() -> None:
+    rows = [
+        TrajectoryRow(
+            trajectory_id=number, group_id=0, num_tokens=2, num_action_tokens=1, version_sum=1, min_version=1,
+            turn_rewards=(1.0,),
+            components={"right": 1.0, **{f"made-up-{number}-{index}": 0.0 for index in range(15)}},
+        )
+        for number in range(4)
+    ]  # fmt: skip
+    found = batch_stats(1, [rows]).components
+    assert len(found) == MAX_COMPONENTS
+    assert found["right"] == 1.0
