@@ -22,7 +22,7 @@ from services.models.tiny import IGNORED_LABEL, build_model, build_tokenizer, en
 
 ENVIRONMENTS: dict[TaskName, str] = {
     "arithmetic": "arithmetic",
-    "countdown": "benchmarks.study.countdown:Countdown",
+    "countdown": "benchmarks.study.tasks.countdown:Countdown",
 }
 NUM_STEPS = 600
 CAREFUL_STEPS = 480

@@ -14,7 +14,7 @@ import torch
 from benchmarks.study.__main__ import main
 from benchmarks.study.clip_forms import study_clip_range
 from benchmarks.study.config import RunConfig
-from benchmarks.study.countdown import Countdown, CountdownOptions, right_chain
+from benchmarks.study.tasks.countdown import Countdown, CountdownOptions, right_chain
 from benchmarks.study.decoding import Answer
 from benchmarks.study.learner import DivergedError, Learner, length_weights
 from benchmarks.study.measures import GradientNoise
