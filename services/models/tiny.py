@@ -144,19 +144,26 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3MoeForCausalLM:
-    """An untrained model; torch's random state determines its weights."""
+def build_model(
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    num_layers: int = 2,
+    num_experts: int = 8,
+    num_experts_per_token: int = 2,
+    expert_size: int = 64,
+) -> Qwen3MoeForCausalLM:
+    """An untrained model; torch's random state determines its weights. ``expert_size`` is an expert's inner width."""
     config = Qwen3MoeConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
         intermediate_size=128,
-        moe_intermediate_size=64,
-        num_experts=8,
-        num_experts_per_tok=2,
+        moe_intermediate_size=expert_size,
+        num_experts=num_experts,
+        num_experts_per_tok=num_experts_per_token,
         norm_topk_prob=True,
         decoder_sparse_step=1,
         mlp_only_layers=[],
