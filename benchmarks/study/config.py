@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 
 from gspo.settings import Anchor, MismatchMode, RatioUnit, require_number
 
-TaskName = Literal["arithmetic", "countdown"]
+TaskName = Literal["arithmetic", "countdown", "long-countdown"]
+ModelName = Literal["tiny", "deep"]
 Clip = Literal["range", "none", "adaptive"]
 Noise = Literal["none", "bf16", "weights", "logprobs"]
 Aggregation = Literal["sequence", "length"]
@@ -31,6 +32,8 @@ class RunConfig:
     task: TaskName
     seed: int
     num_batches: int
+    model: ModelName = "tiny"
+    """tiny: 2 layers of 8 experts; deep: 6 layers of 64 small experts, whose routers change their choice more easily."""
     group_size: int = 8
     num_sequences: int = 128
     """Trajectories in a batch."""
@@ -73,6 +76,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name, value, choices in (
             ("task", self.task, get_args(TaskName)),
+            ("model", self.model, get_args(ModelName)),
             ("clip", self.clip, get_args(Clip)),
             ("noise", self.noise, get_args(Noise)),
             ("aggregation", self.aggregation, get_args(Aggregation)),

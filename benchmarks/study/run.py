@@ -16,14 +16,14 @@ from benchmarks.study.config import RunConfig
 from benchmarks.study.learner import DivergedError, Learner
 from benchmarks.study.run_record import record_path
 from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Part, Sampler
-from benchmarks.study.start_model import NUM_STEPS, load_start_model, study_environment
+from benchmarks.study.start_model import load_start_model, study_environment
 from gspo.environments import Task
 from services.models.tiny import build_tokenizer
 
 TASKS_PER_SEED = 1_000_000
 
 
-def execute(directory: Path, config: RunConfig, *, start_steps: int = NUM_STEPS) -> bool:
+def execute(directory: Path, config: RunConfig, *, start_steps: int | None = None) -> bool:
     """Make the run unless its record exists; return False if it does. The record appears complete or not at all."""
     path = record_path(directory, config)
     if path.is_file():
@@ -42,16 +42,17 @@ def execute(directory: Path, config: RunConfig, *, start_steps: int = NUM_STEPS)
 def prepare_start(directory: Path, config: RunConfig) -> None:
     """Make the start model of a run unless it exists."""
     torch.set_num_threads(1)
-    load_start_model(directory / "start", config.task, config.seed % config.start_models)
+    load_start_model(directory / "start", config.task, config.seed % config.start_models, model=config.model)
 
 
-def batches(directory: Path, config: RunConfig, *, start_steps: int = NUM_STEPS) -> Iterator[dict[str, float]]:
+def batches(directory: Path, config: RunConfig, *, start_steps: int | None = None) -> Iterator[dict[str, float]]:
     """Make the run; yield one record per batch, and one for the evaluation after the last."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     # Nothing here reads what it has not written, and filling each new tensor takes a tenth of the time.
     torch.utils.deterministic.fill_uninitialized_memory = False
-    model = load_start_model(directory / "start", config.task, config.seed % config.start_models, num_steps=start_steps)
+    number = config.seed % config.start_models
+    model = load_start_model(directory / "start", config.task, number, model=config.model, num_steps=start_steps)
     tokenizer, environment = build_tokenizer(), study_environment(config.task)
     limit = MAX_NEW_TOKENS[config.task]
     sampler = Sampler(

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig
 
-from benchmarks.study.config import Noise
+from benchmarks.study.config import Noise, TaskName
 from benchmarks.study.decoding import Answer, Decoder, Order
 from gspo.environments import ChatMessage, DemonstratingEnvironment, RewardJob, Start, Task
 from gspo.model.packing import TrainSequence
 
-MAX_NEW_TOKENS = {"arithmetic": 16, "countdown": 64}
-"""The longest right answers have 3 and 60 tokens."""
+MAX_NEW_TOKENS: dict[TaskName, int] = {"arithmetic": 16, "countdown": 64, "long-countdown": 168}
+"""The longest right answers have 3, 60 and 160 tokens."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from benchmarks.study.learner import Learner
 from benchmarks.study.questions.grid import LONG, SEEDS
 from benchmarks.study.run import TASKS_PER_SEED
 from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Part, Sampler
-from benchmarks.study.start_model import NUM_STEPS, load_start_model, study_environment
+from benchmarks.study.start_model import load_start_model, study_environment
 from gspo.inputs.units import segment_mean
 from gspo.model.packing import PackedBatch, pack
 from gspo.moe.experts import ExpertPicks, changed_share
@@ -54,13 +55,20 @@ def probe(
     config: RunConfig,
     *,
     learning_rates: Sequence[float] = LEARNING_RATES,
-    start_steps: int = NUM_STEPS,
+    start_steps: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield one record per learning rate, number of updates and precision of the reference; 0 updates: precision alone."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    start = directory / "start", config.task, config.seed % config.start_models
-    model = load_start_model(*start, num_steps=start_steps)
+    start = partial(
+        load_start_model,
+        directory / "start",
+        config.task,
+        config.seed % config.start_models,
+        model=config.model,
+        num_steps=start_steps,
+    )
+    model = start()
     environment, tokenizer = study_environment(config.task), build_tokenizer()
     sampler = Sampler(model.config, tokenizer, environment, max_new_tokens=MAX_NEW_TOKENS[config.task])
     source = environment.tasks("train")
@@ -79,7 +87,7 @@ def probe(
     warm = learner.state()
     episodes = play(learner.weights(), WARM_BATCHES)
     packed = pack([_plain(episode) for episode in episodes], policy_version=0)
-    references = {"float32": _measure(learner, packed), "bf16": _bf16_reference(start, start_steps, warm, packed)}
+    references = {"float32": _measure(learner, packed), "bf16": _bf16_reference(start, warm, packed)}
     here = {"task": config.task, "seed": config.seed}
     for name, reference in references.items():
         yield {**here, "learning_rate": 0.0, "updates": 0, "reference": name, **_compare(learner, packed, reference)}
@@ -87,7 +95,7 @@ def probe(
     quarter = config.num_sequences // config.num_mini_batches
     for learning_rate in learning_rates:
         step = replace(config, learning_rate=learning_rate, num_mini_batches=1, num_sequences=quarter)
-        learner = Learner(load_start_model(*start, num_steps=start_steps), step)
+        learner = Learner(start(), step)
         learner.load_state(warm)
         for update in range(1, max(UPDATES) + 1):
             _train(learner, episodes[(update - 1) * quarter : update * quarter], 0)
@@ -114,11 +122,9 @@ def _measure(learner: Learner, packed: PackedBatch, picks: ExpertPicks | None = 
     return result.logprobs_T, result.experts
 
 
-def _bf16_reference(
-    start: tuple[Path, Any, int], start_steps: int, state: dict[str, Any], packed: PackedBatch
-) -> tuple[Tensor, ExpertPicks]:
+def _bf16_reference(start: Callable[[], Any], state: dict[str, Any], packed: PackedBatch) -> tuple[Tensor, ExpertPicks]:
     """Return what an engine in bf16 reports: the same weights, rounded to and computed in bf16."""
-    model = load_start_model(*start, num_steps=start_steps)
+    model = start()
     learner = Learner(model, replace(LONG, seed=0))
     learner.load_weights(state["weights"])
     model.to(torch.bfloat16)

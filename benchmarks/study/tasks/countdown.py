@@ -4,6 +4,9 @@ Every answer is a chain of small steps that must all be right: 6 to 20 numbers, 
 harder. The careless teacher slips or gives up at every step with the same small probability. A model that imitates it is
 right about half of the time and errs anywhere in the chain: reinforcement has to find thousands of small decisions, where
 the arithmetic task has one large one.
+
+The same task with three digits is the study's longest: "287-9" is answered by "278 269 260 ... 008", 25 to 40 numbers, 100
+to 160 tokens.
 """
 
 from __future__ import annotations
@@ -26,13 +29,17 @@ from gspo.environments import (
 from services.environments.generated import GeneratedTasks, draw_problem
 
 GIVE_UP = "?"
+START_RANGES = {2: range(20, 100), 3: range(100, 1000)}
+"""The first numbers, by digits."""
 
 
 class CountdownOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The lengths of chains, and how often the careless teacher errs."""
 
+    digits: Annotated[int, msgspec.Meta(ge=2, le=3)] = 2
+    """Of each number."""
     min_numbers: Annotated[int, msgspec.Meta(ge=1)] = 6
-    """Shortest chain; a number is two digits and a blank or the end."""
+    """Shortest chain; a number is its digits and a blank or the end."""
     max_numbers: Annotated[int, msgspec.Meta(ge=1)] = 20
     """Longest chain."""
     slip: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.03
@@ -52,7 +59,7 @@ class Countdown(DemonstratingEnvironment):
         self._options = options
         self._problems = [
             f"{start}-{step}"
-            for start in range(20, 100)
+            for start in START_RANGES[options.digits]
             for step in range(2, 10)
             if options.min_numbers <= start // step <= options.max_numbers
         ]
@@ -87,6 +94,7 @@ class Countdown(DemonstratingEnvironment):
 
     def _careless_chain(self, problem: str, rng: random.Random) -> str:
         start, step = (int(part) for part in problem.split("-"))
+        digits = self._options.digits
         words: list[str] = []
         while start >= step:
             if rng.random() < self._options.give_up:
@@ -94,11 +102,12 @@ class Countdown(DemonstratingEnvironment):
             start -= step
             if rng.random() < self._options.slip:
                 start = max(0, start + rng.choice((-1, 1)))
-            words.append(f"{start:02d}")
+            words.append(f"{start:0{digits}d}")
         return " ".join(words)
 
 
 def right_chain(problem: str) -> str:
-    """Return the answer to "start-step": start - step, start - 2 step, ..., down to the remainder, two digits each."""
-    start, step = (int(part) for part in problem.split("-"))
-    return " ".join(f"{number:02d}" for number in range(start - step, -1, -step))
+    """Return the answer to "start-step": start - step, start - 2 step, ..., the remainder, each as long as the start."""
+    first, _, taken = problem.partition("-")
+    start, step = int(first), int(taken)
+    return " ".join(f"{number:0{len(first)}d}" for number in range(start - step, -1, -step))

@@ -14,7 +14,6 @@ import torch
 from benchmarks.study.__main__ import main
 from benchmarks.study.clip_forms import study_clip_range
 from benchmarks.study.config import RunConfig
-from benchmarks.study.tasks.countdown import Countdown, CountdownOptions, right_chain
 from benchmarks.study.decoding import Answer
 from benchmarks.study.learner import DivergedError, Learner, length_weights
 from benchmarks.study.measures import GradientNoise
@@ -28,6 +27,7 @@ from benchmarks.study.run import batches, execute
 from benchmarks.study.run_record import RunRecord, condensed_runs, read_record, record_path
 from benchmarks.study.sampler import Episode
 from benchmarks.study.start_model import load_start_model
+from benchmarks.study.tasks.countdown import Countdown, CountdownOptions, right_chain
 from benchmarks.study.volatility import probe
 from gspo.calibration import Calibration
 from services.environments.generated import split_of
