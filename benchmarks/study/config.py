@@ -19,6 +19,7 @@ Clip = Literal["range", "none", "adaptive"]
 Noise = Literal["none", "bf16", "weights", "logprobs"]
 Aggregation = Literal["sequence", "length"]
 Lag = Literal["fixed", "uniform"]
+Credit = Literal["answer", "number"]
 ClipForm = Literal["given", "widen", "recentre", "matched", "shuffled"]
 
 GENERATION = 1
@@ -58,6 +59,8 @@ class RunConfig:
     routing_replay: bool = False
     """Training passes use the experts chosen by the weights of the batch's start."""
     aggregation: Aggregation = "sequence"
+    credit: Credit = "answer"
+    """answer: every token has its answer's advantage; number: its number's, in a chain (benchmarks.study.tasks.credit)."""
 
     lag: int = 0
     """Batches by which the sampler's weights lag; the initial weights until that many batches exist."""
@@ -80,6 +83,7 @@ class RunConfig:
             ("clip", self.clip, get_args(Clip)),
             ("noise", self.noise, get_args(Noise)),
             ("aggregation", self.aggregation, get_args(Aggregation)),
+            ("credit", self.credit, get_args(Credit)),
             ("lag_kind", self.lag_kind, get_args(Lag)),
             ("clip_form", self.clip_form, get_args(ClipForm)),
         ):
@@ -96,6 +100,11 @@ class RunConfig:
         if (self.noise_sigma > 0) != (self.noise in ("weights", "logprobs")):
             raise ValueError(f"noise is {self.noise!r} with noise_sigma {self.noise_sigma}; give both or neither")
 
+        if self.credit == "number" and (self.task == "arithmetic" or self.aggregation != "sequence"):
+            raise ValueError(
+                f'credit is "number" with task {self.task!r}, aggregation {self.aggregation!r}; give a chain of numbers '
+                "(countdown, long-countdown), and sequence"
+            )
         if self.clip_form != "given" and (self.anchor != "behaviour" or self.clip != "range"):
             raise ValueError(
                 f"clip_form is {self.clip_form!r} with anchor {self.anchor!r}, clip {self.clip!r}; give behaviour, range"

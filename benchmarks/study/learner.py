@@ -21,8 +21,8 @@ from torch import Tensor
 from benchmarks.study.clip_forms import study_clip_range, study_weights, tokens_of
 from benchmarks.study.config import RunConfig
 from benchmarks.study.measures import GradientNoise, flat_gradient, lag_record, loss_record, ratio_record
+from benchmarks.study.tasks.credit import NumberGrades, answer_advantages, number_advantages
 from gspo.adaptive import AdaptiveClip
-from gspo.advantages import group_advantages
 from gspo.calibration import LagCalibration, measured_sequences
 from gspo.diagnostics import SequenceStats
 from gspo.inputs.units import segment_mean
@@ -94,7 +94,13 @@ class Learner:
             group["lr"] = self._config.learning_rate
 
     def train(
-        self, sequences: Sequence[TrainSequence], rewards: Sequence[float], *, version: int, diagnose: bool
+        self,
+        sequences: Sequence[TrainSequence],
+        rewards: Sequence[float],
+        *,
+        version: int,
+        diagnose: bool,
+        grades: Sequence[NumberGrades] | None = None,
     ) -> dict[str, float]:
         """Make the optimizer steps of one batch; return the values to record, with CPU seconds by phase.
 
@@ -102,10 +108,11 @@ class Learner:
             sequences: whole groups, one after the other.
             version: of the weights before the batch.
             diagnose: run the reference pass even where the objective does not need it, to see which experts change.
+            grades: of each sequence's numbers; None: every token has its sequence's advantage.
 
         Raises: DivergedError for a gradient that is not finite.
         """
-        mini_batches = self._mini_batches(sequences, rewards, version)
+        mini_batches = self._mini_batches(sequences, rewards, version, grades)
         record: dict[str, float] = {}
         began = time.process_time()
         needs_start = self._config.anchor == "proximal" or self._config.routing_replay
@@ -137,7 +144,11 @@ class Learner:
             self._optimizer.step()
             if index == 0 and self._config.anchor == "behaviour":
                 self._update_mismatch(mini_batch, deltas, version)
-        record["cpu_train_s"] = time.process_time() - measured
+        trained = time.process_time()
+        record["cpu_train_s"] = trained - measured
+        if diagnose:
+            record |= self._changed_after(mini_batches[0])
+            record["cpu_diagnosis_s"] = record.get("cpu_diagnosis_s", 0.0) + time.process_time() - trained
         merged = SequenceStats.merge(stats)
         # With a pass at the start every sequence was seen under the starting weights, else those of the first mini-batch.
         num_seen = len(sequences) if self._config.anchor == "proximal" else len(sequences) // len(mini_batches)
@@ -167,22 +178,27 @@ class Learner:
         return result._replace(experts=self._recorder.take())
 
     def _mini_batches(
-        self, sequences: Sequence[TrainSequence], rewards: Sequence[float], version: int
+        self,
+        sequences: Sequence[TrainSequence],
+        rewards: Sequence[float],
+        version: int,
+        grades: Sequence[NumberGrades] | None,
     ) -> list[list[MicroBatch]]:
         config = self._config
         group_ids = np.repeat(np.arange(config.num_groups), config.group_size)
-        advantages = group_advantages(rewards, group_ids).advantages_M.numpy()
+        if grades is None:
+            advantages = answer_advantages(sequences, rewards, group_ids)
+        else:
+            advantages = number_advantages(sequences, grades, group_ids)
         size = config.num_sequences // config.num_mini_batches
         mini_batches = []
         for start in range(0, config.num_sequences, size):
             members = sequences[start : start + size]
             values = advantages[start : start + size]
             if config.aggregation == "length":
-                values = values * length_weights([sequence.num_action_tokens for sequence in members])
-            trained = [
-                sequence.with_advantages(np.where(sequence.action_mask, value, 0).astype(np.float32))
-                for sequence, value in zip(members, values, strict=True)
-            ]
+                weights = length_weights([sequence.num_action_tokens for sequence in members])
+                values = [value_L * weight for value_L, weight in zip(values, weights, strict=True)]
+            trained = [sequence.with_advantages(value_L) for sequence, value_L in zip(members, values, strict=True)]
             half = size // HALVES
             packs = [pack(part, policy_version=version) for part in (trained[:half], trained[half:])]
             mini_batches.append([MicroBatch(packed, _lag(packed, version)) for packed in packs])
@@ -245,6 +261,16 @@ class Learner:
         if index > 0 and micro.start_picks is not None and result.experts is not None and not config.routing_replay:
             changed = changed_share(result.experts, micro.start_picks, packed.mask_T)
         return stats, (logprobs_T - anchor_T)[packed.mask_T], changed
+
+    @torch.no_grad()
+    def _changed_after(self, mini_batch: Sequence[MicroBatch]) -> dict[str, float]:
+        """Return the share of experts that the whole batch's updates changed, on one mini-batch; replay is left out."""
+        shares = []
+        for micro in mini_batch:
+            experts = self.logprobs(micro.packed).experts
+            if experts is not None and micro.start_picks is not None:
+                shares.append(changed_share(experts, micro.start_picks, micro.packed.mask_T))
+        return {"changed_after": sum(shares) / len(shares)} if shares else {}
 
     def _update_mismatch(self, mini_batch: Sequence[MicroBatch], deltas: Sequence[Tensor], version: int) -> None:
         """Update sigma from the first mini-batch, which has the log-probs of the batch's start."""

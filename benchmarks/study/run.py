@@ -11,12 +11,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.study.config import RunConfig
 from benchmarks.study.learner import DivergedError, Learner
 from benchmarks.study.run_record import record_path
 from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Part, Sampler
 from benchmarks.study.start_model import load_start_model, study_environment
+from benchmarks.study.tasks.credit import NumberGrades
 from gspo.environments import Task
 from services.models.tiny import build_tokenizer
 
@@ -90,6 +92,7 @@ def batches(directory: Path, config: RunConfig, *, start_steps: int | None = Non
                 [episode.reward for episode in episodes],
                 version=batch,
                 diagnose=batch % config.eval_every == 0,
+                grades=_grades(tokenizer, tasks, episodes) if config.credit == "number" else None,
             )
         except DivergedError:
             # A result like any other: collapse is one of the questions.
@@ -125,6 +128,15 @@ def _sample(
             group = episodes[place * config.group_size : (place + 1) * config.group_size]
             groups[index] = [(episode, made) for episode in group]
     return [member for index in range(len(tasks)) for member in groups[index]]
+
+
+def _grades(tokenizer: PreTrainedTokenizerFast, tasks: Sequence[Task], episodes: Sequence[Episode]) -> list[NumberGrades]:
+    """Grade the numbers of each episode; every task has a whole group of them."""
+    group_size = len(episodes) // len(tasks)
+    return [
+        NumberGrades(tokenizer, str(tasks[index // group_size]["problem"]), episode.answer.ids)
+        for index, episode in enumerate(episodes)
+    ]
 
 
 def _mean_reward(episodes: Sequence[Episode]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from benchmarks.study.run_record import RunRecord
@@ -79,6 +79,8 @@ class RunSummary:
     """Means of every other number, over the batches in which it was measured."""
     sums: dict[str, float]
     diverged: bool
+    changed: list[float] = field(default_factory=list)
+    """Share of the experts that a whole batch's updates changed, at each evaluation but the last; empty: not measured."""
 
     @property
     def area(self) -> float:
@@ -109,6 +111,15 @@ class RunSummary:
         return self.diverged or self.final < max(COLLAPSE_SHARE * best, self.evals[0][1])
 
     @property
+    def worst_drop(self) -> float:
+        """The largest fall of the held-out reward from its best so far; a diverged run falls to 0."""
+        best = worst = 0.0
+        for reward in [reward for _, reward in self.evals] + [0.0] * self.diverged:
+            best = max(best, reward)
+            worst = max(worst, best - reward)
+        return worst
+
+    @property
     def mean_clip(self) -> float:
         return sum(self.clip) / max(1, len(self.clip))
 
@@ -121,8 +132,9 @@ class RunSummary:
         return int(self.config["eval_every"])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return a dictionary for a line of JSON."""
-        return asdict(self)
+        """Return a dictionary for a line of JSON, without ``changed`` where it was not measured."""
+        values = asdict(self)
+        return values if self.changed else {name: value for name, value in values.items() if name != "changed"}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RunSummary:
@@ -159,6 +171,7 @@ def summarise_run(record: RunRecord) -> RunSummary:
         means={name: _rounded(math.fsum(values) / len(values)) for name, values in sorted(collected.items())},
         sums={name: round(value, 2) for name, value in sums.items()},
         diverged=any("diverged" in row for row in record.batches),
+        changed=[round(row["changed_after"], DIGITS) for row in record.batches if "changed_after" in row],
     )
 
 
