@@ -14,14 +14,19 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from benchmarks.study.config import RunConfig
+from benchmarks.study.config import ModelName, RunConfig, TaskName
 from benchmarks.study.jobs import make_probes, make_run, make_start
 from benchmarks.study.questions.grid import cells, questions, runs
 from benchmarks.study.run_record import condensed_runs, record_path
 
-# CPU seconds on one core of 2 (AMD EPYC, virtual), for the estimate before the first measurement.
-SECONDS_PER_BATCH = {"arithmetic": 0.43, "countdown": 0.78}
-START_SECONDS = {"arithmetic": 25.0, "countdown": 55.0}
+# CPU seconds on one core of 2 (AMD EPYC, virtual), for the estimate before the first measurement; and the sequences in
+# the batch that they were measured with.
+SECONDS_PER_BATCH: dict[tuple[TaskName, ModelName], tuple[float, int]] = {
+    ("arithmetic", "tiny"): (0.43, 256),
+    ("countdown", "tiny"): (0.78, 128),
+    ("long-countdown", "deep"): (3.5, 64),
+}
+START_SECONDS: dict[ModelName, float] = {"tiny": 55.0, "deep": 300.0}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -64,9 +69,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def estimate(config: RunConfig) -> float:
     """Estimate the CPU seconds of a run: a batch costs in proportion to its sequences."""
-    usual = {"arithmetic": 256, "countdown": 128}[config.task]
+    seconds, usual = SECONDS_PER_BATCH[config.task, config.model]
     factor = 1.2 if config.anchor == "proximal" or config.routing_replay else 1.0
-    return SECONDS_PER_BATCH[config.task] * config.num_batches * factor * config.num_sequences / usual
+    return seconds * config.num_batches * factor * config.num_sequences / usual
 
 
 def _is_finished(directory: Path, config: RunConfig, condensed: set[str]) -> bool:
@@ -88,8 +93,11 @@ def _run(directory: Path, missing: list[RunConfig], jobs: int, *, probes: bool) 
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
-        starts = list({(config.task, config.seed % config.start_models): config for config in missing}.values())
-        print(f"{len(starts)} start models (made once, some {START_SECONDS['countdown']:.0f} s each)", flush=True)
+        starts = list(
+            {(config.task, config.model, config.seed % config.start_models): config for config in missing}.values()
+        )
+        longest = max((START_SECONDS[config.model] for config in starts), default=0.0)
+        print(f"{len(starts)} start models (made once, up to {longest:.0f} s each)", flush=True)
         for made in as_completed([pool.submit(make_start, directory, start) for start in starts]):
             made.result()
         if probes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.study.config import RunConfig
-from benchmarks.study.questions.settled import comparison, tuning
+from benchmarks.study.questions import paper, settled
 
 SEEDS = (0, 1, 2)
 MORE_SEEDS = (0, 1, 2, 3, 4, 5)
@@ -92,9 +92,10 @@ class Cell:
 def cells() -> list[Cell]:
     """Return every cell, most important first."""
     staleness = [*_staleness_short(), *_staleness_long()]
-    settled = [Cell("f-tune", *each) for each in tuning()] + [Cell("f", *each) for each in comparison()]
+    clipping = [Cell("f-tune", *each) for each in settled.tuning()] + [Cell("f", *each) for each in settled.comparison()]
+    published = [Cell("g", *each) for each in paper.comparison()]
     scaled = [*_scaled(), *_wider(), *_more(), *_oldest()]
-    return [*staleness, *_objectives(), *_groups(), *_collapse(), *scaled, *_precision(), *settled]
+    return [*staleness, *_objectives(), *_groups(), *_collapse(), *scaled, *_precision(), *clipping, *published]
 
 
 def questions() -> list[str]:

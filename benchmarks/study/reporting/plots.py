@@ -34,6 +34,7 @@ def draw_all(results: Results, probes: Sequence[dict[str, Any]], directory: Path
         ("precision", lambda: _precision(results), bool(results.rows("c"))),
         ("staleness", lambda: _staleness(results), bool(results.rows("d-short"))),
         ("groups", lambda: _groups(results), bool(results.rows("e"))),
+        ("paper", lambda: _paper(results), bool(results.rows("g"))),
     ]
     for name, draw, present in choices:
         if present:
@@ -223,4 +224,26 @@ def _groups(results: Results) -> Any:
         weights.plot(*_curve(runs, lambda run, at: run.tokens[at] / 1e3), label=row, **_style(index))
     weights.set(xlabel="action tokens trained on (thousands)", ylabel="held-out reward, mean over seeds")
     weights.legend(fontsize=8)
+    return figure
+
+
+def _paper(results: Results) -> Any:
+    figure, (rewards, changed, clips) = _figure(3, 14.0)
+    (column,) = results.columns("g")
+    for index, row in enumerate(results.rows("g")):
+        runs = list(results.at("g", row, column).values())
+        rewards.plot(*_curve(runs, lambda run, at: run.tokens[at] / 1e6), label=row, **_style(index))
+        length = min(len(run.changed) for run in runs)
+        shares = [100 * interval([run.changed[at] for run in runs]).mean for at in range(length)]
+        changed.plot([runs[0].evals[at][0] for at in range(length)], shares, **_style(index))
+        length = min(len(run.clip) for run in runs)
+        clipped = [interval([run.clip[batch] for run in runs]).mean for batch in range(length)]
+        clips.plot(range(1, length + 1), clipped, color=COLOURS[index], linewidth=1)
+    rewards.set(xlabel="action tokens trained on (millions)", ylabel="held-out reward, mean over seeds")
+    changed.set(xlabel="batch", ylabel="experts changed by a batch (% of picks)", ylim=(0, None))
+    changed.axhline(10, color="#555555", linestyle=":", linewidth=1)
+    changed.annotate("paper: about 10 % (48 layers)", (0, 10.2), fontsize=8, color="#555555")
+    clips.set(xlabel="batch", ylabel="clipped share of tokens", yscale="log")
+    rewards.legend(fontsize=8, loc="lower right")
+    figure.suptitle("Six layers of 64 experts, answers of 100 to 160 tokens, lag 0", fontsize=11)
     return figure

@@ -29,7 +29,7 @@ def objectives(results: Results, question: str, column: str, baseline: str) -> s
     for row in results.rows(question):
         found = list(results.at(question, row, column).values())
         difference = results.paired(question, row, baseline, [column], lambda run: run.area)
-        high, low = (_mean(found, name) for name in ("clip_high", "clip_low"))
+        high, low = (mean_of(found, name) for name in ("clip_high", "clip_low"))
         rows.append(
             [
                 row,
@@ -38,12 +38,12 @@ def objectives(results: Results, question: str, column: str, baseline: str) -> s
                 "-" if row == baseline else signed(difference),
                 f"{interval([run.final for run in found]).mean:.2f}",
                 f"{interval([run.sampled for run in found]).mean:.2f}",
-                _reached(found, lambda run, index: run.tokens[index] / 1e3, 0),
-                _reached(found, lambda run, index: run.cpu[index], 1),
+                reached(found, lambda run, index: run.tokens[index] / 1e3, 0),
+                reached(found, lambda run, index: run.cpu[index], 1),
                 percent(interval([run.mean_clip for run in found]).mean),
                 f"{percent(high)} / {percent(low)}",
                 interval([run.means.get("grad_cosine_later", math.nan) for run in found]).text(3),
-                _collapsed(found),
+                collapsed(found),
             ]
         )
     return markdown(head, rows)
@@ -66,7 +66,7 @@ def staleness(results: Results, question: str) -> str:
         paired = results.paired(question, row, FIXED, stale, lambda run: run.area)
         means = [results.mean(question, row, column, lambda run: run.area).mean for column in columns]
         cells = ["-" if math.isnan(mean) else f"{mean:.2f}" for mean in means]
-        rows.append([row, *cells, "-" if row == FIXED else signed(paired), str(paired.num), _collapsed(found)])
+        rows.append([row, *cells, "-" if row == FIXED else signed(paired), str(paired.num), collapsed(found)])
     return markdown(head, rows)
 
 
@@ -74,7 +74,7 @@ def staleness_more(results: Results, question: str, measure: str) -> str:
     """Clip ranges by lag: "final" reward, "batches" to the target, or the "clip" fraction."""
     measures: dict[str, Callable[[list[RunSummary]], str]] = {
         "final": lambda found: f"{interval([run.final for run in found]).mean:.2f}",
-        "batches": lambda found: _reached(found, lambda run, index: run.evals[index][0], 0),
+        "batches": lambda found: reached(found, lambda run, index: run.evals[index][0], 0),
         "clip": lambda found: percent(interval([run.mean_clip for run in found]).mean),
     }
     columns = results.columns(question)
@@ -116,8 +116,8 @@ def mismatch(results: Results) -> str:
     rows = []
     for column in results.columns("c"):
         found = list(results.at("c", "GSPO proximal, truncated", column).values())
-        weight = _mean(found, "weight")
-        rows.append([column, _scientific(_mean(found, "mismatch_sigma")), f"{weight:.3f}", str(len(found))])
+        weight = mean_of(found, "weight")
+        rows.append([column, _scientific(mean_of(found, "mismatch_sigma")), f"{weight:.3f}", str(len(found))])
     return markdown(["sampler", "sigma per token (nats)", "mean truncated weight", "n"], rows)
 
 
@@ -135,10 +135,10 @@ def groups(results: Results) -> str:
                 f"{interval([run.area for run in found]).mean:.2f}",
                 "-" if row == baseline else signed(difference),
                 f"{interval([run.final for run in found]).mean:.2f}",
-                _reached(found, lambda run, index: run.evals[index][0], 0),
-                percent(_mean(found, "zero_advantage")),
+                reached(found, lambda run, index: run.evals[index][0], 0),
+                percent(mean_of(found, "zero_advantage")),
                 percent(interval([run.mean_clip for run in found]).mean),
-                f"{_mean(found, 'length'):.1f}",
+                f"{mean_of(found, 'length'):.1f}",
             ]
         )
     measured = ["reward, mean over run", "difference", "at the end", "batches to half", "zero-variance groups", "clipped"]
@@ -154,7 +154,7 @@ def proximal_pair(results: Results, questions: Mapping[str, str]) -> str:
             difference = results.paired(question, "proximal, truncated", "proximal", chosen, lambda run: run.area)
             found = [run for column in chosen for run in results.at(question, "proximal, truncated", column).values()]
             lag = chosen[0] if len(chosen) == 1 else "all of these"
-            rows.append([answers, lag, signed(difference), f"{_mean(found, 'weight'):.3f}", str(difference.num)])
+            rows.append([answers, lag, signed(difference), f"{mean_of(found, 'weight'):.3f}", str(difference.num)])
     return markdown(["answers", "lag", "truncated less plain proximal", "mean weight", "n"], rows)
 
 
@@ -204,7 +204,7 @@ def _scientific(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.1e}"
 
 
-def _reached(found: Sequence[RunSummary], price: Callable[[RunSummary, int], float], digits: int) -> str:
+def reached(found: Sequence[RunSummary], price: Callable[[RunSummary, int], float], digits: int) -> str:
     """Return the median price of the target over runs (infinite for those that never reach it), and how many did."""
     prices = sorted(
         next((price(run, index) for index, (batch, _) in enumerate(run.evals) if batch == run.batches_to_target), math.inf)
@@ -217,11 +217,13 @@ def _reached(found: Sequence[RunSummary], price: Callable[[RunSummary, int], flo
     return f"{'never' if math.isinf(median) else f'{median:.{digits}f}'} ({reached}/{len(prices)})"
 
 
-def _mean(found: Sequence[RunSummary], name: str) -> float:
+def mean_of(found: Sequence[RunSummary], name: str) -> float:
+    """Return the mean over runs of one of their means."""
     return interval([run.means.get(name, math.nan) for run in found]).mean
 
 
-def _collapsed(found: Sequence[RunSummary]) -> str:
+def collapsed(found: Sequence[RunSummary]) -> str:
+    """Count the collapsed runs."""
     return f"{sum(run.collapsed for run in found)}/{len(found)}"
 
 

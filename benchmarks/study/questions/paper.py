@@ -1,0 +1,45 @@
+"""Question g: the paper's claims where its effects exist: routers that change their choice, long answers, long runs.
+
+docs/evidence/study.md has what was fixed beforehand: the regime and how it was found, the arms, and what would refute each
+of the paper's claims.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from benchmarks.study.config import RunConfig
+
+REGIME: Final = RunConfig(
+    task="long-countdown",
+    model="deep",
+    seed=0,
+    num_batches=200,
+    num_sequences=64,
+    eval_every=10,
+    learning_rate=2e-4,
+    anchor="proximal",
+    noise="bf16",
+    eps_low=3e-3,
+    eps_high=4e-3,
+    start_models=1000,
+)
+"""Six layers of 64 experts, answers of 100 to 160 tokens, an engine in bfloat16. As in the paper the learner computes the
+denominator of the ratio itself, and nothing corrects the difference between learner and engine."""
+
+GSPO: Final = "GSPO"
+TOKEN_RATIO: Final[dict[str, Any]] = {"ratio_unit": "token", "eps_low": 0.2, "eps_high": 0.27}
+ARMS: Final[dict[str, dict[str, Any]]] = {
+    GSPO: {},
+    "GRPO": TOKEN_RATIO,
+    "GRPO + Routing Replay": {**TOKEN_RATIO, "routing_replay": True},
+    "GSPO-token, per number": {"credit": "number"},
+}
+SEEDS: Final = (0, 1, 2)
+COLUMN: Final = "200 batches"
+
+
+def comparison() -> list[tuple[str, str, RunConfig]]:
+    """Row, column and configuration of every run; all arms of a seed before the next seed."""
+    return [(arm, COLUMN, replace(REGIME, seed=seed, **values)) for seed in SEEDS for arm, values in ARMS.items()]
