@@ -31,7 +31,7 @@ from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_moments, se
 from gspo.model.logprobs import TokenLogProbs
 from gspo.model.packing import PackedBatch, TrainSequence, pack
 from gspo.model.policy import prepare_policy
-from gspo.moe.experts import ExpertPicks, ExpertRecorder, changed_share
+from gspo.moe.experts import ExpertPicks, ExpertRecorder, changed_share, find_routers
 from gspo.moe.routing_replay import RoutingReplay
 from gspo.staleness import sequence_lag
 
@@ -39,6 +39,8 @@ HALVES = 2
 LOGPROB_CHUNK_TOKENS = 4_096
 MAX_GRAD_NORM = 1.0
 ADAM_BETAS = (0.9, 0.99)
+ROUTER_PULL = 0.1
+"""The part of the way back to its start that each update pulls a router of the deep model."""
 
 
 class DivergedError(ArithmeticError):
@@ -67,6 +69,9 @@ class Learner:
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=config.learning_rate, betas=ADAM_BETAS, weight_decay=0.0, foreach=True
         )
+        routers = find_routers(model).values() if config.model == "deep" else ()
+        self._routers = [(router.weight, router.weight.detach().clone()) for router in routers]
+        """The weights of those that stay undecided, and what they were."""
         self._recorder = ExpertRecorder(model)
         self._replay = RoutingReplay(model)
         self._mismatch = MismatchTracker()
@@ -142,6 +147,7 @@ class Learner:
             if not math.isfinite(norms[-1]):
                 raise DivergedError(f"gradient norm is {norms[-1]} in batch {version}, mini-batch {index}")
             self._optimizer.step()
+            self._pull_routers()
             if index == 0 and self._config.anchor == "behaviour":
                 self._update_mismatch(mini_batch, deltas, version)
         trained = time.process_time()
@@ -261,6 +267,15 @@ class Learner:
         if index > 0 and micro.start_picks is not None and result.experts is not None and not config.routing_replay:
             changed = changed_share(result.experts, micro.start_picks, packed.mask_T)
         return stats, (logprobs_T - anchor_T)[packed.mask_T], changed
+
+    @torch.no_grad()
+    def _pull_routers(self) -> None:
+        """Pull the deep model's routers back a little: as they learn, updates change fewer of their choices.
+
+        In large models the losses that balance the experts' load keep routers undecided.
+        """
+        for weight, first in self._routers:
+            weight.lerp_(first, ROUTER_PULL)
 
     @torch.no_grad()
     def _changed_after(self, mini_batch: Sequence[MicroBatch]) -> dict[str, float]:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
 from benchmarks.study.config import ModelName, TaskName
 from gspo.environments import DemonstratingEnvironment
+from gspo.moe.experts import find_routers
 from services.environments import create_environment
 from services.models.tiny import IGNORED_LABEL, build_model, build_tokenizer, encode
 
@@ -33,6 +36,12 @@ SIZES: dict[ModelName, dict[str, int]] = {
     "tiny": {},
     "deep": {"num_layers": 6, "num_experts": 64, "num_experts_per_token": 8, "expert_size": 16},
 }
+ROUTER_STD: dict[ModelName, float] = {"deep": 0.0005}
+"""Routers that keep their first weights while the rest imitates, with this deviation, so that their logits lie close
+together. Routers that imitate too end with weights a hundred times as large, and an update hardly changes their choice."""
+ROUTER_JITTER = 0.2
+"""Noise on these weights while the rest imitates, drawn anew at each step, as a share of their deviation. It changes a
+sixth of the choices, so that the policy has seen such changes before its routers are trained."""
 NUM_STEPS: dict[ModelName, int] = {"tiny": 600, "deep": 1_000}
 CAREFUL_SHARE = 0.8
 BATCH_TOKENS: dict[TaskName, int] = {"arithmetic": 1_250, "countdown": 2_500, "long-countdown": 2_500}
@@ -58,15 +67,21 @@ def load_start_model(
     tokenizer = build_tokenizer()
     torch.manual_seed(seed)
     policy = build_model(tokenizer, **SIZES[model])
+    routers = [router.weight for router in find_routers(policy).values()] if model in ROUTER_STD else []
+    for weight in routers:
+        torch.nn.init.normal_(weight.requires_grad_(False), std=ROUTER_STD[model])
     steps = NUM_STEPS[model] if num_steps is None else num_steps
     name = task if model == "tiny" else f"{task}-{model}"
     path = directory / f"{name}-{seed}-{steps}.safetensors"
     if not path.is_file():
-        _imitate(policy, tokenizer, study_environment(task), random.Random(seed), BATCH_TOKENS[task], steps)
+        demonstrations = study_environment(task)
+        _imitate(policy, tokenizer, demonstrations, random.Random(seed), BATCH_TOKENS[task], steps, routers=routers)
         directory.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
         save_file(policy.state_dict(), unfinished, metadata={"made": json.dumps({"task": task, "seed": seed})})
         unfinished.rename(path)
+    for weight in routers:
+        weight.requires_grad_(True)
     policy.load_state_dict(load_file(path))
     policy.set_experts_implementation("grouped_mm")
     return policy
@@ -79,8 +94,14 @@ def _imitate(
     rng: random.Random,
     batch_tokens: int,
     num_steps: int,
+    *,
+    routers: Sequence[Tensor] = (),
 ) -> None:
-    """Train supervised on demonstrations, ``batch_tokens`` tokens of them (padding included) per step."""
+    """Train supervised on demonstrations, ``batch_tokens`` tokens of them (padding included) per step.
+
+    routers: weights that are not trained but jittered; they end as they were.
+    """
+    drawn = [weight.clone() for weight in routers]
     shown = encode(tokenizer, [environment.demonstration(rng, careful=True) for _ in range(32)])
     batch_size = max(1, batch_tokens // max(len(lesson.ids) for lesson in shown))
     optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
@@ -90,6 +111,8 @@ def _imitate(
     for step in range(num_steps):
         careful = step < CAREFUL_SHARE * num_steps
         lessons = encode(tokenizer, [environment.demonstration(rng, careful=careful) for _ in range(batch_size)])
+        for weight, first in zip(routers, drawn, strict=True):
+            weight.copy_(first + ROUTER_JITTER * first.std() * torch.randn_like(first))
         length = max(len(lesson.ids) for lesson in lessons)
         ids_BT = torch.tensor([x.ids + [tokenizer.pad_token_id] * (length - len(x.ids)) for x in lessons])
         labels_BT = torch.tensor([x.labels + [IGNORED_LABEL] * (length - len(x.labels)) for x in lessons])
@@ -100,3 +123,5 @@ def _imitate(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+    for weight, first in zip(routers, drawn, strict=True):
+        weight.copy_(first)

@@ -12,7 +12,7 @@ import torch
 from benchmarks.study.__main__ import estimate
 from benchmarks.study.config import RunConfig
 from benchmarks.study.decoding import Answer, Decoder, Order
-from benchmarks.study.learner import Learner
+from benchmarks.study.learner import ROUTER_PULL, Learner
 from benchmarks.study.questions import paper
 from benchmarks.study.questions.grid import Cell, cells
 from benchmarks.study.reporting.paper import paper as paper_table
@@ -22,10 +22,11 @@ from benchmarks.study.results import Results, load_summaries
 from benchmarks.study.run import batches
 from benchmarks.study.run_record import RunRecord
 from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode
-from benchmarks.study.start_model import SIZES, load_start_model, study_environment
+from benchmarks.study.start_model import ROUTER_STD, SIZES, load_start_model, study_environment
 from benchmarks.study.tasks.countdown import right_chain
 from benchmarks.study.tasks.credit import NumberGrades, number_advantages
 from gspo.model.packing import TrainSequence
+from gspo.moe.experts import find_routers
 from services.models.tiny import build_model, build_tokenizer
 
 TOKENIZER = build_tokenizer()
@@ -66,6 +67,19 @@ def test_the_deep_start_model_is_deep_and_kept_beside_the_tiny_one(studio: Path)
         "countdown-0-1.safetensors",
         "countdown-deep-0-1.safetensors",
     ]
+
+
+def test_the_deep_start_models_routers_are_as_they_were_drawn_and_the_rest_has_seen_them_jitter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jittered = load_start_model(tmp_path, "countdown", 0, model="deep", num_steps=2)
+    monkeypatch.setattr("benchmarks.study.start_model.ROUTER_JITTER", 0.0)
+    still = load_start_model(tmp_path / "still", "countdown", 0, model="deep", num_steps=2)
+    for ours, theirs in zip(find_routers(jittered).values(), find_routers(still).values(), strict=True):
+        assert ours.weight.requires_grad
+        assert torch.equal(ours.weight, theirs.weight)
+        assert float(ours.weight.detach().std()) == pytest.approx(ROUTER_STD["deep"], rel=0.05)
+    assert not torch.equal(jittered.lm_head.weight, still.lm_head.weight)
 
 
 @torch.no_grad()
@@ -164,6 +178,21 @@ def test_the_experts_that_a_whole_batch_changed_are_counted_with_and_without_rep
         record = Learner(model, config).train(sequences, [1.0, 0.0] * 8, version=0, diagnose=True)
         assert 0 < record["changed_after"] < 1
         assert ("changed_1" in record) != replay
+
+
+def test_the_deep_models_routers_are_pulled_back_after_each_update(studio: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences = [sequence_of(text) for text in ["57 27", "57 28"] * 8]
+    config = replace(MICRO, model="deep", num_mini_batches=1)
+    moved = []
+    for pull in (0.0, ROUTER_PULL):
+        monkeypatch.setattr("benchmarks.study.learner.ROUTER_PULL", pull)
+        model = load_start_model(studio, "countdown", 0, model="deep", num_steps=1)
+        weights = [router.weight for router in find_routers(model).values()]
+        before = [weight.detach().clone() for weight in weights]
+        Learner(model, config).train(sequences, [1.0, 0.0] * 8, version=0, diagnose=False)
+        moved.append(torch.stack([weight.detach() - first for weight, first in zip(weights, before, strict=True)]))
+    assert float(moved[0].abs().max()) > 1e-4
+    torch.testing.assert_close(moved[1], (1 - ROUTER_PULL) * moved[0])
 
 
 def a_summary(rewards: list[float], *, changed: float | None = None, diverged: bool = False) -> RunSummary:
