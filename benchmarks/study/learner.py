@@ -125,8 +125,7 @@ class Learner:
             self._measure_start(mini_batches, version)
         measured = time.process_time()
         record["cpu_reference_s" if needs_start else "cpu_diagnosis_s"] = measured - began
-        noise, stats, deltas = GradientNoise(), list[SequenceStats](), list[Tensor]()
-        norms = []
+        noise, stats, deltas, norms = GradientNoise(), list[SequenceStats](), list[Tensor](), list[float]()
         for index, mini_batch in enumerate(mini_batches):
             halves = []
             before: Tensor | None = None
@@ -155,19 +154,9 @@ class Learner:
         if diagnose:
             record |= self._changed_after(mini_batches[0])
             record["cpu_diagnosis_s"] = record.get("cpu_diagnosis_s", 0.0) + time.process_time() - trained
-        merged = SequenceStats.merge(stats)
-        # With a pass at the start every sequence was seen under the starting weights, else those of the first mini-batch.
-        num_seen = len(sequences) if self._config.anchor == "proximal" else len(sequences) // len(mini_batches)
-        self._calibration.update(measured_sequences(merged, num_seen))
-        record |= loss_record(merged) | lag_record(merged) | noise.record()
-        record |= ratio_record(merged.log_ratio_S, "sequence_ratio") | ratio_record(torch.cat(deltas), "token_ratio")
+        record |= noise.record() | self._judge(SequenceStats.merge(stats), deltas)
         record["grad_norm"] = sum(norms) / len(norms)
         record["grad_norm_max"] = max(norms)
-        record["mismatch_sigma"] = self._mismatch.sigma
-        record["clip_scale"] = self._adaptive.scale
-        record["mismatch_kl"] = float(merged.mismatch_kl_S.mean())
-        if self._config.clip == "adaptive":
-            self._adaptive.update(min(1.0, record["clip"]))
         return record
 
     def logprobs(self, packed: PackedBatch, picks: ExpertPicks | None = None) -> TokenLogProbs:
@@ -267,6 +256,21 @@ class Learner:
         if index > 0 and micro.start_picks is not None and result.experts is not None and not config.routing_replay:
             changed = changed_share(result.experts, micro.start_picks, packed.mask_T)
         return stats, (logprobs_T - anchor_T)[packed.mask_T], changed
+
+    def _judge(self, merged: SequenceStats, deltas: Sequence[Tensor]) -> dict[str, float]:
+        """Return what the sequences of a batch show, and let the calibration and the adaptive clip range learn from it."""
+        config = self._config
+        # With a pass at the start every sequence was seen under the starting weights, else those of the first mini-batch.
+        num_seen = config.num_sequences // (1 if config.anchor == "proximal" else config.num_mini_batches)
+        self._calibration.update(measured_sequences(merged, num_seen))
+        record = loss_record(merged) | lag_record(merged)
+        record |= ratio_record(merged.log_ratio_S, "sequence_ratio") | ratio_record(torch.cat(list(deltas)), "token_ratio")
+        record["mismatch_sigma"] = self._mismatch.sigma
+        record["clip_scale"] = self._adaptive.scale
+        record["mismatch_kl"] = float(merged.mismatch_kl_S.mean())
+        if config.clip == "adaptive":
+            self._adaptive.update(min(1.0, record["clip"]))
+        return record
 
     @torch.no_grad()
     def _pull_routers(self) -> None:
