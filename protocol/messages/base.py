@@ -43,7 +43,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
         """
 
 
-SegmentKind = Literal["action", "observation"]
+SegmentKind = Literal["action", "observation", "discarded"]
 
 
 class VersionRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -54,7 +54,8 @@ class VersionRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_
 
 
 class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Consecutive tokens of one kind: ``action`` (sampled by the policy) or ``observation`` (prompt, tool, user)."""
+    """Consecutive tokens of one kind: ``action`` (sampled by the policy), ``observation`` (prompt, tool, user), or, in
+    batches only, ``discarded`` (sampled by the policy, for a turn that the finished episode does not have)."""
 
     kind: SegmentKind
     turn: Annotated[int, Meta(ge=0, le=limits.MAX_TURNS)]

@@ -111,6 +111,9 @@ class Chunk(Message, frozen=True, tag="chunk"):
 
     def __post_init__(self) -> None:
         require_rewards("turn_rewards", self.turn_rewards)
+        for index, segment in enumerate(self.segments):
+            if segment.kind == "discarded":
+                raise ValueError(f"segments[{index}] is discarded: only the end of an episode says which turns are")
         require_total(self.num_tokens, self.segments, self.version_runs)
 
     def check_plain(self) -> None:
@@ -129,6 +132,8 @@ class Finish(Message, frozen=True, tag="finish"):
     reason: Literal["done", "length"]
     turn_rewards: Annotated[list[float], Meta(min_length=1, max_length=limits.MAX_TURNS)]
     """One finite reward per action turn; their sum is the trajectory's reward."""
+    discarded_turns: Annotated[list[Annotated[int, Meta(ge=0, lt=limits.MAX_TURNS)]], Meta(max_length=limits.MAX_TURNS)] = []
+    """Turns that an agent took and then, run again after a kill, did not take: nothing of them is trained on."""
     components: Components = {}
     """What the reward is made of, without weights, for the metrics; empty for a reward that came as one number."""
 

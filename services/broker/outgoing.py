@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from protocol.codec import Array
-from protocol.messages import Batch, BatchItem, Lease, Plain
+from protocol.messages import Batch, BatchItem, Lease, Plain, Segment
 from protocol.messages.journal import journal_array
 from protocol.messages.pieces import Pieces, piece_arrays
 from services.broker.ledger import GrantLease
@@ -64,7 +65,8 @@ def batch_message(
                 trajectory.finish_reason,
             )
         )
-        pieces.append(Pieces(payload.segments, payload.version_runs, trajectory.turn_rewards))
+        segments = _trained(payload.segments, trajectory.discarded_turns)
+        pieces.append(Pieces(segments, payload.version_runs, trajectory.turn_rewards))
     message = Batch(index=row.index, policy_version=row.policy_version, temperature=temperature, items=batch_items)
     arrays = {
         "token_ids": np.concatenate([payload.token_ids for _, payload in items]),
@@ -72,3 +74,14 @@ def batch_message(
         **piece_arrays(pieces),
     }
     return message, arrays
+
+
+def _trained(segments: list[Segment], discarded_turns: Sequence[int]) -> list[Segment]:
+    """The segments as they are trained on: actions of discarded turns are context at most."""
+    if not discarded_turns:
+        return segments
+    gone = set(discarded_turns)
+    return [
+        replace(segment, kind="discarded") if segment.kind == "action" and segment.turn in gone else segment
+        for segment in segments
+    ]

@@ -81,6 +81,8 @@ class TrajectoryRow(Row, frozen=True, kw_only=True):
     finish_reason: Literal["done", "length"] | None = None
     turn_rewards: tuple[float, ...] = ()
     """Rewards of the finished episode's turns; empty before."""
+    discarded_turns: tuple[int, ...] = ()
+    """Turns of the finished episode that are not trained on."""
     components: dict[str, float] = {}
     """What the finished episode's reward is made of, without weights."""
 

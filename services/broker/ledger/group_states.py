@@ -165,11 +165,14 @@ class Groups:
     def finish(self, finish: Finish) -> list[Row]:
         """The episode is complete, and with the last one its group."""
         row = self._end_lease(
-            self._trajectories[finish.trajectory_id],
+            replace(
+                self._trajectories[finish.trajectory_id],
+                finish_reason=finish.reason,
+                turn_rewards=tuple(finish.turn_rewards),
+                discarded_turns=tuple(finish.discarded_turns),
+                components=finish.components,
+            ),
             "finished",
-            finish_reason=finish.reason,
-            turn_rewards=tuple(finish.turn_rewards),
-            components=finish.components,
         )
         return [row, *self._complete_if_all_done(row.group_id)]
 
@@ -208,9 +211,6 @@ class Groups:
         status: Literal["free", "finished", "failed"],
         *,
         attempts: int | None = None,
-        finish_reason: Literal["done", "length"] | None = None,
-        turn_rewards: tuple[float, ...] = (),
-        components: dict[str, float] | None = None,
     ) -> TrajectoryRow:
         assert row.status == "leased", row
         return self._put(
@@ -222,9 +222,6 @@ class Groups:
                 lease_version=0,
                 lease_start=0,
                 attempts=row.attempts if attempts is None else attempts,
-                finish_reason=finish_reason,
-                turn_rewards=turn_rewards,
-                components={} if components is None else components,
             )
         )
 

@@ -211,6 +211,18 @@ def check_finish(row: TrajectoryRow, finish: Finish) -> None:
         raise ValueError("it has no action token: there is nothing to train on")
     if len(finish.turn_rewards) != row.num_turns:
         raise ValueError(f"{len(finish.turn_rewards)} turn_rewards for {row.num_turns} action turns")
+    discarded = finish.discarded_turns
+    if discarded != sorted(set(discarded)) or (discarded and discarded[-1] >= row.num_turns):
+        raise ValueError(
+            f"discarded_turns is {discarded!s:.100}: expected turns from 0 to {row.num_turns - 1}, each once, in order"
+        )
+    if len(discarded) == row.num_turns:
+        raise ValueError(f"discarded_turns are all {row.num_turns} turns: there is nothing to train on")
+    for turn in discarded:
+        if finish.turn_rewards[turn] != 0:
+            raise ValueError(
+                f"turn_rewards[{turn}] is {finish.turn_rewards[turn]:g}, and turn {turn} is discarded: give it 0"
+            )
 
 
 def check_published(published: Published, newest: VersionRow | None) -> None:

@@ -40,7 +40,7 @@ CREATE TABLE trajectories (
     version_sum INTEGER NOT NULL, min_version INTEGER NOT NULL, num_turns INTEGER NOT NULL, num_segments INTEGER NOT NULL,
     num_runs INTEGER NOT NULL, last_version INTEGER NOT NULL, last_sequence INTEGER NOT NULL, sequences TEXT NOT NULL,
     num_entries INTEGER NOT NULL, journal_bytes INTEGER NOT NULL, reward_size REAL NOT NULL, finish_reason TEXT,
-    turn_rewards TEXT NOT NULL, components TEXT NOT NULL, checksum INTEGER NOT NULL
+    turn_rewards TEXT NOT NULL, discarded_turns TEXT NOT NULL, components TEXT NOT NULL, checksum INTEGER NOT NULL
 );
 CREATE INDEX trajectories_by_group ON trajectories (group_id);
 CREATE TABLE chunks (
@@ -179,7 +179,7 @@ TABLES: Final[dict[type[Row], Table]] = {
         _table(
             "trajectories",
             TrajectoryRow,
-            json_fields=("sequences", "turn_rewards", "components"),
+            json_fields=("sequences", "turn_rewards", "discarded_turns", "components"),
             real_fields=("reward_size",),
         ),
         _table("journal", JournalRow),

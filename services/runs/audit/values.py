@@ -38,6 +38,7 @@ KINDS: Final[dict[str, dict[str, str]]] = {
         "finish_reason": TEXT_OR_NOTHING,
         "sequences": PAIRS,
         "turn_rewards": ANY_NUMBERS,
+        "discarded_turns": WHOLE_NUMBERS,
         "components": OBJECT,
     },
     "chunks": {

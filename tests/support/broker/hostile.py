@@ -75,12 +75,20 @@ class HostileRollout:
 
     def finish(self, row: TrajectoryRow, seq: int) -> list[bytes]:
         """The frames of a Finish, more or less."""
+        rng = self._rng
+        most = max(0, row.num_turns - 1)
+        discarded = (
+            sorted(rng.sample(range(row.num_turns), rng.randint(0, most))) if rng.random() < 3 * self._branches else []
+        )
+        rewards = [self._reward() for _ in range(self._or(row.num_turns, (0, 1, 2, 3)))]
         fields = {
             "trajectory_id": row.trajectory_id,
             "epoch": row.epoch,
             "num_tokens": self._or(row.num_tokens, COUNTS),
-            "reason": self._rng.choice(["done", "length"]),
-            "turn_rewards": [self._reward() for _ in range(self._or(row.num_turns, (0, 1, 2, 3)))],
+            "reason": rng.choice(["done", "length"]),
+            "turn_rewards": [self._or(0.0, REWARDS) if turn in discarded else each for turn, each in enumerate(rewards)],
+            "discarded_turns": [self._or(turn, TURNS) for turn in discarded],
+            "components": {"right": self._reward()} if rng.random() < self._branches else {},
         }
         return self._frames("finish", fields, seq)
 

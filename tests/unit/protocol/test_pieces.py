@@ -95,7 +95,7 @@ def test_a_state_or_a_task_that_leaves_no_room_for_the_other_is_refused() -> Non
     [
         ("segments", lambda array: array[:-1], "array segments covers"),
         ("segments", lambda array: array[:, :2].copy(), "array segments has shape"),
-        ("segments", lambda array: np.where(array == 1, 2, array), "a kind, a turn or a sequence that|covers"),
+        ("segments", lambda array: np.where(array == 1, 9, array), "a kind, a turn or a sequence that|covers"),
         ("version_runs", lambda array: array[:-1], "array version_runs covers"),
         ("version_runs", lambda array: array - [[5, 0]], "a version below -1"),
         ("turn_rewards", lambda array: array + np.inf, "not a list of finite numbers"),

@@ -125,6 +125,17 @@ class Intake:
             assert bool(torch.isfinite(engine.table).all())
         self.world.trained(0, NEWEST)
         SEEN["trained"] += 1
+        SEEN["trained less than was sampled"] += any(row.discarded_turns for row, _ in items)
+        for trajectory, payload in items:
+            sampled = sum(segment.num_tokens for segment in payload.segments if segment.kind == "action")
+            assert sampled == trajectory.num_action_tokens
+        trained = sum(member.num_action_tokens for each in groups for member in each.sequences)
+        assert trained == sum(
+            segment.num_tokens
+            for trajectory, payload in items
+            for segment in payload.segments
+            if segment.kind == "action" and segment.turn not in trajectory.discarded_turns
+        )
         SEEN["trained several sequences"] += any(len(each.sequences) > each.num_episodes for each in groups)
         return True
 
@@ -158,3 +169,4 @@ def test_much_was_refused_and_much_was_taken() -> None:
     assert SEEN["resumed"] > 5
     assert SEEN["trained"] > 5
     assert SEEN["trained several sequences"] > 2
+    assert SEEN["trained less than was sampled"] > 2

@@ -12,9 +12,13 @@ from msgspec.structs import replace
 from protocol.codec import decode, encode
 from protocol.errors import ProtocolError
 from protocol.limits import MAX_SEQUENCES, TrajectoryLimits, trajectory_limits
-from protocol.messages import Chunk, Segment, VersionRun
-from services.broker.ledger.intake import Growth, TokenFacts, growth
-from services.broker.rows import NO_TURN, TrajectoryRow, VersionRow
+from protocol.messages import Batch, Chunk, Finish, Segment, VersionRun
+from services.broker.ledger import batch_stats
+from services.broker.ledger.intake import Growth, TokenFacts, check_finish, growth
+from services.broker.outgoing import batch_message
+from services.broker.rows import NO_TURN, BatchRow, TrajectoryRow, VersionRow
+from services.broker.store import Payload
+from services.learner.broker.batches import groups_of
 
 NEWEST = VersionRow(policy_version=9, endpoint="tcp://w:1", digest="d", num_bytes=1, trained_batches=0, vocabulary=100)
 NEW = TrajectoryRow(trajectory_id=1, group_id=1, status="leased", epoch=1, lease_version=2)
@@ -205,3 +209,53 @@ def test_of_answers_under_way_at_the_same_time_an_older_token_may_come_after_a_n
     assert grown(after, older).oldest == 3
     with pytest.raises(ValueError, match="version 1 to action tokens: the lease's engine served 2 before"):
         grown(after, replace(older, version_runs=[VersionRun(1, 1)]))
+
+
+FINISHED = Finish(trajectory_id=1, epoch=1, num_tokens=9, reason="done", turn_rewards=[0.0, 1.0], discarded_turns=[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"discarded_turns": [2]}, r"discarded_turns is \[2\]: expected turns from 0 to 1, each once, in order"),
+        ({"discarded_turns": [0, 0]}, "each once, in order"),
+        ({"discarded_turns": [0, 1], "turn_rewards": [0.0, 0.0]}, "all 2 turns: there is nothing to train on"),
+        ({"discarded_turns": [1]}, r"turn_rewards\[1\] is 1, and turn 1 is discarded: give it 0"),
+    ],
+)
+def test_turns_that_an_episode_discards_must_exist_and_have_no_reward(fields: dict[str, Any], reason: str) -> None:
+    check_finish(BEGUN, FINISHED)
+    with pytest.raises(ValueError, match=reason):
+        check_finish(BEGUN, replace(FINISHED, **fields))
+
+
+def test_only_the_end_of_an_episode_says_what_is_discarded() -> None:
+    with pytest.raises(ValueError, match=r"segments\[0\] is discarded"):
+        Chunk(
+            trajectory_id=1,
+            epoch=1,
+            offset=0,
+            num_tokens=1,
+            segments=[Segment("discarded", 0, 1)],
+            version_runs=[VersionRun(3, 1)],
+        )
+
+
+def test_a_batch_says_which_segments_are_discarded_and_the_learner_trains_none_of_them() -> None:
+    segments = [Segment("observation", 0, 2), Segment("action", 0, 1), Segment("observation", 1, 1), Segment("action", 1, 2)]
+    runs = [VersionRun(-1, 2), VersionRun(3, 1), VersionRun(-1, 1), VersionRun(3, 2)]
+    payload = Payload(
+        token_ids=np.arange(6, dtype="<i4"), logprobs=np.full(6, -0.5, dtype="<f4"), segments=segments, version_runs=runs,
+        state=None, turn_done=False, turn_rewards=[0.0],
+    )  # fmt: skip
+    row = replace(
+        BEGUN, num_tokens=6, num_action_tokens=3, status="finished", finish_reason="done", turn_rewards=(0.0, 1.0),
+        discarded_turns=(0,),
+    )  # fmt: skip
+    stats = batch_stats(3, [[replace(row, version_sum=9, min_version=3)]])
+    batch = BatchRow(index=0, policy_version=3, group_ids=(1,), stats=stats)
+    received = decode(encode(*batch_message(batch, [(row, payload)], 1.0)))
+    assert isinstance(received.message, Batch)
+    ((group),) = groups_of(received.message, received.arrays)
+    assert group.sequences[0].action_mask.tolist() == [False, False, False, False, True, True]
+    assert group.sequences[0].token_ids.tolist() == list(range(6))
