@@ -16,7 +16,7 @@ from services.rollout.sglang.client import EngineError
 from services.rollout.sglang.generation import FinishReason, GenerateRequest, OutputPiece
 from services.weights.checksums import sha256_checksum
 from tests.simulation.audit.audit import Audit
-from tests.simulation.episodes import FIRST_WORD, NUM_WORDS, STEPS, STOP, VOCABULARY, logprob_of, reward_of
+from tests.simulation.episodes import FIRST_WORD, NUM_WORDS, STEPS, STOP, VOCABULARY, components_of, logprob_of, reward_of
 from tests.simulation.loop import Process
 from tests.support.engines.scripted_engine import read_tensors
 
@@ -214,4 +214,4 @@ class SimRewards:
             return RewardResult(reward=None, failure="deadline", detail="simulated")
         total = job.arguments["sum"]
         assert isinstance(total, int)
-        return RewardResult(reward=reward_of(total))
+        return RewardResult(reward=reward_of(total), components=components_of(total))

@@ -5,6 +5,7 @@ A log-prob names the version that made its token: it is -(version * 1024 + noise
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,6 +74,20 @@ class SimEnvironment(Environment):
 
 def reward_of(total: int) -> float:
     return (total % 8) / 8
+
+
+def components_of(total: int) -> dict[str, float]:
+    """What a slow reward is made of: some are one number, and others come as named components."""
+    return {"eighths": float(total % 8), "jobs": 1.0} if total % 4 == 3 else {}
+
+
+def expected_components(rewards: Sequence[float], options: SimOptions) -> dict[str, float]:
+    """The components of an episode with these rewards of its turns."""
+    found: Counter[str] = Counter()
+    if options.slow_rewards:
+        for reward in rewards:
+            found.update(components_of(int(reward * 8)))
+    return dict(found)
 
 
 class SimTasks:

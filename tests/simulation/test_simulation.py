@@ -40,6 +40,7 @@ CONSEQUENCES = (
     "set aside: unreadable", "batch skipped", "prompt sampled again", "group archived",
     "restored whole", "restored to an earlier batch",
     "engine lied: token", "engine lied: logprob", "engine lied: version", "reward absurd",
+    "components trained", "journal resumed",
 )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ class MessageAudit(LearnerAudit):
             case Lease():
                 assert arrays is not None
                 self._leased(message, arrays)
+                self.happened["journal resumed"] += bool(message.num_entries)
                 self.passes("lease sent")
             case Batch():
                 assert arrays is not None

@@ -11,7 +11,7 @@ from protocol.messages.pieces import Pieces, pieces_in
 from services.broker.ledger.task_order import trajectory_seed
 from services.broker.rows import TrajectoryRow
 from tests.simulation.audit.books import Books, content_of, spelt
-from tests.simulation.episodes import SimTasks, expected_turns, version_in
+from tests.simulation.episodes import SimTasks, expected_components, expected_turns, version_in
 
 
 class TrainingAudit(Books):
@@ -126,6 +126,14 @@ class TrainingAudit(Books):
                 f"trajectory {row.trajectory_id}: turns {turns}, rewards {list(rewards)}; expected observations "
                 f"{observations}, rewards {expected}"
             ),
+        )
+
+        components = expected_components(rewards, self.rules.options)
+        self.happened["components trained"] += bool(components)
+        self.require(
+            row.components == components,
+            "G2 an episode is played as in one go",
+            lambda: f"trajectory {row.trajectory_id}: components {row.components}, expected {components}",
         )
 
     def checkpoints(self, history: Sequence[tuple[int, ...]], next_batch: int) -> None:

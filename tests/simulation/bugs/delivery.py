@@ -30,6 +30,11 @@ def _a_rollout_sleeps_as_long_as_a_lease() -> tuple[Event, ...]:
     return tuple(events)
 
 
+def _rollouts_die_again_and_again() -> tuple[Event, ...]:
+    """Some of them between a reward and the next token."""
+    return tuple(Event(at=0.5 * at, kind="kill", target=(f"rollout-{at % 2}",)) for at in range(2, 50))
+
+
 DELIVERY = (
     Bug(
         name="acknowledge before the commit",
@@ -178,6 +183,30 @@ DELIVERY = (
         new="return peer",
         invariants=("one learner", "liveness", "G1", "no peer", "no error is lost"),
         weather=(Event(at=2.0, kind="second_rollout", target=("rollout-0",)),),
+    ),
+    Bug(
+        name="a lease comes without the journal",
+        module="services.broker.store.reader",
+        old="return self.payload(trajectory_id), self.journal(trajectory_id)",
+        new="return self.payload(trajectory_id), []",
+        invariants=("G2 an episode",),
+        seed=25,
+    ),
+    Bug(
+        name="a turn that is graded again counts twice",
+        module="services.rollout.trajectory",
+        old='self._components[entry["turn"]] = entry["components"]',
+        new='self._components[self._num_entries] = entry["components"]',
+        invariants=("G2 an episode",),
+        weather=_rollouts_die_again_and_again(),
+        seed=6,
+    ),
+    Bug(
+        name="an entry of the journal is not durable",
+        module="services.broker.ledger.leases.holders",
+        old="len(entry.entry))), Save(row=entry)]",
+        new="len(entry.entry)))]",
+        invariants=("G2 an episode", "the ledger is whole"),
     ),
     Bug(
         name="a lease never expires",
