@@ -16,9 +16,10 @@ from services.broker.store.inspection import mark_ledger
 from services.broker.store.reader import Reader, StoreMismatch
 from services.broker.store.schema import RUN_KEY, TABLES, row_checksum
 
+_OF_GROUPS: Final = "trajectory_id IN (SELECT trajectory_id FROM trajectories WHERE group_id IN (SELECT * FROM gone))"
 REMOVE_GROUPS: Final = (
-    "DELETE FROM chunks WHERE trajectory_id IN "
-    "(SELECT trajectory_id FROM trajectories WHERE group_id IN (SELECT * FROM gone))",
+    f"DELETE FROM chunks WHERE {_OF_GROUPS}",
+    f"DELETE FROM journal WHERE {_OF_GROUPS}",
     "DELETE FROM archived WHERE group_id IN (SELECT * FROM gone)",
 )
 LINES: Final = "SELECT record, line FROM records ORDER BY record"
