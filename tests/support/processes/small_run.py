@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from protocol.messages import Checkpointed, Journal, Resume
-from services.broker.ledger.actions import SessionKey
+from services.broker.ledger.actions import GrantLease, SessionKey
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.store.reader import LEDGER_FILE
 from services.runtime.settings.run_settings import write_run_settings
@@ -77,18 +77,24 @@ def _resume_an_episode(broker: LedgerHarness) -> None:
     (lease,) = broker.lease(FIRST, 1)
     broker.grow(FIRST, lease, 2, 1)
     for place in range(2):
-        entry = {"step": "search", "result": place}
-        broker.send(FIRST, Journal(trajectory_id=lease.trajectory_id, epoch=lease.epoch, place=place, entry=entry))
+        broker.send(FIRST, _entry(lease, place))
     broker.tick(CONFIG.lease_s + 1)
     (again,) = broker.lease(SECOND, 1)
     assert (again.trajectory_id, again.epoch) == (lease.trajectory_id, lease.epoch + 1)
     broker.episode(SECOND, again, 1, reward=0.0)
 
 
+def _entry(lease: GrantLease, place: int) -> Journal:
+    entry = {"step": "search", "result": place}
+    return Journal(trajectory_id=lease.trajectory_id, epoch=lease.epoch, place=place, entry=entry)
+
+
 def _fill(broker: LedgerHarness, version: int) -> None:
-    """Finish every episode that can be leased."""
+    """Finish every episode that can be leased; some have a journal."""
     while leases := broker.lease(FIRST, 4, version):
         for number, lease in enumerate(leases):
+            if not number:
+                broker.send(FIRST, _entry(lease, lease.num_entries))
             broker.episode(FIRST, lease, version, reward=float(number % 2), num_tokens=3 + number)
 
 
