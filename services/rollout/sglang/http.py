@@ -1,7 +1,8 @@
 """HTTP exchanges with the engine, and the errors that they can end with."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
@@ -15,6 +16,7 @@ T = TypeVar("T")
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 """An event of 100,000 tokens with log-probs takes about 4 MB. No stream of ours has a larger one."""
 _CONNECT_TIMEOUT_S: Final = 5.0
+_LEAST_SHARE: Final = 0.25
 _KEEP_IDLE_S: Final = 2.0
 """The server closes a connection after 5 idle seconds; a request that is on its way at that moment fails."""
 
@@ -31,6 +33,40 @@ class EngineRefused(EngineError):
     """The engine refused this one request; it can serve others."""
 
 
+class Silence:
+    """How long the engine has answered nothing that was asked, over all requests that generate.
+
+    Requests may be given up before they time out, because their leases end: each of them alone says nothing.
+    """
+
+    def __init__(self, limit_s: float, now: Callable[[], float]) -> None:
+        self._limit_s = limit_s
+        self._now = now
+        self._num_open = 0
+        self._before_s = 0.0
+        self._since_s = 0.0
+
+    @contextmanager
+    def asking(self) -> Iterator[float]:
+        """A request is under way inside. Gives the seconds that it may wait for its next bytes: less, the longer it is that
+        the engine has said nothing, and a part of the limit at least.
+        """
+        if not self._num_open:
+            self._since_s = self._now()
+        self._num_open += 1
+        try:
+            yield max(_LEAST_SHARE * self._limit_s, self._limit_s - self._before_s - (self._now() - self._since_s))
+        finally:
+            self._num_open -= 1
+            if not self._num_open:
+                # Time in which nothing is asked does not count.
+                self._before_s += self._now() - self._since_s
+
+    def broken(self) -> None:
+        """The engine has answered something."""
+        self._before_s, self._since_s = 0.0, self._now()
+
+
 class EngineHttp:
     """Calls that take and give JSON. All raise EngineUnreachable, and EngineError for any answer but success."""
 
@@ -38,7 +74,7 @@ class EngineHttp:
         """``timeout_s`` bounds the silence in a call, ``stall_timeout_s`` the silence in an answer that is generated."""
         self._url = url
         self._timeout_s = timeout_s
-        self._stall_timeout_s = stall_timeout_s
+        self._silence = Silence(stall_timeout_s, time.monotonic)
         self._opened: aiohttp.ClientSession | None = None
 
     async def aclose(self) -> None:
@@ -67,18 +103,22 @@ class EngineHttp:
 
         Raises: EngineRefused when the status is about this request; EngineError when it is about the server.
         """
-        call = self._call("POST", "/generate", body, timeout_s=self._stall_timeout_s, read_bufsize=MAX_EVENT_BYTES // 2)
-        async with call as response:
-            if response.status != HTTPStatus.OK:
-                failure = EngineRefused if is_about_the_request(response.status) else EngineError
-                raise failure(f"/generate: {response.status} {(await response.read())[:500]!r}")
-            if not stream:
-                yield await response.read()
-                return
-            async with aclosing(events(response.content)) as payloads:
-                async for payload in payloads:
-                    if payload != b"[DONE]":
-                        yield payload
+        with self._silence.asking() as wait_s:
+            call = self._call("POST", "/generate", body, timeout_s=wait_s, read_bufsize=MAX_EVENT_BYTES // 2)
+            async with call as response:
+                if response.status != HTTPStatus.OK:
+                    failure = EngineRefused if is_about_the_request(response.status) else EngineError
+                    raise failure(f"/generate: {response.status} {(await response.read())[:500]!r}")
+                if not stream:
+                    content = await response.read()
+                    self._silence.broken()
+                    yield content
+                    return
+                async with aclosing(events(response.content)) as payloads:
+                    async for payload in payloads:
+                        self._silence.broken()
+                        if payload != b"[DONE]":
+                            yield payload
 
     @asynccontextmanager
     async def _call(
