@@ -69,8 +69,8 @@ def test_no_promise_is_broken_in_any_weather_and_every_run_completes(outcomes: l
     assert all(outcome.happened["run complete"] == 1 for outcome in outcomes)
 
 
-# 836: a learner says Goodbye in the round in which the next one is welcomed.
-@pytest.mark.parametrize("seed", [836])
+# 836: a learner says Goodbye in the round in which the next one is welcomed. 961: in the one in which it says Hello again.
+@pytest.mark.parametrize("seed", [836, 961])
 def test_a_seed_that_once_broke_a_promise_breaks_none(seed: int) -> None:
     outcome = simulate(plan_of(seed))
     assert outcome.violation is None, told(outcome)

@@ -23,6 +23,8 @@ class LearnerAudit(Books):
         self._asked: defaultdict[str, deque[tuple[str | None, float]]] = defaultdict(deque)
         """By session: for each unanswered Hello, the session that had the run, and how long that had been silent."""
         self._rollouts: dict[str, str] = {}
+        self._left: set[str] = set()
+        """Sessions whose Goodbye was read, perhaps in one round with the Hello before it: the Welcome comes after both."""
 
     def _hear(self, peer: bytes, message: AnyMessage) -> None:
         if isinstance(message, Hello):
@@ -38,8 +40,9 @@ class LearnerAudit(Books):
         session = self.sessions.get(peer, "")
         if session in self._learners:
             self._learners[session] = self.now()
-            if session == self.holder and isinstance(message, Goodbye):
-                self.holder = None
+            if isinstance(message, Goodbye):
+                self._left.add(session)
+                self.holder = None if self.holder == session else self.holder
 
     def _answer(self, peer: bytes, message: Message) -> None:
         session = message.session if isinstance(message, Ack) else self.sessions.get(peer, "")
@@ -73,5 +76,5 @@ class LearnerAudit(Books):
         if former is not None:
             self.superseded.add(former)
             self.happened["learner took over"] += int(former.split(".")[0] != session.split(".")[0])
-        self.holder = session
+        self.holder = None if session in self._left else session
         self.num_learner_lives += 1
