@@ -7,7 +7,9 @@ broadcast notices at once, because its connection is closed.
 
 import queue
 import threading
+import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Literal
@@ -30,6 +32,8 @@ TIMEOUT_S: Final = 60.0
 """Time for the engine to join, and to take one broadcast."""
 UNASKED_S: Final = 60.0
 """Time for a rollout to ask for the promised version. It may be gone while its engine waits for the broadcast."""
+CLOSE_S: Final = 2.0
+"""Time for all groups to close."""
 IDLE_S: Final = 1800.0
 """A group that sends nothing for this long is closed: its engine may be gone, or fetch chunks by now."""
 
@@ -72,7 +76,8 @@ class SendingGroup:
         self._queue: queue.Queue[Bytes | None] = queue.Queue(MAX_QUEUED)
         self._ended = threading.Event()
         # A daemon: a broadcast that nobody takes must not keep the process alive.
-        threading.Thread(target=self._run, name=self.name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._thread.start()
 
     @property
     def ended(self) -> bool:
@@ -99,6 +104,10 @@ class SendingGroup:
             # The thread looks at ``ended`` after each broadcast.
             return
 
+    def wait_closed(self, timeout_s: float) -> None:
+        """Wait for the end of the connections, which close when the broadcast under way has ended."""
+        self._thread.join(timeout_s)
+
     def _run(self) -> None:
         try:
             self._serve()
@@ -124,8 +133,10 @@ class SendingGroup:
                 if tensor.is_cuda:
                     torch.cuda.synchronize(tensor.device)
         finally:
+            # The learner's end destroys every group, in another thread: then this one is gone.
+            with suppress(ValueError):
+                dist.destroy_process_group(group)
             # The connections of a group close with the last reference to it.
-            dist.destroy_process_group(group)
             del group
 
     def _next(self) -> Bytes | None:
@@ -182,6 +193,12 @@ class SendingGroups:
             group.close()
 
     def close(self) -> None:
-        """Close all groups."""
+        """Close all groups. Those without a broadcast under way have closed when this returns: torch's own end aborts the
+        process if a group is left in another thread.
+        """
+        closing = list(self._groups.values())
         for peer in list(self._groups):
             self.leave(peer)
+        end = time.monotonic() + CLOSE_S
+        for group in closing:
+            group.wait_closed(max(0.0, end - time.monotonic()))
