@@ -211,6 +211,12 @@ class PeerClient:
         async with self._room:
             await self._room.wait_for(lambda: not self._outbox.num_unacked)
 
+    async def acknowledged(self) -> None:
+        """Wait until everything sequenced so far is acknowledged, whatever is sent meanwhile."""
+        async with self._room:
+            end = self._outbox.next_seq
+            await self._room.wait_for(lambda: self._outbox.first_seq >= end)
+
     async def _receive(self) -> None:
         while True:
             incoming = await self._channel.receive()

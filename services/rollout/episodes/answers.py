@@ -1,0 +1,42 @@
+"""Sampled ids to the answer that the agent gets, the same however often it is made."""
+
+from services.rollout.endpoint import CallAnswer, CallRequest, FinishReason, ToolCall
+from services.rollout.episodes.fingerprints import MessageKey, message_key
+from services.rollout.episodes.log import Round
+from services.rollout.episodes.records import CallRecord
+from services.rollout.rendering import Renderer, without_stop
+
+
+def answer_of(renderer: Renderer, request: CallRequest, record: CallRecord, part: Round, *, cut: bool) -> CallAnswer:
+    """The answer of a call whose tokens are complete; ``cut``: by its length."""
+    sampled, prompt = part.action_ids, part.prompt_ids
+    parsed = renderer.parse(sampled, request.tools, request.template_arguments, prompt)
+    parsed = without_stop(parsed, request.stop)
+    calls = [
+        ToolCall(id=f"call_{record.id}_{index}", name=call.name, arguments=call.arguments_json)
+        for index, call in enumerate(parsed.tool_calls)
+    ]
+    reason: FinishReason = "stop"
+    if cut:
+        reason = "length"
+    elif calls:
+        reason = "tool_calls"
+    return CallAnswer(
+        id=record.id,
+        created=record.created,
+        content=None if calls and not parsed.content else parsed.content,
+        reasoning=parsed.reasoning,
+        tool_calls=calls,
+        finish_reason=reason,
+        prompt_tokens=len(prompt),
+        token_ids=sampled,
+        tokens=[renderer.text([token]) for token in sampled],
+        logprobs=part.logprobs,
+    )
+
+
+def answer_key(answer: CallAnswer) -> MessageKey:
+    """The answer as a client repeats it in its next request."""
+    calls = [{"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in answer.tool_calls]
+    said = {"role": "assistant", "content": answer.content, "tool_calls": calls, "reasoning_content": answer.reasoning}
+    return message_key(said)

@@ -1,0 +1,83 @@
+"""How much the calls of an episode may take, so that the broker takes all of it. Pure."""
+
+from protocol.limits import MAX_SEQUENCES, RUNS_PER_TURN, SEGMENTS_PER_TURN, TrajectoryLimits
+from services.rollout.endpoint import CallRefused
+from services.rollout.episodes.log import EpisodeLog
+from services.runtime.settings import Sampling
+
+
+class Budget:
+    """What is left of an episode, with what is promised to the calls under way."""
+
+    def __init__(self, log: EpisodeLog, sampling: Sampling, limits: TrajectoryLimits) -> None:
+        self._log = log
+        self._sampling = sampling
+        self._limits = limits
+        self._promised: dict[int, int] = {}
+
+    @property
+    def num_running(self) -> int:
+        return len(self._promised)
+
+    def promise(self, ordinal: int, num_tokens: int) -> None:
+        """Call ``ordinal`` may still append so many tokens."""
+        self._promised[ordinal] = num_tokens
+
+    def release(self, ordinal: int) -> None:
+        """The call has ended."""
+        self._promised.pop(ordinal, None)
+
+    def may_send_part(self) -> bool:
+        """Whether an answer may go into the log before its end. Parts of answers that are made side by side alternate there,
+        and the broker counts each change; enough must be left for the end of every call."""
+        needed = 2 * (self.num_running + 1)
+        room = self._limits.segments - self._log.num_segments, self._limits.runs - self._log.num_runs
+        return self.num_running < 2 or min(room[0] - needed, room[1] - 2 * needed) > 0
+
+    def require_call(self) -> None:
+        """Raises: CallRefused when the episode can have no further call."""
+        ahead = self.num_running + 1
+        for what, found, allowed in (
+            ("calls", self._log.num_turns + ahead, self._limits.turns),
+            ("changes between calls", self._log.num_segments + SEGMENTS_PER_TURN * ahead, self._limits.segments),
+            ("changes of the policy's version", self._log.num_runs + RUNS_PER_TURN * ahead, self._limits.runs),
+        ):
+            if found > allowed:
+                text = f"this episode would have {found} {what}, {allowed} are allowed in a batch of this size: end it here"
+                raise CallRefused(400, "too_many_calls", text)
+
+    def require_new_sequence(self) -> None:
+        """Raises: CallRefused when no further sequence can begin."""
+        if len(self._log.sequences) >= MAX_SEQUENCES:
+            text = (
+                f"this episode has {MAX_SEQUENCES} contexts, which is the most, and this call needs a new one: only repeat "
+                "a former conversation unchanged, with its last answer, and add to it"
+            )
+            raise CallRefused(400, "too_many_contexts", text)
+
+    def room(self, num_before: int, num_observed: int, asked: int | None) -> int:
+        """Tokens that a call may sample after ``num_observed`` new ones in a sequence of ``num_before``.
+
+        Raises: CallRefused when there is no room for any.
+        """
+        prompt, most = num_before + num_observed, self._sampling.max_tokens
+        if prompt >= most:
+            raise CallRefused(
+                400,
+                "context_length_exceeded",
+                f"this model's maximum context length is {most} tokens (sampling.max_tokens), your messages have {prompt}: "
+                "send fewer or shorter messages",
+                param="messages",
+            )
+        taken = self._log.num_tokens + sum(self._promised.values())
+        left = self._sampling.episode_tokens - taken - num_observed
+        if left < 1:
+            raise CallRefused(
+                400,
+                "context_length_exceeded",
+                f"the calls of this episode may have {self._sampling.episode_tokens} tokens together "
+                f"(sampling.max_episode_tokens), {taken} are taken and this call adds {num_observed}: end the episode here",
+                param="messages",
+            )
+        room = min(self._sampling.max_turn_tokens, most - prompt, left)
+        return room if asked is None else min(room, asked)

@@ -1,0 +1,257 @@
+"""The calls of one agent's episode: where each goes on, what an earlier run of the episode has of it, and the end."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import aclosing
+from typing import Literal, TypeVar
+
+import structlog
+
+from protocol.codec import Array
+from protocol.messages import Finish, Lease
+from protocol.messages.base import require_rewards
+from protocol.messages.journal import entries_in
+from services.rollout.endpoint import CallAnswer, CallDelta, CallRefused, CallRequest
+from services.rollout.episodes.answers import answer_key, answer_of
+from services.rollout.episodes.budget import Budget
+from services.rollout.episodes.errors import EpisodeBroken
+from services.rollout.episodes.history import Conversation, Histories
+from services.rollout.episodes.live import LiveCall
+from services.rollout.episodes.log import EpisodeLog, Round
+from services.rollout.episodes.records import CallRecord, read_journal
+from services.rollout.episodes.registry import ENDED
+from services.rollout.episodes.sampler import CallSampler
+from services.rollout.episodes.shared import EpisodeShared
+from services.rollout.episodes.steps import EpisodeSteps
+from services.rollout.episodes.writer import EpisodeWriter
+from services.rollout.rendering import RenderingError
+from services.rollout.sglang import EngineError
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+_FAILED = "this episode has failed on this rollout; it is repeated elsewhere, or given up"
+
+
+class EpisodeCalls:
+    """One episode, from its lease to its Finish.
+
+    produces:     answers; chunks, journal entries and a Finish on the work channel
+    waits for:    the engine and its weight updates; credit on the work channel
+    unblocked by: tokens; the broker's acknowledgements; ``close``
+
+    ``tasks`` owns the calls under way: a call goes on when whoever asked has gone away, and the same request finds it again.
+    """
+
+    def __init__(self, lease: Lease, arrays: Mapping[str, Array], shared: EpisodeShared, tasks: asyncio.TaskGroup) -> None:
+        """Raises: EpisodeBroken when the lease's journal does not belong to its tokens."""
+        entries = entries_in(arrays)
+        self.log = EpisodeLog(lease, arrays)
+        recorded = read_journal(entries, self.log)
+        self._shared = shared
+        self._tasks = tasks
+        self._writer = EpisodeWriter(self.log, entries, shared.broker, shared.metrics)
+        self.steps = EpisodeSteps(self._writer, recorded.steps)
+        self._budget = Budget(self.log, shared.sampling, shared.limits)
+        self._sampler = CallSampler(shared, self.log, self._writer, self._budget, lease.seed)
+        self._histories = Histories()
+        self._unreplayed = recorded.calls
+        self._replayed = asyncio.Event()
+        self._num_calls = len(recorded.calls)
+        self._live: dict[LiveCall, asyncio.Task[None]] = {}
+        self._failure: Exception | None = None
+        self._work: asyncio.Timeout | None = None
+        self._closed = False
+
+    async def call(self, request: CallRequest) -> AsyncGenerator[CallDelta | CallAnswer, None]:
+        """See ``Calls.call``. Raises: CallRefused."""
+        self._require_open()
+        live = LiveCall(request)
+        # A client that lost its connection asks again: sampling twice would leave an answer that nobody has seen.
+        live = next((each for each in self._live if not each.is_followed and each.digest == live.digest), live)
+        if live not in self._live:
+            self._live[live] = self._tasks.create_task(self._answer(live), name=f"call-{self.log.trajectory_id}")
+        async with aclosing(live.follow()) as pieces:
+            try:
+                async for piece in pieces:
+                    if isinstance(piece, CallAnswer):
+                        self._live.pop(live, None)
+                    yield piece
+            except CallRefused:
+                self._live.pop(live, None)
+                raise
+
+    async def while_whole(self, work: Awaitable[T]) -> T:
+        """The result of ``work``, which is cancelled when a call breaks the episode. Raises: EpisodeBroken; EngineError."""
+        try:
+            async with asyncio.timeout(None) as self._work:
+                self._end_work_if_failed()
+                result = await work
+        except Exception:
+            # Also where the work failed by itself, because its calls were refused from then on.
+            self._require_whole()
+            raise
+        self._require_whole()
+        return result
+
+    async def close(self) -> None:
+        """Refuse further calls, and end those under way; what they have sampled is in the log."""
+        self._closed = True
+        running = [task for task in self._live.values() if not task.done()]
+        for task in running:
+            task.cancel("the episode has ended")
+        if running:
+            await asyncio.wait(running)
+
+    async def hand_back(self) -> None:
+        """Close, and send what another rollout can go on from. Raises: EpisodeBroken."""
+        await self.close()
+        async with self._writer.alone() as writer:
+            await writer.tokens()
+
+    async def finish(self, reward: float, reason: Literal["done", "length"] = "done") -> None:
+        """Close, and send the end. The reward is that of the last turn, because no earlier one has any by itself.
+
+        Raises: EpisodeBroken when there is nothing to train on, or recorded calls were not repeated.
+        """
+        await self.close()
+        self._require_whole()
+        if self._unreplayed:
+            raise _diverged(self._unreplayed[0][0], "the agent has ended without it")
+        if not self.log.num_turns:
+            raise EpisodeBroken("the agent has made no call: nothing was sampled that could be trained on")
+        rewards = [0.0] * (self.log.num_turns - 1) + [reward]
+        try:
+            require_rewards("turn_rewards", rewards)
+        except ValueError as error:
+            raise EpisodeBroken(f"no reward: {error}") from error
+        key = {"trajectory_id": self.log.trajectory_id, "epoch": self.log.epoch}
+        await self._writer.finish(Finish(**key, num_tokens=self.log.num_tokens, reason=reason, turn_rewards=rewards))
+        self._shared.metrics.episodes.labels(outcome=reason).inc()
+
+    # --- one call ----------------------------------------------------------------------------------------------------
+
+    async def _answer(self, live: LiveCall) -> None:
+        """Conclude ``live``, whatever happens."""
+        try:
+            live.conclude(await self._answered(live))
+        except CallRefused as error:
+            live.conclude(error)
+        except (EpisodeBroken, EngineError) as error:
+            self._fail(live, error)
+        except Exception as error:
+            log.exception("call_failed", trajectory_id=self.log.trajectory_id)
+            self._fail(live, error)
+        finally:
+            live.conclude(CallRefused(410, "episode_ended", ENDED))
+
+    def _fail(self, live: LiveCall, error: Exception) -> None:
+        """The call's failure is the episode's: its tokens cannot go on here."""
+        self._failure = self._failure or error
+        live.conclude(CallRefused(503, "episode_failed", _FAILED))
+        self._end_work_if_failed()
+
+    def _end_work_if_failed(self) -> None:
+        if self._failure is not None and self._work is not None:
+            self._work.reschedule(asyncio.get_running_loop().time())
+
+    async def _answered(self, live: LiveCall) -> CallAnswer:
+        record, part = self._recorded(live) or await self._begun(live)
+        try:
+            cut = await self._sampler.sample(live, record, part)
+        finally:
+            self._budget.release(record.ordinal)
+        answer = answer_of(self._shared.renderer, live.request, record, part, cut=cut)
+        if part is self.log.sequences[record.sequence].rounds[-1]:
+            conversation = Conversation(path=(*live.keys, answer_key(answer)), setting=live.setting)
+            self._histories.answered(record.sequence, conversation)
+        return answer
+
+    def _recorded(self, live: LiveCall) -> tuple[CallRecord, Round] | None:
+        """What an earlier run of the episode has of this call. Equal calls come in the order of their first time."""
+        for place, (record, part) in enumerate(self._unreplayed):
+            if record.digest == live.digest:
+                del self._unreplayed[place]
+                self._replayed.set()
+                self._budget.promise(record.ordinal, record.max_tokens - len(part.action_ids))
+                return record, part
+        return None
+
+    async def _begun(self, live: LiveCall) -> tuple[CallRecord, Round]:
+        """A new call: recorded, its observation in the log, and both sent before anything is sampled."""
+        await self._until_replayed()
+        async with self._writer.alone() as writer:
+            self._require_open()
+            self._budget.require_call()
+            if not writer.has_room_for_call:
+                raise CallRefused(400, "too_many_calls", "this episode's journal is full: end the episode here")
+            sequence, observation = self._placed(live)
+            before = len(self.log.sequences[sequence].token_ids) if sequence < len(self.log.sequences) else 0
+            record = CallRecord(
+                ordinal=self._num_calls,
+                sequence=sequence,
+                digest=live.digest,
+                id=f"chatcmpl-{secrets.token_hex(12)}",
+                created=int(self._shared.wall_s()),
+                max_tokens=self._budget.room(before, len(observation), live.request.max_tokens),
+            )
+            self._histories.taken(sequence)
+            self._budget.promise(record.ordinal, record.max_tokens)
+            # The record first: tokens without one could not be matched to a call.
+            await writer.entry(record.entry())
+            part = self.log.observe(sequence, observation)
+            self._num_calls += 1
+            self._shared.metrics.tokens.labels(kind="observation").inc(len(observation))
+            await writer.tokens()
+        return record, part
+
+    def _placed(self, live: LiveCall) -> tuple[int, list[int]]:
+        """The sequence that the call goes on with, or a new one, and its observation there. Raises: CallRefused."""
+        renderer, request = self._shared.renderer, live.request
+        prompted = (request.tools, request.template_arguments)
+        try:
+            for sequence, num_known in self._histories.continued(live.keys, live.setting):
+                part = self.log.sequences[sequence].rounds[-1]
+                bridge = renderer.bridge(part.prompt_ids, part.action_ids, request.messages[num_known:], *prompted)
+                if bridge:
+                    return sequence, bridge
+            self._budget.require_new_sequence()
+            prompt = renderer.prompt_ids(request.messages, *prompted)
+            renderer.stream(request.stop)
+        except RenderingError as error:
+            raise CallRefused(400, "not_rendered", f"the model's chat format refuses this: {error}") from error
+        if not prompt:
+            raise CallRefused(400, "not_rendered", "the model's chat format makes no tokens of these messages")
+        return len(self.log.sequences), prompt
+
+    async def _until_replayed(self) -> None:
+        """Wait for the calls of an earlier run: of calls made side by side, any may come first when they are repeated.
+
+        Raises: EpisodeBroken when they do not come.
+        """
+        while self._unreplayed:
+            self._replayed.clear()
+            try:
+                async with asyncio.timeout(self._shared.replay_patience_s):
+                    await self._replayed.wait()
+            except TimeoutError as error:
+                raise _diverged(self._unreplayed[0][0], "the agent makes another one") from error
+
+    def _require_whole(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise CallRefused(410, "episode_ended", ENDED)
+        if self._failure is not None:
+            raise CallRefused(503, "episode_failed", _FAILED)
+
+
+def _diverged(record: CallRecord, text: str) -> EpisodeBroken:
+    return EpisodeBroken(
+        f"diverged: call {record.ordinal} of an earlier run is not repeated: {text}. An agent's calls must follow from its "
+        "task, its seed and the results of its steps",
+        outcome="diverged",
+    )

@@ -1,0 +1,72 @@
+"""What two requests have in common: fingerprints of messages, of what a prompt was rendered with, and of a whole call."""
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from services.rollout.endpoint import CallRequest
+
+
+class MessageKey(NamedTuple):
+    """A message as requests are compared."""
+
+    digest: bytes
+    """Of everything but the reasoning."""
+    reasoning: str | None
+    """None where there is none, or where the client has left it out."""
+
+    def repeats(self, recorded: "MessageKey") -> bool:
+        """Whether this message of a request is ``recorded``. A client may leave out the reasoning, but not change it."""
+        return self.digest == recorded.digest and self.reasoning in (None, recorded.reasoning)
+
+
+def message_key(message: Mapping[str, Any]) -> MessageKey:
+    """The key of a message of a ``CallRequest``, or of an answer in the form in which a client repeats it.
+
+    No content is the same as empty content. Arguments of tool calls are compared as JSON: a client may have read and written
+    them.
+    """
+    calls = [
+        [call.get("id"), call["function"]["name"], _one_form(call["function"]["arguments"])]
+        for call in message.get("tool_calls") or ()
+    ]
+    named = [message.get("name"), message.get("tool_call_id")]
+    return MessageKey(
+        _digest([message["role"], message.get("content") or "", calls, named]), message.get("reasoning_content") or None
+    )
+
+
+def message_keys(messages: Sequence[Mapping[str, Any]]) -> tuple[MessageKey, ...]:
+    """The keys of all messages."""
+    return tuple(message_key(message) for message in messages)
+
+
+def prompt_setting(request: CallRequest) -> bytes:
+    """What the template writes besides the messages; the order of tools and fields counts: it is written."""
+    return _digest([request.tools, request.template_arguments])
+
+
+def call_digest(request: CallRequest, keys: Sequence[MessageKey]) -> str:
+    """Of everything that a request says: a replayed agent repeats it exactly."""
+    return _digest(
+        [
+            [[key.digest.hex(), key.reasoning] for key in keys],
+            prompt_setting(request).hex(),
+            request.max_tokens,
+            request.stop,
+            request.stop_token_ids,
+        ]
+    ).hex()
+
+
+def _one_form(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _digest(plain: Any) -> bytes:
+    # Half surrogate pairs are no UTF-8: ASCII escapes say them as well.
+    return sha256(json.dumps(plain, ensure_ascii=True).encode()).digest()

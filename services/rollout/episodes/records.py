@@ -1,0 +1,77 @@
+"""What an agent's episode writes into its journal, and how it is read again."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gspo.environments import Plain
+from protocol.limits import MAX_SEQUENCES
+from services.rollout.episodes.errors import EpisodeBroken
+from services.rollout.episodes.log import EpisodeLog, Round
+from services.user_code import RecordedStep
+
+
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A call before anything is sampled for it."""
+
+    ordinal: int
+    """Calls before it. A later record of the same ordinal replaces this one: when its observation was never sent, and when
+    the engine ended the answer before ``max_tokens``."""
+    sequence: int
+    digest: str
+    id: str
+    created: int
+    max_tokens: int
+    """What it may sample, which depended on the calls beside it."""
+
+    def entry(self) -> Plain:
+        """As an entry of the journal."""
+        return {"call": msgspec.structs.asdict(self)}
+
+
+def step_entry(name: str, result: Any) -> Plain:
+    """The result of a step, as an entry of the journal."""
+    return {"step": name, "result": result}
+
+
+class Recorded(NamedTuple):
+    """What a journal holds, with the tokens of each call."""
+
+    calls: list[tuple[CallRecord, Round]]
+    steps: list[RecordedStep]
+
+
+def read_journal(entries: Sequence[Plain], log: EpisodeLog) -> Recorded:
+    """Raises: EpisodeBroken for a journal that no agent's episode has written, or that does not belong to the tokens."""
+    records: list[CallRecord] = []
+    steps: list[RecordedStep] = []
+    for place, entry in enumerate(entries):
+        if "step" in entry:
+            steps.append(RecordedStep(str(entry["step"]), entry.get("result")))  # type: ignore[arg-type]
+            continue
+        try:
+            record = msgspec.convert(entry.get("call"), CallRecord)
+        except msgspec.ValidationError as error:
+            raise EpisodeBroken(f"entry {place} of the journal is neither a call nor a step: {error}") from error
+        if not (0 <= record.ordinal <= len(records) and 0 <= record.sequence < MAX_SEQUENCES):
+            raise EpisodeBroken(f"entry {place} of the journal is call {record.ordinal} after {len(records)} calls")
+        records[record.ordinal : record.ordinal + 1] = [record]
+    return Recorded(_with_tokens(records, log), steps)
+
+
+def _with_tokens(records: Sequence[CallRecord], log: EpisodeLog) -> list[tuple[CallRecord, Round]]:
+    """Each call's part of the log. The last call may have none: it was cut off before its observation was sent."""
+    num_found = [0] * MAX_SEQUENCES
+    calls: list[tuple[CallRecord, Round]] = []
+    for record in records:
+        rounds = log.sequences[record.sequence].rounds if record.sequence < len(log.sequences) else []
+        place = num_found[record.sequence]
+        num_found[record.sequence] += 1
+        if place < len(rounds):
+            calls.append((record, rounds[place]))
+        elif record is not records[-1]:
+            raise EpisodeBroken(f"call {record.ordinal} of the journal has no tokens, and is not the last one")
+    if len(calls) != sum(len(each.rounds) for each in log.sequences):
+        raise EpisodeBroken(f"the journal has {len(calls)} calls, and the tokens are of others")
+    return calls

@@ -1,0 +1,142 @@
+"""Samples the answer of one call into the episode's log, from wherever the log has it."""
+
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from hashlib import sha256
+
+import msgspec
+
+from services.rollout.endpoint import CallRefused
+from services.rollout.episodes.budget import Budget
+from services.rollout.episodes.live import LiveCall
+from services.rollout.episodes.log import EpisodeLog, Round
+from services.rollout.episodes.records import CallRecord
+from services.rollout.episodes.shared import EpisodeShared
+from services.rollout.episodes.writer import EpisodeWriter
+from services.rollout.sglang import EngineError, EngineRefused, GenerateRequest, OutputPiece, SamplingParameters
+
+
+class CallSampler:
+    """Of one episode. Calls that run side by side share its log, where their tokens alternate in parts of chunk_tokens."""
+
+    def __init__(self, shared: EpisodeShared, log: EpisodeLog, writer: EpisodeWriter, budget: Budget, seed: int) -> None:
+        """``seed``: of the episode."""
+        self._shared = shared
+        self._log = log
+        self._writer = writer
+        self._budget = budget
+        self._seed = seed
+
+    async def sample(self, live: LiveCall, record: CallRecord, part: Round) -> bool:
+        """Sample what ``part`` has not yet, and send it. Returns whether the answer was cut by its length.
+
+        waits for:    weight updates, the engine, credit of the broker
+        Raises: CallRefused when the engine refuses the prompt; EngineError; EpisodeBroken. After any of these, and after a
+        cancellation, all sampled tokens are in the log.
+        """
+        answer = _GrowingAnswer(self._shared, live, record, part)
+        if answer.has_ended:
+            return answer.is_cut
+        with self._kept(answer, record):
+            await self._generate(answer, live, record, part)
+        if not answer.has_ended:
+            # It is at the end of its own context. Where this is replayed, nobody may ask it again.
+            record = msgspec.structs.replace(record, max_tokens=answer.num_tokens)
+            async with self._writer.alone() as writer:
+                await writer.tokens()
+                await writer.entry(record.entry())
+            return True
+        await self._send()
+        return answer.is_cut
+
+    async def _generate(self, answer: "_GrowingAnswer", live: LiveCall, record: CallRecord, part: Round) -> None:
+        shared = self._shared
+        sampling = SamplingParameters(
+            max_new_tokens=record.max_tokens - answer.num_tokens,
+            temperature=shared.sampling.temperature,
+            stop_token_ids=tuple(sorted(answer.stop_ids)),
+            seed=_seed_of(self._seed, record.ordinal),
+        )
+        rid = f"{self._log.trajectory_id}-{self._log.epoch}-{record.ordinal}"
+        request = GenerateRequest(rid=rid, input_ids=[*part.prompt_ids, *part.action_ids], sampling=sampling)
+        await shared.may_generate.wait()
+        try:
+            async with aclosing(shared.engine.generate(request)) as pieces:
+                async for piece in pieces:
+                    shared.metrics.tokens.labels(kind="action").inc(answer.add(piece))
+                    if answer.has_ended:
+                        break
+                    if piece.finish_reason == "abort" or (piece.finish_reason is not None and not answer.num_tokens):
+                        raise EngineError(f"generation {rid} was ended by the engine: {piece.finish_reason}")
+                    if answer.num_pending >= shared.chunk_tokens and self._budget.may_send_part():
+                        self._keep(answer, record)
+                        await self._send()
+        except EngineRefused as error:
+            text = f"the engine refused the request: {error}: send fewer messages"
+            raise CallRefused(400, "engine_refused", text, param="messages") from error
+
+    @contextmanager
+    def _kept(self, answer: "_GrowingAnswer", record: CallRecord) -> Iterator[None]:
+        """Whatever ends the block, what was sampled goes into the log."""
+        try:
+            yield
+        finally:
+            self._keep(answer, record)
+
+    def _keep(self, answer: "_GrowingAnswer", record: CallRecord) -> None:
+        self._log.act(record.sequence, *answer.taken())
+        self._budget.promise(record.ordinal, record.max_tokens - answer.num_tokens)
+
+    async def _send(self) -> None:
+        async with self._writer.alone() as writer:
+            await writer.tokens()
+
+
+class _GrowingAnswer:
+    """The tokens of one answer: those of the log, and those that are not there yet."""
+
+    def __init__(self, shared: EpisodeShared, live: LiveCall, record: CallRecord, part: Round) -> None:
+        self.stop_ids = shared.renderer.stop_ids | frozenset(live.request.stop_token_ids)
+        self._live = live
+        self._record = record
+        self._stream = shared.renderer.stream(live.request.stop, part.prompt_ids)
+        self._pending: list[tuple[int, float, int]] = []
+        sampled = part.action_ids
+        self.num_tokens = len(sampled)
+        self._last = sampled[-1] if sampled else None
+        live.say(record, self._stream.feed(sampled))
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending)
+
+    @property
+    def is_cut(self) -> bool:
+        return self._last not in self.stop_ids and self._stream.stopped_at is None
+
+    @property
+    def has_ended(self) -> bool:
+        return not self.is_cut or self.num_tokens >= self._record.max_tokens
+
+    def add(self, piece: OutputPiece) -> int:
+        """Take the tokens up to the end of the answer. Returns how many these are."""
+        ids = piece.token_ids.tolist()
+        self._live.say(self._record, self._stream.feed(ids))
+        stopped_at = self._stream.stopped_at
+        # What the engine has made after a stop string is not part of the turn.
+        num_taken = len(ids) if stopped_at is None else stopped_at - self.num_tokens
+        versions = [run.version for run in piece.version_runs for _ in range(run.num_tokens)]
+        self._pending += list(zip(ids, piece.logprobs.tolist(), versions, strict=True))[:num_taken]
+        self.num_tokens += num_taken
+        self._last = ids[num_taken - 1] if num_taken else self._last
+        return num_taken
+
+    def taken(self) -> tuple[list[int], list[float], list[int]]:
+        """The tokens that are not in the log yet, which the caller puts there: ids, log-probs and versions."""
+        pending, self._pending = self._pending, []
+        return [token for token, _, _ in pending], [logprob for _, logprob, _ in pending], [v for _, _, v in pending]
+
+
+def _seed_of(seed: int, ordinal: int) -> int:
+    """Calls of the same prompt must not get the same tokens from an engine that repeats itself."""
+    return int.from_bytes(sha256(f"{seed}/{ordinal}".encode()).digest()[:8]) >> 1

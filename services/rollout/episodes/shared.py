@@ -1,0 +1,32 @@
+"""What all agents' episodes of a rollout have in common."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protocol.limits import TrajectoryLimits
+from services.rollout.metrics import RolloutMetrics
+from services.rollout.rendering import Renderer
+from services.rollout.sglang import Engine
+from services.runtime.net import PeerClient
+from services.runtime.settings import Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeShared:
+    """Everything that an agent's episode needs besides its lease."""
+
+    renderer: Renderer
+    engine: Engine
+    broker: PeerClient
+    may_generate: asyncio.Event
+    """Cleared while the engine's weights are replaced: a new request waits, a request under way continues afterwards."""
+    sampling: Sampling
+    limits: TrajectoryLimits
+    """What the broker takes of one trajectory (``protocol.limits.trajectory_limits``)."""
+    chunk_tokens: int
+    metrics: RolloutMetrics
+    wall_s: Callable[[], float]
+    """Seconds since 1970, for answers."""
+    replay_patience_s: float = 60.0
+    """How long a new call waits for calls of an earlier run that the agent has not repeated yet."""

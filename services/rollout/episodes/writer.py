@@ -1,0 +1,89 @@
+"""Sends an episode's tokens and journal entries, so that whatever part of them arrives can be continued.
+
+All messages of an episode leave one after another, and the broker takes them in that order. So a lease that comes back has
+the beginning of what was written here, up to some message.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from protocol.errors import ProtocolError
+from protocol.limits import MAX_ENTRIES, MAX_ENTRY_BYTES, MAX_JOURNAL_BYTES
+from protocol.messages import Finish, Journal, Plain
+from protocol.messages.journal import pack_entry
+from services.rollout.episodes.errors import EpisodeBroken
+from services.rollout.episodes.log import EpisodeLog
+from services.rollout.metrics import RolloutMetrics
+from services.runtime.net import PeerClient
+
+CALL_ENTRY_BYTES: Final = 512
+"""More than the entry of a call has."""
+
+
+class EpisodeWriter:
+    """The one place from which an episode's messages leave. ``tokens`` and ``entry`` are called inside ``alone``."""
+
+    def __init__(self, log: EpisodeLog, entries: list[Plain], broker: PeerClient, metrics: RolloutMetrics) -> None:
+        """``entries``: those that came with the lease."""
+        self._log = log
+        self._broker = broker
+        self._metrics = metrics
+        self._lock = asyncio.Lock()
+        self._num_entries = len(entries)
+        self._journal_bytes = sum(len(pack_entry(entry)) for entry in entries)
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator["EpisodeWriter"]:
+        """Inside, nobody else sends anything of this episode."""
+        async with self._lock:
+            yield self
+
+    @property
+    def has_room_for_call(self) -> bool:
+        """Whether the journal takes the entry of one more call."""
+        return self._num_entries < MAX_ENTRIES and self._journal_bytes + CALL_ENTRY_BYTES <= MAX_JOURNAL_BYTES
+
+    async def tokens(self) -> None:
+        """Send the tokens that were not sent yet. Raises: EpisodeBroken."""
+        following = self._log.next_chunk()
+        if following is not None:
+            chunk, arrays = following
+            try:
+                await self._broker.send(chunk, arrays)
+            except ProtocolError as error:
+                raise EpisodeBroken(f"what was generated is not a message: {error}") from error
+            self._log.sent(chunk)
+            self._metrics.chunks.inc()
+
+    async def entry(self, entry: Plain) -> None:
+        """Append to the journal. Raises: EpisodeBroken when the broker would not take the entry."""
+        try:
+            num_bytes = len(pack_entry(entry))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise EpisodeBroken(f"the journal's entry is not plain data: {error}") from error
+        for what, found, allowed in (
+            ("bytes in one entry of the journal (MAX_ENTRY_BYTES)", num_bytes, MAX_ENTRY_BYTES),
+            ("bytes in the journal (MAX_JOURNAL_BYTES)", self._journal_bytes + num_bytes, MAX_JOURNAL_BYTES),
+            ("entries in the journal (MAX_ENTRIES)", self._num_entries + 1, MAX_ENTRIES),
+        ):
+            if found > allowed:
+                raise EpisodeBroken(f"{found} {what}, {allowed} allowed: keep large results of steps in files")
+        message = Journal(trajectory_id=self._log.trajectory_id, epoch=self._log.epoch, place=self._num_entries, entry=entry)
+        try:
+            await self._broker.send(message)
+        except ProtocolError as error:
+            raise EpisodeBroken(f"the journal's entry is not a message: {error}") from error
+        self._num_entries += 1
+        self._journal_bytes += num_bytes
+
+    async def durable(self) -> None:
+        """Wait until the broker has acknowledged everything that was sent."""
+        await self._broker.acknowledged()
+
+    async def finish(self, finish: Finish) -> None:
+        """Send the rest of the tokens, and the end. Raises: EpisodeBroken."""
+        async with self.alone():
+            await self.tokens()
+            await self._broker.send(finish)
