@@ -1,9 +1,14 @@
 """How much the calls of an episode may take, so that the broker takes all of it. Pure."""
 
+from typing import Final
+
 from protocol.limits import MAX_SEQUENCES, RUNS_PER_TURN, SEGMENTS_PER_TURN, TrajectoryLimits
 from services.rollout.endpoint import CallRefused
 from services.rollout.episodes.log import EpisodeLog
 from services.runtime.settings import Sampling
+
+RUNS_PER_PART: Final = 2
+"""Version runs of a part of an answer, during which the engine's version may change."""
 
 
 class Budget:
@@ -14,33 +19,35 @@ class Budget:
         self._sampling = sampling
         self._limits = limits
         self._promised: dict[int, int] = {}
+        self._no_turn_yet: set[int] = set()
 
-    @property
-    def num_running(self) -> int:
-        return len(self._promised)
-
-    def promise(self, ordinal: int, num_tokens: int) -> None:
-        """Call ``ordinal`` may still append so many tokens."""
+    def promise(self, ordinal: int, num_tokens: int, *, has_begun: bool) -> None:
+        """Call ``ordinal`` may still append so many tokens; ``has_begun``: its turn, with a first one."""
         self._promised[ordinal] = num_tokens
+        if has_begun:
+            self._no_turn_yet.discard(ordinal)
+        else:
+            self._no_turn_yet.add(ordinal)
 
     def release(self, ordinal: int) -> None:
         """The call has ended."""
         self._promised.pop(ordinal, None)
+        self._no_turn_yet.discard(ordinal)
 
     def may_send_part(self) -> bool:
         """Whether an answer may go into the log before its end. Parts of answers that are made side by side alternate there,
         and the broker counts each change; enough must be left for the end of every call."""
-        needed = 2 * (self.num_running + 1)
-        room = self._limits.segments - self._log.num_segments, self._limits.runs - self._log.num_runs
-        return self.num_running < 2 or min(room[0] - needed, room[1] - 2 * needed) > 0
+        running = len(self._promised)
+        segments, runs = self._log.num_segments + 1 + running, self._log.num_runs + RUNS_PER_PART * (1 + running)
+        return running < 2 or (segments <= self._limits.segments and runs <= self._limits.runs)
 
     def require_call(self) -> None:
         """Raises: CallRefused when the episode can have no further call."""
-        ahead = self.num_running + 1
+        running = len(self._promised)
         for what, found, allowed in (
-            ("calls", self._log.num_turns + ahead, self._limits.turns),
-            ("changes between calls", self._log.num_segments + SEGMENTS_PER_TURN * ahead, self._limits.segments),
-            ("changes of the policy's version", self._log.num_runs + RUNS_PER_TURN * ahead, self._limits.runs),
+            ("calls", self._log.num_turns + len(self._no_turn_yet) + 1, self._limits.turns),
+            ("changes between calls", self._log.num_segments + running + SEGMENTS_PER_TURN, self._limits.segments),
+            ("changes of version", self._log.num_runs + RUNS_PER_PART * running + RUNS_PER_TURN, self._limits.runs),
         ):
             if found > allowed:
                 text = f"this episode would have {found} {what}, {allowed} are allowed in a batch of this size: end it here"

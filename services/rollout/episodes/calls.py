@@ -174,7 +174,8 @@ class EpisodeCalls:
             if record.digest == live.digest:
                 del self._unreplayed[place]
                 self._replayed.set()
-                self._budget.promise(record.ordinal, record.max_tokens - len(part.action_ids))
+                num_sampled = len(part.action_ids)
+                self._budget.promise(record.ordinal, record.max_tokens - num_sampled, has_begun=num_sampled > 0)
                 return record, part
         return None
 
@@ -197,7 +198,7 @@ class EpisodeCalls:
                 max_tokens=self._budget.room(before, len(observation), live.request.max_tokens),
             )
             self._histories.taken(sequence)
-            self._budget.promise(record.ordinal, record.max_tokens)
+            self._budget.promise(record.ordinal, record.max_tokens, has_begun=False)
             # The record first: tokens without one could not be matched to a call.
             await writer.entry(record.entry())
             part = self.log.observe(sequence, observation)

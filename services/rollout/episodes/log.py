@@ -50,7 +50,7 @@ class TokenSequence:
 class EpisodeLog(TokenLog):
     """Every token in the order in which it was appended, and each sequence by itself.
 
-    Turns are numbered as they begin, in whichever sequence. A turn is complete when its sequence goes on with an observation.
+    Turns are numbered as they begin, in whichever sequence. A turn is complete when an observation follows in its sequence.
     Its reward is 0, because an agent's reward comes at the end.
     """
 

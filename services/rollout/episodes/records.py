@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gspo.environments import Plain
 from protocol.limits import MAX_SEQUENCES
+from protocol.messages import Plain
 from services.rollout.episodes.errors import EpisodeBroken
 from services.rollout.episodes.log import EpisodeLog, Round
 from services.user_code import RecordedStep
@@ -48,7 +48,7 @@ def read_journal(entries: Sequence[Plain], log: EpisodeLog) -> Recorded:
     steps: list[RecordedStep] = []
     for place, entry in enumerate(entries):
         if "step" in entry:
-            steps.append(RecordedStep(str(entry["step"]), entry.get("result")))  # type: ignore[arg-type]
+            steps.append(RecordedStep(str(entry["step"]), entry.get("result")))
             continue
         try:
             record = msgspec.convert(entry.get("call"), CallRecord)

@@ -85,7 +85,7 @@ class CallSampler:
 
     def _keep(self, answer: "_GrowingAnswer", record: CallRecord) -> None:
         self._log.act(record.sequence, *answer.taken())
-        self._budget.promise(record.ordinal, record.max_tokens - answer.num_tokens)
+        self._budget.promise(record.ordinal, record.max_tokens - answer.num_tokens, has_begun=answer.num_tokens > 0)
 
     async def _send(self) -> None:
         async with self._writer.alone() as writer:

@@ -1,7 +1,7 @@
 """One SGLang server: its process and its HTTP API."""
 
 from services.rollout.sglang.client import Engine, EngineError, EngineRefused, PauseMode
-from services.rollout.sglang.generation import GenerateRequest, SamplingParameters
+from services.rollout.sglang.generation import GenerateRequest, OutputPiece, SamplingParameters
 from services.rollout.sglang.http import EngineHttp, EngineUnreachable
 from services.rollout.sglang.metrics import EngineMetrics
 from services.rollout.sglang.server import EngineServer, ServerError, ServerOptions
@@ -16,6 +16,7 @@ __all__ = [
     "EngineServer",
     "EngineUnreachable",
     "GenerateRequest",
+    "OutputPiece",
     "PauseMode",
     "SamplingParameters",
     "ServerError",

@@ -1,0 +1,135 @@
+"""Wherever an agent's episode is cut off, another rollout ends it with the same tokens, and samples none of them again."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from protocol.messages import Journal
+from services.rollout.endpoint import CallAnswer
+from services.rollout.episodes import EpisodeBroken, EpisodeCalls
+from services.rollout.rendering import Renderer
+from tests.support.agent_episodes import LedgerBroker, an_episode, ask, echoed, sampling_of, shared_of, user
+from tests.support.engines.scripted_engine import ScriptedEngine
+
+SAMPLING = sampling_of()
+
+
+async def an_agent(calls: EpisodeCalls, recorded: list[Any]) -> list[CallAnswer]:
+    """A conversation with a step in it, a compaction, and two calls side by side."""
+    first = await ask(calls, [user("a")])
+    second = await ask(calls, [user("a"), echoed(first), user("b")])
+    if not recorded:
+        await calls.steps.record("search", 0, {"rows": [1, 2]})
+    third = await ask(calls, [user("summary of all that")], max_tokens=5)
+    async with asyncio.TaskGroup() as tasks:
+        beside = [
+            tasks.create_task(ask(calls, [user("a"), echoed(first), user("b"), echoed(second), user(x)])) for x in "cd"
+        ]
+    return [first, second, third, *(task.result() for task in beside)]
+
+
+async def run(broker: LedgerBroker, renderer: Renderer, engine: ScriptedEngine) -> list[CallAnswer] | None:
+    """None when the broker keeps no more: then this process is killed."""
+    shared = shared_of(renderer, broker, engine, SAMPLING)
+    async with an_episode(shared, broker.lease()) as calls:
+        async with asyncio.TaskGroup() as tasks:
+            agent = tasks.create_task(an_agent(calls, list(calls.steps.recorded)))
+            full = tasks.create_task(broker.full.wait())
+            await asyncio.wait((agent, full), return_when=asyncio.FIRST_COMPLETED)
+            killed = not agent.done() or broker.full.is_set()
+            full.cancel()
+            agent.cancel()
+        if killed:
+            return None
+        await calls.finish(0.5)
+        return agent.result()
+
+
+def by_context(broker: LedgerBroker) -> list[list[tuple[str, int]]]:
+    """The sequences, in whichever order they began."""
+    return sorted(broker.sequences().values())
+
+
+def an_engine(engine: ScriptedEngine) -> ScriptedEngine:
+    return ScriptedEngine(engine.next_token, piece_tokens=3)
+
+
+async def test_a_killed_episode_ends_as_one_that_was_not(renderer: Renderer, engine: ScriptedEngine) -> None:
+    expected = LedgerBroker(SAMPLING)
+    answers = await run(expected, renderer, engine)
+    assert answers is not None
+    assert any(isinstance(message, Journal) and "step" in message.entry for message in expected.messages)
+    for kept in range(len(expected.messages)):
+        cut = LedgerBroker(SAMPLING, keeps=kept)
+        assert await run(cut, renderer, an_engine(engine)) is None
+        resumed, second = cut.resumed(), an_engine(engine)
+        complete = {tuple(tokens) for tokens in cut.sequences().values()}
+        again = await run(resumed, renderer, second)
+        assert again is not None
+        assert by_context(resumed) == by_context(expected), kept
+        assert [each.token_ids for each in again] == [each.token_ids for each in answers]
+        assert resumed.finish is not None
+        assert resumed.finish.turn_rewards == [0.0] * 4 + [0.5]
+        # Of each sequence, the engine is asked to go on only from where the log had ended.
+        sampled = {tuple(request.input_ids) for request in second.requests}
+        for tokens in complete:
+            inner = [tuple(t for _, t in tokens[:place]) for place in range(len(tokens)) if tokens[place][0] == "action"]
+            assert not sampled & set(inner), kept
+        recorded = {entry["call"]["id"] for entry in cut.entries if "call" in entry}
+        assert len(recorded - {each.id for each in again}) <= 1, "only the last record may have had no tokens"
+
+
+async def test_recorded_answers_are_the_same_and_need_no_engine(renderer: Renderer, engine: ScriptedEngine) -> None:
+    whole = LedgerBroker(SAMPLING)
+    shared = shared_of(renderer, whole, engine, SAMPLING)
+    async with an_episode(shared, whole.lease()) as calls:
+        answers = await an_agent(calls, [])
+    resumed, second = whole.resumed(), an_engine(engine)
+    again = await run(resumed, renderer, second)
+    assert again == answers
+    assert second.requests == []
+
+
+async def test_an_agent_that_does_something_else_has_diverged(renderer: Renderer, engine: ScriptedEngine) -> None:
+    broker = LedgerBroker(SAMPLING)
+    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+        await ask(calls, [user("a")])
+        await calls.steps.record("search", 0, {"x": 1})
+    broker = broker.resumed()
+    second = an_engine(engine)
+    async with an_episode(shared_of(renderer, broker, second, SAMPLING), broker.lease()) as calls:
+        with pytest.raises(EpisodeBroken, match=r"diverged: call 0 .* makes another one") as broken:
+            await calls.while_whole(ask(calls, [user("b")]))
+        assert broken.value.outcome == "diverged"
+    async with an_episode(shared_of(renderer, broker, second, SAMPLING), broker.lease()) as calls:
+        with pytest.raises(EpisodeBroken, match="has ended without it"):
+            await calls.finish(1)
+        with pytest.raises(EpisodeBroken, match="step 0 of the agent was 'search' and is 'fetch'"):
+            await calls.steps.diverged(0, "search", "fetch")
+    assert second.requests == []
+
+
+async def test_calls_side_by_side_may_come_in_another_order(renderer: Renderer, engine: ScriptedEngine) -> None:
+    broker = LedgerBroker(SAMPLING)
+    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+        recorded = await ask(calls, [user("b")])
+    broker = broker.resumed()
+    shared = shared_of(renderer, broker, an_engine(engine), SAMPLING, replay_patience_s=60.0)
+    async with an_episode(shared, broker.lease()) as calls:
+        async with asyncio.TaskGroup() as tasks:
+            new = tasks.create_task(ask(calls, [user("a")]))
+            await asyncio.sleep(0)
+            replayed = tasks.create_task(ask(calls, [user("b")]))
+        assert replayed.result() == recorded
+        assert new.result().id != recorded.id
+        await calls.finish(1)
+    assert sorted(broker.sequences()) == [0, 1]
+
+
+async def test_a_step_that_fits_no_entry_breaks_the_episode(renderer: Renderer, engine: ScriptedEngine) -> None:
+    broker = LedgerBroker(SAMPLING)
+    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+        with pytest.raises(EpisodeBroken, match="keep large results of steps in files"):
+            await calls.steps.record("read", 0, {"x": "y" * 300_000})
+    assert broker.entries == []
