@@ -10,7 +10,7 @@ from services.runtime.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
 from services.runtime.process_metrics import register_process
 
 STATUSES: Final = get_args(RolloutStatus)
-OUTCOMES: Final = ("done", "length", "failed", "engine_error", "lease_ended", "handed_back")
+OUTCOMES: Final = ("done", "length", "failed", "diverged", "engine_error", "lease_ended", "handed_back")
 UPDATES: Final = ("loaded", "failed", "not_fetched", "no_group")
 SOURCES: Final = ("fetched", "failed", "slow", "damaged")
 FETCHES: Final = ("snapshot", "delta", "group")

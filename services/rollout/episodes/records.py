@@ -35,14 +35,14 @@ def step_entry(name: str, result: Any) -> Plain:
     return {"step": name, "result": result}
 
 
-class Recorded(NamedTuple):
+class RecordedEpisode(NamedTuple):
     """What a journal holds, with the tokens of each call."""
 
     calls: list[tuple[CallRecord, Round]]
     steps: list[RecordedStep]
 
 
-def read_journal(entries: Sequence[Plain], log: EpisodeLog) -> Recorded:
+def read_journal(entries: Sequence[Plain], log: EpisodeLog) -> RecordedEpisode:
     """Raises: EpisodeBroken for a journal that no agent's episode has written, or that does not belong to the tokens."""
     records: list[CallRecord] = []
     steps: list[RecordedStep] = []
@@ -57,7 +57,7 @@ def read_journal(entries: Sequence[Plain], log: EpisodeLog) -> Recorded:
         if not (0 <= record.ordinal <= len(records) and 0 <= record.sequence < MAX_SEQUENCES):
             raise EpisodeBroken(f"entry {place} of the journal is call {record.ordinal} after {len(records)} calls")
         records[record.ordinal : record.ordinal + 1] = [record]
-    return Recorded(_with_tokens(records, log), steps)
+    return RecordedEpisode(_with_tokens(records, log), steps)
 
 
 def _with_tokens(records: Sequence[CallRecord], log: EpisodeLog) -> list[tuple[CallRecord, Round]]:

@@ -43,7 +43,7 @@ async def run(broker: LedgerBroker, renderer: Renderer, engine: ScriptedEngine) 
         if killed:
             return None
         await calls.finish(0.5)
-        return agent.result()
+        return None if broker.full.is_set() else agent.result()
 
 
 def by_context(broker: LedgerBroker) -> list[list[tuple[str, int]]]:
