@@ -126,8 +126,15 @@ class EpisodeCalls:
             require_rewards("turn_rewards", rewards)
         except ValueError as error:
             raise EpisodeBroken(f"no reward: {error}") from error
-        key = {"trajectory_id": self.log.trajectory_id, "epoch": self.log.epoch}
-        await self._writer.finish(Finish(**key, num_tokens=self.log.num_tokens, reason=reason, turn_rewards=rewards))
+        await self._writer.finish(
+            Finish(
+                trajectory_id=self.log.trajectory_id,
+                epoch=self.log.epoch,
+                num_tokens=self.log.num_tokens,
+                reason=reason,
+                turn_rewards=rewards,
+            )
+        )
         self._shared.metrics.episodes.labels(outcome=reason).inc()
 
     # --- one call ----------------------------------------------------------------------------------------------------
