@@ -76,7 +76,8 @@ def test_a_server_that_hangs_for_a_while_recovers_and_one_that_hangs_for_ever_en
         sick = start_two(fleet, "learner.checkpoint_every_batches=10", f"rollout.engine_timeout_s={HANG_S}")
         scheduler = sick.scheduler()
         scheduler.send_signal(signal.SIGSTOP)
-        fleet.wait_until("giving up", lambda: count(fleet, "rollout-1", "engine_error") > 0)
+        # Its episodes go on elsewhere, long before a request has been silent for as long as it may be.
+        fleet.wait_until("giving up", lambda: count(fleet, "broker", "lease_taken_back") > 0)
         scheduler.send_signal(signal.SIGCONT)
         loaded = count(fleet, "rollout-1", "weights_loaded")
         fleet.wait_until("new weights in it", lambda: count(fleet, "rollout-1", "weights_loaded") > loaded)
@@ -87,8 +88,7 @@ def test_a_server_that_hangs_for_a_while_recovers_and_one_that_hangs_for_ever_en
         scheduler.send_signal(signal.SIGSTOP)
         fleet.wait_until("end of the rollout", lambda: sick.ends == [1])
         (ended,) = fleet.events("rollout-1", "stopped_by_error")
-        assert "the engine" in ended["error"]
-        assert "no answer in time" in ended["error"]
+        assert "no answer in time" in ended["error"], ended
         assert is_gone(scheduler)
         # The other rollout takes them over as soon as it has room.
         fleet.wait_until("its trajectories go on", lambda: count(fleet, "rollout-0", "trajectory_resumed") > resumed)
