@@ -1,16 +1,20 @@
 """Wherever an agent's episode is cut off, another rollout ends it with the same tokens, and samples none of them again."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from protocol.messages import Journal
 from services.rollout.endpoint import CallAnswer
 from services.rollout.episodes import EpisodeBroken, EpisodeCalls
 from services.rollout.rendering import Renderer
+from services.rollout.sglang import GenerateRequest, OutputPiece
 from tests.support.agent_episodes import LedgerBroker, an_episode, ask, echoed, sampling_of, shared_of, user
 from tests.support.engines.scripted_engine import ScriptedEngine
+from tests.unit.services.rollout.episodes.conftest import stopping
 
 SAMPLING = sampling_of()
 
@@ -133,3 +137,27 @@ async def test_a_step_that_fits_no_entry_breaks_the_episode(renderer: Renderer, 
         with pytest.raises(EpisodeBroken, match="keep large results of steps in files"):
             await calls.steps.record("read", 0, {"x": "y" * 300_000})
     assert broker.entries == []
+
+
+async def test_an_answer_that_the_engine_ended_early_is_not_asked_for_again(
+    renderer: Renderer, engine: ScriptedEngine
+) -> None:
+    class ShortEngine(ScriptedEngine):
+        """Has room for three tokens, whatever it is asked for."""
+
+        async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
+            most = min(3, request.sampling.max_new_tokens)
+            short = replace(request, sampling=replace(request.sampling, max_new_tokens=most))
+            async for piece in super().generate(short):
+                yield piece
+
+    broker = LedgerBroker(SAMPLING)
+    short = ShortEngine(stopping(renderer, one_in=10**9), piece_tokens=3)
+    async with an_episode(shared_of(renderer, broker, short, SAMPLING), broker.lease()) as calls:
+        answers = await asyncio.gather(*(ask(calls, [user(text)]) for text in "ab"))
+    assert [(each.finish_reason, len(each.token_ids)) for each in answers] == [("length", 3)] * 2
+    resumed, second = broker.resumed(), an_engine(engine)
+    async with an_episode(shared_of(renderer, resumed, second, SAMPLING), resumed.lease()) as calls:
+        assert await asyncio.gather(*(ask(calls, [user(text)]) for text in "ab")) == answers
+        await calls.finish(1)
+    assert second.requests == []
