@@ -113,7 +113,7 @@ class LedgerBroker:
         }
         arrays |= piece_arrays([Pieces(c.segments, c.version_runs, c.turn_rewards) for c, _ in self.chunks])
         arrays |= journal_array([pack_entry(entry) for entry in self.entries])
-        state = {} if self.chunks else None
+        state: dict[str, Any] | None = {} if self.chunks else None
         lease = a_new_lease(epoch=self.row.epoch, num_tokens=self.row.num_tokens, num_entries=len(self.entries), state=state)
         received = decode([bytes(frame) for frame in encode(lease, arrays)])
         return received.message, received.arrays  # type: ignore[return-value]

@@ -152,12 +152,15 @@ async def test_an_answer_that_the_engine_ended_early_is_not_asked_for_again(
                 yield piece
 
     broker = LedgerBroker(SAMPLING)
+    # Only the first is ended early: its second record comes after that of the other call.
+    asked = (("a", None), ("b", 2))
     short = ShortEngine(stopping(renderer, one_in=10**9), piece_tokens=3)
     async with an_episode(shared_of(renderer, broker, short, SAMPLING), broker.lease()) as calls:
-        answers = await asyncio.gather(*(ask(calls, [user(text)]) for text in "ab"))
-    assert [(each.finish_reason, len(each.token_ids)) for each in answers] == [("length", 3)] * 2
+        answers = await asyncio.gather(*(ask(calls, [user(text)], max_tokens=most) for text, most in asked))
+    assert [(each.finish_reason, len(each.token_ids)) for each in answers] == [("length", 3), ("length", 2)]
     resumed, second = broker.resumed(), an_engine(engine)
     async with an_episode(shared_of(renderer, resumed, second, SAMPLING), resumed.lease()) as calls:
-        assert await asyncio.gather(*(ask(calls, [user(text)]) for text in "ab")) == answers
+        again = await asyncio.gather(*(ask(calls, [user(text)], max_tokens=most) for text, most in asked))
+        assert again == answers
         await calls.finish(1)
     assert second.requests == []
