@@ -40,6 +40,14 @@ class ZmtpPeer:
 
     def __init__(self, port: int, identity: bytes) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        try:
+            self._shake_hands(identity)
+        except BaseException:
+            # The other end may break the connection at any moment.
+            self.socket.close()
+            raise
+
+    def _shake_hands(self, identity: bytes) -> None:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.sendall(GREETING)
         self._read(64)
