@@ -15,7 +15,7 @@ from protocol.limits import TrajectoryLimits, trajectory_limits
 from protocol.messages import Chunk, Finish, Journal, Lease, Message
 from protocol.messages.journal import journal_array, pack_entry
 from protocol.messages.pieces import Pieces, piece_arrays
-from services.broker.ledger.intake import TokenFacts, check_finish, growth, journal_entry
+from services.broker.ledger.intake import TokenFacts, check_finish, grown_row, growth, journal_entry
 from services.broker.rows import TrajectoryRow, VersionRow
 from services.rollout.endpoint import CallAnswer, CallDelta, CallRequest
 from services.rollout.episodes import EpisodeCalls, EpisodeShared
@@ -89,19 +89,7 @@ class LedgerBroker:
             max_episode_tokens=self._sampling.episode_tokens,
         )
         self.chunks.append((chunk, arrays))
-        self.row = replace(
-            self.row,
-            num_tokens=self.row.num_tokens + chunk.num_tokens,
-            num_action_tokens=self.row.num_action_tokens + found.num_actions,
-            lease_version=max(self.row.lease_version, found.newest),
-            num_turns=found.num_turns,
-            num_segments=found.num_segments,
-            num_runs=found.num_runs,
-            last_version=found.last_version,
-            last_sequence=found.last_sequence,
-            sequences=found.sequences,
-            reward_size=found.reward_size,
-        )
+        self.row = grown_row(self.row, chunk, found)
 
     def lease(self) -> tuple[Lease, dict[str, Array]]:
         """The next lease, with everything that was taken."""

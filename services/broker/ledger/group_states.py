@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from protocol.messages import Chunk, Finish, Split
 from services.broker.ledger.actions import SessionKey
 from services.broker.ledger.admission import Outstanding
-from services.broker.ledger.intake import Growth
+from services.broker.ledger.intake import Growth, grown_row
 from services.broker.rows import DropReason, GroupRow, LedgerContents, Row, TrajectoryRow
 
 
@@ -136,26 +136,8 @@ class Groups:
         )
 
     def append(self, chunk: Chunk, growth: Growth) -> TrajectoryRow:
-        """Count the chunk's tokens. Versions of an engine do not go back: the last one bounds what the holder makes next."""
-        row = self._trajectories[chunk.trajectory_id]
-        oldest = [version for version in (row.min_version, growth.oldest) if version]
-        return self._put(
-            replace(
-                row,
-                num_tokens=row.num_tokens + chunk.num_tokens,
-                num_action_tokens=row.num_action_tokens + growth.num_actions,
-                version_sum=row.version_sum + growth.version_sum,
-                min_version=min(oldest, default=0),
-                lease_version=max(row.lease_version, growth.newest),
-                last_sequence=growth.last_sequence,
-                sequences=growth.sequences,
-                num_turns=growth.num_turns,
-                num_segments=growth.num_segments,
-                num_runs=growth.num_runs,
-                last_version=growth.last_version,
-                reward_size=growth.reward_size,
-            )
-        )
+        """Count the chunk's tokens."""
+        return self._put(grown_row(self._trajectories[chunk.trajectory_id], chunk, growth))
 
     def note(self, trajectory_id: int, num_bytes: int) -> TrajectoryRow:
         """Count an entry of the journal."""

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
+
 from protocol.endpoints import require_endpoint
 from protocol.limits import MAX_ENTRIES, MAX_JOURNAL_BYTES, MAX_VERSION_STEP, TrajectoryLimits
 from protocol.messages import Chunk, Finish, Journal, Published, Trained
@@ -98,6 +100,26 @@ def growth(
         num_segments=turns.num_segments,
         num_runs=num_runs,
         reward_size=require_rewards("turn_rewards", chunk.turn_rewards, row.reward_size),
+    )
+
+
+def grown_row(row: TrajectoryRow, chunk: Chunk, growth: Growth) -> TrajectoryRow:
+    """The row with the chunk. Versions of an engine do not go back: the last one bounds what the holder makes next."""
+    oldest = [version for version in (row.min_version, growth.oldest) if version]
+    return replace(
+        row,
+        num_tokens=row.num_tokens + chunk.num_tokens,
+        num_action_tokens=row.num_action_tokens + growth.num_actions,
+        version_sum=row.version_sum + growth.version_sum,
+        min_version=min(oldest, default=0),
+        lease_version=max(row.lease_version, growth.newest),
+        last_sequence=growth.last_sequence,
+        sequences=growth.sequences,
+        num_turns=growth.num_turns,
+        num_segments=growth.num_segments,
+        num_runs=growth.num_runs,
+        last_version=growth.last_version,
+        reward_size=growth.reward_size,
     )
 
 

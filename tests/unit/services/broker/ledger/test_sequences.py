@@ -14,7 +14,7 @@ from protocol.errors import ProtocolError
 from protocol.limits import MAX_SEQUENCES, TrajectoryLimits, trajectory_limits
 from protocol.messages import Batch, Chunk, Finish, Segment, VersionRun
 from services.broker.ledger import batch_stats
-from services.broker.ledger.intake import Growth, TokenFacts, check_finish, growth
+from services.broker.ledger.intake import Growth, TokenFacts, check_finish, grown_row, growth
 from services.broker.outgoing import batch_message
 from services.broker.rows import NO_TURN, BatchRow, TrajectoryRow, VersionRow
 from services.broker.store import Payload
@@ -96,20 +96,7 @@ def grown(row: TrajectoryRow, sent: Chunk, *, limits: TrajectoryLimits | None = 
 
 
 def appended(row: TrajectoryRow, sent: Chunk) -> TrajectoryRow:
-    found = grown(row, sent)
-    return replace(
-        row,
-        num_tokens=row.num_tokens + sent.num_tokens,
-        num_action_tokens=row.num_action_tokens + found.num_actions,
-        lease_version=max(row.lease_version, found.newest),
-        num_turns=found.num_turns,
-        num_segments=found.num_segments,
-        num_runs=found.num_runs,
-        last_version=found.last_version,
-        last_sequence=found.last_sequence,
-        sequences=found.sequences,
-        reward_size=found.reward_size,
-    )
+    return grown_row(row, sent, grown(row, sent))
 
 
 @given(tokens=trajectories(), data=st.data())
