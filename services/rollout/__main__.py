@@ -1,4 +1,4 @@
-"""``gspo rollout CONFIG`` wires one rollout: SGLang server, engine client, agent loop, weight sync."""
+"""``gspo rollout CONFIG`` wires one rollout: SGLang server, engine client, environment loop, weight sync."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ from protocol.channels import WORK
 from protocol.limits import trajectory_limits
 from protocol.sessions import new_session
 from services.environments import RewardPool, RewardPoolOptions, create_environment
-from services.rollout.agent import Agent
+from services.rollout.environment_loop import EnvironmentLoop
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
 from services.rollout.sglang import (
@@ -55,7 +55,7 @@ def main() -> int:
 def _run() -> None:
     arguments = parse_process_arguments(
         "gspo rollout",
-        "Sample: leases in, trajectories out (SGLang and the agent loop). `gspo record --help` says how to generate without "
+        "Sample: leases in, trajectories out (SGLang and its episodes). `gspo record --help` says how to generate without "
         "a learner.",
         default_name="rollout-0",
     )
@@ -156,7 +156,7 @@ async def _generate(
                 weight_peers=weight_peers,
                 group=ReceivingGroup(engine) if settings.rollout.weights_path == "group" else None,
             )
-            agent = Agent(
+            loop = EnvironmentLoop(
                 environment=environment,
                 tokenizer=tokenizer,
                 engine=engine,
@@ -169,7 +169,7 @@ async def _generate(
                 metrics=metrics,
             )
             service = RolloutService(
-                agent=agent,
+                episodes=loop,
                 broker=broker,
                 sync=sync,
                 settings=settings.rollout,

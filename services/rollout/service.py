@@ -21,11 +21,10 @@ from protocol.messages import (
 )
 from protocol.messages.base import shortened
 from protocol.messages.work import RolloutStatus
-from services.rollout.agent import Agent, EpisodeFailed
 from services.rollout.metrics import STATUSES, RolloutMetrics
 from services.rollout.sglang import EngineError
-from services.rollout.trajectory import Trajectory
 from services.rollout.weights import WeightSync
+from services.rollout.work import EpisodeFailed, EpisodeRunner, EpisodeWork
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
 from services.runtime.lifecycle import until_stopped
@@ -50,7 +49,7 @@ class HeldLease:
     """A lease, and the task that works on it."""
 
     lease: Lease
-    trajectory: Trajectory
+    work: EpisodeWork
     task: asyncio.Task[None]
 
 
@@ -65,7 +64,7 @@ class RolloutService:
     def __init__(
         self,
         *,
-        agent: Agent,
+        episodes: EpisodeRunner,
         broker: PeerClient,
         sync: WeightSync,
         settings: Rollout,
@@ -75,7 +74,7 @@ class RolloutService:
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         """``heartbeat_s``: how often to renew the leases, and to check whether to ask for more."""
-        self._agent = agent
+        self._episodes = episodes
         self._broker = broker
         self._sync = sync
         self._settings = settings
@@ -195,9 +194,13 @@ class RolloutService:
             if former.lease.epoch >= lease.epoch:
                 return
             former.task.cancel("a newer lease")
-        trajectory = Trajectory(lease, delivered.arrays)
-        task = tasks.create_task(self._episode(lease, trajectory), name=name)
-        self._running[lease.trajectory_id] = HeldLease(lease=lease, trajectory=trajectory, task=task)
+        try:
+            work = self._episodes.begin(lease, delivered.arrays, tasks)
+        except EpisodeFailed as error:
+            self._late.append(tasks.create_task(self._release(lease, str(error), failed=True), name=name))
+            return
+        task = tasks.create_task(self._episode(lease, work), name=name)
+        self._running[lease.trajectory_id] = HeldLease(lease=lease, work=work, task=task)
         self._metrics.episodes_running.set(len(self._running))
         if lease.num_tokens:
             self._metrics.resumed.inc()
@@ -213,21 +216,25 @@ class RolloutService:
 
     # --- episodes ----------------------------------------------------------------------------------------------------
 
-    async def _episode(self, lease: Lease, trajectory: Trajectory) -> None:
+    async def _episode(self, lease: Lease, work: EpisodeWork) -> None:
         begin = self._clock.now()
         try:
-            await self._agent.run(lease, trajectory)
+            await work.run()
             self._engine_failures = 0
         except EpisodeFailed as error:
+            if self._draining:
+                # An agent fails when its calls are refused; a fault of its own comes again wherever it goes on.
+                await self._hand_back(lease, work)
+                return
             log.warning("episode_failed", trajectory_id=lease.trajectory_id, reason=str(error))
             self._metrics.episodes.labels(outcome="failed").inc()
             await self._release(lease, str(error), failed=True)
         except EngineError as error:
             if self._draining:
-                await self._hand_back(lease, trajectory)
+                await self._hand_back(lease, work)
                 return
             self._metrics.episodes.labels(outcome="engine_error").inc()
-            await self._agent.send_chunk(trajectory)
+            await work.send_rest()
             await self._release(lease, f"engine: {error}", failed=False)
             self._on_engine_error(error)
         finally:
@@ -271,7 +278,7 @@ class RolloutService:
                 for episode in episodes:
                     # Not an episode that ended by itself meanwhile, nor a lease that the broker took away.
                     if episode.task.cancelled() and self._running.get(episode.lease.trajectory_id) is episode:
-                        await self._hand_back(episode.lease, episode.trajectory)
+                        await self._hand_back(episode.lease, episode.work)
                 await self._broker.flushed()
         except TimeoutError:
             log.warning("drain_incomplete", unacknowledged=self._broker.num_unacknowledged)
@@ -283,14 +290,17 @@ class RolloutService:
             return
         try:
             async with asyncio.timeout(self._settings.drain_s * STOP_SHARE):
-                await self._agent.engine.stop_generating()
+                await self._episodes.stop_generating()
                 await asyncio.wait(tasks)
         except (TimeoutError, EngineError) as error:
             running = sum(not task.done() for task in tasks)
             log.info("generation_cut_off", episodes=running, reason=str(error) or "the engine did not end them in time")
 
-    async def _hand_back(self, lease: Lease, trajectory: Trajectory) -> None:
-        await self._agent.send_chunk(trajectory)
+    async def _hand_back(self, lease: Lease, work: EpisodeWork) -> None:
+        try:
+            await work.send_rest()
+        except EpisodeFailed as error:
+            log.warning("not_handed_back", trajectory_id=lease.trajectory_id, reason=str(error))
         await self._release(lease, "draining", failed=False)
         self._metrics.episodes.labels(outcome="handed_back").inc()
         self._forget(lease)
@@ -347,8 +357,9 @@ class RolloutService:
     def _has_worked(self) -> bool:
         """Whether any episode started, ended or grew since the last heartbeat; also true without any episode."""
         work = [
-            (episode.lease.trajectory_id, episode.lease.epoch, episode.trajectory.num_tokens)
+            (episode.lease.trajectory_id, episode.lease.epoch, episode.work.num_tokens)
             for episode in self._running.values()
+            if not episode.work.is_in_user_code
         ]
         worked = not work or work != self._last_work
         self._last_work = work

@@ -30,7 +30,7 @@ from tests.monitoring.server import PrometheusServer
 from tests.support.broker.process import BrokerProcess, broker_process
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.engines.scripted_engine import ScriptedEngine
-from tests.support.episodes import an_agent
+from tests.support.episodes import an_environment_loop
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, in_background, zmq_context
 
@@ -90,7 +90,7 @@ class Fleet:
             retry_s=retry_s,
         )
         model = save_chat_model(directory / "model", chat_tokenizer(TINY_TEMPLATE, "<|end|>"))
-        agent = an_agent(
+        loop = an_environment_loop(
             ChatTokenizer(model),
             engine=self.engine,
             broker=self.client,
@@ -98,7 +98,13 @@ class Fleet:
             metrics=metrics,
         )
         self.rollout = RolloutService(
-            agent=agent, broker=self.client, sync=sync, settings=Rollout(), clock=self.clock, health=health, metrics=metrics
+            episodes=loop,
+            broker=self.client,
+            sync=sync,
+            settings=Rollout(),
+            clock=self.clock,
+            health=health,
+            metrics=metrics,
         )
         self.ports = {
             name: stack.enter_context(TelemetryServer("127.0.0.1", 0, registry, Health(self.clock, 60))).port

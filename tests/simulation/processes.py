@@ -31,7 +31,7 @@ from services.learner.broker.batches import Answer
 from services.learner.broker.loop import BrokerLoop
 from services.learner.metrics import LearnerMetrics
 from services.learner.service import LearnerService
-from services.rollout.agent import Agent
+from services.rollout.environment_loop import EnvironmentLoop
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
 from services.rollout.weights.peers import WeightPeers
@@ -323,7 +323,7 @@ class RolloutProcess:
         )
         tokenizer: Any = SimTokenizer()
         rewards: Any = self.rewards
-        agent = Agent(
+        loop = EnvironmentLoop(
             environment=machinery.environment,
             tokenizer=tokenizer,
             engine=engine,
@@ -336,7 +336,7 @@ class RolloutProcess:
             metrics=metrics,
         )
         self._service = RolloutService(
-            agent=agent,
+            episodes=loop,
             broker=broker,
             sync=sync,
             settings=settings.rollout,

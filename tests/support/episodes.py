@@ -1,4 +1,4 @@
-"""Episodes for tests of the agent loop: a counting environment, a broker that records every message, scripted rewards."""
+"""Episodes for tests of environments: a counting one, a broker that records every message, scripted rewards."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from protocol.messages.journal import journal_array, pack_entry
 from protocol.messages.pieces import Pieces, piece_arrays, pieces_in
 from services.environments.generated import GeneratedTasks
 from services.environments.reward_pool import RewardResult
-from services.rollout.agent import Agent
+from services.rollout.environment_loop import EnvironmentLoop
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.tokenizer import ChatTokenizer
 from services.rollout.trajectory import Trajectory
@@ -181,7 +181,7 @@ def _spelt(segments: Sequence[Segment]) -> list[tuple[str, int]]:
     return [(segment.kind, segment.turn) for segment in segments for _ in range(segment.num_tokens)]
 
 
-def an_agent(
+def an_environment_loop(
     tokenizer: ChatTokenizer,
     *,
     engine: ScriptedEngine | None = None,
@@ -194,12 +194,12 @@ def an_agent(
     may_generate: asyncio.Event | None = None,
     metrics: RolloutMetrics | None = None,
     **options: Any,
-) -> Agent:
-    """An agent with doubles and a real tokenizer; ``options`` go to ``CountingEnvironment``."""
+) -> EnvironmentLoop:
+    """An environment loop with doubles and a real tokenizer; ``options`` go to ``CountingEnvironment``."""
     if may_generate is None:
         may_generate = asyncio.Event()
         may_generate.set()
-    return Agent(
+    return EnvironmentLoop(
         environment=CountingEnvironment(CountingOptions(**options)),
         tokenizer=tokenizer,
         engine=ScriptedEngine() if engine is None else engine,  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def an_agent(
     )
 
 
-async def run_episode(agent: Agent, lease: Lease, arrays: Mapping[str, Array] | None = None) -> Trajectory:
+async def run_episode(loop: EnvironmentLoop, lease: Lease, arrays: Mapping[str, Array] | None = None) -> Trajectory:
     trajectory = Trajectory(lease, no_tokens() if arrays is None else arrays)
-    await agent.run(lease, trajectory)
+    await loop.run(lease, trajectory)
     return trajectory

@@ -70,7 +70,7 @@ HOSTILE = (
     ),
     Bug(
         name="a rollout does not check what an environment rewards",
-        module="services.rollout.agent",
+        module="services.rollout.environment_loop",
         old='            require_rewards("turn_rewards", [*trajectory.turn_rewards, value])\n',
         new="            pass\n",
         invariants=("no process ends by itself", "no error", "no peer"),

@@ -170,7 +170,7 @@ TRAINING = (
     ),
     Bug(
         name="all tokens of a piece get its last version",
-        module="services.rollout.agent",
+        module="services.rollout.environment_loop",
         old="versions = [run.version for run in piece.version_runs for _ in range(run.num_tokens)]",
         new="versions = [piece.version_runs[-1].version for run in piece.version_runs for _ in range(run.num_tokens)]",
         invariants=("G4",),

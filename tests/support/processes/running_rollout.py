@@ -21,7 +21,7 @@ from services.runtime.telemetry import Health
 from tests.support.broker.scripted_broker import ScriptedBroker
 from tests.support.clocks import VirtualClock
 from tests.support.engines.scripted_engine import ScriptedEngine
-from tests.support.episodes import a_new_lease, an_agent
+from tests.support.episodes import a_new_lease, an_environment_loop
 from tests.support.wire.zmq_ends import a_client, in_background, zmq_context
 
 TURN_TOKENS = 6
@@ -69,7 +69,7 @@ class Running:
         self.stop = asyncio.Event()
         self.client = a_client(context, spec, self.broker.endpoint, clock=self.clock)
         self.service = RolloutService(
-            agent=an_agent(
+            episodes=an_environment_loop(
                 tokenizer,
                 engine=self.engine,
                 broker=self.client,

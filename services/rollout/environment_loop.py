@@ -1,4 +1,4 @@
-"""The agent loop: turns one lease into chunks and a Finish, for any environment."""
+"""The environment loop: turns one lease into chunks and a Finish, for any environment."""
 
 import asyncio
 import copy
@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from gspo.environments import Environment, RewardJob, Step
+from protocol.codec import Array
 from protocol.errors import ProtocolError
 from protocol.limits import MAX_STATE_BYTES
 from protocol.messages import Finish, Lease, Plain
@@ -22,19 +23,16 @@ from services.rollout.metrics import RolloutMetrics
 from services.rollout.sglang import Engine, EngineError, EngineRefused, GenerateRequest, SamplingParameters
 from services.rollout.tokenizer import ChatTokenizer, Messages, TokenizerError
 from services.rollout.trajectory import Trajectory
+from services.rollout.work import EpisodeFailed
 from services.runtime.net import PeerClient
 from services.runtime.settings import Sampling
 
 log = structlog.get_logger()
 
 
-class EpisodeFailed(RuntimeError):
-    """The episode cannot continue for a reason of its own; its lease is released as failed, with this text."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Agent:
-    """Everything that an episode needs.
+class EnvironmentLoop:
+    """Everything that an environment's episode needs.
 
     produces:     Chunk and Finish on the work channel
     waits for:    the engine and its weight updates; the reward pool; credit on the work channel
@@ -53,6 +51,14 @@ class Agent:
     """Turns that the broker takes of one trajectory (``protocol.limits.trajectory_limits``)."""
     chunk_tokens: int
     metrics: RolloutMetrics
+
+    def begin(self, lease: Lease, arrays: Mapping[str, Array], tasks: asyncio.TaskGroup) -> "EnvironmentEpisode":
+        """See ``EpisodeRunner.begin``."""
+        return EnvironmentEpisode(self, lease, Trajectory(lease, arrays))
+
+    async def stop_generating(self) -> None:
+        """See ``EpisodeRunner.stop_generating``."""
+        await self.engine.stop_generating()
 
     async def run(self, lease: Lease, trajectory: Trajectory) -> None:
         """Run the episode to its end.
@@ -207,6 +213,29 @@ class Agent:
         if not tokens:
             raise EpisodeFailed(f"the chat template makes no tokens of {len(messages)} messages")
         return tokens
+
+
+class EnvironmentEpisode:
+    """One episode; see ``EpisodeWork``."""
+
+    is_in_user_code = False
+
+    def __init__(self, loop: EnvironmentLoop, lease: Lease, trajectory: Trajectory) -> None:
+        self._loop = loop
+        self._lease = lease
+        self._trajectory = trajectory
+
+    @property
+    def num_tokens(self) -> int:
+        return self._trajectory.num_tokens
+
+    async def run(self) -> None:
+        """See ``EpisodeWork.run``."""
+        await self._loop.run(self._lease, self._trajectory)
+
+    async def send_rest(self) -> None:
+        """See ``EpisodeWork.send_rest``."""
+        await self._loop.send_chunk(self._trajectory)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The agent loop: whatever is lost on the way, a resumed episode ends the same."""
+"""The environment loop: whatever is lost on the way, a resumed episode ends the same."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,10 +11,11 @@ import pytest
 
 from protocol.limits import MAX_TURNS
 from protocol.messages import Chunk, Journal, Segment
-from services.rollout.agent import Agent, EpisodeFailed
+from services.rollout.environment_loop import EnvironmentLoop
 from services.rollout.sglang.client import EngineError, EngineRefused, EngineUnreachable
 from services.rollout.tokenizer import ChatTokenizer
 from services.rollout.trajectory import Trajectory
+from services.rollout.work import EpisodeFailed
 from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
 from tests.support.engines.scripted_engine import ScriptedEngine, some_logprob, some_token
 from tests.support.episodes import (
@@ -22,7 +23,7 @@ from tests.support.episodes import (
     ScriptedRewards,
     Whole,
     a_new_lease,
-    an_agent,
+    an_environment_loop,
     no_tokens,
     resumed,
     run_episode,
@@ -61,9 +62,9 @@ def an_engine(tokenizer: ChatTokenizer, stop: int, *, turn: int = 6, **changes: 
 
 
 async def test_one_turn_becomes_chunks_and_a_finish(tokenizer: ChatTokenizer, stop_id: int) -> None:
-    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id, piece_tokens=3), chunk_tokens=5)
-    await run_episode(agent, a_new_lease())
-    broker = agent.broker
+    loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id, piece_tokens=3), chunk_tokens=5)
+    await run_episode(loop, a_new_lease())
+    broker = loop.broker
     assert isinstance(broker, RecordingBroker)
     prompt = tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}])
     sent = whole(broker.chunks)
@@ -80,17 +81,17 @@ async def test_one_turn_becomes_chunks_and_a_finish(tokenizer: ChatTokenizer, st
 async def test_each_turn_is_sent_when_it_is_complete_however_large_a_chunk_may_be(
     tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
-    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=3, chunk_tokens=1000)
-    await run_episode(agent, a_new_lease())
-    chunks = agent.broker.chunks  # type: ignore[attr-defined]
+    loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), turns=3, chunk_tokens=1000)
+    await run_episode(loop, a_new_lease())
+    chunks = loop.broker.chunks  # type: ignore[attr-defined]
     assert [(chunk.turn_done, len(chunk.turn_rewards)) for chunk, _ in chunks] == [(True, 0), (True, 1), (True, 1)]
     assert [chunk.segments[-1].kind for chunk, _ in chunks] == ["action"] * 3
 
 
 async def test_only_sampled_tokens_are_action_and_have_the_engines_logprobs(tokenizer: ChatTokenizer, stop_id: int) -> None:
-    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=3)
-    await run_episode(agent, a_new_lease())
-    sent = whole(agent.broker.chunks)  # type: ignore[attr-defined]
+    loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), turns=3)
+    await run_episode(loop, a_new_lease())
+    sent = whole(loop.broker.chunks)  # type: ignore[attr-defined]
     for place, (kind, _) in enumerate(sent.kinds):
         sampled = kind == "action"
         expected = np.float32(some_logprob(sent.token_ids[:place])) if sampled else 0.0
@@ -105,9 +106,9 @@ async def test_the_engine_is_asked_with_all_tokens_so_far_and_the_room_that_is_l
     tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
     engine = an_engine(tokenizer, stop_id)
-    agent = an_agent(tokenizer, engine=engine, turns=2, max_turn_tokens=50, max_tokens=100)
-    await run_episode(agent, a_new_lease())
-    sent = whole(agent.broker.chunks)  # type: ignore[attr-defined]
+    loop = an_environment_loop(tokenizer, engine=engine, turns=2, max_turn_tokens=50, max_tokens=100)
+    await run_episode(loop, a_new_lease())
+    sent = whole(loop.broker.chunks)  # type: ignore[attr-defined]
     first, second = engine.requests
     assert list(second.input_ids) == sent.token_ids[: len(second.input_ids)]
     assert first.sampling.max_new_tokens == 50
@@ -121,17 +122,17 @@ async def test_tokens_carry_the_version_that_made_them_across_updates(tokenizer:
     engine = an_engine(tokenizer, stop_id, piece_tokens=4)
     prompt = tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}])
     engine.versions = {len(prompt) + 2: 5, len(prompt) + 6: 6}
-    agent = an_agent(tokenizer, engine=engine, chunk_tokens=3)
-    await run_episode(agent, a_new_lease())
-    sent = whole(agent.broker.chunks)  # type: ignore[attr-defined]
+    loop = an_environment_loop(tokenizer, engine=engine, chunk_tokens=3)
+    await run_episode(loop, a_new_lease())
+    sent = whole(loop.broker.chunks)  # type: ignore[attr-defined]
     assert sent.versions == [-1] * len(prompt) + [1, 1, 5, 5, 5, 5, 6]
 
 
 async def test_no_request_is_made_while_weights_are_replaced(tokenizer: ChatTokenizer, stop_id: int) -> None:
     engine, gate = an_engine(tokenizer, stop_id), asyncio.Event()
-    agent = an_agent(tokenizer, engine=engine, may_generate=gate)
+    loop = an_environment_loop(tokenizer, engine=engine, may_generate=gate)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(run_episode(agent, a_new_lease()))
+        tasks.create_task(run_episode(loop, a_new_lease()))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert engine.requests == []
@@ -143,9 +144,9 @@ async def test_no_request_is_made_while_weights_are_replaced(tokenizer: ChatToke
 
 
 async def test_a_turn_that_does_not_stop_is_cut_and_ends_the_episode_by_length(tokenizer: ChatTokenizer) -> None:
-    agent = an_agent(tokenizer, turns=3, max_turn_tokens=5)
-    await run_episode(agent, a_new_lease())
-    broker = agent.broker
+    loop = an_environment_loop(tokenizer, turns=3, max_turn_tokens=5)
+    await run_episode(loop, a_new_lease())
+    broker = loop.broker
     assert isinstance(broker, RecordingBroker)
     assert whole(broker.chunks).kinds[-5:] == [("action", 0)] * 5
     assert broker.finish.reason == "length"
@@ -153,39 +154,39 @@ async def test_a_turn_that_does_not_stop_is_cut_and_ends_the_episode_by_length(t
 
 
 async def test_a_cut_last_turn_counts_as_length_although_the_environment_is_done(tokenizer: ChatTokenizer) -> None:
-    agent = an_agent(tokenizer, turns=1, max_turn_tokens=5)
-    await run_episode(agent, a_new_lease())
-    assert agent.broker.finish.reason == "length"  # type: ignore[attr-defined]
+    loop = an_environment_loop(tokenizer, turns=1, max_turn_tokens=5)
+    await run_episode(loop, a_new_lease())
+    assert loop.broker.finish.reason == "length"  # type: ignore[attr-defined]
 
 
 async def test_an_episode_ends_when_an_observation_leaves_no_room_for_an_answer(
     tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
-    unbounded = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4)
+    unbounded = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4)
     await run_episode(unbounded, a_new_lease())
     kinds = whole(unbounded.broker.chunks).kinds  # type: ignore[attr-defined]
     second_answer = kinds.index(("action", 1))
     for max_tokens, turns in ((second_answer, 1), (second_answer + 1, 2)):
-        agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4, max_tokens=max_tokens)
-        await run_episode(agent, a_new_lease())
-        finish = agent.broker.finish  # type: ignore[attr-defined]
+        loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4, max_tokens=max_tokens)
+        await run_episode(loop, a_new_lease())
+        finish = loop.broker.finish  # type: ignore[attr-defined]
         assert (finish.reason, len(finish.turn_rewards)) == ("length", turns)
         assert finish.num_tokens <= max_tokens
 
 
 async def test_an_episode_ends_with_the_last_turn_that_a_message_can_name(tokenizer: ChatTokenizer, stop_id: int) -> None:
-    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4)
-    await run_episode(agent, a_new_lease(), no_tokens([0.0] * (MAX_TURNS - 1)))
-    finish = agent.broker.finish  # type: ignore[attr-defined]
+    loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4)
+    await run_episode(loop, a_new_lease(), no_tokens([0.0] * (MAX_TURNS - 1)))
+    finish = loop.broker.finish  # type: ignore[attr-defined]
     assert (finish.reason, len(finish.turn_rewards)) == ("length", MAX_TURNS)
 
 
 async def test_a_prompt_that_leaves_no_room_is_a_failure_of_the_episode(tokenizer: ChatTokenizer) -> None:
     size = len(tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}]))
-    agent = an_agent(tokenizer, max_tokens=size, max_turn_tokens=2)
+    loop = an_environment_loop(tokenizer, max_tokens=size, max_turn_tokens=2)
     with pytest.raises(EpisodeFailed, match=f"the prompt has {size} tokens, sampling.max_tokens is {size}"):
-        await run_episode(agent, a_new_lease())
-    await run_episode(an_agent(tokenizer, max_tokens=size + 1, max_turn_tokens=2), a_new_lease())
+        await run_episode(loop, a_new_lease())
+    await run_episode(an_environment_loop(tokenizer, max_tokens=size + 1, max_turn_tokens=2), a_new_lease())
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------------
@@ -205,18 +206,18 @@ EPISODES: dict[str, dict[str, Any]] = {
 async def test_an_episode_resumed_after_any_acknowledged_chunk_ends_the_same(
     name: str, tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
-    def agent() -> Agent:
-        return an_agent(
+    def loop() -> EnvironmentLoop:
+        return an_environment_loop(
             tokenizer, engine=an_engine(tokenizer, stop_id, piece_tokens=2), **{"chunk_tokens": 2, **EPISODES[name]}
         )
 
-    uninterrupted = agent()
+    uninterrupted = loop()
     await run_episode(uninterrupted, a_new_lease())
     reference = uninterrupted.broker
     assert isinstance(reference, RecordingBroker)
     assert len(reference.chunks) >= 3
     for num_chunks in range(len(reference.chunks) + 1):
-        elsewhere = agent()
+        elsewhere = loop()
         lease, arrays = resumed(a_new_lease(), reference.chunks[:num_chunks])
         await run_episode(elsewhere, lease, arrays)
         broker = elsewhere.broker
@@ -230,31 +231,31 @@ async def test_an_episode_handed_back_at_any_token_ends_the_same_elsewhere(
     turns: int, tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
     """After a cancellation while the engine waits, all tokens so far can still be sent."""
-    uninterrupted = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id, piece_tokens=1), turns=turns)
+    uninterrupted = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id, piece_tokens=1), turns=turns)
     await run_episode(uninterrupted, a_new_lease())
     reference = whole(uninterrupted.broker.chunks)  # type: ignore[attr-defined]
     places = [place for place, (kind, _) in enumerate(reference.kinds) if kind == "action"]
     for place in places:
         engine = an_engine(tokenizer, stop_id, piece_tokens=1)
         hold = engine.hold_at(place)
-        agent = an_agent(tokenizer, engine=engine, turns=turns, chunk_tokens=100)
+        loop = an_environment_loop(tokenizer, engine=engine, turns=turns, chunk_tokens=100)
         lease = a_new_lease()
         trajectory = Trajectory(lease, no_tokens())
         async with asyncio.TaskGroup() as tasks:
-            episode = tasks.create_task(agent.run(lease, trajectory))
+            episode = tasks.create_task(loop.run(lease, trajectory))
             await hold.reached.wait()
             episode.cancel()
         assert engine.num_closed == len(engine.requests)
-        await agent.send_chunk(trajectory)
-        assert whole(agent.broker.chunks).token_ids == reference.token_ids[:place]  # type: ignore[attr-defined]
-        elsewhere = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=turns)
-        following, arrays = resumed(lease, agent.broker.chunks)  # type: ignore[attr-defined]
+        await loop.send_chunk(trajectory)
+        assert whole(loop.broker.chunks).token_ids == reference.token_ids[:place]  # type: ignore[attr-defined]
+        elsewhere = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), turns=turns)
+        following, arrays = resumed(lease, loop.broker.chunks)  # type: ignore[attr-defined]
         await run_episode(elsewhere, following, arrays)
-        assert _both(agent, elsewhere) == reference
+        assert _both(loop, elsewhere) == reference
         assert elsewhere.broker.finish.turn_rewards == uninterrupted.broker.finish.turn_rewards  # type: ignore[attr-defined]
 
 
-def _both(first: Agent, second: Agent) -> Whole:
+def _both(first: EnvironmentLoop, second: EnvironmentLoop) -> Whole:
     return whole([*first.broker.chunks, *second.broker.chunks])  # type: ignore[attr-defined]
 
 
@@ -262,15 +263,17 @@ async def test_a_chunk_that_got_no_credit_is_still_there_after_the_episode_was_c
     tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
     broker = RecordingBroker(credit=1)
-    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id, piece_tokens=2), broker=broker, chunk_tokens=2)
+    loop = an_environment_loop(
+        tokenizer, engine=an_engine(tokenizer, stop_id, piece_tokens=2), broker=broker, chunk_tokens=2
+    )
     lease = a_new_lease()
     trajectory = Trajectory(lease, no_tokens())
     async with asyncio.TaskGroup() as tasks:
-        episode = tasks.create_task(agent.run(lease, trajectory))
+        episode = tasks.create_task(loop.run(lease, trajectory))
         await broker.starved.wait()
         episode.cancel()
     broker.grant(1)
-    await agent.send_chunk(trajectory)
+    await loop.send_chunk(trajectory)
     assert sum(chunk.num_tokens for chunk, _ in broker.chunks) == trajectory.num_tokens
     assert broker.chunks[1][0].offset == broker.chunks[0][0].num_tokens
 
@@ -278,26 +281,26 @@ async def test_a_chunk_that_got_no_credit_is_still_there_after_the_episode_was_c
 async def test_a_turn_that_was_handed_over_after_its_stop_token_is_not_continued(
     tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
-    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id))
-    await run_episode(agent, a_new_lease())
+    loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id))
+    await run_episode(loop, a_new_lease())
     chunks = [
         (msgspec.structs.replace(chunk, turn_done=False), arrays)
-        for chunk, arrays in agent.broker.chunks  # type: ignore[attr-defined]
+        for chunk, arrays in loop.broker.chunks  # type: ignore[attr-defined]
     ]
-    elsewhere = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id))
+    elsewhere = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id))
     lease, arrays = resumed(a_new_lease(), chunks)
     await run_episode(elsewhere, lease, arrays)
     assert elsewhere.engine.requests == []  # type: ignore[attr-defined]
     assert elsewhere.broker.messages == [  # type: ignore[attr-defined]
-        msgspec.structs.replace(agent.broker.finish, epoch=2)  # type: ignore[attr-defined]
+        msgspec.structs.replace(loop.broker.finish, epoch=2)  # type: ignore[attr-defined]
     ]
 
 
 async def test_a_chunk_carries_the_state_before_the_last_step(tokenizer: ChatTokenizer, stop_id: int) -> None:
     """The environment of this test changes its state in place; states that were sent before must not change with it."""
-    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=2)
-    await run_episode(agent, a_new_lease())
-    chunks = agent.broker.chunks  # type: ignore[attr-defined]
+    loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), turns=2)
+    await run_episode(loop, a_new_lease())
+    chunks = loop.broker.chunks  # type: ignore[attr-defined]
     states = [(chunk.turn_done, chunk.state["turn"]) for chunk, _ in chunks]
     assert (states[0], states[-1]) == ((False, 0), (True, 1))
     assert [len(chunk.turn_rewards) for chunk, _ in chunks].count(1) == 1, "each turn's reward travels once"
@@ -312,22 +315,24 @@ async def test_a_slow_reward_is_waited_for_with_everything_sent(tokenizer: ChatT
 
     sent: list[int] = []
     broker = RecordingBroker()
-    agent = an_agent(
+    loop = an_environment_loop(
         tokenizer, engine=an_engine(tokenizer, stop_id), broker=broker, rewards=WatchingRewards(), slow_reward=True
     )
-    trajectory = await run_episode(agent, a_new_lease())
+    trajectory = await run_episode(loop, a_new_lease())
     assert sent == [trajectory.num_tokens]
 
 
 async def test_components_of_a_reward_are_those_of_all_turns_wherever_the_episode_goes_on(
     tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
-    def agent() -> Agent:
+    def loop() -> EnvironmentLoop:
         rewards = ScriptedRewards()
         rewards.components = True
-        return an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), rewards=rewards, slow_reward=True, turns=3)
+        return an_environment_loop(
+            tokenizer, engine=an_engine(tokenizer, stop_id), rewards=rewards, slow_reward=True, turns=3
+        )
 
-    uninterrupted = agent()
+    uninterrupted = loop()
     await run_episode(uninterrupted, a_new_lease())
     reference = uninterrupted.broker
     assert isinstance(reference, RecordingBroker)
@@ -337,7 +342,7 @@ async def test_components_of_a_reward_are_those_of_all_turns_wherever_the_episod
     for end in range(1, len(kinds)):
         sent = reference.messages[:end]
         entries = [message.entry for message in sent if isinstance(message, Journal)]
-        elsewhere = agent()
+        elsewhere = loop()
         await run_episode(elsewhere, *resumed(a_new_lease(), reference.chunks[: kinds[:end].count(Chunk)], entries))
         broker = elsewhere.broker
         assert isinstance(broker, RecordingBroker)
@@ -352,25 +357,25 @@ async def test_components_of_a_reward_are_those_of_all_turns_wherever_the_episod
 async def test_a_missing_reward_fails_the_episode_and_is_never_zero(tokenizer: ChatTokenizer, stop_id: int) -> None:
     rewards = ScriptedRewards()
     rewards.failure = "deadline"
-    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), rewards=rewards, slow_reward=True)
+    loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), rewards=rewards, slow_reward=True)
     with pytest.raises(EpisodeFailed, match="no reward: deadline: scripted"):
-        await run_episode(agent, a_new_lease())
-    assert all(isinstance(message, Chunk) for message in agent.broker.messages)  # type: ignore[attr-defined]
+        await run_episode(loop, a_new_lease())
+    assert all(isinstance(message, Chunk) for message in loop.broker.messages)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf"), 1e300, -1.1e6, 10**400, "much", [1.0]])
 async def test_a_reward_that_cannot_be_trained_on_fails_the_episode(
     reward: Any, tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
-    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), reward=reward)
+    loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), reward=reward)
     with pytest.raises(EpisodeFailed, match=r"no reward: environment step returned (nan|-?inf|1e.300|-1.*|int|str|list): "):
-        await run_episode(agent, a_new_lease())
+        await run_episode(loop, a_new_lease())
 
 
 async def test_rewards_that_are_too_large_together_fail_the_episode(tokenizer: ChatTokenizer, stop_id: int) -> None:
-    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4, reward=4e5)
+    loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4, reward=4e5)
     with pytest.raises(EpisodeFailed, match=r"sum of absolute values of 1.2e\+06, 1e\+06 allowed \(MAX_REWARD\)"):
-        await run_episode(agent, a_new_lease())
+        await run_episode(loop, a_new_lease())
 
 
 async def test_components_that_no_metric_can_have_fail_the_episode(tokenizer: ChatTokenizer, stop_id: int) -> None:
@@ -388,27 +393,29 @@ async def test_components_that_no_metric_can_have_fail_the_episode(tokenizer: Ch
         ({"large": 1.1e6}, "up to 1e.06"),
     ]
     for named, words in wrong:
-        agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), rewards=NamingRewards(named), slow_reward=True)
+        loop = an_environment_loop(
+            tokenizer, engine=an_engine(tokenizer, stop_id), rewards=NamingRewards(named), slow_reward=True
+        )
         with pytest.raises(EpisodeFailed, match=f"no reward: its components are refused: .*{words}"):
-            await run_episode(agent, a_new_lease())
+            await run_episode(loop, a_new_lease())
 
 
 async def test_an_episode_ends_with_the_last_turn_that_a_batch_of_the_run_has_room_for(
     tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
-    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=9, max_turns=2)
-    await run_episode(agent, a_new_lease())
-    finish = agent.broker.finish  # type: ignore[attr-defined]
+    loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), turns=9, max_turns=2)
+    await run_episode(loop, a_new_lease())
+    finish = loop.broker.finish  # type: ignore[attr-defined]
     assert (finish.reason, len(finish.turn_rewards)) == ("length", 2)
 
 
 async def test_a_bug_of_an_environment_fails_its_episode_with_its_error(tokenizer: ChatTokenizer, stop_id: int) -> None:
-    agent = an_agent(tokenizer, engine=an_engine(tokenizer, stop_id), turns=3, fails_at_turn=1)
+    loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), turns=3, fails_at_turn=1)
     with pytest.raises(EpisodeFailed, match="environment step failed: ZeroDivisionError: an environment's bug"):
-        await run_episode(agent, a_new_lease())
-    agent = an_agent(tokenizer, start_fails=True)
+        await run_episode(loop, a_new_lease())
+    loop = an_environment_loop(tokenizer, start_fails=True)
     with pytest.raises(EpisodeFailed, match="environment start failed: RuntimeError: no such task"):
-        await run_episode(agent, a_new_lease())
+        await run_episode(loop, a_new_lease())
 
 
 @pytest.mark.parametrize(
@@ -420,16 +427,16 @@ async def test_a_bug_of_an_environment_fails_its_episode_with_its_error(tokenize
     ],
 )
 async def test_a_state_that_cannot_travel_fails_the_episode(state: Any, words: str, tokenizer: ChatTokenizer) -> None:
-    agent = an_agent(tokenizer, state=state)
+    loop = an_environment_loop(tokenizer, state=state)
     with pytest.raises(EpisodeFailed, match=words):
-        await run_episode(agent, a_new_lease())
-    assert agent.broker.messages == []  # type: ignore[attr-defined]
+        await run_episode(loop, a_new_lease())
+    assert loop.broker.messages == []  # type: ignore[attr-defined]
 
 
 async def test_a_conversation_that_the_template_refuses_fails_the_episode(tmp_path: Path) -> None:
     tokenizer = ChatTokenizer(save_chat_model(tmp_path, chat_tokenizer("{{ raise_exception('no') }}", "<|end|>")))
     with pytest.raises(EpisodeFailed, match="refuses the conversation"):
-        await run_episode(an_agent(tokenizer), a_new_lease())
+        await run_episode(an_environment_loop(tokenizer), a_new_lease())
 
 
 async def test_an_aborted_generation_keeps_its_tokens_and_is_an_error_of_the_engine(
@@ -438,10 +445,10 @@ async def test_an_aborted_generation_keeps_its_tokens_and_is_an_error_of_the_eng
     engine = an_engine(tokenizer, stop_id, piece_tokens=2)
     prompt = tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}])
     engine.failures[len(prompt) + 3] = "abort"
-    agent = an_agent(tokenizer, engine=engine, chunk_tokens=100)
+    loop = an_environment_loop(tokenizer, engine=engine, chunk_tokens=100)
     trajectory = Trajectory(a_new_lease(), no_tokens())
     with pytest.raises(EngineError, match="aborted"):
-        await agent.run(a_new_lease(), trajectory)
+        await loop.run(a_new_lease(), trajectory)
     assert trajectory.num_unsent == len(prompt) + 3
     assert not trajectory.turn_done
     following = trajectory.next_chunk()
@@ -456,7 +463,7 @@ async def test_a_refused_request_fails_the_episode_and_a_lost_engine_does_not(
     prompt = tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}])
     engine.failures[len(prompt)] = EngineRefused("/generate: 400 too long")
     with pytest.raises(EpisodeFailed, match="too long"):
-        await run_episode(an_agent(tokenizer, engine=engine), a_new_lease())
+        await run_episode(an_environment_loop(tokenizer, engine=engine), a_new_lease())
     engine.failures[len(prompt)] = EngineUnreachable("connection broke")
     with pytest.raises(EngineUnreachable):
-        await run_episode(an_agent(tokenizer, engine=engine), a_new_lease())
+        await run_episode(an_environment_loop(tokenizer, engine=engine), a_new_lease())

@@ -1,0 +1,50 @@
+"""What the service of a rollout asks of whoever runs episodes: an environment's turns, or agents."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from protocol.codec import Array
+from protocol.messages import Lease
+
+
+class EpisodeFailed(RuntimeError):
+    """The episode cannot continue for a reason of its own; its lease is released as failed, with this text."""
+
+
+class EpisodeWork(Protocol):
+    """One episode under one lease."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        ...
+
+    @property
+    def is_in_user_code(self) -> bool:
+        """Whether it waits for the user's code alone, which has a deadline of its own: no token is due."""
+        ...
+
+    async def run(self) -> None:
+        """Run the episode to its end, and send it.
+
+        Raises: EpisodeFailed; EngineError, after which another engine can go on; ConfigurationError when no episode of this
+        run can succeed.
+        """
+        ...
+
+    async def send_rest(self) -> None:
+        """After ``run`` was ended early: send what another rollout can go on from. Raises: EpisodeFailed."""
+        ...
+
+
+class EpisodeRunner(Protocol):
+    """Runs the episodes of a rollout."""
+
+    def begin(self, lease: Lease, arrays: Mapping[str, Array], tasks: asyncio.TaskGroup) -> EpisodeWork:
+        """The episode of a lease; ``tasks`` outlives it. Nothing happens before ``run``."""
+        ...
+
+    async def stop_generating(self) -> None:
+        """Have every generation end with the tokens that it has made, and begin no other. Raises: EngineError."""
+        ...
