@@ -11,6 +11,7 @@ Standard library only, for Python 3.10 or later: a worker loads this file by its
 neither this package nor what it needs.
 """
 
+import hashlib
 import inspect
 import json
 import math
@@ -20,23 +21,23 @@ from typing import Any, Protocol
 
 MAX_STEP_DEPTH = 32
 """Levels of lists and maps in the result of a step."""
-MAX_STEP_BYTES = 1024 * 1024
-"""The result of a step, as JSON."""
+MAX_STEP_BYTES = 128 * 1024
+"""The result of a step, as JSON: with any content it fits an entry of the journal."""
 
 
 class EpisodeRecord(Protocol):
     """Where an episode's steps are recorded."""
 
-    async def record(self, name: str, ordinal: int, result: Any) -> None:
+    async def record(self, name: str, arguments: str, ordinal: int, result: Any) -> None:
         """Return when the step is durable."""
         ...
 
-    def record_now(self, name: str, ordinal: int, result: Any) -> None:
+    def record_now(self, name: str, arguments: str, ordinal: int, result: Any) -> None:
         """The same for an agent in a thread: wait until the step is durable."""
         ...
 
     def diverged(self, ordinal: int, recorded: str, name: str) -> None:
-        """Step ``ordinal`` was recorded as ``recorded`` and is now ``name``: nothing from there on is replayed."""
+        """Step ``ordinal`` was ``recorded`` and is now ``name``, or has other arguments: no later step is replayed."""
         ...
 
 
@@ -52,7 +53,7 @@ class Episode:
         api_key: str,
         model: str,
         ends_at: float,
-        recorded: Sequence[tuple[str, Any]],
+        recorded: Sequence[tuple[str, str, Any]],
         record: EpisodeRecord,
     ) -> None:
         self.task = task
@@ -83,13 +84,16 @@ class Episode:
         """The result of ``function(*args)``, sync or async: a side effect that must not be repeated.
 
         When the same episode is replayed, on this machine or another, the recorded result comes back and nothing is called.
+        A step is known by its place, its name and ``args``: what the function does must follow from these. Where one of them
+        differs from the record, the agent has gone another way, and this step and all later ones are done again.
         A function that raises is not recorded: let it return what went wrong as data if a replay must not repeat it.
         Steps of an episode come one after another; do work in parallel inside of one step.
 
         Raises: what the function raises; TypeError when its result is not plain data; ValueError when it is too large;
         RuntimeError when another step is under way.
         """
-        if self._replays(name):
+        arguments = arguments_digest(args)
+        if self._replays(name, arguments):
             return self._replayed()
         self._running = name
         try:
@@ -97,14 +101,15 @@ class Episode:
             if inspect.isawaitable(value):
                 value = await value
             result, ordinal = self._finished(name, value)
-            await self._record.record(name, ordinal, result)
+            await self._record.record(name, arguments, ordinal, result)
             return result
         finally:
             self._running = None
 
     def step_now(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         """``step`` for an agent that is a plain ``def``: ``function`` is sync, and nothing has to be awaited."""
-        if self._replays(name):
+        arguments = arguments_digest(args)
+        if self._replays(name, arguments):
             return self._replayed()
         self._running = name
         try:
@@ -113,12 +118,12 @@ class Episode:
                 value.close()
                 raise TypeError(f'step "{name}" is a coroutine: make the agent "async def" and await episode.step(...)')
             result, ordinal = self._finished(name, value)
-            self._record.record_now(name, ordinal, result)
+            self._record.record_now(name, arguments, ordinal, result)
             return result
         finally:
             self._running = None
 
-    def _replays(self, name: str) -> bool:
+    def _replays(self, name: str, arguments: str) -> bool:
         if not isinstance(name, str) or not 0 < len(name) <= 200:
             raise TypeError(f"the name of a step is {name!r}: expected a text of 1 to 200 characters")
         if self._running is not None:
@@ -126,8 +131,8 @@ class Episode:
             raise RuntimeError(f'step "{name}" begins while "{self._running}" is under way: await one before the next')
         if not self.is_replay:
             return False
-        recorded = self._recorded[self._ordinal][0]
-        if recorded == name:
+        recorded, recorded_arguments, _ = self._recorded[self._ordinal]
+        if (recorded, recorded_arguments) == (name, arguments):
             return True
         self._recorded = self._recorded[: self._ordinal]
         self._record.diverged(self._ordinal, recorded, name)
@@ -135,7 +140,7 @@ class Episode:
 
     def _replayed(self) -> Any:
         self._ordinal += 1
-        return self._recorded[self._ordinal - 1][1]
+        return self._recorded[self._ordinal - 1][2]
 
     def _finished(self, name: str, value: Any) -> tuple[Any, int]:
         """The result as a replay will return it, and its ordinal, which is taken even if nobody awaits its record."""
@@ -147,6 +152,15 @@ class Episode:
             )
         self._ordinal += 1
         return json.loads(text), self._ordinal - 1
+
+
+def arguments_digest(args: "tuple[Any, ...]") -> str:
+    """Of the arguments of a step: what is plain data counts by its value, anything else by its type."""
+    try:
+        text = json.dumps(args, sort_keys=True, default=lambda value: type(value).__qualname__)
+    except (TypeError, ValueError, RecursionError):  # keys of other kinds, circles, endless nesting
+        text = json.dumps([type(value).__qualname__ for value in args])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def require_plain_result(what: str, value: Any) -> None:

@@ -1,11 +1,11 @@
 """The interface of an environment: a list of tasks, and episodes that start from a task and proceed turn by turn.
 
 An environment object holds only its options. The state of an episode is plain data that travels with the trajectory, so that
-another process, on another machine, can continue from the last acknowledged turn. The broker uses only ``tasks``; the environment
-loop uses ``start`` and ``step``.
+another process, on another machine, can continue from the last acknowledged turn. The broker uses only ``tasks``; the
+environment loop uses ``start`` and ``step``.
 
-The environment loop calls ``step`` in its own thread, so it must return at once. Describe a reward that may be slow, hang or crash
-as a ``RewardJob``: ``services.environments.reward_pool`` runs it in a process that can be killed.
+The environment loop calls ``step`` in its own thread, so it must return at once. Describe a reward that may be slow, hang or
+crash as a ``RewardJob``: ``services.environments.reward_pool`` runs it in a process that can be killed.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from protocol.limits import MAX_FRAME_BYTES, MAX_HEADER_BYTES, MAX_TRAJECTORIES_
 from services.broker.ledger import Ledger, LedgerConfig
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
+from services.broker.quotas import MIN_PATIENCE_S
 from services.broker.retention import Retention
 from services.broker.service import BrokerService
 from services.broker.store import LEDGER_FILE, Store, StoreMismatch, StoreUnavailable
@@ -146,6 +147,8 @@ def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str,
         evaluate_every_batches=settings.evaluation.every_batches,
         num_eval_tasks=wanted if num_eval_tasks is None else min(wanted, num_eval_tasks),
         num_train_tasks=tasks["train"].num_tasks,
+        # An agent may be busy without us until its deadline.
+        min_patience_s=max(MIN_PATIENCE_S, settings.agent.deadline_s if settings.agent.is_used else 0.0),
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final, NoReturn
 
@@ -12,11 +13,9 @@ import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
 from protocol.channels import WORK
-from protocol.limits import trajectory_limits
 from protocol.sessions import new_session
-from services.environments import RewardPool, RewardPoolOptions, create_environment
-from services.rollout.environment_loop import EnvironmentLoop
 from services.rollout.metrics import RolloutMetrics
+from services.rollout.opening import Policy, open_episodes
 from services.rollout.service import RolloutService
 from services.rollout.sglang import (
     Engine,
@@ -119,16 +118,13 @@ async def _generate(
     settings, metrics = arguments.settings, RolloutMetrics(registry)
     try:
         tokenizer = ChatTokenizer(settings.model.path)
-        environment = create_environment(settings.environment.name, settings.environment.options)
-    except (TokenizerError, ValueError) as error:
+    except TokenizerError as error:
         raise ConfigurationError(str(error)) from error
     security = Security.load(settings.security, "rollout", arguments.name)
     context = zmq.asyncio.Context()
     try:
         async with AsyncExitStack() as stack:
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry))
-            pool = RewardPool(RewardPoolOptions(num_workers=settings.rollout.reward_workers))
-            rewards = await stack.enter_async_context(pool)
             broker = PeerClient(
                 context, WORK, settings.broker.work_endpoint,
                 role="rollout", peer=arguments.name, session=new_session(), clock=clock, security=security,
@@ -156,20 +152,13 @@ async def _generate(
                 weight_peers=weight_peers,
                 group=ReceivingGroup(engine) if settings.rollout.weights_path == "group" else None,
             )
-            loop = EnvironmentLoop(
-                environment=environment,
-                tokenizer=tokenizer,
-                engine=engine,
-                rewards=rewards,
-                broker=broker,
-                may_generate=sync.may_generate,
-                sampling=settings.sampling,
-                max_turns=trajectory_limits(settings.batch.groups_per_batch * settings.batch.group_size).turns,
-                chunk_tokens=settings.rollout.chunk_tokens,
-                metrics=metrics,
-            )
+            policy = Policy(
+                tokenizer=tokenizer, engine=engine, broker=broker, may_generate=sync.may_generate, metrics=metrics,
+                clock=clock, wall_s=lambda: datetime.now(tz=UTC).timestamp(),
+            )  # fmt: skip
+            episodes = await stack.enter_async_context(open_episodes(settings, policy, arguments.name, registry))
             service = RolloutService(
-                episodes=loop,
+                episodes=episodes,
                 broker=broker,
                 sync=sync,
                 settings=settings.rollout,

@@ -8,9 +8,10 @@ from protocol.messages.work import RolloutStatus
 from services.environments import FailureReason
 from services.runtime.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
 from services.runtime.process_metrics import register_process
+from services.user_code import AgentFailure
 
 STATUSES: Final = get_args(RolloutStatus)
-OUTCOMES: Final = ("done", "length", "failed", "diverged", "engine_error", "lease_ended", "handed_back")
+OUTCOMES: Final = ("done", "length", "failed", "engine_error", "lease_ended", "handed_back")
 UPDATES: Final = ("loaded", "failed", "not_fetched", "no_group")
 SOURCES: Final = ("fetched", "failed", "slow", "damaged")
 FETCHES: Final = ("snapshot", "delta", "group")
@@ -95,6 +96,24 @@ class RolloutMetrics:
         self.reward_failures = Counter(
             "gspo_rollout_reward_failures_total", "Rewards that could not be computed", ["failure"], registry=registry
         )
+        self.agent_failures = Counter(
+            "gspo_rollout_agent_failures_total", "Agents' episodes without a reward", ["failure"], registry=registry
+        )
+        self.calls_replayed = Counter(
+            "gspo_rollout_agent_calls_replayed_total",
+            "Calls of agents that were answered, or gone on with, from the record of an earlier run",
+            registry=registry,
+        )
+        self.divergences = Counter(
+            "gspo_rollout_agent_divergences_total",
+            "Repeated episodes whose agent did something else than was recorded",
+            registry=registry,
+        )
+        self.turns_discarded = Counter(
+            "gspo_rollout_turns_discarded_total",
+            "Sampled turns that no repetition of their episode asked for; they are not trained on",
+            registry=registry,
+        )
         self.status = Gauge("gspo_rollout_status", "1 for the status that the rollout is in", ["status"], registry=registry)
         # rate() and increase() miss the first event of a counter that does not exist before it.
         for outcome in OUTCOMES:
@@ -111,6 +130,8 @@ class RolloutMetrics:
             self.tokens.labels(kind=kind)
         for failure in get_args(FailureReason):
             self.reward_failures.labels(failure=failure)
+        for failure in get_args(AgentFailure):
+            self.agent_failures.labels(failure=failure)
         for status in STATUSES:
             self.status.labels(status=status)
         register_process(registry, "rollout")

@@ -12,6 +12,8 @@ class RecordedStep(NamedTuple):
     """One step of an episode that has a durable result."""
 
     name: str
+    arguments: str
+    """A digest of what its function was called with."""
     result: Plain
 
 
@@ -23,12 +25,12 @@ class StepJournal(Protocol):
         """What earlier runs of the episode recorded: the step at each ordinal, from 0."""
         ...
 
-    async def record(self, name: str, ordinal: int, result: Plain) -> None:
+    async def record(self, step: RecordedStep, ordinal: int) -> None:
         """Return when the step is durable: then the agent goes on. An error ends the episode and comes out of ``solve``."""
         ...
 
     async def diverged(self, ordinal: int, recorded: str, name: str) -> None:
-        """The agent's step ``ordinal`` is now called ``name``: the recorded ones from there on are void."""
+        """The agent's step ``ordinal`` is now ``name``, or has other arguments: the recorded ones from there on are void."""
         ...
 
 
@@ -39,7 +41,7 @@ class NoJournal:
     def recorded(self) -> Sequence[RecordedStep]:
         return ()
 
-    async def record(self, name: str, ordinal: int, result: Plain) -> None:
+    async def record(self, step: RecordedStep, ordinal: int) -> None:
         return
 
     async def diverged(self, ordinal: int, recorded: str, name: str) -> None:

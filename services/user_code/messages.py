@@ -19,6 +19,7 @@ MAX_START_BYTES: Final = 64 * 1024 * 1024
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(max_length=4_000)]
+Digest = Annotated[str, msgspec.Meta(max_length=64)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
@@ -61,6 +62,7 @@ class WorkerStep(_Said, frozen=True, kw_only=True, tag="step"):
     episode: Number
     ordinal: Number
     name: Name
+    arguments: Digest
     result: Any
 
 
@@ -100,7 +102,7 @@ def decoded(body: bytes) -> WorkerMessage:
     return message
 
 
-def start_message(number: int, task: dict[str, Plain], recorded: list[tuple[str, Plain]]) -> bytes:
+def start_message(number: int, task: dict[str, Plain], recorded: list[tuple[str, str, Plain]]) -> bytes:
     """The order to run an episode: ``task`` has the fields of an AgentTask."""
     return encoded({"do": "start", "episode": number, **task, "recorded": recorded})
 

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 
 from services.user_code.episode import WorkerEpisode
-from services.user_code.journal import NoJournal, StepJournal
+from services.user_code.journal import NoJournal, RecordedStep, StepJournal
 from services.user_code.messages import MAX_START_BYTES, WorkerDiverged, WorkerDone, WorkerStep, encoded, start_message
 from services.user_code.options import AgentPoolOptions
 from services.user_code.output import UserOutput
@@ -71,7 +71,7 @@ class AgentPool:
         Raises: what ``journal`` raises; the episode is then given up.
         """
         journal = NoJournal() if journal is None else journal
-        recorded = [(step.name, step.result) for step in journal.recorded]
+        recorded = [(step.name, step.arguments, step.result) for step in journal.recorded]
         fields = msgspec.structs.asdict(task)
         if len(start_message(0, fields, recorded)) > MAX_START_BYTES:
             return failed("too_large", f"task and recorded steps do not fit a message of {MAX_START_BYTES} bytes")
@@ -167,7 +167,7 @@ class _Conversation:
                 await self._journal.diverged(news.ordinal, news.recorded, news.name)
             else:
                 self._next += 1
-                await self._journal.record(news.name, news.ordinal, news.result)
+                await self._journal.record(RecordedStep(news.name, news.arguments, news.result), news.ordinal)
                 self._worker.send(encoded({"do": "recorded", "episode": self._episode.number, "ordinal": news.ordinal}))
 
     def _is_in_order(self, news: WorkerStep | WorkerDiverged) -> bool:

@@ -23,17 +23,18 @@ class RecordOverPipe:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self.ended = False
 
-    async def record(self, name: str, ordinal: int, result: Any) -> None:
+    async def record(self, name: str, arguments: str, ordinal: int, result: Any) -> None:
         """Send the step; return when the parent says that it is durable."""
         if self.ended:
             raise RuntimeError(f'step "{name}" comes after the end of its episode')
         waiting = self._waiting[ordinal] = self._loop.create_future()
-        self._frames.send({"say": "step", "episode": self._number, "ordinal": ordinal, "name": name, "result": result})
+        step = {"ordinal": ordinal, "name": name, "arguments": arguments, "result": result}
+        self._frames.send({"say": "step", "episode": self._number, **step})
         await waiting
 
-    def record_now(self, name: str, ordinal: int, result: Any) -> None:
+    def record_now(self, name: str, arguments: str, ordinal: int, result: Any) -> None:
         """The same from a thread."""
-        asyncio.run_coroutine_threadsafe(self.record(name, ordinal, result), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self.record(name, arguments, ordinal, result), self._loop).result()
 
     def diverged(self, ordinal: int, recorded: str, name: str) -> None:
         """Tell the parent, before the step that differs."""
@@ -67,7 +68,7 @@ class RunningEpisode:
         self.episode = agents.Episode(
             **{key: message[key] for key in ("task", "seed", "base_url", "api_key", "model")},
             ends_at=time.monotonic() + self._deadline_s,
-            recorded=[(name, result) for name, result in message["recorded"]],
+            recorded=[tuple(step) for step in message["recorded"]],
             record=self.record,
         )
 

@@ -14,6 +14,7 @@ from protocol.messages import Heartbeat
 from services.broker.ledger.actions import SessionKey
 from services.broker.metrics import ROLLOUT_STATUSES, SILENT, BrokerMetrics
 from services.learner.metrics import LearnerMetrics
+from services.rollout.endpoint import EndpointMetrics
 from services.rollout.metrics import STATUSES, RolloutMetrics
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with
 
@@ -129,6 +130,7 @@ def test_a_rollouts_counters_start_at_zero() -> None:
     assert value(registry, "gspo_rollout_episodes_total", outcome="engine_error") == 0
     assert value(registry, "gspo_rollout_tokens_total", kind="action") == 0
     assert value(registry, "gspo_rollout_reward_failures_total", failure="deadline") == 0
+    assert value(registry, "gspo_rollout_agent_failures_total", failure="hung") == 0
     assert value(registry, "gspo_rollout_status", status="quarantined") == 0
 
 
@@ -147,7 +149,7 @@ def test_each_process_names_its_release_and_counts_its_memory(component: str, ma
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
-@pytest.mark.parametrize("make", [BrokerMetrics, LearnerMetrics, RolloutMetrics])
+@pytest.mark.parametrize("make", [BrokerMetrics, LearnerMetrics, RolloutMetrics, EndpointMetrics])
 def test_names_and_units_follow_prometheus_conventions(make: type) -> None:
     registry = CollectorRegistry()
     make(registry)

@@ -17,6 +17,7 @@ from gspo.settings import Objective
 from services.broker.metrics import BrokerMetrics
 from services.learner.metrics import LearnerMetrics
 from services.learner.trainer import train_batch
+from services.rollout.endpoint import EndpointMetrics
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.sglang.metrics import ENGINE_METRICS, EngineMetrics
 from tests.support.engines.bigram_engine import BigramEngine
@@ -48,7 +49,7 @@ def vocabulary() -> Vocabulary:
         "up": Samples(set(TARGET_LABELS), [{"component": name} for name in COMPONENTS]),
         "ALERTS": Samples({"alertname", "alertstate", "severity"} | TARGET_LABELS, alerts),
     }
-    for make in (BrokerMetrics, LearnerMetrics, RolloutMetrics):
+    for make in (BrokerMetrics, LearnerMetrics, RolloutMetrics, EndpointMetrics):
         registry = CollectorRegistry()
         made = make(registry)
         if isinstance(made, LearnerMetrics):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 
 from protocol.codec import Array, decode, encode
 from protocol.limits import TrajectoryLimits, trajectory_limits
@@ -137,7 +137,7 @@ def shared_of(renderer: Renderer, broker: LedgerBroker, engine: ScriptedEngine, 
     fields: dict[str, Any] = {
         "renderer": renderer, "engine": engine, "broker": broker, "may_generate": may_generate, "sampling": sampling,
         "limits": trajectory_limits(1), "chunk_tokens": 4, "metrics": RolloutMetrics(CollectorRegistry()),
-        "wall_s": lambda: NOW, "replay_patience_s": 0.05,
+        "wall_s": lambda: NOW,
     }  # fmt: skip
     return EpisodeShared(**{**fields, **changes})
 
@@ -189,6 +189,12 @@ def contexts_of(broker: LedgerBroker) -> dict[tuple[int, ...], int]:
             if kind == "action":
                 found[tuple(ids[:place])] = token
     return found
+
+
+def counted(counter: Counter) -> float:
+    """The value of a counter without labels."""
+    (sample,) = [sample for metric in counter.collect() for sample in metric.samples if sample.name.endswith("_total")]
+    return sample.value
 
 
 def kinds_in(tokens: Sequence[tuple[str, int]]) -> list[str]:

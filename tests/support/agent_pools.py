@@ -40,8 +40,8 @@ class ListJournal:
         self.recorded: list[RecordedStep] = list(recorded)
         self.calls: list[tuple[Any, ...]] = []
 
-    async def record(self, name: str, ordinal: int, result: Any) -> None:
-        self.calls.append(("record", name, ordinal, result))
+    async def record(self, step: RecordedStep, ordinal: int) -> None:
+        self.calls.append(("record", step.name, ordinal, step.result))
 
     async def diverged(self, ordinal: int, recorded: str, name: str) -> None:
         self.calls.append(("diverged", ordinal, recorded, name))

@@ -16,6 +16,7 @@ from services.broker.ledger.dead_letters import IN_A_ROW, DeadLetters, Failures,
 from services.broker.ledger.evaluations import Evaluations
 from services.broker.ledger.group_states import Groups
 from services.broker.ledger.task_order import TaskOrder
+from services.broker.quotas import MIN_PATIENCE_S
 from services.broker.rows import DropReason, EvaluationRow, LedgerContents, Row, TrajectoryRow
 
 
@@ -41,6 +42,8 @@ class LedgerConfig:
     """Held-out tasks per evaluation: at most as many as there are."""
     num_train_tasks: int | None
     """None: endless."""
+    min_patience_s: float = MIN_PATIENCE_S
+    """A lease that brings nothing for less than this holds nobody up."""
 
 
 class State:

@@ -2,7 +2,7 @@
 
 from services.broker.quotas.buckets import Buckets
 from services.broker.quotas.places import PLACES, RETRY_S, NoPlace, Places, makes_room
-from services.broker.quotas.progress import Progress
+from services.broker.quotas.progress import MIN_PATIENCE_S, Progress
 from services.broker.quotas.quotas import (
     MAX_SLOWED_RETRY_S,
     QUOTAS,
@@ -20,6 +20,7 @@ from services.broker.quotas.quotas import (
 
 __all__ = [
     "MAX_SLOWED_RETRY_S",
+    "MIN_PATIENCE_S",
     "PLACES",
     "QUOTAS",
     "RETRY_S",

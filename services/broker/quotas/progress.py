@@ -24,7 +24,9 @@ ROOM_S: Final = 2.5
 class Progress:
     """When each lease last brought something, and who has room."""
 
-    def __init__(self) -> None:
+    def __init__(self, min_patience_s: float = MIN_PATIENCE_S) -> None:
+        """``min_patience_s``: more where an episode may be silent for long, as in an agent's tools."""
+        self._min_patience_s = min_patience_s
         self._moved_at: dict[int, float] = {}
         self._steps: deque[float] = deque(maxlen=MEASURED)
         self._taken_back: Counter[int] = Counter()
@@ -67,8 +69,8 @@ class Progress:
         self._with_room = {peer: at for peer, at in self._with_room.items() if now - at <= ROOM_S}
         if not self._with_room:
             return {}
-        patience = max(MIN_PATIENCE_S, FACTOR * self.usual_s())
-        silent = {trajectory_id: now - at for trajectory_id, at in self._moved_at.items() if now - at >= MIN_PATIENCE_S}
+        patience = max(self._min_patience_s, FACTOR * self.usual_s())
+        silent = {each: now - at for each, at in self._moved_at.items() if now - at >= self._min_patience_s}
         return {each: seconds for each, seconds in silent.items() if seconds >= patience * 2 ** self._taken_back[each]}
 
     def others_have_room(self, peer: str) -> bool:

@@ -4,18 +4,19 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
+import msgspec
 import structlog
 
 from protocol.codec import Array
 from protocol.messages import Finish, Lease
-from protocol.messages.base import require_rewards
+from protocol.messages.base import require_components, require_rewards
 from protocol.messages.journal import entries_in
+from protocol.messages.work import Components
 from services.rollout.endpoint import CallAnswer, CallDelta, CallRefused, CallRequest
 from services.rollout.episodes.answers import answer_key, answer_of
 from services.rollout.episodes.budget import Budget
-from services.rollout.episodes.errors import EpisodeBroken
 from services.rollout.episodes.history import Conversation, Histories
 from services.rollout.episodes.live import LiveCall
 from services.rollout.episodes.log import EpisodeLog, Round
@@ -27,11 +28,14 @@ from services.rollout.episodes.steps import EpisodeSteps
 from services.rollout.episodes.writer import EpisodeWriter
 from services.rollout.rendering import RenderingError
 from services.rollout.sglang import EngineError
+from services.rollout.work import EpisodeFailed
 
 log = structlog.get_logger()
 T = TypeVar("T")
 
-_FAILED = "this episode has failed on this rollout; it is repeated elsewhere, or given up"
+REMEDY: Final = "an agent's calls must follow from its task, its seed and the results of its steps"
+NO_COMPONENTS: Final[Mapping[str, float]] = {}
+_FAILED: Final = "this episode has failed on this rollout; it is repeated elsewhere, or given up"
 
 
 class EpisodeCalls:
@@ -45,19 +49,19 @@ class EpisodeCalls:
     """
 
     def __init__(self, lease: Lease, arrays: Mapping[str, Array], shared: EpisodeShared, tasks: asyncio.TaskGroup) -> None:
-        """Raises: EpisodeBroken when the lease's journal does not belong to its tokens."""
+        """Raises: EpisodeFailed when the lease's journal does not belong to its tokens."""
         entries = entries_in(arrays)
         self.log = EpisodeLog(lease, arrays)
         recorded = read_journal(entries, self.log)
         self._shared = shared
         self._tasks = tasks
         self._writer = EpisodeWriter(self.log, entries, shared.broker, shared.metrics)
-        self.steps = EpisodeSteps(self._writer, recorded.steps)
+        self._replays = shared.on_replay == "replay"
+        self.steps = EpisodeSteps(self._writer, recorded.steps if self._replays else [], shared.metrics)
         self._budget = Budget(self.log, shared.sampling, shared.limits)
         self._sampler = CallSampler(shared, self.log, self._writer, self._budget, lease.seed)
         self._histories = Histories()
-        self._unreplayed = recorded.calls
-        self._replayed = asyncio.Event()
+        self._unrepeated = recorded.calls
         self._num_calls = len(recorded.calls)
         self._live: dict[LiveCall, asyncio.Task[None]] = {}
         self._failure: Exception | None = None
@@ -83,7 +87,7 @@ class EpisodeCalls:
                 raise
 
     async def while_whole(self, work: Awaitable[T]) -> T:
-        """The result of ``work``, which is cancelled when a call breaks the episode. Raises: EpisodeBroken; EngineError."""
+        """The result of ``work``, which is cancelled when a call breaks the episode. Raises: EpisodeFailed; EngineError."""
         try:
             async with asyncio.timeout(None) as self._work:
                 self._end_work_if_failed()
@@ -105,27 +109,39 @@ class EpisodeCalls:
             await asyncio.wait(running)
 
     async def hand_back(self) -> None:
-        """Close, and send what another rollout can go on from. Raises: EpisodeBroken."""
+        """Close, and send what another rollout can go on from. Raises: EpisodeFailed."""
         await self.close()
         async with self._writer.alone() as writer:
             await writer.tokens()
 
-    async def finish(self, reward: float, reason: Literal["done", "length"] = "done") -> None:
+    @property
+    def is_sampling(self) -> bool:
+        """Whether a call is under way."""
+        return any(not task.done() for task in self._live.values())
+
+    async def finish(
+        self, reward: float, reason: Literal["done", "length"] = "done", components: Mapping[str, float] = NO_COMPONENTS
+    ) -> None:
         """Close, and send the end. The reward is that of the last turn, because no earlier one has any by itself.
 
-        Raises: EpisodeBroken when there is nothing to train on, or recorded calls were not repeated.
+        Calls of an earlier run that were not repeated are not part of this episode: their turns are discarded.
+        Raises: EpisodeFailed when there is nothing to train on, or the broker would not take the reward.
         """
         await self.close()
         self._require_whole()
-        if self._unreplayed:
-            raise _diverged(self._unreplayed[0][0], "the agent has ended without it")
-        if not self.log.num_turns:
-            raise EpisodeBroken("the agent has made no call: nothing was sampled that could be trained on")
-        rewards = [0.0] * (self.log.num_turns - 1) + [reward]
+        discarded = sorted(part.turn for _, part in self._unrepeated if part.turn is not None)
+        kept = [turn for turn in range(self.log.num_turns) if turn not in set(discarded)]
+        if not kept:
+            raise EpisodeFailed("the agent has made no call: nothing was sampled that could be trained on")
+        rewards = [0.0] * self.log.num_turns
+        rewards[kept[-1]] = reward
         try:
             require_rewards("turn_rewards", rewards)
+            msgspec.convert(dict(components), Components)
+            require_components("components", components)
         except ValueError as error:
-            raise EpisodeBroken(f"no reward: {error}") from error
+            raise EpisodeFailed(f"no reward: {error}") from error
+        self._count_unrepeated(len(discarded))
         await self._writer.finish(
             Finish(
                 trajectory_id=self.log.trajectory_id,
@@ -133,9 +149,20 @@ class EpisodeCalls:
                 num_tokens=self.log.num_tokens,
                 reason=reason,
                 turn_rewards=rewards,
+                discarded_turns=discarded,
+                components=dict(components),
             )
         )
         self._shared.metrics.episodes.labels(outcome=reason).inc()
+
+    def _count_unrepeated(self, num_turns: int) -> None:
+        self._shared.metrics.turns_discarded.inc(num_turns)
+        if self._unrepeated and self._replays:
+            self._shared.metrics.divergences.inc()
+            log.warning(
+                "agent_diverged", trajectory_id=self.log.trajectory_id, discarded_turns=num_turns,
+                first_call=self._unrepeated[0][0].ordinal, remedy=REMEDY,
+            )  # fmt: skip
 
     # --- one call ----------------------------------------------------------------------------------------------------
 
@@ -145,7 +172,7 @@ class EpisodeCalls:
             live.conclude(await self._answered(live))
         except CallRefused as error:
             live.conclude(error)
-        except (EpisodeBroken, EngineError) as error:
+        except (EpisodeFailed, EngineError) as error:
             self._fail(live, error)
         except Exception as error:
             log.exception("call_failed", trajectory_id=self.log.trajectory_id)
@@ -176,11 +203,16 @@ class EpisodeCalls:
         return answer
 
     def _recorded(self, live: LiveCall) -> tuple[CallRecord, Round] | None:
-        """What an earlier run of the episode has of this call. Equal calls come in the order of their first time."""
-        for place, (record, part) in enumerate(self._unreplayed):
+        """What an earlier run of the episode has of this call. Equal calls come in the order of their first time.
+
+        A call is known by everything that it says, so what it repeats may come in any order, and what differs need not wait.
+        """
+        if not self._replays:
+            return None
+        for place, (record, part) in enumerate(self._unrepeated):
             if record.digest == live.digest:
-                del self._unreplayed[place]
-                self._replayed.set()
+                del self._unrepeated[place]
+                self._shared.metrics.calls_replayed.inc()
                 num_sampled = len(part.action_ids)
                 self._budget.promise(record.ordinal, record.max_tokens - num_sampled, has_begun=num_sampled > 0)
                 return record, part
@@ -188,7 +220,6 @@ class EpisodeCalls:
 
     async def _begun(self, live: LiveCall) -> tuple[CallRecord, Round]:
         """A new call: recorded, its observation in the log, and both sent before anything is sampled."""
-        await self._until_replayed()
         async with self._writer.alone() as writer:
             self._require_open()
             self._budget.require_call()
@@ -233,19 +264,6 @@ class EpisodeCalls:
             raise CallRefused(400, "not_rendered", "the model's chat format makes no tokens of these messages")
         return len(self.log.sequences), prompt
 
-    async def _until_replayed(self) -> None:
-        """Wait for the calls of an earlier run: of calls made side by side, any may come first when they are repeated.
-
-        Raises: EpisodeBroken when they do not come.
-        """
-        while self._unreplayed:
-            self._replayed.clear()
-            try:
-                async with asyncio.timeout(self._shared.replay_patience_s):
-                    await self._replayed.wait()
-            except TimeoutError as error:
-                raise _diverged(self._unreplayed[0][0], "the agent makes another one") from error
-
     def _require_whole(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -255,11 +273,3 @@ class EpisodeCalls:
             raise CallRefused(410, "episode_ended", ENDED)
         if self._failure is not None:
             raise CallRefused(503, "episode_failed", _FAILED)
-
-
-def _diverged(record: CallRecord, text: str) -> EpisodeBroken:
-    return EpisodeBroken(
-        f"diverged: call {record.ordinal} of an earlier run is not repeated: {text}. An agent's calls must follow from its "
-        "task, its seed and the results of its steps",
-        outcome="diverged",
-    )

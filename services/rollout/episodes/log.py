@@ -20,6 +20,8 @@ class Round:
         """The first token of the observation, in the sequence."""
         self.action_begin = begin
         self.end = begin
+        self.turn: int | None = None
+        """That of the action; None while nothing was sampled."""
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -114,7 +116,7 @@ class EpisodeLog(TokenLog):
         each = self.sequences[sequence]
         self._count("action", sequence, versions, begins=each.turn is None)
         if each.turn is None:
-            each.turn = self.num_turns
+            each.turn = each.rounds[-1].turn = self.num_turns
             self.num_turns += 1
         each.token_ids.extend(token_ids)
         each.logprobs.extend(logprobs)

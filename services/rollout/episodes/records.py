@@ -7,8 +7,8 @@ import msgspec
 
 from protocol.limits import MAX_SEQUENCES
 from protocol.messages import Plain
-from services.rollout.episodes.errors import EpisodeBroken
 from services.rollout.episodes.log import EpisodeLog, Round
+from services.rollout.work import EpisodeFailed
 from services.user_code import RecordedStep
 
 
@@ -30,9 +30,18 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return {"call": msgspec.structs.asdict(self)}
 
 
-def step_entry(name: str, result: Any) -> Plain:
-    """The result of a step, as an entry of the journal."""
-    return {"step": name, "result": result}
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A step with its result. A record of an ordinal replaces an earlier one, and all that came after it: the agent has
+    gone another way from there."""
+
+    ordinal: int
+    name: str
+    arguments: str
+    result: Any
+
+    def entry(self) -> Plain:
+        """As an entry of the journal."""
+        return {"step": msgspec.structs.asdict(self)}
 
 
 class RecordedEpisode(NamedTuple):
@@ -43,19 +52,22 @@ class RecordedEpisode(NamedTuple):
 
 
 def read_journal(entries: Sequence[Plain], log: EpisodeLog) -> RecordedEpisode:
-    """Raises: EpisodeBroken for a journal that no agent's episode has written, or that does not belong to the tokens."""
+    """Raises: EpisodeFailed for a journal that no agent's episode has written, or that does not belong to the tokens."""
     records: list[CallRecord] = []
     steps: list[RecordedStep] = []
     for place, entry in enumerate(entries):
-        if "step" in entry:
-            steps.append(RecordedStep(str(entry["step"]), entry.get("result")))
-            continue
         try:
+            if "step" in entry:
+                step = msgspec.convert(entry["step"], StepRecord)
+                if not 0 <= step.ordinal <= len(steps):
+                    raise EpisodeFailed(f"entry {place} of the journal is step {step.ordinal} after {len(steps)} steps")
+                steps[step.ordinal :] = [RecordedStep(step.name, step.arguments, step.result)]
+                continue
             record = msgspec.convert(entry.get("call"), CallRecord)
         except msgspec.ValidationError as error:
-            raise EpisodeBroken(f"entry {place} of the journal is neither a call nor a step: {error}") from error
+            raise EpisodeFailed(f"entry {place} of the journal is neither a call nor a step: {error}") from error
         if not (0 <= record.ordinal <= len(records) and 0 <= record.sequence < MAX_SEQUENCES):
-            raise EpisodeBroken(f"entry {place} of the journal is call {record.ordinal} after {len(records)} calls")
+            raise EpisodeFailed(f"entry {place} of the journal is call {record.ordinal} after {len(records)} calls")
         records[record.ordinal : record.ordinal + 1] = [record]
     return RecordedEpisode(_with_tokens(records, log), steps)
 
@@ -71,7 +83,7 @@ def _with_tokens(records: Sequence[CallRecord], log: EpisodeLog) -> list[tuple[C
         if place < len(rounds):
             calls.append((record, rounds[place]))
         elif record is not records[-1]:
-            raise EpisodeBroken(f"call {record.ordinal} of the journal has no tokens, and is not the last one")
+            raise EpisodeFailed(f"call {record.ordinal} of the journal has no tokens, and is not the last one")
     if len(calls) != sum(len(each.rounds) for each in log.sequences):
-        raise EpisodeBroken(f"the journal has {len(calls)} calls, and the tokens are of others")
+        raise EpisodeFailed(f"the journal has {len(calls)} calls, and the tokens are of others")
     return calls

@@ -31,7 +31,7 @@ class CallSampler:
         """Sample what ``part`` has not yet, and send it. Returns whether the answer was cut by its length.
 
         waits for:    weight updates, the engine, credit of the broker
-        Raises: CallRefused when the engine refuses the prompt; EngineError; EpisodeBroken. After any of these, and after a
+        Raises: CallRefused when the engine refuses the prompt; EngineError; EpisodeFailed. After any of these, and after a
         cancellation, all sampled tokens are in the log.
         """
         answer = _GrowingAnswer(self._shared, live, record, part)

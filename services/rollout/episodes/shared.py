@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from protocol.limits import TrajectoryLimits
 from services.rollout.metrics import RolloutMetrics
@@ -28,5 +29,5 @@ class EpisodeShared:
     metrics: RolloutMetrics
     wall_s: Callable[[], float]
     """Seconds since 1970, for answers."""
-    replay_patience_s: float = 60.0
-    """How long a new call waits for calls of an earlier run that the agent has not repeated yet."""
+    on_replay: Literal["replay", "restart", "fail"] = "replay"
+    """What becomes of the calls and steps that an earlier run of the episode has recorded (``agent.on_replay``)."""

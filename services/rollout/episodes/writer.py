@@ -13,9 +13,9 @@ from protocol.errors import ProtocolError
 from protocol.limits import MAX_ENTRIES, MAX_ENTRY_BYTES, MAX_JOURNAL_BYTES
 from protocol.messages import Finish, Journal, Plain
 from protocol.messages.journal import pack_entry
-from services.rollout.episodes.errors import EpisodeBroken
 from services.rollout.episodes.log import EpisodeLog
 from services.rollout.metrics import RolloutMetrics
+from services.rollout.work import EpisodeFailed
 from services.runtime.net import PeerClient
 
 CALL_ENTRY_BYTES: Final = 512
@@ -46,35 +46,35 @@ class EpisodeWriter:
         return self._num_entries < MAX_ENTRIES and self._journal_bytes + CALL_ENTRY_BYTES <= MAX_JOURNAL_BYTES
 
     async def tokens(self) -> None:
-        """Send the tokens that were not sent yet. Raises: EpisodeBroken."""
+        """Send the tokens that were not sent yet. Raises: EpisodeFailed."""
         following = self._log.next_chunk()
         if following is not None:
             chunk, arrays = following
             try:
                 await self._broker.send(chunk, arrays)
             except ProtocolError as error:
-                raise EpisodeBroken(f"what was generated is not a message: {error}") from error
+                raise EpisodeFailed(f"what was generated is not a message: {error}") from error
             self._log.sent(chunk)
             self._metrics.chunks.inc()
 
     async def entry(self, entry: Plain) -> None:
-        """Append to the journal. Raises: EpisodeBroken when the broker would not take the entry."""
+        """Append to the journal. Raises: EpisodeFailed when the broker would not take the entry."""
         try:
             num_bytes = len(pack_entry(entry))
         except (TypeError, ValueError, OverflowError) as error:
-            raise EpisodeBroken(f"the journal's entry is not plain data: {error}") from error
+            raise EpisodeFailed(f"the journal's entry is not plain data: {error}") from error
         for what, found, allowed in (
             ("bytes in one entry of the journal (MAX_ENTRY_BYTES)", num_bytes, MAX_ENTRY_BYTES),
             ("bytes in the journal (MAX_JOURNAL_BYTES)", self._journal_bytes + num_bytes, MAX_JOURNAL_BYTES),
             ("entries in the journal (MAX_ENTRIES)", self._num_entries + 1, MAX_ENTRIES),
         ):
             if found > allowed:
-                raise EpisodeBroken(f"{found} {what}, {allowed} allowed: keep large results of steps in files")
+                raise EpisodeFailed(f"{found} {what}, {allowed} allowed: keep large results of steps in files")
         message = Journal(trajectory_id=self._log.trajectory_id, epoch=self._log.epoch, place=self._num_entries, entry=entry)
         try:
             await self._broker.send(message)
         except ProtocolError as error:
-            raise EpisodeBroken(f"the journal's entry is not a message: {error}") from error
+            raise EpisodeFailed(f"the journal's entry is not a message: {error}") from error
         self._num_entries += 1
         self._journal_bytes += num_bytes
 
@@ -83,7 +83,7 @@ class EpisodeWriter:
         await self._broker.acknowledged()
 
     async def finish(self, finish: Finish) -> None:
-        """Send the rest of the tokens, and the end. Raises: EpisodeBroken."""
+        """Send the rest of the tokens, and the end. Raises: EpisodeFailed."""
         async with self.alone():
             await self.tokens()
             await self._broker.send(finish)

@@ -18,12 +18,21 @@ from services.runtime.settings.exposure import EXPOSED, is_private
 from services.runtime.settings.fingerprint import run_fingerprint
 from services.runtime.settings.keys import RENAMED, Key, all_keys, close_match, key_names, purpose, section_names, value_text
 from services.runtime.settings.run_settings import SETTINGS_FILE, read_run_settings, write_run_settings
-from services.runtime.settings.sections import Learner, ObjectiveSettings, Rollout, Sampling, SecuritySection, Settings
+from services.runtime.settings.sections import (
+    AgentSection,
+    Learner,
+    ObjectiveSettings,
+    Rollout,
+    Sampling,
+    SecuritySection,
+    Settings,
+)
 
 __all__ = [
     "EXPOSED",
     "RENAMED",
     "SETTINGS_FILE",
+    "AgentSection",
     "Configuration",
     "Key",
     "Learner",

@@ -19,5 +19,8 @@ def run_fingerprint(settings: Settings) -> str:
         "sampling": settings.sampling.model_dump(mode="json"),
         "batch": settings.batch.model_dump(mode="json"),
     }
+    if settings.agent.is_used:
+        shared = {"function", "command", "on_replay", "weights", "renderer", "template_arguments"}
+        agreed["agent"] = settings.agent.model_dump(mode="json", include=shared)
     canonical = json.dumps(agreed, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()

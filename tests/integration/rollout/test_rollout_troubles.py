@@ -64,7 +64,7 @@ async def test_an_engine_that_keeps_failing_ends_the_process(tokenizer: ChatToke
         run.broker.grant(*leases(ENGINE_FAILURES_ALLOWED))
         with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - the end of the service is what is tested
             async with in_background(run.broker.serve()), asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
-                tasks.create_task(run.service.run(run.stop))
+                tasks.create_task(run.serve(run.environment_loop()))
                 for number in range(1, ENGINE_FAILURES_ALLOWED + 1):
                     await run.broker.expect(Release, number)
                     run.clock.advance(2.0)
@@ -87,7 +87,7 @@ async def test_a_rollout_that_never_reached_the_broker_says_where_it_looked_and_
         run.sync.policy_version = 0
         run.clock.advance(42.0)
         async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
-            tasks.create_task(run.service.run(run.stop))
+            tasks.create_task(run.serve(run.environment_loop()))
             await run.broker.end.channel.receive()
             answer = f"no answer from the broker at {run.broker.endpoint} for 42 s"
             assert run.health.ready() == (False, answer)

@@ -16,6 +16,7 @@ from protocol.messages import (
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
 from services.rollout.tokenizer import ChatTokenizer
+from services.rollout.work import EpisodeRunner
 from services.runtime.settings.sections import Rollout
 from services.runtime.telemetry import Health
 from tests.support.broker.scripted_broker import ScriptedBroker
@@ -59,6 +60,7 @@ class Running:
     def __init__(
         self, context: zmq.asyncio.Context, tokenizer: ChatTokenizer, spec: ChannelSpec, drain_s: float, max_running: int
     ) -> None:
+        self.tokenizer = tokenizer
         self.broker = ScriptedBroker(context, spec)
         self.engine = ScriptedEngine()
         self.sync = SteadySync()
@@ -68,25 +70,34 @@ class Running:
         self.metrics = RolloutMetrics(self.registry)
         self.stop = asyncio.Event()
         self.client = a_client(context, spec, self.broker.endpoint, clock=self.clock)
-        self.service = RolloutService(
-            episodes=an_environment_loop(
-                tokenizer,
-                engine=self.engine,
-                broker=self.client,
-                chunk_tokens=100,
-                max_turn_tokens=TURN_TOKENS,
-                may_generate=self.sync.may_generate,
-                metrics=self.metrics,
-            ),
+        self.settings = Rollout(max_running=max_running, drain_s=drain_s)
+        self.prompt_tokens = len(tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}]))
+
+    def environment_loop(self) -> EpisodeRunner:
+        """Episodes of a counting environment."""
+        return an_environment_loop(
+            self.tokenizer,
+            engine=self.engine,
+            broker=self.client,
+            chunk_tokens=100,
+            max_turn_tokens=TURN_TOKENS,
+            may_generate=self.sync.may_generate,
+            metrics=self.metrics,
+        )
+
+    async def serve(self, episodes: EpisodeRunner) -> None:
+        """Be a rollout with these episodes until ``stop``."""
+        service = RolloutService(
+            episodes=episodes,
             broker=self.client,
             sync=self.sync,  # type: ignore[arg-type]
-            settings=Rollout(max_running=max_running, drain_s=drain_s),
+            settings=self.settings,
             clock=self.clock,
             health=self.health,
             metrics=self.metrics,
             heartbeat_s=0.05,
         )
-        self.prompt_tokens = len(tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}]))
+        await service.run(self.stop)
 
     async def heartbeats(self, number: int) -> None:
         """Wait for this many more."""
@@ -110,7 +121,7 @@ def starter(tokenizer: ChatTokenizer) -> Start:
             run = Running(context, tokenizer, spec, drain_s, max_running)
             async with in_background(run.broker.serve()):
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(run.service.run(run.stop))
+                    tasks.create_task(run.serve(run.environment_loop()))
                     try:
                         yield run
                     finally:

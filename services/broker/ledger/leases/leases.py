@@ -37,7 +37,7 @@ class Leases:
         """When a lease ends that is not renewed..."""
         self._idle_deadlines: dict[int, float] = {}
         """...and when one ends under which no new token is acknowledged."""
-        self._progress = Progress()
+        self._progress = Progress(state.config.min_patience_s)
         self._last_tick = now
         for row in state.groups.leased():
             self._begin(row, now)

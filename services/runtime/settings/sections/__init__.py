@@ -5,6 +5,7 @@ Unknown keys are errors. This is the one definition of each key, its range, its 
 and ``gspo check --explain`` are made from it.
 """
 
+from services.runtime.settings.sections.agent import AgentSection
 from services.runtime.settings.sections.broker import Broker
 from services.runtime.settings.sections.learner import Learner
 from services.runtime.settings.sections.objective import ObjectiveSettings
@@ -15,6 +16,7 @@ from services.runtime.settings.sections.security import SecuritySection
 from services.runtime.settings.sections.settings import Settings
 
 __all__ = [
+    "AgentSection",
     "BatchSection",
     "Broker",
     "EnvironmentSection",

@@ -4,6 +4,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from protocol.endpoints import require_endpoint
 from services.runtime.settings.exposure import EVERY_ADDRESS, EXPOSED, is_private
+from services.runtime.settings.sections.agent import AgentSection
 from services.runtime.settings.sections.broker import Broker
 from services.runtime.settings.sections.learner import Learner
 from services.runtime.settings.sections.objective import ObjectiveSettings
@@ -20,6 +21,7 @@ class Settings(BaseModel):
     run: Run = Run()
     model: Model = Model()
     environment: EnvironmentSection = EnvironmentSection()
+    agent: AgentSection = AgentSection()
     sampling: Sampling = Sampling()
     batch: BatchSection = BatchSection()
     objective: ObjectiveSettings = ObjectiveSettings()
@@ -58,6 +60,22 @@ class Settings(BaseModel):
                 f"{self.rollout.engine_timeout_s:g}: its lease would end while a rollout still waits for the engine; "
                 "raise the first or lower the second"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _leases_outlast_agents(self) -> "Settings":
+        if self.agent.is_used and self.broker.idle_lease_s <= self.agent.deadline_s:
+            raise ValueError(
+                f"broker.idle_lease_s is {self.broker.idle_lease_s:g} and agent.deadline_s is {self.agent.deadline_s:g}: an "
+                "episode's lease would end while its agent still works; raise the first or lower the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _agents_stay_on_this_host(self) -> "Settings":
+        private = is_private(f"http://[{self.agent.host}]:1" if ":" in self.agent.host else f"http://{self.agent.host}:1")
+        if self.agent.is_used and not (private or self.security.keys or self.security.allow_plaintext):
+            raise ValueError(f"agent.host is {self.agent.host!r}: {EXPOSED}; or leave it at 127.0.0.1")
         return self
 
     @model_validator(mode="after")

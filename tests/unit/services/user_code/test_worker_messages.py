@@ -7,11 +7,12 @@ import pytest
 
 from gspo.agents import MAX_STEP_DEPTH
 from protocol.limits import MAX_PLAIN_DEPTH
+from services.user_code import RecordedStep
 from services.user_code.messages import BadWorkerMessage, decoded
 from tests.support.agent_pools import ListJournal, agent_pool, agent_task
 
 DONE = {"say": "done", "episode": 1, "reward": 1.0, "components": None, "failure": None, "detail": "", "spent": False}
-STEP = {"say": "step", "episode": 1, "ordinal": 0, "name": "a", "result": 1}
+STEP = {"say": "step", "episode": 1, "ordinal": 0, "name": "a", "arguments": "", "result": 1}
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,8 @@ STEP = {"say": "step", "episode": 1, "ordinal": 0, "name": "a", "result": 1}
         {**STEP, "ordinal": 1},
         {**STEP, "name": ""},
         {**STEP, "name": "x" * 201},
+        {**STEP, "arguments": "x" * 65},
+        {**STEP, "arguments": None},
         {"say": "diverged", "episode": 1, "ordinal": 0, "recorded": "a", "name": "b"},
         ["done"],
         7,
@@ -60,8 +63,8 @@ async def test_steps_that_are_not_awaited_are_not_piled_up() -> None:
     async with agent_pool() as pool:
 
         class Slow(ListJournal):
-            async def record(self, name: str, ordinal: int, result: Any) -> None:
-                await super().record(name, ordinal, result)
+            async def record(self, step: RecordedStep, ordinal: int) -> None:
+                await super().record(step, ordinal)
                 await pool._workers[0].ended.wait()
 
         journal = Slow()

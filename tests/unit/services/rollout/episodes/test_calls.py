@@ -8,10 +8,11 @@ import pytest
 from protocol.limits import MAX_SEQUENCES, TrajectoryLimits
 from protocol.messages import Chunk, Journal
 from services.rollout.endpoint import CallRefused, CallRequest
-from services.rollout.episodes import EpisodeBroken, EpisodeRegistry
+from services.rollout.episodes import EpisodeRegistry
 from services.rollout.episodes.fingerprints import call_digest, message_keys
 from services.rollout.rendering import Renderer
 from services.rollout.sglang import EngineError, EngineRefused
+from services.rollout.work import EpisodeFailed
 from tests.support.agent_episodes import (
     NOW,
     LedgerBroker,
@@ -273,7 +274,7 @@ async def test_what_the_template_refuses_leaves_no_trace(renderer: Renderer, eng
         with pytest.raises(CallRefused, match="maximum context length"):
             await ask(calls, [user("huge " * 100_000)])
         assert broker.messages == []
-        with pytest.raises(EpisodeBroken, match="no call"):
+        with pytest.raises(EpisodeFailed, match="no call"):
             await calls.finish(1)
 
 

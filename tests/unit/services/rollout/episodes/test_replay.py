@@ -9,10 +9,22 @@ from msgspec.structs import replace
 
 from protocol.messages import Journal
 from services.rollout.endpoint import CallAnswer
-from services.rollout.episodes import EpisodeBroken, EpisodeCalls
+from services.rollout.episodes import EpisodeCalls
 from services.rollout.rendering import Renderer
 from services.rollout.sglang import GenerateRequest, OutputPiece
-from tests.support.agent_episodes import LedgerBroker, an_episode, ask, echoed, sampling_of, shared_of, user
+from services.rollout.work import EpisodeFailed
+from services.user_code import RecordedStep
+from tests.support.agent_episodes import (
+    LedgerBroker,
+    an_episode,
+    ask,
+    contexts_of,
+    counted,
+    echoed,
+    sampling_of,
+    shared_of,
+    user,
+)
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.unit.services.rollout.episodes.conftest import stopping
 
@@ -24,7 +36,7 @@ async def an_agent(calls: EpisodeCalls, recorded: list[Any]) -> list[CallAnswer]
     first = await ask(calls, [user("a")])
     second = await ask(calls, [user("a"), echoed(first), user("b")])
     if not recorded:
-        await calls.steps.record("search", 0, {"rows": [1, 2]})
+        await calls.steps.record(RecordedStep("search", "d", {"rows": [1, 2]}), 0)
     third = await ask(calls, [user("summary of all that")], max_tokens=5)
     async with asyncio.TaskGroup() as tasks:
         beside = [
@@ -95,23 +107,100 @@ async def test_recorded_answers_are_the_same_and_need_no_engine(renderer: Render
     assert second.requests == []
 
 
-async def test_an_agent_that_does_something_else_has_diverged(renderer: Renderer, engine: ScriptedEngine) -> None:
+async def test_what_an_agent_does_not_repeat_is_discarded_and_counted(renderer: Renderer, engine: ScriptedEngine) -> None:
+    broker = LedgerBroker(SAMPLING)
+    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+        first = await ask(calls, [user("a")])
+        await ask(calls, [user("a"), echoed(first), user("it is noon")])
+        third = await ask(calls, [user("side question")])
+    broker, second = broker.resumed(), an_engine(engine)
+    shared = shared_of(renderer, broker, second, SAMPLING)
+    async with an_episode(shared, broker.lease()) as calls:
+        assert await ask(calls, [user("a")]) == first
+        other = await ask(calls, [user("a"), echoed(first), user("it is one o'clock")])
+        assert await ask(calls, [user("side question")]) == third, "what is asked alike is answered alike, in any order"
+        await calls.finish(1.0)
+    assert len(second.requests) == 1
+    assert broker.finish is not None
+    # Turns are numbered as they began: the second one is of noon, and the agent's last is the fourth.
+    assert (broker.finish.discarded_turns, broker.finish.turn_rewards) == ([1], [0.0, 0.0, 0.0, 1.0])
+    assert contexts_of(broker)[tuple(second.requests[0].input_ids)] == other.token_ids[0]
+    assert (counted(shared.metrics.divergences), counted(shared.metrics.turns_discarded)) == (1, 1)
+    assert counted(shared.metrics.calls_replayed) == 2
+
+
+async def test_an_agent_may_diverge_again_and_again(renderer: Renderer, engine: ScriptedEngine) -> None:
+    broker = LedgerBroker(SAMPLING)
+    for clock in range(4):
+        shared = shared_of(renderer, broker, an_engine(engine), SAMPLING)
+        async with an_episode(shared, broker.lease()) as calls:
+            first = await ask(calls, [user("a")])
+            await ask(calls, [user("a"), echoed(first), user(f"it is {clock}")])
+            if clock == 3:
+                await calls.finish(1.0)
+        broker = broker if clock == 3 else broker.resumed()
+    assert broker.finish is not None
+    assert (broker.finish.discarded_turns, broker.finish.turn_rewards) == ([1, 2, 3], [0.0] * 4 + [1.0])
+
+
+async def test_an_agent_that_repeats_nothing_must_do_something_else(renderer: Renderer, engine: ScriptedEngine) -> None:
     broker = LedgerBroker(SAMPLING)
     async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
         await ask(calls, [user("a")])
-        await calls.steps.record("search", 0, {"x": 1})
     broker = broker.resumed()
-    second = an_engine(engine)
+    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+        with pytest.raises(EpisodeFailed, match="made no call"):
+            await calls.finish(1.0)
+    assert broker.finish is None
+
+
+async def test_equal_calls_are_answered_in_their_order(renderer: Renderer, engine: ScriptedEngine) -> None:
+    broker = LedgerBroker(SAMPLING)
+    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+        recorded = [await ask(calls, [user("a")]) for _ in range(3)]
+    broker, second = broker.resumed(), an_engine(engine)
     async with an_episode(shared_of(renderer, broker, second, SAMPLING), broker.lease()) as calls:
-        with pytest.raises(EpisodeBroken, match=r"diverged: call 0 .* makes another one") as broken:
-            await calls.while_whole(ask(calls, [user("b")]))
-        assert broken.value.outcome == "diverged"
-    async with an_episode(shared_of(renderer, broker, second, SAMPLING), broker.lease()) as calls:
-        with pytest.raises(EpisodeBroken, match="has ended without it"):
-            await calls.finish(1)
-        with pytest.raises(EpisodeBroken, match="step 0 of the agent was 'search' and is 'fetch'"):
-            await calls.steps.diverged(0, "search", "fetch")
+        assert [await ask(calls, [user("a")]) for _ in range(3)] == recorded
+        await calls.finish(1.0)
     assert second.requests == []
+
+
+async def test_a_restarted_agent_gets_nothing_of_before(renderer: Renderer, engine: ScriptedEngine) -> None:
+    broker = LedgerBroker(SAMPLING)
+    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+        recorded = await ask(calls, [user("a")])
+        await calls.steps.record(RecordedStep("search", "d", 1), 0)
+    broker, second = broker.resumed(), an_engine(engine)
+    shared = shared_of(renderer, broker, second, SAMPLING, on_replay="restart")
+    async with an_episode(shared, broker.lease()) as calls:
+        assert calls.steps.recorded == []
+        assert (await ask(calls, [user("a")])).id != recorded.id
+        await calls.finish(1.0)
+    assert len(second.requests) == 1
+    assert broker.finish is not None
+    assert (broker.finish.discarded_turns, broker.finish.turn_rewards) == ([0], [0.0, 1.0])
+    assert counted(shared.metrics.divergences) == 0, "nothing was to be repeated"
+
+
+async def test_a_step_that_differs_replaces_what_was_recorded_from_there_on(
+    renderer: Renderer, engine: ScriptedEngine
+) -> None:
+    broker = LedgerBroker(SAMPLING)
+    shared = shared_of(renderer, broker, engine, SAMPLING)
+    steps = [RecordedStep(name, name, ord(name)) for name in "abcd"]
+    async with an_episode(shared, broker.lease()) as calls:
+        for ordinal, step in enumerate(steps):
+            await calls.steps.record(step, ordinal)
+    broker = broker.resumed()
+    shared = shared_of(renderer, broker, engine, SAMPLING)
+    other = RecordedStep("x", "", 0)
+    async with an_episode(shared, broker.lease()) as calls:
+        assert calls.steps.recorded == steps
+        await calls.steps.diverged(1, "b", "x")
+        await calls.steps.record(other, 1)
+    assert counted(shared.metrics.divergences) == 1
+    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.resumed().lease()) as calls:
+        assert calls.steps.recorded == [steps[0], other]
 
 
 async def test_calls_side_by_side_may_come_in_another_order(renderer: Renderer, engine: ScriptedEngine) -> None:
@@ -119,23 +208,21 @@ async def test_calls_side_by_side_may_come_in_another_order(renderer: Renderer, 
     async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
         recorded = await ask(calls, [user("b")])
     broker = broker.resumed()
-    shared = shared_of(renderer, broker, an_engine(engine), SAMPLING, replay_patience_s=60.0)
-    async with an_episode(shared, broker.lease()) as calls:
-        async with asyncio.TaskGroup() as tasks:
-            new = tasks.create_task(ask(calls, [user("a")]))
-            await asyncio.sleep(0)
-            replayed = tasks.create_task(ask(calls, [user("b")]))
-        assert replayed.result() == recorded
-        assert new.result().id != recorded.id
+    async with an_episode(shared_of(renderer, broker, an_engine(engine), SAMPLING), broker.lease()) as calls:
+        new = await ask(calls, [user("a")])
+        assert await ask(calls, [user("b")]) == recorded
+        assert new.id != recorded.id
         await calls.finish(1)
     assert sorted(broker.sequences()) == [0, 1]
+    assert broker.finish is not None
+    assert broker.finish.discarded_turns == []
 
 
 async def test_a_step_that_fits_no_entry_breaks_the_episode(renderer: Renderer, engine: ScriptedEngine) -> None:
     broker = LedgerBroker(SAMPLING)
     async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
-        with pytest.raises(EpisodeBroken, match="keep large results of steps in files"):
-            await calls.steps.record("read", 0, {"x": "y" * 300_000})
+        with pytest.raises(EpisodeFailed, match="keep large results of steps in files"):
+            await calls.steps.record(RecordedStep("read", "", {"x": "y" * 300_000}), 0)
     assert broker.entries == []
 
 

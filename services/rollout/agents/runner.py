@@ -1,0 +1,114 @@
+"""One agent's episode: its calls come in at the endpoint, its reward is what its code returns."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from protocol.codec import Array
+from protocol.messages import Lease
+from services.rollout.episodes import EpisodeCalls, EpisodeRegistry, EpisodeShared
+from services.rollout.work import EpisodeFailed
+from services.runtime.errors import ConfigurationError
+from services.user_code import AgentResult, AgentTask, StepJournal
+
+Solve = Callable[[AgentTask, StepJournal], Awaitable[AgentResult]]
+"""Runs the user's agent. A cancellation ends the agent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentTerms:
+    """What holds for every episode."""
+
+    deadline_s: float
+    on_deadline: Literal["fail", "zero"]
+
+
+class AgentEpisodes:
+    """The ``EpisodeRunner`` of agents."""
+
+    def __init__(
+        self,
+        *,
+        shared: EpisodeShared,
+        registry: EpisodeRegistry,
+        base_url: str,
+        refuse_calls: Callable[[], Awaitable[None]],
+        solve: Solve,
+        terms: AgentTerms,
+    ) -> None:
+        """``base_url``: where agents find the policy. ``refuse_calls`` ends their calls there, and refuses new ones."""
+        self._shared = shared
+        self._registry = registry
+        self._base_url = base_url
+        self._refuse_calls = refuse_calls
+        self._solve = solve
+        self._terms = terms
+
+    def begin(self, lease: Lease, arrays: Mapping[str, Array], tasks: asyncio.TaskGroup) -> "AgentEpisode":
+        """See ``EpisodeRunner.begin``. Raises: EpisodeFailed when the lease's journal does not belong to its tokens."""
+        return AgentEpisode(self, lease, EpisodeCalls(lease, arrays, self._shared, tasks))
+
+    async def stop_generating(self) -> None:
+        """See ``EpisodeRunner.stop_generating``."""
+        # First the door: an agent whose call is ended here asks again at once.
+        await self._refuse_calls()
+        await self._shared.engine.stop_generating()
+
+    async def run(self, lease: Lease, calls: EpisodeCalls) -> None:
+        """See ``EpisodeRunner.run``."""
+        if self._shared.on_replay == "fail" and (lease.num_tokens or lease.num_entries):
+            raise EpisodeFailed('the episode was cut off, and agent.on_replay is "fail"')
+        key = self._registry.add(calls)
+        try:
+            task = AgentTask(
+                task=lease.task,
+                seed=lease.seed,
+                base_url=self._base_url,
+                api_key=key,
+                model=self._registry.model,
+                deadline_s=self._terms.deadline_s,
+            )
+            result = await calls.while_whole(self._solve(task, calls.steps))
+            await self._finish(calls, result)
+        finally:
+            self._registry.remove(key)
+            await calls.close()
+
+    async def _finish(self, calls: EpisodeCalls, result: AgentResult) -> None:
+        if result.reward is not None:
+            await calls.finish(result.reward, components=result.components)
+            return
+        self._shared.metrics.agent_failures.labels(failure=result.failure).inc()
+        if result.failure == "unknown_function":
+            # Of no episode of this run: to try them all would only drop every group.
+            raise ConfigurationError(f"agent.function: {result.detail}")
+        if result.failure == "deadline" and self._terms.on_deadline == "zero":
+            await calls.finish(0.0, "length")
+            return
+        raise EpisodeFailed(f"agent: {result.failure}: {result.detail}")
+
+
+class AgentEpisode:
+    """One episode; see ``EpisodeWork``."""
+
+    def __init__(self, episodes: AgentEpisodes, lease: Lease, calls: EpisodeCalls) -> None:
+        self._episodes = episodes
+        self._lease = lease
+        self._calls = calls
+
+    @property
+    def num_tokens(self) -> int:
+        return self._calls.log.num_tokens
+
+    @property
+    def is_in_user_code(self) -> bool:
+        return not self._calls.is_sampling
+
+    async def run(self) -> None:
+        """See ``EpisodeWork.run``."""
+        await self._episodes.run(self._lease, self._calls)
+
+    async def send_rest(self) -> None:
+        """See ``EpisodeWork.send_rest``."""
+        await self._calls.hand_back()

@@ -1,0 +1,209 @@
+"""Agents on a rollout between a scripted broker and a scripted engine: real workers, the real endpoint and client."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.channels import WORK
+from protocol.limits import trajectory_limits
+from protocol.messages import Finish, Journal, Release
+from services.rollout.agents import open_agents
+from services.rollout.episodes import EpisodeShared
+from services.rollout.rendering import create_renderer
+from services.rollout.tokenizer import ChatTokenizer
+from services.runtime.clock import MonotonicClock
+from services.runtime.errors import ConfigurationError
+from services.runtime.settings.configuration import validated
+from tests.support.engines.chat_models import TINY_TEMPLATE, chat_tokenizer, save_chat_model
+from tests.support.episodes import a_new_lease, resumed
+from tests.support.processes.running_rollout import Running
+from tests.support.wire.zmq_ends import in_background, zmq_context
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    return ChatTokenizer(save_chat_model(tmp_path_factory.mktemp("model"), chat_tokenizer(TINY_TEMPLATE, "<|end|>")))
+
+
+Agents = Callable[..., contextlib.AbstractAsyncContextManager[Running]]
+
+
+@pytest.fixture
+def agents(tokenizer: ChatTokenizer, tmp_path: Path) -> Agents:
+    @contextlib.asynccontextmanager
+    async def start(drain_s: float = 5.0, max_running: int = 4, **agent: Any) -> AsyncIterator[Running]:
+        settings = validated(
+            {
+                "run": {"directory": str(tmp_path)},
+                "model": {"path": str(tokenizer.directory)},
+                "sampling": {"max_turn_tokens": 6, "max_tokens": 512, "max_episode_tokens": 2048},
+                "rollout": {"max_running": max_running, "drain_s": drain_s},
+                "agent": {"workers": 1, **agent},
+            },
+            "test",
+        )
+        async with zmq_context() as context:
+            run = Running(context, tokenizer, WORK, drain_s, max_running)
+            shared = EpisodeShared(
+                renderer=create_renderer(tokenizer), engine=run.engine, broker=run.client,  # type: ignore[arg-type]
+                may_generate=run.sync.may_generate, sampling=settings.sampling, limits=trajectory_limits(256),
+                chunk_tokens=4, metrics=run.metrics, wall_s=lambda: 1_700_000_000.0, on_replay=settings.agent.on_replay,
+            )  # fmt: skip
+            async with in_background(run.broker.serve()):
+                opened = open_agents(settings, shared, name="rollout-0", registry=run.registry, clock=MonotonicClock())
+                async with opened as episodes, asyncio.TaskGroup() as tasks:
+                    tasks.create_task(run.serve(episodes))
+                    try:
+                        yield run
+                    finally:
+                        run.stop.set()
+
+    return start
+
+
+def a_lease(notes: Path, trajectory_id: int = 7, **task: Any) -> Any:
+    return a_new_lease(trajectory_id=trajectory_id, task={"question": "What?", "notes": str(notes), **task})
+
+
+def function(name: str) -> str:
+    return f"tests.support.calling_agents:{name}"
+
+
+async def test_an_agents_calls_and_reward_are_its_trajectory(agents: Agents, tmp_path: Path) -> None:
+    async with agents(function=function("two_questions"), weights={"first": 1.0, "second": 0.5}) as run:
+        run.broker.grant(*(a_lease(tmp_path / str(each), trajectory_id=each) for each in (1, 2, 3)))
+        await run.broker.until(lambda: len(run.broker.of(Finish)) == 3)
+        for finish in run.broker.of(Finish):
+            assert finish.reason == "done"
+            assert len(finish.turn_rewards) == 2, "two calls"
+            assert set(finish.components) == {"first", "second"}
+            expected = finish.components["first"] + 0.5 * finish.components["second"]
+            assert finish.turn_rewards == [0.0, pytest.approx(expected)]
+            segments = [segment for chunk, _ in run.broker.chunks[finish.trajectory_id] for segment in chunk.segments]
+            assert {segment.sequence for segment in segments} == {0, 1}, "the second question is another conversation"
+    assert run.count("episodes_total", outcome="done") == 3
+    assert run.count("endpoint_calls_total", status="200") == 6
+
+
+async def test_a_plain_function_is_an_agent(agents: Agents, tmp_path: Path) -> None:
+    async with agents(function=function("plain_question")) as run:
+        run.broker.grant(a_lease(tmp_path / "notes"))
+        finish = await run.broker.expect(Finish)
+        assert finish.turn_rewards == [1.0]
+
+
+async def test_a_repeated_episode_calls_no_engine_and_repeats_no_side_effect(agents: Agents, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    async with agents(function=function("two_questions")) as run:
+        run.broker.grant(a_lease(notes))
+        first = await run.broker.expect(Finish)
+    chunks = run.broker.chunks[7]
+    entries = [message.entry for message in run.broker.of(Journal)]
+    async with agents(function=function("two_questions")) as run:
+        run.broker.leases.append(resumed(a_lease(notes), chunks, entries))
+        again = await run.broker.expect(Finish)
+        assert run.engine.requests == []
+    assert (again.turn_rewards, again.num_tokens) == (first.turn_rewards, first.num_tokens)
+    assert notes.read_text() == "looked\n"
+    assert (run.count("agent_calls_replayed_total"), run.count("agent_divergences_total")) == (2, 0)
+
+
+async def test_without_replay_a_cut_off_episode_fails(agents: Agents, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    async with agents(function=function("two_questions")) as run:
+        run.broker.grant(a_lease(notes))
+        await run.broker.expect(Finish)
+    entries = [message.entry for message in run.broker.of(Journal)]
+    continued = resumed(a_lease(notes), run.broker.chunks[7], entries)
+    async with agents(function=function("two_questions"), on_replay="fail") as run:
+        run.broker.leases.append(continued)
+        release = await run.broker.expect(Release)
+    assert (release.failed, "agent.on_replay" in release.reason) == (True, True)
+    assert notes.read_text() == "looked\n"
+
+
+async def test_a_stop_hands_back_what_an_agent_has_and_ends_the_agent(agents: Agents, tmp_path: Path) -> None:
+    async with agents(function=function("asks_and_waits"), drain_s=2.0) as run:
+        run.broker.grant(a_lease(tmp_path / "notes"))
+        await run.broker.until(lambda: 7 in run.broker.chunks and run.count("endpoint_calls_total", status="200"))
+        run.stop.set()
+        release = await run.broker.expect(Release)
+    assert (release.reason, release.failed) == ("draining", False)
+    assert sum(chunk.num_tokens for chunk, _ in run.broker.chunks[7]) > 6
+    assert run.count("episodes_total", outcome="handed_back") == 1
+
+
+async def test_an_agent_whose_call_is_cut_off_by_a_stop_has_not_failed(agents: Agents, tmp_path: Path) -> None:
+    async with agents(function=function("two_questions"), drain_s=10.0) as run:
+        run.engine.stops_when_told = True
+        prompt = create_renderer(run.tokenizer).prompt_ids(
+            [{"role": "user", "content": text} for text in ("first", "What?")]
+        )
+        hold = run.engine.hold_at(len(prompt) + 2)
+        run.broker.grant(a_lease(tmp_path / "notes"))
+        await hold.reached.wait()
+        run.stop.set()
+        release = await run.broker.expect(Release)
+    assert (release.reason, release.failed) == ("draining", False)
+    assert sum(chunk.num_tokens for chunk, _ in run.broker.chunks[7]) == len(prompt) + 2, "what the engine had made"
+
+
+@pytest.mark.parametrize(
+    ("do", "reason", "failure"),
+    [
+        ("raise", "agent: raised: .*KeyError.*the user's own mistake", "raised"),
+        ("nan", "agent: not_finite: .*nan", "not_finite"),
+        ("text", "agent: not_finite: .*good", "not_finite"),
+        ("many", "no reward: .*16", None),
+        ("huge", "no reward: .*allowed", None),
+        ("wait", "agent: deadline: not done after 3.0 s", "deadline"),
+    ],
+)
+async def test_what_is_no_reward_fails_the_attempt(
+    agents: Agents, tmp_path: Path, do: str, reason: str, failure: str | None
+) -> None:
+    async with agents(function=function("misbehaves"), deadline_s=3.0) as run:
+        run.broker.retry_s = 0.0
+        run.broker.grant(a_lease(tmp_path / "notes", do=do))
+        release = await run.broker.expect(Release)
+        assert release.failed
+        assert re.search(reason, release.reason, re.DOTALL), release.reason
+        if failure is not None:
+            assert run.count("agent_failures_total", failure=failure) == 1
+        run.broker.grant(a_lease(tmp_path / "notes", 8, do="call with n=8"))
+        finish = await run.broker.expect(Finish)
+    assert finish.components == {"refused": 1.0}, "the next episode is served"
+
+
+async def test_too_late_may_be_a_reward_of_zero(agents: Agents, tmp_path: Path) -> None:
+    async with agents(function=function("asks_and_waits"), deadline_s=2.0, on_deadline="zero") as run:
+        run.broker.grant(a_lease(tmp_path / "notes"))
+        finish = await run.broker.expect(Finish)
+    assert (finish.reason, finish.turn_rewards) == ("length", [0.0])
+
+
+async def test_an_agent_that_never_calls_has_nothing_to_train_on(agents: Agents, tmp_path: Path) -> None:
+    async with agents(function=function("says_nothing")) as run:
+        run.broker.grant(a_lease(tmp_path / "notes"))
+        release = await run.broker.expect(Release)
+    assert (release.failed, "made no call" in release.reason) == (True, True)
+
+
+async def test_a_function_that_is_not_there_ends_the_rollout(agents: Agents, tmp_path: Path) -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(ConfigurationError, match="agent.function: .*no_such"), flatten_subgroups=True):
+        async with agents(function=function("no_such")) as run:
+            run.broker.grant(a_lease(tmp_path / "notes"))
+            await asyncio.Event().wait()
+
+
+async def test_a_program_that_is_not_there_is_said_before_anything_starts(agents: Agents) -> None:
+    for changes, words in (({"command": ["no-such-program"]}, "agent.command"), ({"python": "no-such"}, "agent.python")):
+        said = pytest.RaisesExc(ConfigurationError, match=f"{words} is 'no-such.*no such program")
+        with pytest.RaisesGroup(said, flatten_subgroups=True):
+            async with agents(**({"function": "x:y"} if "python" in changes else {}), **changes):
+                raise AssertionError
