@@ -96,6 +96,8 @@ class EpisodeCalls:
             # Also where the work failed by itself, because its calls were refused from then on.
             self._require_whole()
             raise
+        finally:
+            self._work = None
         self._require_whole()
         return result
 
@@ -187,7 +189,8 @@ class EpisodeCalls:
         self._end_work_if_failed()
 
     def _end_work_if_failed(self) -> None:
-        if self._failure is not None and self._work is not None:
+        # Once: calls side by side fail together, and a timeout that has expired must not be set again.
+        if self._failure is not None and self._work is not None and self._work.when() is None:
             self._work.reschedule(asyncio.get_running_loop().time())
 
     async def _answered(self, live: LiveCall) -> CallAnswer:

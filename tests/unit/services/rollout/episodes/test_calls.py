@@ -307,6 +307,41 @@ async def test_a_refusal_of_the_engine_is_the_agents_and_a_failure_is_the_episod
     assert broker.finish is None
 
 
+async def test_calls_that_fail_together_fail_the_episode_once(renderer: Renderer, engine: ScriptedEngine) -> None:
+    broker, shared = setup(renderer, engine)
+    texts = ("a", "bb", "ccc")
+    holds = [engine.hold_at(len(renderer.prompt_ids([user(text)]))) for text in texts]
+    async with an_episode(shared, broker.lease()) as calls:
+
+        async def agent() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                for text in texts:
+                    tasks.create_task(ask(calls, [user(text)]))
+                for hold, text in zip(holds, texts, strict=True):
+                    await hold.reached.wait()
+                    engine.failures[len(renderer.prompt_ids([user(text)]))] = EngineError("the engine is gone")
+                for hold in holds:
+                    hold.go.set()
+
+        with pytest.raises(EngineError, match="is gone"):
+            await calls.while_whole(agent())
+
+
+async def test_a_call_may_fail_after_its_agent_has_returned(renderer: Renderer, engine: ScriptedEngine) -> None:
+    broker, shared = setup(renderer, engine)
+    place = len(renderer.prompt_ids([user("a")]))
+    hold = engine.hold_at(place)
+    async with an_episode(shared, broker.lease()) as calls:
+        asking = asyncio.get_running_loop().create_task(ask(calls, [user("a")]))
+        await calls.while_whole(hold.reached.wait())
+        engine.failures[place] = EngineError("the engine is gone")
+        hold.go.set()
+        with pytest.raises(CallRefused, match="has failed"):
+            await asking
+        with pytest.raises(EngineError, match="is gone"):
+            await calls.finish(1)
+
+
 async def test_an_aborted_generation_keeps_what_it_made(renderer: Renderer, engine: ScriptedEngine) -> None:
     engine.next_token = stopping(renderer, one_in=10**9)
     broker, shared = setup(renderer, engine, chunk_tokens=100)
