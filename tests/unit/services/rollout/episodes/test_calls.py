@@ -1,6 +1,7 @@
 """One run of an agent: where its calls go on, what they are refused, and that the engine saw what is trained."""
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -307,24 +308,36 @@ async def test_a_refusal_of_the_engine_is_the_agents_and_a_failure_is_the_episod
     assert broker.finish is None
 
 
-async def test_calls_that_fail_together_fail_the_episode_once(renderer: Renderer, engine: ScriptedEngine) -> None:
+async def test_a_call_may_fail_while_another_ends_the_episode(
+    renderer: Renderer, engine: ScriptedEngine
+) -> None:
     broker, shared = setup(renderer, engine)
-    texts = ("a", "bb", "ccc")
-    holds = [engine.hold_at(len(renderer.prompt_ids([user(text)]))) for text in texts]
-    async with an_episode(shared, broker.lease()) as calls:
+    places = [len(renderer.prompt_ids([user(text)])) for text in ("a", "bb")]
+    first, second = (engine.hold_at(place) for place in places)
+    async with an_episode(shared, broker.lease()) as calls, asyncio.TaskGroup() as tasks:
+        asking = [tasks.create_task(refused(ask(calls, [user(text)]))) for text in ("a", "bb")]
 
         async def agent() -> None:
-            async with asyncio.TaskGroup() as tasks:
-                for text in texts:
-                    tasks.create_task(ask(calls, [user(text)]))
-                for hold, text in zip(holds, texts, strict=True):
-                    await hold.reached.wait()
-                    engine.failures[len(renderer.prompt_ids([user(text)]))] = EngineError("the engine is gone")
-                for hold in holds:
-                    hold.go.set()
+            await first.reached.wait()
+            await second.reached.wait()
+            engine.failures |= {place: EngineError("the engine is gone") for place in places}
+            first.go.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                second.go.set()
+                await asyncio.wait(asking)
 
         with pytest.raises(EngineError, match="is gone"):
             await calls.while_whole(agent())
+        assert [task.result() for task in asking] == [503, 503]
+
+
+async def refused(asking: Awaitable[Any]) -> int:
+    """The status with which a call is refused."""
+    with pytest.raises(CallRefused) as error:
+        await asking
+    return error.value.status
 
 
 async def test_a_call_may_fail_after_its_agent_has_returned(renderer: Renderer, engine: ScriptedEngine) -> None:
