@@ -2,7 +2,7 @@
 
 An environment object holds only its options. The state of an episode is plain data that travels with the trajectory, so that
 another process, on another machine, can continue from the last acknowledged turn. The broker uses only ``tasks``; the
-environment loop uses ``start`` and ``step``.
+environment loop uses ``start`` and ``step``. An agent that plays its episodes itself needs no more than a ``TaskSet``.
 
 The environment loop calls ``step`` in its own thread, so it must return at once. Describe a reward that may be slow, hang or
 crash as a ``RewardJob``: ``services.environments.reward_pool`` runs it in a process that can be killed.
@@ -89,18 +89,25 @@ class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The options of an environment that has none."""
 
 
-class Environment(ABC):
-    """Base of every environment. A configuration names it as "package.module:ClassName" in ``environment.name``."""
+class TaskSet(ABC):
+    """Base of everything that has tasks. Alone it is enough for agents, whose own code plays the episodes.
+
+    A configuration names it as "package.module:ClassName" in ``environment.name``.
+    """
 
     options_type: ClassVar[type[msgspec.Struct]] = NoOptions
     """The argument of ``__init__``: a frozen msgspec struct; a field without a default must be given."""
 
     def __init__(self, options: msgspec.Struct) -> None:  # noqa: B027 - for classes that have nothing to set
-        """Build from checked options, an ``options_type``. An environment without options leaves this as it is."""
+        """Build from checked options, an ``options_type``. A class without options leaves this as it is."""
 
     @abstractmethod
     def tasks(self, split: Split) -> TaskSource:
         """The tasks to train on, or the held-out ones; the two have no task in common."""
+
+
+class Environment(TaskSet):
+    """Base of every environment: tasks, and episodes that the project plays."""
 
     @abstractmethod
     def start(self, task: Task, seed: int) -> Start:

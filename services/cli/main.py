@@ -331,15 +331,15 @@ def _plot(directory: Path) -> int:
 def _environments() -> int:
     import msgspec
 
-    from services.environments import ENVIRONMENTS, find_environment
+    from services.environments import ENVIRONMENTS, TASK_SETS, find_task_set
 
-    for name in ENVIRONMENTS:
-        environment = find_environment(name)
-        print(f"{name}: {(environment.__doc__ or '').splitlines()[0]}")
-        for option in msgspec.structs.fields(environment.options_type):
+    for name in (*ENVIRONMENTS, *TASK_SETS):
+        found = find_task_set(name)
+        print(f"{name}{' (for agents)' * (name in TASK_SETS)}: {(found.__doc__ or '').splitlines()[0]}")
+        for option in msgspec.structs.fields(found.options_type):
             default = "required" if option.required else f"default {option.default!r}"
             print(f"    {option.name} ({default})")
-    print('"package.module:ClassName": an Environment class of your own')
+    print('"package.module:ClassName": an Environment class of your own, or for agents a TaskSet')
     return 0
 
 

@@ -1,18 +1,33 @@
-"""Environments that come with the project, and processes that compute slow rewards. No torch, no sockets."""
+"""Environments and task sets that come with the project, and processes that compute slow rewards. No torch, no sockets."""
 
-from services.environments.registry import ENVIRONMENTS, create_environment, find_environment
+from services.environments.registry import (
+    ENVIRONMENTS,
+    TASK_SETS,
+    create_environment,
+    create_task_set,
+    find_environment,
+    find_task_set,
+)
 from services.environments.reward_pool import FailureReason, RewardPool, RewardPoolOptions
 from services.environments.scoring import Score, UnscoredError, UnscoredReason, score_of
+from services.environments.shop import TOOLS, Shop, ShopOptions, tool_result
 
 __all__ = [
     "ENVIRONMENTS",
+    "TASK_SETS",
+    "TOOLS",
     "FailureReason",
     "RewardPool",
     "RewardPoolOptions",
     "Score",
+    "Shop",
+    "ShopOptions",
     "UnscoredError",
     "UnscoredReason",
     "create_environment",
+    "create_task_set",
     "find_environment",
+    "find_task_set",
     "score_of",
+    "tool_result",
 ]

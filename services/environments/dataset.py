@@ -6,16 +6,13 @@ GSM8K's files work as they are: columns ``question`` and ``answer``, where the f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
-import structlog
 
 from gspo.environments import ChatMessage, Environment, RewardJob, Split, Start, State, Step, Task, TaskSource
-
-log = structlog.get_logger(__name__)
+from services.environments.rows import OnBadRow, usable_rows
 
 VERIFY_ANSWER = "services.reward_worker.mathematics:verify_answer"
 
@@ -34,7 +31,7 @@ class DatasetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     marker the policy's whole text is judged."""
     system_prompt: str = "Solve the problem step by step. Give the final answer after ####."
     """The system message; "" for none."""
-    on_bad_row: Literal["error", "skip"] = "error"
+    on_bad_row: OnBadRow = "error"
     """A row without a usable question or answer stops the run, or is counted and left out."""
     reward_deadline_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 10.0
     """Wall-clock seconds for comparing one answer; a longer comparison is killed and gives no reward."""
@@ -113,22 +110,7 @@ def load_rows(path: Path, options: DatasetOptions) -> list[DatasetRow]:
     Raises: ValueError, with the file, the line and what is wrong, for a bad row (unless they are skipped), for a file that
     cannot be read or is of another kind, and when no row is left.
     """
-    rows: list[DatasetRow] = []
-    num_skipped = 0
-    for place, record in _records(path):
-        try:
-            rows.append(_row(record, options))
-        except ValueError as error:
-            if options.on_bad_row == "error":
-                raise ValueError(
-                    f'{path}, {place}: {error}. Correct the row, or set on_bad_row = "skip" to leave such rows out'
-                ) from error
-            num_skipped += 1
-            log.warning("dataset_row_skipped", path=str(path), place=place, reason=str(error))
-    if not rows:
-        raise ValueError(f"{path} has no usable row ({num_skipped} skipped)")
-    log.info("dataset_loaded", path=str(path), num_rows=len(rows), num_skipped=num_skipped)
-    return rows
+    return usable_rows(path, lambda record: _row(record, options), options.on_bad_row)
 
 
 def final_answer(text: str, marker: str) -> str | None:
@@ -139,43 +121,8 @@ def final_answer(text: str, marker: str) -> str | None:
     return answer.strip() if found else None
 
 
-def _records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Each row with its place: a line of JSON, not yet decoded, or a mapping."""
-    if not path.is_file():
-        raise ValueError(f"there is no file {path.absolute()}: correct train_path or eval_path in environment.options")
-    if path.suffix == ".jsonl":
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield f"line {number}", line
-    elif path.suffix == ".parquet":
-        yield from _parquet_records(path)
-    else:
-        raise ValueError(f"{path} is neither .jsonl nor .parquet")
-
-
-def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
-    # Only Parquet needs these tens of megabytes.
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a Parquet file: {error}") from error
-    for number, record in enumerate(table.to_pylist(), start=1):
-        yield f"row {number}", record
-
-
-def _row(record: Any, options: DatasetOptions) -> DatasetRow:
-    """The row in ``record``, a line of JSON or a mapping. Raises: ValueError with what is wrong."""
-    if isinstance(record, bytes):
-        try:
-            record = msgspec.json.decode(record)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"not JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"a JSON object is needed, found {type(record).__name__}")
+def _row(record: dict[str, Any], options: DatasetOptions) -> DatasetRow:
+    """The row in ``record``. Raises: ValueError with what is wrong."""
     prompt = _text(record, options.prompt_column)
     text = _text(record, options.answer_column)
     answer = final_answer(text, options.answer_marker)

@@ -1,4 +1,4 @@
-"""Makes an environment from its name and options in a configuration."""
+"""Makes an environment or a task set from its name and options in a configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gspo.environments import Environment
+from gspo.environments import Environment, TaskSet
 from services.runtime.importing import import_named
 
 ENVIRONMENTS: Mapping[str, str] = MappingProxyType(
@@ -19,6 +19,14 @@ ENVIRONMENTS: Mapping[str, str] = MappingProxyType(
     }
 )
 """The environments that come with the project. A configuration names any other as "package.module:ClassName"."""
+
+TASK_SETS: Mapping[str, str] = MappingProxyType(
+    {
+        "rows": "services.environments.rows:Rows",
+        "shop": "services.environments.shop:Shop",
+    }
+)
+"""The task sets that come with the project: an agent plays their tasks."""
 
 
 def create_environment(name: str, options: Mapping[str, Any]) -> Environment:
@@ -31,23 +39,49 @@ def create_environment(name: str, options: Mapping[str, Any]) -> Environment:
     return environment_class(read_options(name, environment_class.options_type, options))
 
 
+def create_task_set(name: str, options: Mapping[str, Any]) -> TaskSet:
+    """The task set or environment called ``name``, for those who need only its tasks: the broker, and agents.
+
+    Raises: as ``create_environment``.
+    """
+    task_set_class = find_task_set(name)
+    return task_set_class(read_options(name, task_set_class.options_type, options))
+
+
 def find_environment(name: str) -> type[Environment]:
     """The class behind ``name``; its module may lie in the working directory.
 
     Raises: ValueError when there is no such module or class, or it is not an Environment.
     """
-    path = ENVIRONMENTS.get(name, name)
+    found = find_task_set(name)
+    if not issubclass(found, Environment):
+        raise ValueError(
+            f'environment "{name}" has tasks and nothing that plays them: name an agent in the section [agent], or use an '
+            f"environment, which has start and step: {', '.join(sorted(ENVIRONMENTS))}"
+        )
+    return found
+
+
+def find_task_set(name: str) -> type[TaskSet]:
+    """The class behind ``name``, of a task set or an environment; its module may lie in the working directory.
+
+    Raises: ValueError when there is no such module or class, or it is neither.
+    """
+    path = ENVIRONMENTS.get(name) or TASK_SETS.get(name, name)
     module_name, colon, class_name = path.partition(":")
     if not colon:
-        known = ", ".join(sorted(ENVIRONMENTS))
-        raise ValueError(f'unknown environment "{name}": use one of {known}, or "package.module:ClassName"')
+        environments, task_sets = ", ".join(sorted(ENVIRONMENTS)), ", ".join(sorted(TASK_SETS))
+        raise ValueError(
+            f'unknown environment "{name}": use one of {environments}, for an agent also {task_sets}, or '
+            '"package.module:ClassName"'
+        )
     try:
         module = import_named(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(f'environment "{name}": {error}') from error
     found = vars(module).get(class_name)
-    if not (isinstance(found, type) and issubclass(found, Environment)):
-        raise ValueError(f'environment "{name}": {module_name} has no Environment class called {class_name}')
+    if not (isinstance(found, type) and issubclass(found, TaskSet)):
+        raise ValueError(f'environment "{name}": {module_name} has no Environment or TaskSet class called {class_name}')
     return found
 
 

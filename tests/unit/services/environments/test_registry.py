@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from gspo.environments import Environment, Split, Start, State, Step, Task, TaskSource
+from gspo.environments import Environment, Split, Start, State, Step, Task, TaskSet, TaskSource
 from services.environments.arithmetic import Arithmetic
-from services.environments.registry import ENVIRONMENTS, create_environment, find_environment
+from services.environments.registry import (
+    ENVIRONMENTS,
+    TASK_SETS,
+    create_environment,
+    create_task_set,
+    find_environment,
+    find_task_set,
+)
 
 HERE = "tests.unit.services.environments.test_registry"
 
@@ -26,6 +33,13 @@ class Echo(Environment):
         return Step(state=state, messages=[], reward=float(action == "hello"), done=True)
 
 
+class Words(TaskSet):
+    """Tasks that only an agent can play."""
+
+    def tasks(self, split: Split) -> TaskSource:
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize("name", list(ENVIRONMENTS))
 def test_every_name_leads_to_an_environment(name: str) -> None:
     assert isinstance(create_environment(name, {}), Environment)
@@ -36,6 +50,17 @@ def test_an_environment_of_the_user_is_found_by_its_import_path() -> None:
     assert environment.step({}, "hello").reward == 1.0
 
 
+@pytest.mark.parametrize("name", [*ENVIRONMENTS, *TASK_SETS, f"{HERE}:Echo", f"{HERE}:Words"])
+def test_an_agent_takes_the_tasks_of_any_class_that_has_some(name: str) -> None:
+    assert isinstance(create_task_set(name, {}), find_task_set(name))
+
+
+@pytest.mark.parametrize("name", [*TASK_SETS, f"{HERE}:Words"])
+def test_tasks_alone_are_no_environment(name: str) -> None:
+    with pytest.raises(ValueError, match=r"has tasks and nothing that plays them: name an agent in the section \[agent\]"):
+        create_environment(name, {})
+
+
 def test_options_given_as_text_are_read_as_their_type() -> None:
     environment = create_environment("arithmetic", {"num_eval_tasks": "7"})
     assert environment.tasks("eval").num_tasks == 7
@@ -44,7 +69,7 @@ def test_options_given_as_text_are_read_as_their_type() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("chess", {}, ["chess", "arithmetic, calculator, dataset", "package.module:ClassName"]),
+        ("chess", {}, ["chess", "arithmetic, calculator, dataset", "rows, shop", "package.module:ClassName"]),
         ("no_such_package.x:Chess", {}, ["no_such_package"]),
         (f"{HERE}:Chess", {}, [HERE, "Chess"]),
         ("gspo.environments:Start", {}, ["Start"]),
