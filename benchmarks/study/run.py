@@ -20,7 +20,7 @@ from benchmarks.study.sampler import MAX_NEW_TOKENS, Episode, Part, Sampler
 from benchmarks.study.start_model import load_start_model, study_environment
 from benchmarks.study.tasks.credit import NumberGrades
 from gspo.environments import Task
-from services.models.tiny import build_tokenizer
+from services.models.tokenizer import build_tokenizer
 
 TASKS_PER_SEED = 1_000_000
 

@@ -23,7 +23,9 @@ from benchmarks.study.config import ModelName, TaskName
 from gspo.environments import DemonstratingEnvironment
 from gspo.moe.experts import find_routers
 from services.environments import create_environment
-from services.models.tiny import IGNORED_LABEL, build_model, build_tokenizer, encode
+from services.models.lessons import IGNORED_LABEL, encode
+from services.models.tiny import build_model
+from services.models.tokenizer import build_tokenizer
 
 COUNTDOWN = "benchmarks.study.tasks.countdown:Countdown"
 ENVIRONMENTS: dict[TaskName, tuple[str, dict[str, Any]]] = {

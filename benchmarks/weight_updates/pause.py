@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from benchmarks.weight_updates.serving import serving
 from benchmarks.weight_updates.versions import a_model, must, published, step
 from services.learner.weights import encode_delta
-from services.models.tiny import build_tokenizer
+from services.models.tokenizer import build_tokenizer
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.sglang import Engine, EngineHttp, EngineServer, ServerOptions
 from services.rollout.weights import WeightSync

@@ -4,7 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from services.models.tiny import DEFAULT_ENVIRONMENTS, TinyProgress, TinyReport, make_tiny_model
+from services.models.imitation import TinyProgress
+from services.models.tiny import DEFAULT_ENVIRONMENTS, TinyReport, make_tiny_model
 from services.runtime.output import protect_result
 from services.runtime.plain_text import indented_lines
 
@@ -19,11 +20,15 @@ def main() -> int:
     )
     parser.add_argument("directory", type=Path, help="where to put the model; an earlier tiny model there is replaced")
     parser.add_argument("--seed", type=int, default=0, help="the seed that determines everything (default: %(default)s)")
-    parser.add_argument(
+    learning = parser.add_mutually_exclusive_group()
+    learning.add_argument(
         "--environment",
         action="append",
         dest="environments",
         help="an environment whose demonstrations to learn from; repeatable",
+    )
+    learning.add_argument(
+        "--tools", action="store_true", help="a model for agents: it knows tools, and learns to use those of a small shop"
     )
     parser.add_argument("--if-missing", action="store_true", help="do nothing when the directory holds a model already")
     arguments = parser.parse_args()
@@ -32,7 +37,11 @@ def main() -> int:
     environments = arguments.environments or list(DEFAULT_ENVIRONMENTS)
     try:
         report = make_tiny_model(
-            arguments.directory, seed=arguments.seed, environments=environments, progress=_show_progress
+            arguments.directory,
+            seed=arguments.seed,
+            environments=environments,
+            tools=arguments.tools,
+            progress=_show_progress,
         )
     except (ValueError, OSError) as error:
         sys.stderr.write(indented_lines(f"gspo model tiny: {error}") + "\n")

@@ -10,7 +10,8 @@ import torch
 
 from benchmarks.against_trl.theirs import read_theirs
 from services.environments.registry import create_environment
-from services.models.tiny import build_model, build_tokenizer
+from services.models.tiny import build_model
+from services.models.tokenizer import build_tokenizer
 from services.rollout.tokenizer import ChatTokenizer
 from services.runtime.settings.configuration import load_settings
 from services.runtime.settings.sections import Settings

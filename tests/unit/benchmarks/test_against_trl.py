@@ -39,7 +39,8 @@ from benchmarks.against_trl.sizes import Row, Shape, make_model
 from benchmarks.against_trl.sizes import table as sizes_table
 from benchmarks.against_trl.theirs import read_theirs
 from services.environments.registry import create_environment
-from services.models.tiny import build_model, build_tokenizer
+from services.models.tiny import build_model
+from services.models.tokenizer import build_tokenizer
 from services.rollout.tokenizer import ChatTokenizer
 from services.runtime.settings.configuration import load_settings
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
 from benchmarks.study.decoding import Answer, Decoder, Order
-from services.models.tiny import build_model, build_tokenizer
+from services.models.tiny import build_model
+from services.models.tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer()
 MOST = 20

@@ -12,16 +12,10 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
 from gspo.environments import DemonstrationMessage
-from services.models.tiny import (
-    IGNORED_LABEL,
-    RECORD_FILE,
-    VOCAB_SIZE,
-    TinyProgress,
-    TinyReport,
-    build_tokenizer,
-    encode,
-    make_tiny_model,
-)
+from services.models.imitation import TinyProgress
+from services.models.lessons import IGNORED_LABEL, encode
+from services.models.tiny import RECORD_FILE, TinyReport, make_tiny_model
+from services.models.tokenizer import VOCAB_SIZE, build_tokenizer
 
 TOKENIZER = build_tokenizer()
 
