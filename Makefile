@@ -22,7 +22,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo demo-calculator demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
+.PHONY: help setup demo demo-calculator demo-agent demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
 	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-pipeline bench-update bench-trl bench-weights \
 	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-deploy test-pods test-faults test-ranks test-gpu \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images clean
@@ -45,11 +45,17 @@ $(VENV)/.installed: requirements/cpu.txt requirements/dev.txt pyproject.toml Mak
 models/tiny/config.json: | setup
 	$(BIN)/gspo model tiny models/tiny
 
+models/tools/config.json: | setup
+	$(BIN)/gspo model tiny models/tools --tools
+
 demo: models/tiny/config.json ## run the main job: arithmetic, 2 SGLang servers, about 4 minutes
 	$(BIN)/gspo run $(CONFIG) $(RUN_ARGS)
 
 demo-calculator: ## the demo with multi-turn tool use
 	$(MAKE) demo CONFIG=examples/calculator.toml
+
+demo-agent: models/tools/config.json ## an agent with tools, written with the openai package, learns to use them
+	$(BIN)/gspo run examples/agent.toml $(RUN_ARGS)
 
 demo-gsm8k: ## the demo on GSM8K rows, 3 batches (GSPO_DATA_DIR/gsm8k/train.jsonl)
 	$(MAKE) demo CONFIG=examples/gsm8k.toml RUN_ARGS="$(RUN_ARGS) \
@@ -128,7 +134,7 @@ unit-alone:
 unit-processes:
 	$(BIN)/python -m pytest -m "$(UNMARKED)" tests/integration
 
-test-demo: setup models/tiny/config.json ## whole demo runs: three seeds, and kills of each process
+test-demo: setup models/tiny/config.json models/tools/config.json ## whole demo runs: three seeds, and kills of each process
 	$(BIN)/python -m pytest -m demo
 
 test-wheel: setup ## the built wheel: the loss with only torch, a whole run inside a user's project; needs the package index

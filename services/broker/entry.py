@@ -20,7 +20,7 @@ from services.broker.retention import Retention
 from services.broker.service import BrokerService
 from services.broker.store import LEDGER_FILE, Store, StoreMismatch, StoreUnavailable
 from services.broker.upkeep import Upkeep
-from services.environments import create_environment
+from services.environments import create_environment, create_task_set
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError
 from services.runtime.net import Authenticator, RouterChannel, Security
@@ -153,9 +153,10 @@ def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str,
 
 
 def _tasks(settings: Settings) -> dict[str, TaskSource]:
+    create = create_task_set if settings.agent.is_used else create_environment
     try:
-        environment = create_environment(settings.environment.name, settings.environment.options)
-        tasks = {"train": environment.tasks("train"), "eval": environment.tasks("eval")}
+        source = create(settings.environment.name, settings.environment.options)
+        tasks = {"train": source.tasks("train"), "eval": source.tasks("eval")}
     except (ValueError, OSError) as error:
         raise ConfigurationError(f"environment: {error}") from error
     if tasks["train"].num_tasks == 0:

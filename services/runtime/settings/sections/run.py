@@ -38,7 +38,8 @@ class EnvironmentSection(Section):
     """Where tasks and rewards come from."""
 
     name: str = "arithmetic"
-    """A built-in environment (arithmetic, calculator, dataset) or "package.module:ClassName"."""
+    """A built-in environment (arithmetic, calculator, dataset), for agents also a built-in task set (rows, shop), or
+    "package.module:ClassName"."""
     options: dict[str, Any] = Field({})
     """Passed to the environment; see ``gspo environments``."""
 
