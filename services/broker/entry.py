@@ -39,7 +39,7 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
     Raises: ConfigurationError, EndpointError, ServiceError; each names the value and the way out.
     """
     _check_batch_fits(settings)
-    tasks = _tasks(settings)
+    tasks = tasks_of(settings)
     security = Security.load(settings.security, "broker")
     directory = settings.run.directory
     clock = MonotonicClock()
@@ -152,7 +152,8 @@ def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str,
     )
 
 
-def _tasks(settings: Settings) -> dict[str, TaskSource]:
+def tasks_of(settings: Settings) -> dict[str, TaskSource]:
+    """The tasks of both splits. Raises: ConfigurationError when the environment cannot give them."""
     create = create_task_set if settings.agent.is_used else create_environment
     try:
         source = create(settings.environment.name, settings.environment.options)
