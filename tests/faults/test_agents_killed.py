@@ -17,7 +17,7 @@ from services.broker.ledger.task_order import trajectory_seed
 from services.broker.store.reader import LEDGER_FILE
 from tests.faults.fleet import Fleet
 from tests.support.broker.ledger_audit import audit
-from tests.support.noting_agent import reads_the_clock
+from tests.support.policy.noting_agent import reads_the_clock
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
 RUN_SEED = 0
@@ -38,7 +38,7 @@ def test_agents_survive_kills_and_repeat_neither_tokens_nor_side_effects(tmp_pat
     rng, killed = random.Random(0), Counter[str]()
     notes = tmp_path / "notes"
     settings = (
-        "agent.function=tests.support.noting_agent:solve", f"agent.environment.GSPO_TEST_NOTES={notes}",
+        "agent.function=tests.support.policy.noting_agent:solve", f"agent.environment.GSPO_TEST_NOTES={notes}",
         "agent.deadline_s=120",
         "sampling.max_tokens=128", "sampling.max_episode_tokens=1024", "broker.max_attempts=20",
         f"rollout.max_running={MAX_RUNNING}", f"rollout.chunk_tokens={CHUNK_TOKENS}", ONE_STEP_A_LINE,

@@ -19,7 +19,7 @@ from services.rollout.tokenizer import ChatTokenizer
 from tests.integration.conftest import SglangServer
 from tests.support.agent_episodes import LedgerBroker, an_episode, sampling_of, shared_of
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, reference_logprobs
-from tests.support.random_agents import MOST, STOPS, TEXTS, WHAT, act, learned
+from tests.support.policy.random_agents import MOST, STOPS, TEXTS, WHAT, act, learned
 from tests.unit.services.rollout.rendering.models import TAGS, make
 
 NUM_CONVERSATIONS = int(os.environ.get("GSPO_TEST_CONVERSATIONS", "60"))

@@ -71,7 +71,7 @@ def a_lease(notes: Path, trajectory_id: int = 7, **task: Any) -> Any:
 
 
 def function(name: str) -> str:
-    return f"tests.support.calling_agents:{name}"
+    return f"tests.support.policy.calling_agents:{name}"
 
 
 async def test_an_agents_calls_and_reward_are_its_trajectory(agents: Agents, tmp_path: Path) -> None:

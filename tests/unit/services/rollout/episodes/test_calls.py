@@ -308,9 +308,7 @@ async def test_a_refusal_of_the_engine_is_the_agents_and_a_failure_is_the_episod
     assert broker.finish is None
 
 
-async def test_a_call_may_fail_while_another_ends_the_episode(
-    renderer: Renderer, engine: ScriptedEngine
-) -> None:
+async def test_a_call_may_fail_while_another_ends_the_episode(renderer: Renderer, engine: ScriptedEngine) -> None:
     broker, shared = setup(renderer, engine)
     places = [len(renderer.prompt_ids([user(text)])) for text in ("a", "bb")]
     first, second = (engine.hold_at(place) for place in places)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from services.rollout.rendering import Renderer
 from tests.support.agent_episodes import LedgerBroker, an_episode, sampling_of, shared_of
 from tests.support.engines.scripted_engine import ScriptedEngine
-from tests.support.random_agents import MOST, STOPS, TEXTS, WHAT, act, learned
+from tests.support.policy.random_agents import MOST, STOPS, TEXTS, WHAT, act, learned
 from tests.unit.services.rollout.episodes.conftest import stopping
 
 SAMPLING = sampling_of(max_tokens=2000, max_episode_tokens=50_000)
