@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.agents_that_talk import TURNS, Talk
 from protocol.limits import trajectory_limits
-from services.rollout.agents import open_agents
+from services.rollout.agents import open_agents, open_solver
 from services.rollout.environment_loop import EnvironmentLoop
 from services.rollout.episodes import EpisodeShared
 from services.rollout.metrics import RolloutMetrics
@@ -116,8 +116,9 @@ async def opened(directory: Path, engine: Engine, settings: Settings) -> AsyncIt
     async with AsyncExitStack() as stack:
         for name, function in {**KINDS, "waiting": WAITING}.items():
             own = override_settings(settings, [f"agent.function={function}", "agent.workers=1"])
+            solve = await stack.enter_async_context(open_solver(own, name))
             found[name] = await stack.enter_async_context(
-                open_agents(own, shared, name=name, registry=CollectorRegistry(), clock=MonotonicClock())
+                open_agents(own, shared, solve, registry=CollectorRegistry(), clock=MonotonicClock())
             )
         yield found
 

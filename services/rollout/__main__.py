@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.channels import WORK
 from protocol.sessions import new_session
+from services.rollout.agents import open_solver
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.opening import Policy, open_episodes
 from services.rollout.service import RolloutService
@@ -124,6 +125,10 @@ async def _generate(
     context = zmq.asyncio.Context()
     try:
         async with AsyncExitStack() as stack:
+            # Before SGLang, which takes a minute: a mistake in the user's code is known at once.
+            solve = (
+                await stack.enter_async_context(open_solver(settings, arguments.name)) if settings.agent.is_used else None
+            )
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry))
             broker = PeerClient(
                 context, WORK, settings.broker.work_endpoint,
@@ -156,7 +161,7 @@ async def _generate(
                 tokenizer=tokenizer, engine=engine, broker=broker, may_generate=sync.may_generate, metrics=metrics,
                 clock=clock, wall_s=lambda: datetime.now(tz=UTC).timestamp(),
             )  # fmt: skip
-            episodes = await stack.enter_async_context(open_episodes(settings, policy, arguments.name, registry))
+            episodes = await stack.enter_async_context(open_episodes(settings, policy, solve, registry))
             service = RolloutService(
                 episodes=episodes,
                 broker=broker,

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.limits import trajectory_limits
 from services.environments import RewardPool, RewardPoolOptions, create_environment
-from services.rollout.agents import open_agents
+from services.rollout.agents import Solve, open_agents
 from services.rollout.environment_loop import EnvironmentLoop
 from services.rollout.episodes import EpisodeShared
 from services.rollout.metrics import RolloutMetrics
@@ -40,14 +40,14 @@ class Policy:
 
 @asynccontextmanager
 async def open_episodes(
-    settings: Settings, policy: Policy, name: str, registry: CollectorRegistry
+    settings: Settings, policy: Policy, solve: Solve | None, registry: CollectorRegistry
 ) -> AsyncIterator[EpisodeRunner]:
-    """The episodes of the rollout called ``name``, as the configuration says.
+    """The episodes of a rollout, as the configuration says; ``solve`` runs its agent, where it has one.
 
     Raises: ConfigurationError that names the setting; EndpointError when the agents' endpoint cannot listen.
     """
     limits = trajectory_limits(settings.batch.groups_per_batch * settings.batch.group_size)
-    if not settings.agent.is_used:
+    if solve is None:
         async with _environment_loop(settings, policy, limits.turns) as loop:
             yield loop
         return
@@ -67,7 +67,7 @@ async def open_episodes(
         wall_s=policy.wall_s,
         on_replay=settings.agent.on_replay,
     )
-    async with open_agents(settings, shared, name=name, registry=registry, clock=policy.clock) as agents:
+    async with open_agents(settings, shared, solve, registry=registry, clock=policy.clock) as agents:
         yield agents
 
 

@@ -63,6 +63,15 @@ class AgentPool:
         for worker in workers:
             await worker.ended.wait()
 
+    async def first_worker(self) -> AgentResult | None:
+        """Start a worker before it is needed. Returns why it cannot run the agent, or None.
+
+        waits for:    the import of the agent, at most start_timeout_s
+        """
+        worker = self._start_worker()
+        await worker.ready.wait()
+        return worker.end_result
+
     async def solve(self, task: AgentTask, journal: StepJournal | None = None) -> AgentResult:
         """The result of one episode, whatever its code does. A cancelled call cancels the episode in its worker.
 

@@ -30,7 +30,7 @@ from services.user_code.messages import (
 from services.user_code.options import AgentPoolOptions, process_limits, user_environment
 from services.user_code.output import UserOutput
 from services.user_code.process import WORKER_FILE, UserProcess, worker_command
-from services.user_code.results import AgentFailure, failed
+from services.user_code.results import AgentFailure, AgentResult, failed
 
 if TYPE_CHECKING:
     from asyncio import StreamReader, StreamWriter
@@ -77,6 +77,11 @@ class UserWorker:
     def takes_more(self) -> bool:
         """Whether new episodes may enter."""
         return not self._spent and self._verdict is None and self._num_begun < self._options.max_episodes_per_worker
+
+    @property
+    def end_result(self) -> AgentResult | None:
+        """What the end of the process means for an episode; None while it runs."""
+        return None if self._verdict is None else failed(*self._verdict[:2])
 
     def enter(self) -> WorkerEpisode:
         """A new episode, which has a place in this worker from now on."""

@@ -3,7 +3,7 @@
 import shutil
 from asyncio import TaskGroup
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -32,14 +32,10 @@ CALLS_PER_EPISODE: Final = 4
 
 @asynccontextmanager
 async def open_agents(
-    settings: Settings, shared: EpisodeShared, *, name: str, registry: CollectorRegistry, clock: Clock
+    settings: Settings, shared: EpisodeShared, solve: Solve, *, registry: CollectorRegistry, clock: Clock
 ) -> AsyncIterator[AgentEpisodes]:
-    """The episodes of agents on the rollout called ``name``, until the context ends.
-
-    Raises: ConfigurationError when the agent cannot be run; EndpointError when the endpoint cannot listen.
-    """
+    """The episodes of agents on one rollout, until the context ends. Raises: EndpointError when it cannot listen."""
     agent, sampling = settings.agent, settings.sampling
-    require_agent(agent)
     episodes = EpisodeRegistry(settings.model.path.name)
     server = EndpointServer(
         episodes,
@@ -50,16 +46,18 @@ async def open_agents(
         limits=EndpointLimits(max_connections=max(1024, CALLS_PER_EPISODE * settings.rollout.max_running)),
         clock=clock,
     )
-    output = UserOutput(settings.run.directory / "logs" / f"{name}-agents.log", settings.run.log_bytes)
-    async with AsyncExitStack() as stack:
-        solve = await stack.enter_async_context(_solving(agent, settings.rollout.max_running, output))
-        await server.start()
-        stack.push_async_callback(server.stop)
-        terms = AgentTerms(deadline_s=agent.deadline_s, on_deadline=agent.on_deadline)
-        url = agent.advertised_url or server.base_url
+    await server.start()
+    try:
         yield AgentEpisodes(
-            shared=shared, registry=episodes, base_url=url, refuse_calls=server.stop, solve=solve, terms=terms
+            shared=shared,
+            registry=episodes,
+            base_url=agent.advertised_url or server.base_url,
+            refuse_calls=server.stop,
+            solve=solve,
+            terms=AgentTerms(deadline_s=agent.deadline_s, on_deadline=agent.on_deadline),
         )
+    finally:
+        await server.stop()
 
 
 def require_agent(agent: AgentSection) -> None:
@@ -73,8 +71,14 @@ def require_agent(agent: AgentSection) -> None:
 
 
 @asynccontextmanager
-async def _solving(agent: AgentSection, most: int, output: UserOutput) -> AsyncIterator[Solve]:
-    """``most`` episodes at a time."""
+async def open_solver(settings: Settings, name: str) -> AsyncIterator[Solve]:
+    """What runs the agent of the rollout called ``name``: rollout.max_running episodes at a time.
+
+    Raises: ConfigurationError when the agent cannot be run; a function is imported first, so that this is known at once.
+    """
+    agent, most = settings.agent, settings.rollout.max_running
+    require_agent(agent)
+    output = UserOutput(settings.run.directory / "logs" / f"{name}-agents.log", settings.run.log_bytes)
     weights = agent.weights or None
     if agent.url:
         async with AgentService(agent.url, weights) as service:
@@ -97,4 +101,7 @@ async def _solving(agent: AgentSection, most: int, output: UserOutput) -> AsyncI
         python=agent.python or None,
     )
     async with TaskGroup() as tasks, AgentPool(agent.function, pool_options, tasks=tasks, output=output) as pool:
+        unusable = await pool.first_worker()
+        if unusable is not None:
+            raise ConfigurationError(f"agent.function is {agent.function!r}: {unusable.detail}")
         yield pool.solve

@@ -12,7 +12,7 @@ import pytest
 from protocol.channels import WORK
 from protocol.limits import trajectory_limits
 from protocol.messages import Finish, Journal, Release
-from services.rollout.agents import open_agents
+from services.rollout.agents import open_agents, open_solver
 from services.rollout.episodes import EpisodeShared
 from services.rollout.rendering import create_renderer
 from services.rollout.tokenizer import ChatTokenizer
@@ -55,8 +55,11 @@ def agents(tokenizer: ChatTokenizer, tmp_path: Path) -> Agents:
                 chunk_tokens=4, metrics=run.metrics, wall_s=lambda: 1_700_000_000.0, on_replay=settings.agent.on_replay,
             )  # fmt: skip
             async with in_background(run.broker.serve()):
-                opened = open_agents(settings, shared, name="rollout-0", registry=run.registry, clock=MonotonicClock())
-                async with opened as episodes, asyncio.TaskGroup() as tasks:
+                async with (
+                    open_solver(settings, "rollout-0") as solve,
+                    open_agents(settings, shared, solve, registry=run.registry, clock=MonotonicClock()) as episodes,
+                    asyncio.TaskGroup() as tasks,
+                ):
                     tasks.create_task(run.serve(episodes))
                     try:
                         yield run
@@ -194,11 +197,15 @@ async def test_an_agent_that_never_calls_has_nothing_to_train_on(agents: Agents,
     assert (release.failed, "made no call" in release.reason) == (True, True)
 
 
-async def test_a_function_that_is_not_there_ends_the_rollout(agents: Agents, tmp_path: Path) -> None:
-    with pytest.RaisesGroup(pytest.RaisesExc(ConfigurationError, match="agent.function: .*no_such"), flatten_subgroups=True):
-        async with agents(function=function("no_such")) as run:
-            run.broker.grant(a_lease(tmp_path / "notes"))
-            await asyncio.Event().wait()
+async def test_a_function_that_is_not_there_is_said_before_anything_starts(agents: Agents) -> None:
+    for name, words in (
+        (function("no_such"), "no function called"),
+        ("no_such_module:f", "No module named 'no_such_module'"),
+    ):
+        said = pytest.RaisesExc(ConfigurationError, match=f"agent.function is '{name}': .*{words}")
+        with pytest.RaisesGroup(said, flatten_subgroups=True):
+            async with agents(function=name):
+                raise AssertionError
 
 
 async def test_a_program_that_is_not_there_is_said_before_anything_starts(agents: Agents) -> None:
