@@ -15,6 +15,7 @@ OUTCOMES: Final = ("done", "length", "failed", "engine_error", "lease_ended", "h
 UPDATES: Final = ("loaded", "failed", "not_fetched", "no_group")
 SOURCES: Final = ("fetched", "failed", "slow", "damaged")
 FETCHES: Final = ("snapshot", "delta", "group")
+CONTEXTS: Final = ("first", "other", "no_bridge")
 KINDS: Final = ("action", "observation")
 
 
@@ -104,6 +105,18 @@ class RolloutMetrics:
             "Calls of agents that were answered, or gone on with, from the record of an earlier run",
             registry=registry,
         )
+        self.contexts = Counter(
+            "gspo_rollout_agent_contexts_total",
+            "Sequences that agents' calls began: the first of an episode, another conversation (edited, compacted, a "
+            "sub-agent, a call beside another), or one that the chat format cannot go on with exactly",
+            ["reason"],
+            registry=registry,
+        )
+        self.unparsed_calls = Counter(
+            "gspo_rollout_agent_unparsed_tool_calls_total",
+            "Answers with a tool call that could not be read; the agent got it as text",
+            registry=registry,
+        )
         self.divergences = Counter(
             "gspo_rollout_agent_divergences_total",
             "Repeated episodes whose agent did something else than was recorded",
@@ -130,6 +143,8 @@ class RolloutMetrics:
             self.tokens.labels(kind=kind)
         for failure in get_args(FailureReason):
             self.reward_failures.labels(failure=failure)
+        for context in CONTEXTS:
+            self.contexts.labels(reason=context)
         for failure in get_args(AgentFailure):
             self.agent_failures.labels(failure=failure)
         for status in STATUSES:

@@ -7,8 +7,10 @@ from services.rollout.episodes.records import CallRecord
 from services.rollout.rendering import Renderer, without_stop
 
 
-def answer_of(renderer: Renderer, request: CallRequest, record: CallRecord, part: Round, *, cut: bool) -> CallAnswer:
-    """The answer of a call whose tokens are complete; ``cut``: by its length."""
+def answer_of(
+    renderer: Renderer, request: CallRequest, record: CallRecord, part: Round, *, cut: bool
+) -> tuple[CallAnswer, str | None]:
+    """The answer of a call whose tokens are complete, and why a tool call in it is text; ``cut``: by its length."""
     sampled, prompt = part.action_ids, part.prompt_ids
     parsed = renderer.parse(sampled, request.tools, request.template_arguments, prompt)
     parsed = without_stop(parsed, request.stop)
@@ -21,7 +23,7 @@ def answer_of(renderer: Renderer, request: CallRequest, record: CallRecord, part
         reason = "length"
     elif calls:
         reason = "tool_calls"
-    return CallAnswer(
+    answer = CallAnswer(
         id=record.id,
         created=record.created,
         content=None if calls and not parsed.content else parsed.content,
@@ -33,6 +35,7 @@ def answer_of(renderer: Renderer, request: CallRequest, record: CallRecord, part
         tokens=[renderer.text([token]) for token in sampled],
         logprobs=part.logprobs,
     )
+    return answer, parsed.problem
 
 
 def answer_key(answer: CallAnswer) -> MessageKey:

@@ -199,7 +199,11 @@ class EpisodeCalls:
             cut = await self._sampler.sample(live, record, part)
         finally:
             self._budget.release(record.ordinal)
-        answer = answer_of(self._shared.renderer, live.request, record, part, cut=cut)
+        answer, problem = answer_of(self._shared.renderer, live.request, record, part, cut=cut)
+        if problem is not None:
+            # The agent sees the text as the model wrote it. Untrained models do this all the time.
+            self._shared.metrics.unparsed_calls.inc()
+            log.debug("tool_call_not_parsed", trajectory_id=self.log.trajectory_id, call=record.ordinal, problem=problem)
         if part is self.log.sequences[record.sequence].rounds[-1]:
             conversation = Conversation(path=(*live.keys, answer_key(answer)), setting=live.setting)
             self._histories.answered(record.sequence, conversation)
@@ -252,12 +256,14 @@ class EpisodeCalls:
         """The sequence that the call goes on with, or a new one, and its observation there. Raises: CallRefused."""
         renderer, request = self._shared.renderer, live.request
         prompted = (request.tools, request.template_arguments)
+        reason = "other" if self.log.sequences else "first"
         try:
             for sequence, num_known in self._histories.continued(live.keys, live.setting):
                 part = self.log.sequences[sequence].rounds[-1]
                 bridge = renderer.bridge(part.prompt_ids, part.action_ids, request.messages[num_known:], *prompted)
                 if bridge:
                     return sequence, bridge
+                reason = "no_bridge"
             self._budget.require_new_sequence()
             prompt = renderer.prompt_ids(request.messages, *prompted)
             renderer.stream(request.stop)
@@ -265,6 +271,7 @@ class EpisodeCalls:
             raise CallRefused(400, "not_rendered", f"the model's chat format refuses this: {error}") from error
         if not prompt:
             raise CallRefused(400, "not_rendered", "the model's chat format makes no tokens of these messages")
+        self._shared.metrics.contexts.labels(reason=reason).inc()
         return len(self.log.sequences), prompt
 
     def _require_whole(self) -> None:

@@ -11,6 +11,7 @@ from protocol.messages import Chunk, Journal
 from services.rollout.endpoint import CallRefused, CallRequest
 from services.rollout.episodes import EpisodeRegistry
 from services.rollout.episodes.fingerprints import call_digest, message_keys
+from services.rollout.metrics import CONTEXTS
 from services.rollout.rendering import Renderer
 from services.rollout.sglang import EngineError, EngineRefused
 from services.rollout.work import EpisodeFailed
@@ -20,6 +21,7 @@ from tests.support.agent_episodes import (
     an_episode,
     ask,
     contexts_of,
+    counted,
     echoed,
     kinds_in,
     sampling_of,
@@ -125,6 +127,30 @@ async def test_what_does_not_extend_the_conversation_begins_a_sequence(
     prompt = renderer.prompt_ids(messages, changed.get("tools", ()), changed.get("template_arguments", {}))
     assert [token for _, token in found[1]][: len(prompt)] == prompt
     require_contexts(broker, engine)
+
+
+async def test_new_contexts_and_unread_tool_calls_are_counted(renderer: Renderer, engine: ScriptedEngine) -> None:
+    broker, shared = setup(renderer, engine, max_turn_tokens=200)
+
+    def contexts() -> dict[str, float]:
+        return {reason: shared.metrics.contexts.labels(reason=reason)._value.get() for reason in CONTEXTS}
+
+    async with an_episode(shared, broker.lease()) as calls:
+        first = await ask(calls, [user("a")])
+        assert contexts() == {"first": 1, "other": 0, "no_bridge": 0}
+        second = await ask(calls, [user("a"), echoed(first), user("b")])
+        assert contexts() == {"first": 1, "other": 0, "no_bridge": 0}
+        await ask(calls, [user("elsewhere")])
+        assert contexts() == {"first": 1, "other": 1, "no_bridge": 0}
+        # Nobody but the model may say what an assistant said.
+        said = [user("a"), echoed(first), user("b"), echoed(second), {"role": "assistant", "content": "so"}, user("c")]
+        await ask(calls, said)
+        assert contexts() == {"first": 1, "other": 1, "no_bridge": 1}
+        assert counted(shared.metrics.unparsed_calls) == 0
+        says(engine, renderer, "<tool_call>{no json}</tool_call>", [user("call")])
+        answer = await ask(calls, [user("call")], tools=[WEATHER])
+        assert (answer.tool_calls, answer.content) == ([], "<tool_call>{no json}</tool_call>")
+        assert counted(shared.metrics.unparsed_calls) == 1
 
 
 async def test_two_calls_from_one_conversation_are_two_sequences_that_alternate(
@@ -397,15 +423,18 @@ async def test_generation_waits_while_weights_are_replaced(renderer: Renderer, e
         await asking
 
 
+def says(engine: ScriptedEngine, renderer: Renderer, text: str, messages: list[dict[str, Any]]) -> None:
+    """Have the engine answer ``messages`` with ``text``, and everything else with nothing."""
+    scripted = [*renderer._tokenizer.encode(text), min(renderer.stop_ids)]  # type: ignore[attr-defined]
+    begin = len(renderer.prompt_ids(messages, [WEATHER]))
+    engine.next_token = lambda context: (
+        scripted[len(context) - begin] if 0 <= len(context) - begin < len(scripted) else min(renderer.stop_ids)
+    )
+
+
 async def test_tool_calls_are_answered_and_their_results_bridged(renderer: Renderer, engine: ScriptedEngine) -> None:
     text = 'I look.<tool_call>\n{"name": "weather", "arguments": {"b": 1, "a": "x"}}\n</tool_call>'
-    scripted = renderer._tokenizer.encode(text)  # type: ignore[attr-defined]
-    prompt = len(renderer.prompt_ids([user("a")], [WEATHER]))
-    engine.next_token = lambda context: (
-        [*scripted, min(renderer.stop_ids)][len(context) - prompt]
-        if prompt <= len(context) <= prompt + len(scripted)
-        else min(renderer.stop_ids)
-    )
+    says(engine, renderer, text, [user("a")])
     broker, shared = setup(renderer, engine, max_turn_tokens=200)
     async with an_episode(shared, broker.lease()) as calls:
         answer = await ask(calls, [user("a")], tools=[WEATHER])
