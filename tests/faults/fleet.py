@@ -232,6 +232,11 @@ class Fleet:
         with closing(sqlite3.connect(f"file:{self.directory / LEDGER_FILE}?mode=ro", uri=True)) as connection:
             return int(connection.execute(query, (name,)).fetchone()[0])
 
+    def finished(self) -> set[int]:
+        """The trajectories that have ended, by the ledger."""
+        with closing(sqlite3.connect(f"file:{self.directory / LEDGER_FILE}?mode=ro", uri=True)) as connection:
+            return {row[0] for row in connection.execute("SELECT trajectory_id FROM trajectories WHERE status = 'finished'")}
+
     def tails(self) -> str:
         """The last lines of every process's log."""
         parts = []
