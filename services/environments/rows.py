@@ -95,7 +95,7 @@ def _task(row: dict[str, Any]) -> Task:
     """The row as a task that the broker can lease and a worker can be sent. Raises: ValueError with what is wrong."""
     for column, value in row.items():
         try:
-            require_plain_result(f'column "{column}"', value)
+            require_plain_result(f'column "{column[:100]}"', value)
         except TypeError as error:
             raise ValueError(str(error)) from error
     require_plain("the row", row, limits.MAX_TASK_BYTES)

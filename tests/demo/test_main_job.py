@@ -9,6 +9,7 @@ from tests.support.processes.run_process import REPOSITORY, RunProcess
 
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(1500)]
 MODEL = REPOSITORY / "models" / "tiny"
+MODEL_WITH_TOOLS = REPOSITORY / "models" / "tools"
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -35,3 +36,15 @@ def test_the_calculator_learns_over_several_turns(tmp_path: Path) -> None:
     # Observation tokens are in the batch and carry no loss: fewer action tokens than tokens.
     assert all(0 < row["num_action_tokens"] < row["num_tokens"] for row in batches)
     assert audit(tmp_path).problems == []
+
+
+def test_an_agent_learns_to_use_its_tools_within_eight_minutes(tmp_path: Path) -> None:
+    with RunProcess(REPOSITORY / "examples/agent.toml", tmp_path, f"model.path={MODEL_WITH_TOOLS}") as run:
+        assert run.wait_finished(1200) == 0, run.tail()
+    evals = run.rows("eval")
+    in_time = [row["eval/reward"] for row in evals if row["time_s"] <= 480]
+    assert evals[0]["eval/reward"] <= 0.4
+    assert max(in_time) >= 0.9
+    report = audit(tmp_path)
+    assert report.problems == []
+    assert report.dropped == {}

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import msgpack
 
-from gspo.environments import Environment
+from gspo.environments import Environment, TaskSet
 from services.environments.dataset import DatasetOptions, load_rows
-from services.environments.registry import create_environment
+from services.environments.registry import ENVIRONMENTS, TASK_SETS, create_task_set
 from services.runtime.errors import ConfigurationError
 from services.runtime.net.security import KeyFileError, Security, read_public_keys
 from services.runtime.settings.configuration import load_settings
@@ -151,24 +151,27 @@ def key_seeds() -> list[bytes]:
 
 
 def options(data: bytes) -> None:
-    """A built-in environment's options, as JSON [name, options]: an environment with tasks, or ValueError."""
+    """The options of a built-in environment or task set, as JSON [name, options]: one with tasks, or ValueError."""
     try:
         name, given = json.loads(data)
-        if not isinstance(given, dict) or name not in ("arithmetic", "calculator", "dataset"):
+        if not isinstance(given, dict) or name not in (*ENVIRONMENTS, *TASK_SETS):
             return
     except (ValueError, TypeError, RecursionError):
         return
     try:
-        made = create_environment(name, given)
-        if name != "dataset":
+        made = create_task_set(name, given)
+        if name not in ("dataset", "rows"):
             _play(made)
     except ValueError as error:
         repr(error)
 
 
-def _play(made: Environment) -> None:
+def _play(made: TaskSet) -> None:
     for split in ("train", "eval"):
         task = made.tasks(split).task(0)  # type: ignore[arg-type]
+        if not isinstance(made, Environment):
+            require(msgpack.unpackb(msgpack.packb(task)) == task, "a task changed on the wire")
+            continue
         start = made.start(task, 1)
         step = made.step(start.state, "12")
         require(msgpack.unpackb(msgpack.packb(step.state)) == step.state, "a state changed on the wire")
@@ -181,6 +184,8 @@ def options_seeds() -> list[bytes]:
         ("arithmetic", {}),
         ("calculator", {"max_operand": "30", "operators": "+-*", "max_turns": 4, "call_reward": 0.1, "num_eval_tasks": 7}),
         ("calculator", {"bad_call_reward": -1}),
+        ("shop", {"num_eval_tasks": "3"}),
+        ("rows", {"train_path": "a.jsonl", "on_bad_row": "skip"}),
         ("dataset", {"train_path": "a.jsonl", "answer_marker": "", "on_bad_row": "skip", "reward_deadline_s": "3"}),
     ]
     return [json.dumps(each).encode() for each in given]
@@ -190,6 +195,7 @@ def rows(data: bytes) -> None:
     """A .jsonl file, with bad rows refused and with bad rows skipped: rows that fit on the wire, or ValueError."""
     path = written("rows.jsonl", data)
     for on_bad_row in ("error", "skip"):
+        _require_tasks(path, on_bad_row)
         chosen = DatasetOptions(on_bad_row=on_bad_row, prompt_column="question", answer_column="answer")  # type: ignore[arg-type]
         try:
             found = load_rows(path, chosen)
@@ -200,6 +206,19 @@ def rows(data: bytes) -> None:
             packed = msgpack.packb([row.prompt, row.answer])
             require(msgpack.unpackb(packed) == [row.prompt, row.answer], "a row changed on the wire")
             require(bool(row.prompt.strip()) and bool(row.answer.strip()), "an empty row")
+
+
+def _require_tasks(path: Path, on_bad_row: str) -> None:
+    """The same file as an agent's tasks."""
+    try:
+        source = create_task_set("rows", {"train_path": str(path), "on_bad_row": on_bad_row}).tasks("train")
+    except ValueError as error:
+        _require_printable(error)
+        return
+    for index in range(source.num_tasks or 0):
+        task = source.task(index)
+        require(msgpack.unpackb(msgpack.packb(task)) == task, "a task changed on the wire")
+        json.dumps(task, allow_nan=False).encode()
 
 
 @cache
