@@ -39,6 +39,7 @@ BAD_ROWS = [
     ("[1]", "a JSON object is needed, found list"),
     ({"text": "x" * MAX_TASK_BYTES}, f"bytes, {MAX_TASK_BYTES} allowed"),
     ('{"number": 1' + 30 * "0" + "}", 'column "number" holds'),
+    ('{"' + 70_000 * "c" + '": 1' + 30 * "0" + "}", 'column "ccc'),
     ('{"deep": ' + 40 * "[" + 40 * "]" + "}", 'column "deep" is nested more than'),
 ]
 
@@ -50,6 +51,7 @@ def test_a_row_that_cannot_be_a_task_stops_the_run_or_is_left_out(tmp_path: Path
         tasks_of(path)
     assert str(refusal.value).startswith(f"{path}, line 2: ")
     assert reason in str(refusal.value)
+    assert len(str(refusal.value)) < 1000
     assert tasks_of(path, on_bad_row="skip") == [GOOD]
 
 
