@@ -10,6 +10,7 @@ crash as a ``RewardJob``: ``services.environments.reward_pool`` runs it in a pro
 
 from __future__ import annotations
 
+import math
 import random
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
@@ -42,16 +43,37 @@ class DemonstrationMessage(NamedTuple):
 class RewardJob(msgspec.Struct, frozen=True, kw_only=True):
     """A reward still to be computed: ``function(**arguments)``, sync or async, in a worker process that can be killed.
 
-    The function returns a number, or a map of named components.
+    The function returns a number, or a map of named components. Raises: ValueError when the fields are no job.
     """
 
-    function: str
+    function: str = ""
     """Where to find it: "package.module:function"."""
+    url: str = ""
+    """In place of a function: a service that gets the arguments as JSON by POST and answers {"reward": ...}."""
     arguments: dict[str, Plain]
+    with_task: bool = False
+    """Add the episode's task to the arguments, as ``task``. A state that held it would travel with every chunk."""
     deadline_s: float = 10.0
     """Wall-clock seconds for the call; starting the worker and importing the function do not count."""
     weights: dict[str, float] | None = None
     """For a function that returns named components: what each counts, and each must be there. None: each counts once."""
+
+    def __post_init__(self) -> None:
+        if bool(self.function) == bool(self.url):
+            raise ValueError(
+                f"a reward job has a function or a url, and not both: function is {self.function!r}, url is {self.url!r}"
+            )
+        if not 0 < self.deadline_s < math.inf:
+            raise ValueError(f"deadline_s of a reward job is {self.deadline_s}: expected seconds, above 0")
+        for name, weight in (self.weights or {}).items():
+            if not math.isfinite(weight):
+                raise ValueError(f'the weight of a reward\'s component "{name}" is {weight}: expected a finite number')
+
+    def for_task(self, task: Task) -> RewardJob:
+        """The job with ``task`` among its arguments if it asks for it: whoever grades an episode calls this."""
+        if not self.with_task:
+            return self
+        return msgspec.structs.replace(self, arguments={**self.arguments, "task": task}, with_task=False)
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):

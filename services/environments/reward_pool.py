@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 
@@ -23,6 +23,7 @@ from services.environments.reward_process import RewardProcess
 from services.environments.reward_results import FailureReason, RewardPoolOptions, RewardResult, no_reward
 from services.environments.scoring import UnscoredError, score_of
 from services.reward_worker.worker import MAX_MESSAGE_BYTES
+from services.runtime.errors import ConfigurationError, ServiceError
 
 log = structlog.get_logger(__name__)
 
@@ -36,14 +37,24 @@ class RewardPool:
     Use it as an asynchronous context manager; workers start when first needed.
     """
 
-    def __init__(self, options: RewardPoolOptions | None = None) -> None:
+    def __init__(self, options: RewardPoolOptions | None = None, functions: Sequence[str] = ()) -> None:
+        """``functions``: those that must be there before the pool opens, "package.module:function" each."""
         self._options = RewardPoolOptions() if options is None else options
+        self._functions = functions
         self._workers = [RewardProcess(self._options) for _ in range(self._options.num_workers)]
         self._idle = list(self._workers)
         self._free = asyncio.Semaphore(self._options.num_workers)
         self._closed = False
 
     async def __aenter__(self) -> RewardPool:
+        """Raises: ConfigurationError when one of the functions cannot be imported in a worker, ServiceError when that takes
+        longer than start_timeout_s."""
+        try:
+            for function in self._functions:
+                await self._require(function)
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -71,11 +82,27 @@ class RewardPool:
         if self._closed and result.failure == "crashed":
             return no_reward("closed", "the reward pool was closed during the job")
         if result.failure is not None:
-            log.warning("reward_failed", function=job.function, reason=result.failure, detail=result.detail)
+            log.warning(
+                "reward_failed", function=job.function, reason=result.failure, reward=result.reward, detail=result.detail
+            )
         return result
 
+    async def _require(self, function: str) -> None:
+        worker = self._idle[-1]  # the one that the first job gets
+        answer = await worker.grade(msgpack.packb({"function": function, "arguments": None}), None)
+        if answer.failure is not None:
+            # A slow start may have been this machine's doing, and go well the next time.
+            error = ServiceError if answer.failure == "deadline" else ConfigurationError
+            raise error(
+                f'the reward function "{function}" cannot be used: {answer.detail}\nIt needs its package installed, or its '
+                "module in the working directory; it is imported with the limits of [reward]"
+            )
+
     async def _graded(self, job: RewardJob, folder: str) -> RewardResult:
-        request = msgpack.packb({"function": job.function, "arguments": job.arguments, "scratch": folder})
+        try:
+            request = msgpack.packb({"function": job.function, "arguments": job.arguments, "scratch": folder})
+        except (TypeError, ValueError, OverflowError) as error:
+            return no_reward("bad_job", f"the job's arguments are not plain data: {error}")
         if len(request) > MAX_MESSAGE_BYTES:
             return no_reward("too_large", f"a job of {len(request)} bytes; the limit is {MAX_MESSAGE_BYTES}")
         # The worker that became free last, so that only as many interpreters start as the load needs.
@@ -85,8 +112,8 @@ class RewardPool:
         finally:
             self._idle.append(worker)
         # Only of a job that had begun: a worker that starts too slowly is not the policy's doing.
-        if answer.failure == "deadline" and answer.found and self._options.on_deadline == "zero":
-            return RewardResult(reward=0.0, detail=answer.detail)
+        if answer.failure in ("deadline", "cpu_time") and answer.found and self._options.on_deadline == "zero":
+            return RewardResult(reward=0.0, failure=answer.failure, detail=answer.detail)
         if answer.failure is not None:
             return no_reward(answer.failure, answer.detail)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 import msgspec
@@ -15,9 +15,11 @@ from services.environments.reward_results import FailureReason, RewardPoolOption
 from services.reward_worker.isolation import MAX_FILE_BYTES, worker_environment
 from services.reward_worker.worker import LENGTH, MAX_MESSAGE_BYTES
 from services.runtime.lifecycle import module_command
-from services.runtime.stray_processes import MARK, kill_marked, new_mark
+from services.runtime.stray_processes import MARK, ended_as, kill_marked, new_mark
 
 log = structlog.get_logger(__name__)
+
+_LAST_MOMENT_S: Final = 1.0
 
 
 class RewardAnswer(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,8 +54,11 @@ class RewardProcess:
         self._closed = True
         await self.kill()
 
-    async def grade(self, request: bytes, deadline_s: float) -> RewardAnswer:
-        """Let the worker grade ``request``. An early end kills the process, so no pipe stays half read."""
+    async def grade(self, request: bytes, deadline_s: float | None) -> RewardAnswer:
+        """Let the worker grade ``request``. An early end kills the process, so no pipe stays half read.
+
+        Without a deadline the request is only to find its function, and so is the answer.
+        """
         finished = False
         try:
             answer = await self._answer(request, deadline_s)
@@ -76,7 +81,7 @@ class RewardProcess:
         await process.wait()
         await asyncio.to_thread(kill_marked, self._mark, process.pid)
 
-    async def _answer(self, request: bytes, deadline_s: float) -> RewardAnswer:
+    async def _answer(self, request: bytes, deadline_s: float | None) -> RewardAnswer:
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
                 process = await self._running_process()
@@ -89,22 +94,39 @@ class RewardProcess:
         except TimeoutError:
             return _failed("deadline", f"the worker was not ready within {self._options.start_timeout_s} s")
         except (ConnectionError, asyncio.IncompleteReadError):
-            return _failed("crashed", "the worker ended before the job began")
+            return _failed("crashed", "the worker ended before the job began: when it started, or imported the function")
         if answer.failure is not None:
             return answer
         if not answer.found:
             return _failed("crashed", "the worker does not say that it has found the function")
+        if deadline_s is None:
+            return answer
         try:
             async with asyncio.timeout(deadline_s):
                 answer = await _read_answer(stdout)
         except TimeoutError:
             return RewardAnswer(found=True, failure="deadline", detail=f"not done after {deadline_s} s")
         except (ConnectionError, asyncio.IncompleteReadError):
-            return _failed("crashed", "the worker ended during the job: a limit on CPU time or memory, or a crash")
+            return await self._ended_during_job(process)
         self._num_jobs += 1
         if answer.value is None and answer.failure is None:
             return _failed("crashed", "the worker answered neither with a reward nor with a failure")
         return answer
+
+    async def _ended_during_job(self, process: asyncio.subprocess.Process) -> RewardAnswer:
+        try:
+            # The pipe closes a moment before the process has ended, and only then it is known how.
+            async with asyncio.timeout(_LAST_MOMENT_S):
+                await process.wait()
+        except TimeoutError:
+            log.debug("reward_worker_closed_its_pipe", pid=process.pid)
+        await self.kill()
+        await process.wait()  # ``close`` may have been first.
+        if process.returncode == -signal.SIGXCPU:
+            detail = f"the job used more than {self._options.cpu_s} s of CPU time"
+            return RewardAnswer(found=True, failure="cpu_time", detail=detail)
+        assert process.returncode is not None
+        return _failed("crashed", f"the worker ended during the job: {ended_as(process.returncode)}")
 
     async def _running_process(self) -> asyncio.subprocess.Process:
         if self._process is None:
@@ -119,7 +141,7 @@ class RewardProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
-                env={**worker_environment(os.environ), MARK: self._mark},
+                env={**worker_environment(os.environ), **options.environment, MARK: self._mark},
                 start_new_session=True,
             )  # fmt: skip
             assert self._process.stdout is not None

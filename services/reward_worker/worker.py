@@ -2,12 +2,16 @@
 
 Each message is a 4-byte big-endian length and that many bytes of msgpack. First the worker reports whether it is cut off
 from the network. It answers each job twice: when it has found the function (its import may take seconds, once), and with the
-result of the call. The process itself limits memory, files and CPU time; the parent enforces the wall-clock limit by a kill.
+result of the call. A job whose arguments are null only asks for the first answer. The process itself limits memory, files
+and CPU time; the parent enforces the wall-clock limit by a kill.
+
+All async functions run in one event loop, one after the other, so that a client of a judge can keep its connections.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import math
 import os
@@ -22,6 +26,7 @@ from typing import Any, BinaryIO
 
 import msgpack
 
+from services.reward_worker.failures import described, import_failure
 from services.reward_worker.isolation import isolate
 from services.runtime.importing import import_named
 
@@ -49,32 +54,33 @@ def read_message(stream: BinaryIO) -> dict[str, Any] | None:
 
 
 def find_function(path: str) -> Callable[..., Any]:
-    """The function at "package.module:function". Raises: ValueError when there is none."""
+    """The function at "package.module:function". Raises: ValueError when there is none, or its module raises."""
     module_name, colon, function_name = path.partition(":")
-    if not colon:
+    if not (module_name and colon and function_name):
         raise ValueError(f'"{path}" is not of the form "package.module:function"')
     try:
         found = vars(import_named(module_name)).get(function_name)
-    except ImportError as error:
-        raise ValueError(f'cannot import "{module_name}": {error}') from error
+    except Exception as error:
+        raise ValueError(f'cannot import "{module_name}": {import_failure(error)}') from error
     if not callable(found):
         raise ValueError(f'"{module_name}" has no function called "{function_name}"')
     return found  # type: ignore[no-any-return]
 
 
-def grade(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Call ``function``, sync or async.
+def grade(function: Callable[..., Any], arguments: dict[str, Any], loop: asyncio.Runner) -> dict[str, Any]:
+    """Call ``function``; an async one runs in ``loop``.
 
     Returns {"reward": float}, {"components": {name: float}}, or {"failure": reason, "detail": text}.
     """
     try:
         value = function(**arguments)
         if inspect.isawaitable(value):
-            value = asyncio.run(_awaited(value))
+            value = loop.run(_awaited(value), context=contextvars.copy_context())
     except MemoryError:
         return {"failure": "memory", "detail": "the job needed more memory than a worker may have"}
-    except Exception as error:  # noqa: BLE001 - this is the user's code, and its failure is data
-        return {"failure": "raised", "detail": f"{type(error).__name__}: {error}"[:MAX_DETAIL_CHARS]}
+    # This is the user's code, and its failure is data: also one that leaves, or cancels itself.
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
+        return {"failure": "raised", "detail": described(error)}
     if not isinstance(value, dict):
         number = _finite(value)
         return _not_finite("the reward", value) if number is None else {"reward": number}
@@ -86,7 +92,14 @@ def grade(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, 
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
+    try:
+        return await value
+    finally:
+        # What a job leaves running would take its time from the next one.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 def _finite(value: Any) -> float | None:
@@ -99,7 +112,8 @@ def _finite(value: Any) -> float | None:
 
 
 def _not_finite(what: str, value: Any) -> dict[str, Any]:
-    return {"failure": "not_finite", "detail": f"{what} is {value!r}"[:MAX_DETAIL_CHARS]}
+    shown = repr(value) if isinstance(value, bool | int | float | str | None) else f"a {type(value).__name__}"
+    return {"failure": "not_finite", "detail": f"{what} is {shown[:MAX_DETAIL_CHARS]}: expected a finite number"}
 
 
 def use_scratch(folder: str) -> None:
@@ -145,15 +159,18 @@ def main(memory_bytes: int, cpu_s: int, *, network: bool, file_bytes: int) -> No
     jobs: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=1)
     threading.Thread(target=_read_jobs, args=(jobs,), name="read-jobs", daemon=True).start()
     # Jobs run in the main thread: math-verify's own time limit is a signal, which no other thread receives.
+    loop = asyncio.Runner()
     while True:
         job = jobs.get()
         try:
             function = find_function(job["function"])
         except ValueError as error:
-            write_message(results, {"failure": "unknown_function", "detail": str(error)[:MAX_DETAIL_CHARS]})
+            write_message(results, {"failure": "unknown_function", "detail": str(error)})
             continue
         write_message(results, {"found": True})
+        if job["arguments"] is None:
+            continue
         limit_cpu_of_next_job(cpu_s)
         if job["scratch"]:
             use_scratch(job["scratch"])
-        write_message(results, grade(function, job["arguments"]))
+        write_message(results, grade(function, job["arguments"], loop))

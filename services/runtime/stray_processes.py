@@ -22,6 +22,14 @@ def new_mark() -> str:
     return secrets.token_hex(16)
 
 
+def ended_as(status: int) -> str:
+    """How a process ended, for people, by the exit status that ``subprocess`` gives it."""
+    if status >= 0:
+        return f"exit status {status}"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    return "SIGXCPU: its limit on CPU time" if name == "SIGXCPU" else name
+
+
 def kill_marked(mark: str, leader: int | None) -> int:
     """Kill what carries ``mark`` and the group and session of ``leader``, until nothing is left. Returns how many it killed.
 

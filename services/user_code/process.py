@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 import services.user_worker
-from services.runtime.stray_processes import kill_marked
+from services.runtime.stray_processes import ended_as, kill_marked
 
 log = structlog.get_logger(__name__)
 
@@ -87,13 +87,7 @@ class UserProcess:
 
     def ended_as(self) -> str:
         """How the process ended, for people."""
-        status = self.returncode
-        if status is None:
-            return "it runs"
-        if status >= 0:
-            return f"exit status {status}"
-        name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
-        return "SIGXCPU: its limit on CPU time" if name == "SIGXCPU" else name
+        return "it runs" if self.returncode is None else ended_as(self.returncode)
 
 
 class _Printed(asyncio.Protocol):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -55,8 +56,55 @@ def words() -> str:
     return "one"
 
 
+def be_killed() -> float:
+    """As the kernel does when memory is short."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return hang()
+
+
+def flood() -> float:
+    """Print far more than a pipe holds, by Python and past it."""
+    for _ in range(64):
+        sys.stdout.write("x" * 65536)
+        sys.stderr.write("x" * 65536)
+        os.write(1, b"x" * 65536)
+    return 1.0
+
+
+LOOPS: list[asyncio.AbstractEventLoop] = []
+LEFT: list["asyncio.Task[None]"] = []
+
+
+async def loops() -> dict[str, float]:
+    """How many jobs ran in this loop before, how many tasks they left to it, and how many of them ended. Leaves one more."""
+    same = sum(loop is asyncio.get_running_loop() for loop in LOOPS)
+    answer = {"before": float(same), "left": len(asyncio.all_tasks()) - 1.0, "ended": float(sum(t.done() for t in LEFT))}
+    LOOPS.append(asyncio.get_running_loop())
+    LEFT.append(asyncio.get_running_loop().create_task(wait_for_ever()))
+    await asyncio.sleep(0)
+    return answer
+
+
+async def wait_for_ever() -> None:
+    await asyncio.Event().wait()
+
+
 def leave() -> float:
     sys.exit(1)
+
+
+async def leave_later() -> float:
+    await asyncio.sleep(0)
+    sys.exit(2)
+
+
+async def cancel_itself() -> float:
+    raise asyncio.CancelledError
+
+
+def close_the_pipe() -> float:
+    os.closerange(3, 64)
+    return 1.0
 
 
 def connect(host: str, port: int) -> float:
@@ -67,6 +115,10 @@ def connect(host: str, port: int) -> float:
 def write(num_bytes: int) -> float:
     with tempfile.TemporaryFile(dir="/tmp", buffering=0) as file:
         return float(file.write(bytes(num_bytes)))
+
+
+def environment_value(variable: str) -> float:
+    return float(os.environ[variable])
 
 
 def environment(variable: str) -> float:

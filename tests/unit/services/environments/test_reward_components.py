@@ -72,12 +72,50 @@ def test_a_score_is_the_weighted_sum(
     assert score_of(value, weights).reward == reward
 
 
-@pytest.mark.parametrize(("on_deadline", "reward", "failure"), [("drop", None, "deadline"), ("zero", 0.0, None)])
-async def test_a_job_over_its_deadline_fails_or_counts_as_zero(
-    on_deadline: Literal["drop", "zero"], reward: float | None, failure: str | None
+@pytest.mark.parametrize("on_deadline", ["fail", "zero"])
+@pytest.mark.parametrize(
+    ("slow", "failure", "detail"),
+    [
+        (job("hang", deadline_s=0.2), "deadline", "not done after 0.2 s"),
+        (job("burn", deadline_s=60.0), "cpu_time", "more than 1 s of CPU"),
+    ],
+    ids=["hang", "burn"],
+)
+async def test_a_job_over_its_deadline_or_cpu_time_fails_or_counts_as_zero(
+    slow: RewardJob, failure: str, detail: str, on_deadline: Literal["fail", "zero"]
 ) -> None:
-    result = await graded(job("hang", deadline_s=0.2), on_deadline=on_deadline)
-    assert (result.reward, result.failure, "not done after 0.2 s" in result.detail) == (reward, failure, True)
+    result = await graded(slow, on_deadline=on_deadline, cpu_s=1)
+    expected = None if on_deadline == "fail" else 0.0
+    assert (result.reward, result.failure, detail in result.detail) == (expected, failure, True), result
+
+
+@pytest.mark.parametrize("name", ["refuse", "crash", "not_a_number"])
+async def test_only_a_job_that_takes_too_long_counts_as_zero(name: str) -> None:
+    result = await graded(job(name, text="x") if name == "refuse" else job(name), on_deadline="zero")
+    assert (result.reward, result.failure is None) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"function": "a:b", "url": "http://x"}, "and not both"),
+        ({}, "and not both"),
+        ({"function": "a:b", "deadline_s": 0}, "deadline_s of a reward job is 0"),
+        ({"function": "a:b", "deadline_s": float("nan")}, "deadline_s of a reward job is nan"),
+        ({"function": "a:b", "deadline_s": float("inf")}, "deadline_s of a reward job is inf"),
+        ({"function": "a:b", "weights": {"right": float("nan")}}, 'component "right" is nan'),
+    ],
+)
+def test_fields_that_are_no_job_are_refused(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        RewardJob(arguments={}, **fields)
+
+
+def test_a_job_gets_the_task_when_it_asks_for_it() -> None:
+    asking = RewardJob(function="a:b", arguments={"completion": "x"}, with_task=True)
+    assert asking.for_task({"prompt": "p"}).arguments == {"completion": "x", "task": {"prompt": "p"}}
+    silent = RewardJob(function="a:b", arguments={"completion": "x"})
+    assert silent.for_task({"prompt": "p"}).arguments == {"completion": "x"}
 
 
 async def test_a_worker_that_starts_too_slowly_never_counts_as_zero() -> None:

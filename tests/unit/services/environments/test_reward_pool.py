@@ -16,6 +16,7 @@ import pytest_asyncio
 from gspo.environments import Plain, RewardJob
 from services.environments.reward_pool import RewardPool, RewardPoolOptions
 from services.reward_worker.worker import MAX_MESSAGE_BYTES
+from services.runtime.errors import ConfigurationError, ServiceError
 
 OPTIONS = RewardPoolOptions(num_workers=1, memory_bytes=1024**3, cpu_s=1)
 
@@ -58,8 +59,13 @@ async def test_one_worker_serves_one_job_after_another(pool: RewardPool) -> None
         ("infinite", "not_finite", "inf"),
         ("words", "not_finite", "'one'"),
         ("missing", "unknown_function", "missing"),
-        ("crash", "crashed", "ended during the job"),
-        ("leave", "crashed", "ended during the job"),
+        ("refuse", "raised", "reward_functions.py:"),
+        ("crash", "crashed", "ended during the job: exit status 3"),
+        ("leave", "raised", "SystemExit: 1"),
+        ("leave_later", "raised", "SystemExit: 2"),
+        ("cancel_itself", "raised", "CancelledError"),
+        ("close_the_pipe", "crashed", "ended during the job"),
+        ("be_killed", "crashed", "ended during the job: SIGKILL"),
     ],
 )
 async def test_a_failed_job_is_an_answer_with_its_reason_and_the_next_is_served(
@@ -69,6 +75,79 @@ async def test_a_failed_job_is_an_answer_with_its_reason_and_the_next_is_served(
     assert (result.reward, result.failure) == (None, reason)
     assert detail in result.detail
     assert (await pool.grade(job("length", text="ab"))).reward == 2.0
+
+
+async def test_a_failure_names_the_lines_of_the_user_and_none_of_ours(pool: RewardPool) -> None:
+    for name in ("refuse", "fail_later"):
+        result = await pool.grade(job(name, text="x") if name == "refuse" else job(name))
+        said, *places = result.detail.splitlines()
+        assert (said.startswith("KeyError: "), len(places)) == (True, 1), result.detail
+        assert places[0].endswith(f" in {name}")
+
+
+async def test_a_job_that_floods_its_output_is_served(pool: RewardPool) -> None:
+    assert (await pool.grade(job("flood"))).reward == 1.0
+
+
+async def test_a_module_that_raises_is_no_crash_and_says_where(pool: RewardPool) -> None:
+    result = await pool.grade(RewardJob(function="tests.support.unimportable_reward:f", arguments={}))
+    assert result.failure == "unknown_function"
+    assert "RuntimeError: no key is set" in result.detail
+    assert "unimportable_reward.py:3 in <module>" in result.detail
+    assert (await pool.grade(job("length", text="ab"))).reward == 2.0
+
+
+@pytest.mark.parametrize(
+    "path", ["", "length", "tests.support.reward_functions", ":length", "tests.support.reward_functions:"]
+)
+async def test_a_path_of_another_form_is_an_unknown_function(pool: RewardPool, path: str) -> None:
+    if path == "":
+        with pytest.raises(ValueError, match="has a function or a url, and not both"):
+            RewardJob(function=path, arguments={})
+        return
+    result = await pool.grade(RewardJob(function=path, arguments={}))
+    assert result.failure == "unknown_function"
+    assert f'"{path}" is not of the form "package.module:function"' in result.detail
+
+
+async def test_arguments_that_are_no_plain_data_are_a_failure(pool: RewardPool) -> None:
+    for bad in ({1, 2}, 10**30, object()):
+        result = await pool.grade(RewardJob(function="tests.support.reward_functions:length", arguments={"text": bad}))  # type: ignore[dict-item]
+        assert (result.reward, result.failure) == (None, "bad_job"), result
+
+
+async def test_a_pool_opens_only_with_its_functions_there() -> None:
+    good = "tests.support.reward_functions:process_id"
+    async with RewardPool(RewardPoolOptions(num_workers=2), functions=[good]) as pool:
+        ready = {process.pid for process in psutil.Process().children()}
+        assert (await pool.grade(job("process_id"))).reward in ready
+    for bad, said in (
+        ("tests.support.reward_functions:gone", 'no function called "gone"'),
+        ("nowhere:f", "no module nowhere"),
+    ):
+        pool = RewardPool(OPTIONS, functions=[good, bad])
+        with pytest.raises(ConfigurationError, match=said):
+            async with pool:
+                raise AssertionError("the pool has opened")
+        assert (await pool.grade(job("process_id"))).failure == "closed"
+
+
+async def test_a_pool_that_starts_too_slowly_may_be_started_again() -> None:
+    with pytest.raises(ServiceError, match=r"not ready within 0\.001 s"):
+        async with RewardPool(RewardPoolOptions(start_timeout_s=0.001), functions=["tests.support.reward_functions:length"]):
+            raise AssertionError("the pool has opened")
+
+
+async def test_async_jobs_share_a_loop_and_leave_nothing_in_it(pool: RewardPool) -> None:
+    assert (await pool.grade(job("loops"))).components == {"before": 0.0, "left": 0.0, "ended": 0.0}
+    assert (await pool.grade(job("loops"))).components == {"before": 1.0, "left": 0.0, "ended": 1.0}
+
+
+async def test_a_job_gets_the_variables_that_it_is_given_and_its_mark_stays() -> None:
+    options = RewardPoolOptions(num_workers=1, environment={"JUDGE_NUMBER": "7", "GSPO_USER_PROCESS": "5"})
+    async with RewardPool(options) as pool:
+        assert (await pool.grade(job("environment_value", variable="JUDGE_NUMBER"))).reward == 7.0
+        assert (await pool.grade(job("environment_value", variable="GSPO_USER_PROCESS"))).failure == "raised"
 
 
 async def test_a_missing_module_is_named(pool: RewardPool) -> None:
@@ -90,7 +169,7 @@ async def test_a_job_over_its_deadline_is_killed_with_its_worker(pool: RewardPoo
 
 async def test_a_job_that_burns_cpu_time_is_ended_by_its_limit(pool: RewardPool) -> None:
     result = await pool.grade(job("burn", deadline_s=60))
-    assert result.failure == "crashed"
+    assert (result.failure, result.detail) == ("cpu_time", "the job used more than 1 s of CPU time")
 
 
 async def test_a_job_that_wants_too_much_memory_fails_and_a_smaller_one_does_not(pool: RewardPool) -> None:
