@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 
 import msgspec
@@ -122,6 +123,11 @@ class TaskSet(ABC):
 
     def __init__(self, options: msgspec.Struct) -> None:  # noqa: B027 - for classes that have nothing to set
         """Build from checked options, an ``options_type``. A class without options leaves this as it is."""
+
+    @property
+    def reward_functions(self) -> Sequence[str]:
+        """Functions of its reward jobs, "package.module:function" each: a rollout starts only when they can be imported."""
+        return ()
 
     @abstractmethod
     def tasks(self, split: Split) -> TaskSource:

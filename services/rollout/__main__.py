@@ -14,9 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from protocol.channels import WORK
 from protocol.sessions import new_session
-from services.rollout.agents import open_solver
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.opening import Policy, open_episodes
+from services.rollout.opening import Policy, open_episodes, open_player
 from services.rollout.service import RolloutService
 from services.rollout.sglang import (
     Engine,
@@ -126,9 +125,7 @@ async def _generate(
     try:
         async with AsyncExitStack() as stack:
             # Before SGLang, which takes a minute: a mistake in the user's code is known at once.
-            solve = (
-                await stack.enter_async_context(open_solver(settings, arguments.name)) if settings.agent.is_used else None
-            )
+            player = await stack.enter_async_context(open_player(settings, arguments.name))
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry))
             broker = PeerClient(
                 context, WORK, settings.broker.work_endpoint,
@@ -161,7 +158,7 @@ async def _generate(
                 tokenizer=tokenizer, engine=engine, broker=broker, may_generate=sync.may_generate, metrics=metrics,
                 clock=clock, wall_s=lambda: datetime.now(tz=UTC).timestamp(),
             )  # fmt: skip
-            episodes = await stack.enter_async_context(open_episodes(settings, policy, solve, registry))
+            episodes = await stack.enter_async_context(open_episodes(settings, policy, player, registry))
             service = RolloutService(
                 episodes=episodes,
                 broker=broker,

@@ -151,7 +151,8 @@ class Store(Reader):
         if found != fingerprint:
             raise StoreMismatch(
                 f"{self.path}: the run in it has fingerprint {found}, the configuration {fingerprint}: seed, "
-                "model, environment, sampling or batch settings were changed. Change them back or choose another directory"
+                "model, environment, reward.on_deadline, sampling or batch settings were changed. Change them back or "
+                "choose another directory"
             )
         self.run_id = self.meta_value("run_id")
         self.newest = self.newest_commit()

@@ -16,6 +16,8 @@ def run_fingerprint(settings: Settings) -> str:
         "seed": settings.run.seed,
         "model": settings.model.path.name,
         "environment": settings.environment.model_dump(mode="json"),
+        # The members of a group are compared, and different rollouts may grade them.
+        "reward": {"on_deadline": settings.reward.on_deadline},
         "sampling": settings.sampling.model_dump(mode="json"),
         "batch": settings.batch.model_dump(mode="json"),
     }

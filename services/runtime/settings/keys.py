@@ -18,7 +18,10 @@ from pydantic.fields import FieldInfo
 from gspo.settings import Range
 from services.runtime.settings.sections import Settings
 
-RENAMED: Final = {"objective.band_growth": "objective.clip_range_growth"}
+RENAMED: Final = {
+    "objective.band_growth": "objective.clip_range_growth",
+    "rollout.reward_workers": "reward.workers",
+}
 """Keys of former configuration files, by what they are called now. An old key is an error that names the new one."""
 
 _NAMES: Final[dict[Any, str]] = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}

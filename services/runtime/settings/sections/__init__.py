@@ -9,6 +9,7 @@ from services.runtime.settings.sections.agent import AgentSection
 from services.runtime.settings.sections.broker import Broker
 from services.runtime.settings.sections.learner import Learner
 from services.runtime.settings.sections.objective import ObjectiveSettings
+from services.runtime.settings.sections.reward import RewardSection
 from services.runtime.settings.sections.rollout import Rollout
 from services.runtime.settings.sections.run import BatchSection, EnvironmentSection, Evaluation, Model, Run, Sampling
 from services.runtime.settings.sections.section import Section
@@ -24,6 +25,7 @@ __all__ = [
     "Learner",
     "Model",
     "ObjectiveSettings",
+    "RewardSection",
     "Rollout",
     "Run",
     "Sampling",

@@ -51,7 +51,5 @@ class Rollout(Section):
     linger: bool = False
     """When the run is complete: false ends the process with status 0. true ends only SGLang; the process then waits for
     SIGTERM, alive and not ready. A Deployment needs that, because it restarts whatever ends. ``gspo run`` sets false."""
-    reward_workers: int = Field(1, ge=1)
-    """Killable worker processes for slow rewards (math-verify)."""
     metrics_port: Port = 9110
     """The first rollout's port; ``gspo run`` gives the next ones port + 1, + 2, ... 0: any free port."""

@@ -8,6 +8,7 @@ from services.runtime.settings.sections.agent import AgentSection
 from services.runtime.settings.sections.broker import Broker
 from services.runtime.settings.sections.learner import Learner
 from services.runtime.settings.sections.objective import ObjectiveSettings
+from services.runtime.settings.sections.reward import RewardSection
 from services.runtime.settings.sections.rollout import Rollout
 from services.runtime.settings.sections.run import BatchSection, EnvironmentSection, Evaluation, Model, Run, Sampling
 from services.runtime.settings.sections.security import SecuritySection
@@ -21,6 +22,7 @@ class Settings(BaseModel):
     run: Run = Run()
     model: Model = Model()
     environment: EnvironmentSection = EnvironmentSection()
+    reward: RewardSection = RewardSection()
     agent: AgentSection = AgentSection()
     sampling: Sampling = Sampling()
     batch: BatchSection = BatchSection()

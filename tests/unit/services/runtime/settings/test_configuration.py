@@ -277,6 +277,25 @@ def test_an_old_key_is_refused_when_a_recorded_run_is_overridden() -> None:
         override_settings(Settings(), [f"{OLD}=1"])
 
 
+def test_the_number_of_reward_workers_has_moved_to_the_section_of_rewards(tmp_path: Path) -> None:
+    assert "rollout.reward_workers is now reward.workers" in refusal("[rollout]\nreward_workers = 2\n", tmp_path)
+    assert load_settings(written(tmp_path, "[reward]\nworkers = 2\n"), (), {}).reward.workers == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ('variables = ["A=1"]', "reward.variables holds 'A=1': name variables alone"),
+        ('variables = ["TMPDIR"]', "reward.variables holds 'TMPDIR', which each worker gets a value of its own for"),
+        ('on_deadline = "drop"', "reward.on_deadline is 'drop'"),
+        ("workers = 0", "reward.workers is 0"),
+        ("memory_bytes = 1000", "reward.memory_bytes is 1000"),
+    ],
+)
+def test_a_wrong_setting_of_the_rewards_is_named_with_its_value(tmp_path: Path, table: str, text: str) -> None:
+    assert text in refusal(f"[reward]\n{table}\n", tmp_path)
+
+
 def test_renamed_keys_lead_to_keys_that_exist_and_from_keys_that_do_not() -> None:
     assert set(RENAMED.values()) <= all_keys().keys()
     assert not RENAMED.keys() & all_keys().keys()
