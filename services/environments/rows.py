@@ -46,7 +46,7 @@ class Rows(TaskSet):
         if not path:
             name = f"{split}_path"
             raise ValueError(f"the rows task set needs {name} for its {split} split: name a .jsonl or .parquet file")
-        return PlainRows(usable_rows(Path(path), _task, self._options.on_bad_row))
+        return PlainRows(usable_rows(Path(path), plain_task, self._options.on_bad_row))
 
 
 class PlainRows:
@@ -91,7 +91,7 @@ def usable_rows(path: Path, read: Callable[[dict[str, Any]], Row], on_bad_row: O
     return rows
 
 
-def _task(row: dict[str, Any]) -> Task:
+def plain_task(row: dict[str, Any]) -> Task:
     """The row as a task that the broker can lease and a worker can be sent. Raises: ValueError with what is wrong."""
     for column, value in row.items():
         try:

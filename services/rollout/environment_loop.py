@@ -73,7 +73,7 @@ class EnvironmentLoop:
             # Sent before the step: a rollout that resumes from here repeats the step and gets the same result.
             await self.send_chunk(trajectory)
             cut = trajectory.token_ids[-1] not in self.tokenizer.stop_ids
-            step, reward = await self._step(trajectory)
+            step, reward = await self._step(lease, trajectory)
             observation = [] if step.done or cut else self._observation(trajectory, step)
             if not observation:
                 break
@@ -156,7 +156,7 @@ class EnvironmentLoop:
             # The refusal is about this request: another engine would refuse it as well.
             raise EpisodeFailed(f"the engine refused the request: {error}") from error
 
-    async def _step(self, trajectory: Trajectory) -> tuple[Step, float]:
+    async def _step(self, lease: Lease, trajectory: Trajectory) -> tuple[Step, float]:
         """The environment's answer to the finished turn, with its reward. ``trajectory`` does not change."""
         assert trajectory.state is not None
         stop_ids = self.tokenizer.stop_ids
@@ -166,9 +166,11 @@ class EnvironmentLoop:
             step = self.environment.step(copy.deepcopy(trajectory.state), text)
         step = msgspec.structs.replace(step, state=_as_it_travels(step.state))
         if isinstance(step.reward, RewardJob):
-            result = await self.rewards.grade(step.reward)
-            if result.reward is None:
+            result = await self.rewards.grade(step.reward.for_task(lease.task))
+            if result.failure is not None:
+                # Also counted where it is worth 0 (reward.on_deadline).
                 self.metrics.reward_failures.labels(failure=result.failure).inc()
+            if result.reward is None:
                 raise EpisodeFailed(f"no reward: {result.failure}: {result.detail}")
             if result.components:
                 await self._keep_components(trajectory, result.components)

@@ -28,6 +28,7 @@ class CountingOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     turns: int = 1
     """Actions until the episode is done."""
     slow_reward: bool = False
+    reward_with_task: bool = False
     fails_at_turn: int = -1
     start_fails: bool = False
     reward: Any = None
@@ -63,7 +64,8 @@ class CountingEnvironment(Environment):
         done = state["turn"] >= self._options.turns
         reward: Any = len(action) / 10 if self._options.reward is None else self._options.reward
         if self._options.slow_reward:
-            reward = RewardJob(function="tests:length", arguments={"text": action})
+            arguments = {"text": action}
+            reward = RewardJob(function="tests:length", arguments=arguments, with_task=self._options.reward_with_task)
         messages = [] if done else [{"role": "tool", "content": f"turn {turn}"}]
         return Step(state=state, messages=messages, reward=reward, done=done)
 

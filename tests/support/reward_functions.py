@@ -159,6 +159,12 @@ def parts(**values: object) -> dict[str, object]:
     return values
 
 
+async def graded_row(completion: str, task: dict[str, object]) -> dict[str, float]:
+    level = task["level"]
+    assert isinstance(level, int)
+    return {"right": float(completion.endswith(str(task["answer"]))), "short": float(len(completion)), "level": float(level)}
+
+
 async def later(text: str) -> dict[str, float]:
     await asyncio.sleep(0)
     return {"length": float(len(text))}

@@ -203,9 +203,8 @@ def rows(data: bytes) -> None:
             _require_printable(error)
             continue
         for row in found:
-            packed = msgpack.packb([row.prompt, row.answer])
-            require(msgpack.unpackb(packed) == [row.prompt, row.answer], "a row changed on the wire")
-            require(bool(row.prompt.strip()) and bool(row.answer.strip()), "an empty row")
+            require(msgpack.unpackb(msgpack.packb(row)) == row, "a row changed on the wire")
+            require(bool(str(row["prompt"]).strip()) and bool(str(row["answer"]).strip()), "an empty row")
 
 
 def _require_tasks(path: Path, on_bad_row: str) -> None:

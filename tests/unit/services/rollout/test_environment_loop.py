@@ -8,10 +8,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
+from gspo.environments import RewardJob
 from protocol.limits import MAX_TURNS
 from protocol.messages import Chunk, Journal, Segment
+from services.environments.reward_results import RewardResult
 from services.rollout.environment_loop import EnvironmentLoop
+from services.rollout.metrics import RolloutMetrics
 from services.rollout.sglang.client import EngineError, EngineRefused, EngineUnreachable
 from services.rollout.tokenizer import ChatTokenizer
 from services.rollout.trajectory import Trajectory
@@ -361,6 +365,38 @@ async def test_a_missing_reward_fails_the_episode_and_is_never_zero(tokenizer: C
     with pytest.raises(EpisodeFailed, match="no reward: deadline: scripted"):
         await run_episode(loop, a_new_lease())
     assert all(isinstance(message, Chunk) for message in loop.broker.messages)  # type: ignore[attr-defined]
+
+
+async def test_a_reward_of_zero_for_a_missed_deadline_is_counted_as_a_failure(
+    tokenizer: ChatTokenizer, stop_id: int
+) -> None:
+    class ZeroRewards(ScriptedRewards):
+        async def grade(self, job: RewardJob) -> RewardResult:
+            return RewardResult(reward=0.0, failure="deadline", detail="scripted")
+
+    registry = CollectorRegistry()
+    loop = an_environment_loop(
+        tokenizer, engine=an_engine(tokenizer, stop_id), rewards=ZeroRewards(), slow_reward=True,
+        metrics=RolloutMetrics(registry),
+    )  # fmt: skip
+    await run_episode(loop, a_new_lease())
+    assert isinstance(loop.broker, RecordingBroker)
+    assert loop.broker.finish.turn_rewards == [0.0]
+    assert registry.get_sample_value("gspo_rollout_reward_failures_total", {"failure": "deadline"}) == 1.0
+
+
+async def test_a_reward_job_gets_the_task_of_its_lease(tokenizer: ChatTokenizer, stop_id: int) -> None:
+    class TaskRewards(ScriptedRewards):
+        async def grade(self, job: RewardJob) -> RewardResult:
+            assert job.arguments["task"] == {"question": "What is 12 + 30?"}
+            return await super().grade(job)
+
+    rewards = TaskRewards()
+    loop = an_environment_loop(
+        tokenizer, engine=an_engine(tokenizer, stop_id), rewards=rewards, slow_reward=True, reward_with_task=True
+    )
+    await run_episode(loop, a_new_lease())
+    assert rewards.num_graded == 1
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf"), 1e300, -1.1e6, 10**400, "much", [1.0]])
