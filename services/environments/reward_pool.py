@@ -1,4 +1,4 @@
-"""Computes rewards in processes that can be killed.
+"""Computes rewards in processes that can be killed, and asks services for them.
 
 Reward code hangs, leaks, crashes and sets alarms; the agent loop must not. Each worker is an interpreter of its own
 with limits on memory, files and CPU time, without network where the kernel allows that, and without our environment
@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import msgpack
 import structlog
@@ -24,6 +25,9 @@ from services.environments.reward_results import FailureReason, RewardPoolOption
 from services.environments.scoring import UnscoredError, score_of
 from services.reward_worker.worker import MAX_MESSAGE_BYTES
 from services.runtime.errors import ConfigurationError, ServiceError
+
+if TYPE_CHECKING:
+    from services.environments.reward_service import RewardService
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +48,7 @@ class RewardPool:
         self._workers = [RewardProcess(self._options) for _ in range(self._options.num_workers)]
         self._idle = list(self._workers)
         self._free = asyncio.Semaphore(self._options.num_workers)
+        self._service: RewardService | None = None
         self._closed = False
 
     async def __aenter__(self) -> RewardPool:
@@ -65,27 +70,46 @@ class RewardPool:
     async def close(self) -> None:
         """Kill every worker; jobs in progress and jobs that wait end with the failure "closed"."""
         self._closed = True
+        if self._service is not None:
+            await self._service.close()
         for worker in self._workers:
             await worker.close()
 
     async def grade(self, job: RewardJob) -> RewardResult:
         """The reward of ``job``, or why there is none. It never raises because of the job or its worker.
 
-        waits for:    a free worker, then at most start_timeout_s + job.deadline_s
+        waits for:    a free worker, then at most start_timeout_s + job.deadline_s; a service, at most job.deadline_s
         unblocked by: another job's end; the deadline, which kills; close
         """
+        result = await (self._by_service(job) if job.url else self._by_worker(job))
+        if self._closed and result.failure in ("crashed", "unreachable"):
+            return no_reward("closed", "the reward pool was closed during the job")
+        if result.failure is not None:
+            log.warning(
+                "reward_failed",
+                by=job.function or job.url,
+                reason=result.failure,
+                reward=result.reward,
+                detail=result.detail,
+            )
+        return result
+
+    async def _by_service(self, job: RewardJob) -> RewardResult:
+        if self._closed:
+            return no_reward("closed", "the reward pool is closed")
+        if self._service is None:
+            # Not before: the broker imports this package, too, and its image has no HTTP client.
+            from services.environments.reward_service import RewardService
+
+            self._service = RewardService()
+        return await self._service.grade(job)
+
+    async def _by_worker(self, job: RewardJob) -> RewardResult:
         async with self._free:
             if self._closed:
                 return no_reward("closed", "the reward pool is closed")
             async with self._scratch() as folder:
-                result = await self._graded(job, folder)
-        if self._closed and result.failure == "crashed":
-            return no_reward("closed", "the reward pool was closed during the job")
-        if result.failure is not None:
-            log.warning(
-                "reward_failed", function=job.function, reason=result.failure, reward=result.reward, detail=result.detail
-            )
-        return result
+                return await self._graded(job, folder)
 
     async def _require(self, function: str) -> None:
         worker = self._idle[-1]  # the one that the first job gets

@@ -10,9 +10,10 @@ from services.environments.scoring import UnscoredReason
 
 FailureReason = Literal[
     UnscoredReason, "deadline", "cpu_time", "memory", "crashed", "raised", "unknown_function", "bad_job", "too_large",
-    "closed",
+    "no_result", "unreachable", "refused", "closed",
 ]  # fmt: skip
-"""Why a job has no reward. unknown_function: it cannot be imported. bad_job: its arguments are not plain data."""
+"""Why a job has no reward. unknown_function: it cannot be imported. bad_job: its arguments are not plain data. no_result,
+unreachable, refused: a service answered with no JSON, could not be reached, or answered with an error."""
 
 
 class RewardResult(msgspec.Struct, frozen=True, kw_only=True):

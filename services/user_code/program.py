@@ -13,8 +13,9 @@ from typing import Final
 
 import msgspec
 
+from services.json_rewards import MAX_ANSWER_BYTES
 from services.runtime.stray_processes import new_mark
-from services.user_code.answers import MAX_ANSWER_BYTES, answered
+from services.user_code.answers import answered
 from services.user_code.options import UserProcessOptions, process_limits, temporary_folder, user_environment
 from services.user_code.output import UserOutput
 from services.user_code.process import UserProcess, worker_command

@@ -90,10 +90,10 @@ async def test_a_job_that_floods_its_output_is_served(pool: RewardPool) -> None:
 
 
 async def test_a_module_that_raises_is_no_crash_and_says_where(pool: RewardPool) -> None:
-    result = await pool.grade(RewardJob(function="tests.support.unimportable_reward:f", arguments={}))
+    result = await pool.grade(RewardJob(function="tests.support.rewards.unimportable:f", arguments={}))
     assert result.failure == "unknown_function"
     assert "RuntimeError: no key is set" in result.detail
-    assert "unimportable_reward.py:3 in <module>" in result.detail
+    assert "unimportable.py:3 in <module>" in result.detail
     assert (await pool.grade(job("length", text="ab"))).reward == 2.0
 
 

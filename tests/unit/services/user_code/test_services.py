@@ -1,8 +1,6 @@
 """Agents that are services: one request an episode, and every answer is a result."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -10,24 +8,10 @@ from aiohttp import web
 
 from services.user_code import AgentResult, AgentService
 from tests.support.agent_pools import agent_task
+from tests.support.rewards.services import Handler, served
 
 
-@asynccontextmanager
-async def served(handle: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """A service on a free port of this host; gives its URL."""
-    application = web.Application()
-    application.router.add_post("/solve", handle)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/solve"
-    finally:
-        await runner.cleanup()
-
-
-async def solve(handle: Callable[[web.Request], Awaitable[web.StreamResponse]], **options: Any) -> AgentResult:
+async def solve(handle: Handler, **options: Any) -> AgentResult:
     async with served(handle) as url, AgentService(url, **options) as service:
         return await service.solve(agent_task("any", deadline_s=30.0, number=5))
 
