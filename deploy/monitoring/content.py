@@ -152,6 +152,9 @@ FLEET = Dashboard(
                    Query(quantile(0.95, "gspo_rollout_episode_seconds"), "95 %"))),
             Panel("Failed rewards", "/s", "By reason.",
                   (Query(rate("gspo_rollout_reward_failures_total", by="failure"), "{{failure}}"),)),
+            Panel("Time of a reward", "s", "95 %: until a worker is free (reward.workers), and then until the result.",
+                  (Query(quantile(0.95, "gspo_rollout_reward_seconds", 'part="wait"'), "wait"),
+                   Query(quantile(0.95, "gspo_rollout_reward_seconds", 'part="work"'), "work"))),
         )),
         Row("Agents", (
             Panel("Calls of agents", "/s", "By HTTP status; 499: the agent went away.",

@@ -9,6 +9,7 @@ from services.environments.registry import (
     find_task_set,
 )
 from services.environments.reward_pool import FailureReason, RewardPool, RewardPoolOptions
+from services.environments.reward_results import RewardPart
 from services.environments.scoring import Score, UnscoredError, UnscoredReason, score_of
 from services.environments.shop import TOOLS, Shop, ShopOptions, tool_result
 
@@ -17,6 +18,7 @@ __all__ = [
     "TASK_SETS",
     "TOOLS",
     "FailureReason",
+    "RewardPart",
     "RewardPool",
     "RewardPoolOptions",
     "Score",

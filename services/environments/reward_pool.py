@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ import structlog
 
 from gspo.environments import RewardJob
 from services.environments.reward_process import RewardProcess
-from services.environments.reward_results import FailureReason, RewardPoolOptions, RewardResult, no_reward
+from services.environments.reward_results import FailureReason, RewardPart, RewardPoolOptions, RewardResult, no_reward
 from services.environments.scoring import UnscoredError, score_of
 from services.reward_worker.worker import MAX_MESSAGE_BYTES
 from services.runtime.errors import ConfigurationError, ServiceError
@@ -41,10 +41,17 @@ class RewardPool:
     Use it as an asynchronous context manager; workers start when first needed.
     """
 
-    def __init__(self, options: RewardPoolOptions | None = None, functions: Sequence[str] = ()) -> None:
-        """``functions``: those that must be there before the pool opens, "package.module:function" each."""
+    def __init__(
+        self,
+        options: RewardPoolOptions | None = None,
+        functions: Sequence[str] = (),
+        took: Callable[[RewardPart, float], None] = lambda part, seconds: None,
+    ) -> None:
+        """``functions``: those that must be there before the pool opens, "package.module:function" each. ``took`` hears how
+        many seconds each part of each reward took."""
         self._options = RewardPoolOptions() if options is None else options
         self._functions = functions
+        self._took = took
         self._workers = [RewardProcess(self._options) for _ in range(self._options.num_workers)]
         self._idle = list(self._workers)
         self._free = asyncio.Semaphore(self._options.num_workers)
@@ -102,14 +109,27 @@ class RewardPool:
             from services.environments.reward_service import RewardService
 
             self._service = RewardService()
-        return await self._service.grade(job)
+        with self._timed("work"):
+            return await self._service.grade(job)
 
     async def _by_worker(self, job: RewardJob) -> RewardResult:
-        async with self._free:
+        with self._timed("wait"):
+            await self._free.acquire()
+        try:
             if self._closed:
                 return no_reward("closed", "the reward pool is closed")
-            async with self._scratch() as folder:
-                return await self._graded(job, folder)
+            with self._timed("work"):
+                async with self._scratch() as folder:
+                    return await self._graded(job, folder)
+        finally:
+            self._free.release()
+
+    @contextmanager
+    def _timed(self, part: RewardPart) -> Iterator[None]:
+        clock = asyncio.get_running_loop().time
+        begin = clock()
+        yield
+        self._took(part, clock() - begin)
 
     async def _require(self, function: str) -> None:
         worker = self._idle[-1]  # the one that the first job gets

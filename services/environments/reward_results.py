@@ -16,6 +16,10 @@ FailureReason = Literal[
 unreachable, refused: a service answered with no JSON, could not be reached, or answered with an error."""
 
 
+RewardPart = Literal["wait", "work"]
+"""Of a reward's time: until a worker is free, and then until the result. Services have no wait."""
+
+
 class RewardResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a job. A trajectory without a reward is dropped with the reason; it never gets 0."""
 

@@ -125,7 +125,7 @@ async def _generate(
     try:
         async with AsyncExitStack() as stack:
             # Before SGLang, which takes a minute: a mistake in the user's code is known at once.
-            player = await stack.enter_async_context(open_player(settings, arguments.name))
+            player = await stack.enter_async_context(open_player(settings, arguments.name, metrics))
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry))
             broker = PeerClient(
                 context, WORK, settings.broker.work_endpoint,

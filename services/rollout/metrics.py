@@ -5,7 +5,7 @@ from typing import Final, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from protocol.messages.work import RolloutStatus
-from services.environments import FailureReason
+from services.environments import FailureReason, RewardPart
 from services.runtime.net import AUTHENTICATOR_REASONS, AuthenticatorCounters
 from services.runtime.process_metrics import register_process
 from services.user_code import AgentFailure
@@ -95,7 +95,17 @@ class RolloutMetrics:
             registry=registry,
         )
         self.reward_failures = Counter(
-            "gspo_rollout_reward_failures_total", "Rewards that could not be computed", ["failure"], registry=registry
+            "gspo_rollout_reward_failures_total",
+            "Rewards that could not be computed, or are 0 for that (reward.on_deadline)",
+            ["failure"],
+            registry=registry,
+        )
+        self.reward_seconds = Histogram(
+            "gspo_rollout_reward_seconds",
+            "Time of a reward: wait is for a free worker (reward.workers), work is the rest",
+            ["part"],
+            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+            registry=registry,
         )
         self.agent_failures = Counter(
             "gspo_rollout_agent_failures_total", "Agents' episodes without a reward", ["failure"], registry=registry
@@ -147,9 +157,15 @@ class RolloutMetrics:
             self.contexts.labels(reason=context)
         for failure in get_args(AgentFailure):
             self.agent_failures.labels(failure=failure)
+        for part in get_args(RewardPart):
+            self.reward_seconds.labels(part=part)
         for status in STATUSES:
             self.status.labels(status=status)
         register_process(registry, "rollout")
+
+    def reward_took(self, part: RewardPart, seconds: float) -> None:
+        """Observe how long one part of a reward took."""
+        self.reward_seconds.labels(part=part).observe(seconds)
 
     @property
     def authenticator_counters(self) -> AuthenticatorCounters:

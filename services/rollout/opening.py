@@ -50,7 +50,7 @@ class GradedEnvironment:
 
 
 @asynccontextmanager
-async def open_player(settings: Settings, name: str) -> AsyncIterator[Solve | GradedEnvironment]:
+async def open_player(settings: Settings, name: str, metrics: RolloutMetrics) -> AsyncIterator[Solve | GradedEnvironment]:
     """The user's code that plays the episodes of the rollout called ``name``: an agent, or an environment with its rewards.
 
     Raises: ConfigurationError that names the setting, or the function that cannot be imported; ServiceError.
@@ -64,7 +64,7 @@ async def open_player(settings: Settings, name: str) -> AsyncIterator[Solve | Gr
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     options = reward_pool_options(settings.reward, os.environ)
-    async with RewardPool(options, environment.reward_functions) as rewards:
+    async with RewardPool(options, environment.reward_functions, metrics.reward_took) as rewards:
         yield GradedEnvironment(environment=environment, rewards=rewards)
 
 

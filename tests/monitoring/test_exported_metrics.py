@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from protocol.messages import Heartbeat
 from services.broker.ledger.actions import SessionKey
 from services.broker.metrics import ROLLOUT_STATUSES, SILENT, BrokerMetrics
+from services.environments import FailureReason
 from services.learner.metrics import LearnerMetrics
 from services.rollout.endpoint import EndpointMetrics
 from services.rollout.metrics import STATUSES, RolloutMetrics
@@ -49,6 +50,17 @@ def test_a_rollout_that_is_not_heard_for_a_lease_does_not_count_as_serving() -> 
     metrics.observe(broker.ledger, 0, 0, broker.now)
     assert value(registry, "gspo_broker_rollouts", status="serving") == 0
     assert value(registry, "gspo_broker_rollouts", status="silent") == 1
+
+
+def test_a_rollout_exports_the_time_and_the_failures_of_rewards_from_the_start() -> None:
+    registry = CollectorRegistry()
+    metrics = RolloutMetrics(registry)
+    for part in ("wait", "work"):
+        assert value(registry, "gspo_rollout_reward_seconds_count", part=part) == 0
+    for failure in get_args(FailureReason):
+        assert value(registry, "gspo_rollout_reward_failures_total", failure=failure) == 0
+    metrics.reward_took("work", 2.0)
+    assert value(registry, "gspo_rollout_reward_seconds_sum", part="work") == 2.0
 
 
 def test_every_status_of_the_protocol_is_counted() -> None:

@@ -187,6 +187,16 @@ async def test_more_jobs_than_workers_wait_and_are_all_served(pool: RewardPool) 
     assert [result.reward for result in results] == [float(n) for n in range(20)]
 
 
+async def test_the_time_of_each_part_of_a_reward_is_told() -> None:
+    told: list[tuple[str, float]] = []
+    async with RewardPool(OPTIONS, took=lambda part, seconds: told.append((part, seconds))) as pool:
+        await asyncio.gather(*(pool.grade(job("nap", seconds=0.2)) for _ in range(2)))
+    assert sorted(part for part, _ in told) == ["wait", "wait", "work", "work"]
+    assert [part for part, _ in told][:2] == ["wait", "work"], "the second waits for the first"
+    at_once, work, wait, _ = (seconds for _, seconds in told)
+    assert at_once < 0.2 <= min(work, wait)
+
+
 async def test_a_cancelled_job_frees_its_worker_for_the_next(pool: RewardPool) -> None:
     await pool.grade(job("length", text=""))
     with pytest.raises(TimeoutError):
