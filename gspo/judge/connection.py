@@ -97,8 +97,7 @@ class JudgeConnection:
             seconds = float(response.headers.get("retry-after", ""))
         except ValueError:
             return  # none, or a date
-        if seconds > 0:
-            await anyio.to_thread.run_sync(self._pace.postpone, min(seconds, _LONGEST_POSTPONED_S))
+        await anyio.to_thread.run_sync(self._pace.postpone, min(seconds, _LONGEST_POSTPONED_S))
 
 
 def has_choices(answer: object) -> bool:

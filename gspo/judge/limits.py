@@ -46,6 +46,7 @@ class Pace:
     def postpone(self, seconds: float) -> None:
         """Let no request that has no place yet begin within ``seconds``. Raises: OSError."""
         with _locked(self._path) as file:
+            # In this order: what compares with nothing, NaN, changes nothing.
             self._write(file, max(self._next_begin(file), self._clock() + seconds))
 
     def _next_begin(self, file: int) -> float:

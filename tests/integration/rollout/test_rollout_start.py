@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from protocol.messages import Heartbeat, Pulse
 from services.rollout.__main__ import run_rollout
+from services.runtime.errors import ConfigurationError
 from services.runtime.settings.arguments import ProcessArguments
-from services.runtime.settings.sections import Broker, Model, Rollout, Run, Settings
+from services.runtime.settings.sections import Broker, EnvironmentSection, Model, RewardSection, Rollout, Run, Settings
 from services.runtime.telemetry import LOOP_STALL_S
 from tests.support.broker.scripted_broker import ScriptedBroker
 from tests.support.clocks import VirtualClock
@@ -123,3 +125,23 @@ async def test_a_rollout_is_alive_however_long_its_engine_loads(tmp_path: Path) 
             pass
         assert (await page(port, "/readyz"))[0] == HTTPStatus.SERVICE_UNAVAILABLE
         stop.set()
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        ({"environment": EnvironmentSection(name="dataset", options={"reward": "nowhere:f"})}, "there is no module nowhere"),
+        ({"reward": RewardSection(variables=["GSPO_NO_SUCH_VARIABLE"])}, "names GSPO_NO_SUCH_VARIABLE, which"),
+    ],
+    ids=["function", "variable"],
+)
+async def test_a_reward_that_cannot_work_ends_the_start_before_the_engine_is_asked(
+    tmp_path: Path, section: dict[str, Any], text: str
+) -> None:
+    async with a_silent_engine() as (url, asked):
+        begun = arguments(tmp_path, url)
+        settings = begun.settings.model_copy(update=section)
+        with pytest.raises(ExceptionGroup) as group:
+            await run_rollout(replace(begun, settings=settings), asyncio.Event())
+        assert group.group_contains(ConfigurationError, match=text)
+        assert not asked.is_set()

@@ -16,7 +16,9 @@ import sys
 from pathlib import Path
 from gspo.judge.limits import Pace
 pace = Pace(Path(sys.argv[1]), per_minute=60, clock=lambda: 1000.0)
-print(*(round(pace.reserve(), 3) for _ in range(50)))
+print("ready", flush=True)
+sys.stdin.readline()
+print(*(round(pace.reserve(), 3) for _ in range(500)))
 """
 HOLD = """
 import sys, time
@@ -30,9 +32,16 @@ time.sleep(3600)
 
 def test_processes_together_keep_the_pace(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RESERVE, str(tmp_path / "folder" / "pace")]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
     reserved = [float(each) for process in processes for each in process.communicate()[0].split()]
-    assert sorted(reserved) == [float(second) for second in range(150)], "no second is given twice, and none is left out"
+    assert sorted(reserved) == [float(second) for second in range(1500)], "no second is given twice, and none is left out"
 
 
 def test_time_that_nobody_used_is_no_burst(tmp_path: Path) -> None:
