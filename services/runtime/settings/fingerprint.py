@@ -22,7 +22,7 @@ def run_fingerprint(settings: Settings) -> str:
         "batch": settings.batch.model_dump(mode="json"),
     }
     if settings.agent.is_used:
-        shared = {"function", "command", "on_replay", "weights", "renderer", "template_arguments"}
+        shared = {"function", "command", "on_deadline", "on_replay", "weights", "renderer", "template_arguments"}
         agreed["agent"] = settings.agent.model_dump(mode="json", include=shared)
     canonical = json.dumps(agreed, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()

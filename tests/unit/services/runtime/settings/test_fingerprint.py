@@ -46,6 +46,26 @@ def test_what_may_differ_or_be_continued_with_does_not(override: str) -> None:
     assert fingerprint(override) == fingerprint()
 
 
+@pytest.mark.parametrize(
+    ("override", "matters"),
+    [
+        ("agent.function=mine:other", True),
+        ("agent.on_replay=restart", True),
+        ("agent.on_deadline=zero", True),
+        ("agent.weights={right = 2.0}", True),
+        ("agent.template_arguments={enable_thinking = false}", True),
+        ("agent.python=/usr/bin/python3", False),
+        ("agent.workers=5", False),
+        ("agent.deadline_s=60", False),
+        ("agent.port=7010", False),
+    ],
+)
+def test_what_an_agent_samples_matters_and_where_it_runs_does_not(override: str, matters: bool) -> None:
+    agent = ("agent.function=mine:solve",)
+    assert (fingerprint(*agent, override) != fingerprint(*agent)) == matters
+    assert fingerprint(*agent) != fingerprint()
+
+
 def test_a_fingerprint_is_32_hexadecimal_characters() -> None:
     assert len(fingerprint()) == 32
     assert set(fingerprint()) <= set("0123456789abcdef")
