@@ -30,7 +30,7 @@ from services.runtime.net.peer import PeerClient
 from services.runtime.settings.fingerprint import run_fingerprint
 from tests.simulation.loop import Process
 from tests.simulation.network import SimContext
-from tests.simulation.processes import Machinery
+from tests.simulation.processes.machinery import Machinery
 
 OPERATOR = "operator"
 ASKS = 3

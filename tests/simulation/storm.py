@@ -1,44 +1,22 @@
 """The weather as it strikes: what each kind of event does to the processes, the network, the disk and the engines."""
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from services.broker.store.reader import LEDGER_FILE
 from services.learner.checkpoints.format import find_latest
 from tests.simulation.audit.restoring import AcceptedLoss, Restoring
 from tests.simulation.disk.damage import Damage
-from tests.simulation.loop import NOBODY, Process, VirtualLoop
+from tests.simulation.loop import NOBODY, VirtualLoop
 from tests.simulation.network import Network
-from tests.simulation.operator import HOSTILE, OPERATOR, HostileProcess, OperatorProcess
-from tests.simulation.processes import BrokerProcess, LearnerProcess, Machinery, RolloutProcess
-from tests.simulation.weather import ACCEPTED_LOSS, DAMAGES, Event, Plan, Point
-
-RESTART_S = 1.0
-
-Part = BrokerProcess | RolloutProcess | LearnerProcess | OperatorProcess | HostileProcess
-
-
-@dataclass
-class Host:
-    """A place where one process runs, life after life."""
-
-    name: str
-    wanted: bool = True
-    """It is started again when it ends."""
-    process: Process | None = None
-    part: Part | None = None
-    task: "asyncio.Task[None] | None" = None
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    down_s: float = RESTART_S
-    """Time from its end to its next start."""
-    peer: str = ""
-    """The name of its process, when it is not that of the place."""
-    once: bool = False
-    """It is not started again after it was turned away or replaced."""
+from tests.simulation.operator import HOSTILE, OPERATOR
+from tests.simulation.plan import Event, Plan, Point
+from tests.simulation.processes.host import Host
+from tests.simulation.processes.machinery import Machinery
+from tests.simulation.processes.rollout import RolloutProcess
+from tests.simulation.weather import ACCEPTED_LOSS, DAMAGES
 
 
 class Storm(ABC):

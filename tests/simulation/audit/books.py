@@ -15,7 +15,7 @@ from services.broker.rows import BatchRow, GroupRow, SetAsideRow, TrainedRow, Tr
 from services.broker.store.payload import StoredChunk
 from tests.simulation.episodes import SimOptions
 from tests.simulation.loop import Process
-from tests.simulation.weather import Point, Poison
+from tests.simulation.plan import Point, Poison
 
 
 @dataclass(frozen=True)

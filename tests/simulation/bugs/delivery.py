@@ -1,7 +1,7 @@
 """Bugs in delivery, leases and admission."""
 
 from tests.simulation.bugs.planting import Bug
-from tests.simulation.weather import Event
+from tests.simulation.plan import Event
 
 
 def _one_rollout_keeps_old_weights() -> tuple[Event, ...]:

@@ -1,7 +1,7 @@
 """Bugs in how the broker meets peers that lie."""
 
 from tests.simulation.bugs.planting import Bug
-from tests.simulation.weather import Event
+from tests.simulation.plan import Event
 
 
 def _engines_lie() -> tuple[Event, ...]:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from tests.simulation.weather import Event, Plan, plan_of
+from tests.simulation.plan import Event, Plan
+from tests.simulation.weather import plan_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Bugs in how a batch is treated that ends its learner."""
 
 from tests.simulation.bugs.planting import Bug
-from tests.simulation.weather import Event, Poison
+from tests.simulation.plan import Event, Poison
 
 
 def _poison(kind: Poison, *more: Event) -> tuple[Event, ...]:

@@ -1,7 +1,8 @@
 """Bugs in the ledger, its archive, damage and restores."""
 
 from tests.simulation.bugs.planting import Bug
-from tests.simulation.weather import LOSS_AMOUNT, Event
+from tests.simulation.plan import Event
+from tests.simulation.weather import LOSS_AMOUNT
 
 
 def _an_old_copy_is_put_back() -> tuple[Event, ...]:

@@ -1,7 +1,7 @@
 """Bugs in training, versions, checkpoints and the weights of engines."""
 
 from tests.simulation.bugs.planting import Bug
-from tests.simulation.weather import STANDBY, Event
+from tests.simulation.plan import STANDBY, Event
 
 
 def _learner_dies_while_it_publishes() -> tuple[Event, ...]:

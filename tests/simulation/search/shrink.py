@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.simulation.weather import Plan
+from tests.simulation.plan import Plan
 from tests.simulation.world import Outcome, simulate
 
 MAX_RUNS = 200

@@ -1,0 +1,112 @@
+"""``gspo broker`` in virtual time."""
+
+import asyncio
+import random
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from protocol.channels import BATCH, WORK
+from protocol.limits import MAX_QUEUED
+from protocol.messages import Role
+from services.broker.entry import ledger_config
+from services.broker.ledger.ledger import Ledger
+from services.broker.metrics import BrokerMetrics
+from services.broker.metrics_file import METRICS_FILE, MetricsFile
+from services.broker.quotas import QUOTAS, OffenceReason, Places, Quota
+from services.broker.service import BrokerService
+from services.broker.store.reader import LEDGER_FILE
+from services.runtime.net.authenticator import Authenticator
+from services.runtime.net.security import Security
+from services.runtime.settings.fingerprint import run_fingerprint
+from services.runtime.telemetry import Health
+from tests.simulation.loop import Process
+from tests.simulation.network import SimContext
+from tests.simulation.processes.machinery import MAX_QUIET_S, Machinery
+from tests.simulation.processes.watched import HOSTILE_NAME, WatchedRetention, WatchedRouter, WatchedStore
+
+SMALL_PLACES: dict[Role, Places] = {
+    "rollout": Places(total=12, per_key=12, silent_s=5.0),
+    "operator": Places(total=3, per_key=3, silent_s=0.0),
+}
+SMALL_QUOTAS: dict[OffenceReason, Quota] = {
+    **QUOTAS,
+    "messages": Quota(slowed=120, forgiven_per_s=40, shut_out=1600),
+    "refused": Quota(slowed=4, forgiven_per_s=0.2, shut_out=16),
+}
+"""The broker's bounds, small enough to be reached by a hostile peer; an honest one does not come near them."""
+
+
+class BrokerProcess:
+    """``gspo broker``."""
+
+    def __init__(self, machinery: Machinery, process: Process, rng: random.Random) -> None:
+        self._machinery = machinery
+        self._process = process
+        self._broker: BrokerService | None = None
+        self._ledger: Ledger | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        machinery, settings = self._machinery, self._machinery.settings
+        context: Any = SimContext(machinery.network, self._process)
+        directory = settings.run.directory
+        tasks = {"train": machinery.environment.tasks("train"), "eval": machinery.environment.tasks("eval")}
+        fingerprint = run_fingerprint(settings)
+        store = WatchedStore(
+            directory / LEDGER_FILE, fingerprint=fingerprint, run_id="simulated", audit=machinery.audit, disk=machinery.disk
+        )
+        metrics = BrokerMetrics(CollectorRegistry())
+        authenticator = Authenticator(
+            context, Security.load(settings.security, "broker"), machinery.clock, metrics.authenticator_counters
+        )
+        with store:
+            config = ledger_config(settings, tasks, store.run_id, fingerprint)  # type: ignore[arg-type]
+            self._ledger = ledger = Ledger(
+                config, store.contents(), machinery.clock.now(), places=SMALL_PLACES, quotas=SMALL_QUOTAS
+            )
+            self._broker = BrokerService(
+                ledger,
+                store,
+                {
+                    WORK: WatchedRouter(context, WORK, settings.broker.work_endpoint, authenticator, machinery.audit),
+                    BATCH: WatchedRouter(context, BATCH, settings.broker.batch_endpoint, authenticator, machinery.audit),
+                },
+                tasks,  # type: ignore[arg-type]
+                MetricsFile(directory / METRICS_FILE),
+                metrics,
+                Health(machinery.clock, MAX_QUIET_S),
+                machinery.clock,
+                machinery.clock.now,
+                commit_interval_s=settings.broker.commit_interval_s,
+                temperature=settings.sampling.temperature,
+                retention=WatchedRetention(
+                    directory / LEDGER_FILE, metrics, machinery.clock, settings=settings, audit=machinery.audit
+                ),
+            )
+            try:
+                await self._broker.run(stop)
+            finally:
+                context.destroy()
+
+    def check_bounds(self) -> None:
+        """G6: every queue and table has a bound."""
+        if self._broker is None or self._ledger is None:
+            return
+        require, batch, state = self._machinery.audit.require, self._machinery.settings.batch, self._ledger.state
+        queued = len(self._broker._arrivals)
+        require(queued <= MAX_QUEUED, "G6 bounded", lambda: f"the broker's queue holds {queued} messages")
+        open_groups, most = state.groups.num_training, (batch.max_lag + 1) * batch.groups_per_batch
+        require(open_groups <= most, "G6 bounded", lambda: f"{open_groups} groups are open, {most} fit the window")
+        routes = self._broker._sessions.num_routes
+        require(routes <= 64, "G6 bounded", lambda: f"the broker keeps {routes} routes")
+        self._check_honest_peers(self._ledger)
+
+    def _check_honest_peers(self, ledger: Ledger) -> None:
+        """Whatever a hostile peer does, honest ones keep their standing and their place."""
+        require = self._machinery.audit.require
+        for each in ledger.quotas.limited(self._machinery.clock.now()):
+            require(HOSTILE_NAME in each["peer"], "honest peers are not limited", lambda: str(each))  # noqa: B023
+            self._machinery.audit.happened[f"hostile peer {each['standing']}"] += 1
+        for peer in ledger.peers.of_role("rollout"):
+            gone = ledger.fleet.state(peer.key.peer) == "gone"
+            require(not gone, "a session ends only itself", lambda: f"{peer.key.peer} is here, and is gone")  # noqa: B023

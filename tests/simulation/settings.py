@@ -1,0 +1,64 @@
+"""The settings of a plan's run, as its configuration file would have them, and those that the audit needs."""
+
+from pathlib import Path
+
+from services.runtime.settings.sections import (
+    BatchSection,
+    Broker,
+    Evaluation,
+    Learner,
+    Model,
+    Rollout,
+    Run,
+    Sampling,
+    Settings,
+)
+from tests.simulation.audit.books import Rules
+from tests.simulation.episodes import SimOptions
+from tests.simulation.plan import STANDBY, Plan
+
+WEIGHTS_ENDPOINTS = {"learner": "tcp://127.0.0.1:3", STANDBY: "tcp://127.0.0.1:4"}
+
+
+def rules_of(plan: Plan, seed: int, options: SimOptions) -> Rules:
+    return Rules(
+        seed=seed,
+        num_batches=plan.num_batches,
+        group_size=plan.group_size,
+        groups_per_batch=plan.groups_per_batch,
+        max_lag=plan.max_lag,
+        max_attempts=plan.max_attempts,
+        is_deterministic=plan.is_deterministic,
+        options=options,
+    )
+
+
+def settings_of(plan: Plan, directory: Path) -> Settings:
+    """The settings of the plan's run, as its configuration file would have them."""
+    model = directory / "model"
+    model.mkdir()
+    return Settings(
+        run=Run(directory=directory, num_batches=plan.num_batches, seed=plan.seed % 2**31),
+        model=Model(path=model),
+        sampling=Sampling(max_turn_tokens=plan.max_turn_tokens, max_tokens=plan.max_tokens),
+        batch=BatchSection(
+            group_size=plan.group_size, groups_per_batch=plan.groups_per_batch, mini_batches=1, max_lag=plan.max_lag
+        ),
+        evaluation=Evaluation(every_batches=plan.evaluate_every_batches, num_tasks=plan.num_eval_tasks),
+        broker=Broker(
+            work_endpoint="tcp://127.0.0.1:1",
+            batch_endpoint="tcp://127.0.0.1:2",
+            lease_s=plan.lease_s,
+            max_attempts=plan.max_attempts,
+            failure_budget=1000,
+            commit_interval_s=plan.commit_interval_s,
+            keep_batches=1 if plan.archives else 0,
+            archive_file_mib=0.0002,
+        ),
+        rollout=Rollout(
+            max_running=plan.max_running, chunk_tokens=plan.chunk_tokens, pause_mode=plan.pause_mode, drain_s=5.0
+        ),
+        learner=Learner(
+            weights_endpoint=WEIGHTS_ENDPOINTS["learner"], checkpoint_every_batches=plan.checkpoint_every_batches
+        ),
+    )
