@@ -155,15 +155,17 @@ async def an_episode(shared: EpisodeShared, lease: tuple[Lease, dict[str, Array]
 
 async def ask(calls: EpisodeCalls, messages: Sequence[Mapping[str, Any]], **fields: Any) -> CallAnswer:
     """The answer of one call, whose deltas are a beginning of it. Raises: CallRefused."""
-    said = CallDelta(id="", created=0)
+    said, answer = CallDelta(id="", created=0), None
     async with aclosing(calls.call(CallRequest(messages=[dict(message) for message in messages], **fields))) as pieces:
         async for piece in pieces:
             if isinstance(piece, CallAnswer):
                 assert (piece.content or "").startswith(said.content)
                 assert (piece.reasoning or "").startswith(said.reasoning)
-                return piece
+                answer = piece
+                continue
             said = replace(piece, content=said.content + piece.content, reasoning=said.reasoning + piece.reasoning)
-    raise AssertionError("the call ended without an answer")
+    assert answer is not None, "the call ended without an answer"
+    return answer
 
 
 def echoed(answer: CallAnswer) -> dict[str, Any]:

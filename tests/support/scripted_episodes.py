@@ -49,6 +49,8 @@ class ScriptedCalls:
         self.started = asyncio.Event()
         self.ended = asyncio.Event()
         """A call has given all its steps, or was closed before."""
+        self.num_taken = 0
+        """Calls whose answer has reached its agent, as far as the endpoint knows."""
 
     async def call(self, request: CallRequest) -> AsyncGenerator[CallDelta | CallAnswer, None]:
         self.requests.append(request)
@@ -61,6 +63,7 @@ class ScriptedCalls:
                     raise step
                 else:
                     yield step
+            self.num_taken += 1
         finally:
             self.ended.set()
 

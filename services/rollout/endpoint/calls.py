@@ -88,7 +88,8 @@ class Calls(Protocol):
     def call(self, request: CallRequest) -> AsyncGenerator[CallDelta | CallAnswer, None]:
         """Answer one call: deltas, then exactly one CallAnswer. Calls of one episode may run at the same time.
 
-        Closing the generator early leaves the call to go on or to be replayed; nothing that was sampled is lost.
+        Closing the generator early leaves the call to go on or to be replayed; nothing that was sampled is lost. Whoever has
+        given the answer to the agent runs the generator to its end; until then an equal request gets this answer again.
         Raises: CallRefused.
         """
         ...

@@ -211,18 +211,21 @@ class EndpointServer:
     async def _give(self, exchange: Exchange, calls: Calls, asked: AgentCall) -> int:
         model = self._episodes.model
         chunks = ChunkWriter(model, include_usage=asked.include_usage, logprobs=asked.logprobs) if asked.stream else None
+        status = None
         async with aclosing(calls.call(asked.request)) as pieces:
             async for piece in pieces:
                 if chunks is None:
                     if isinstance(piece, CallAnswer):
-                        return await exchange.answer(200, completion(piece, model, logprobs=asked.logprobs))
+                        status = await exchange.answer(200, completion(piece, model, logprobs=asked.logprobs))
                     continue
                 for event in chunks.text(piece) if isinstance(piece, CallDelta) else chunks.end(piece):
                     await exchange.send(event)
                 if isinstance(piece, CallAnswer):
                     await exchange.end_stream()
-                    return 200
-        raise RuntimeError("the call ended without an answer")
+                    status = 200
+        if status is None:
+            raise RuntimeError("the call ended without an answer")
+        return status
 
     def _count(self, asked: AgentCall) -> None:
         for name in asked.overridden:

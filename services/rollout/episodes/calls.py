@@ -79,12 +79,12 @@ class EpisodeCalls:
         async with aclosing(live.follow()) as pieces:
             try:
                 async for piece in pieces:
-                    if isinstance(piece, CallAnswer):
-                        self._live.pop(live, None)
                     yield piece
             except CallRefused:
                 self._live.pop(live, None)
                 raise
+        # Not with the answer: it may be lost on its way to the agent, which then asks again.
+        self._live.pop(live, None)
 
     async def while_whole(self, work: Awaitable[T]) -> T:
         """The result of ``work``, which is cancelled when a call breaks the episode. Raises: EpisodeFailed; EngineError."""

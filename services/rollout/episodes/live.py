@@ -47,8 +47,8 @@ class LiveCall:
                 if num_given == len(self._said) and self._outcome is not None:
                     break
                 await self._changed.wait()
+            if isinstance(self._outcome, CallRefused):
+                raise self._outcome
+            yield self._outcome
         finally:
             self.is_followed = False
-        if isinstance(self._outcome, CallRefused):
-            raise self._outcome
-        yield self._outcome

@@ -99,7 +99,8 @@ async def test_an_agent_that_hangs_up_in_its_body_leaves_nothing(serve: Serve) -
 
 
 async def test_a_connection_serves_call_after_call(serve: Serve) -> None:
-    async with serve() as endpoint, wire(endpoint) as agent:
+    calls = ScriptedCalls()
+    async with serve(k1=calls) as endpoint, wire(endpoint) as agent:
         for _ in range(2):
             agent.send(expect="100-continue")
             assert (await agent.head())[0] == 100
@@ -110,6 +111,10 @@ async def test_a_connection_serves_call_after_call(serve: Serve) -> None:
         assert (await agent.answer())[0] == 400
         agent.send()
         assert (await agent.answer())[0] == 200
+        agent.send(STREAM)
+        assert (await agent.head())[0] == 200
+        await endpoint.until_quiet()
+        assert calls.num_taken == 4
 
 
 async def test_a_body_beyond_the_limit_is_refused_before_and_while_it_is_read(serve: Serve) -> None:
@@ -162,6 +167,7 @@ async def test_an_agent_that_does_not_read_loses_its_connection(serve: Serve, bo
         transport.resume_reading()
         # What waited in the server was dropped with the connection.
         assert await agent.num_left() < len(text)
+        assert calls.num_taken == 0
         assert (endpoint.count("calls_total", status="499"), endpoint.count("calls_running")) == (1, 0)
 
 

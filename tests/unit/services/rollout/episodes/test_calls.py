@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from protocol.limits import MAX_SEQUENCES, TrajectoryLimits
 from protocol.messages import Chunk, Journal
-from services.rollout.endpoint import CallRefused, CallRequest
+from services.rollout.endpoint import CallAnswer, CallRefused, CallRequest
 from services.rollout.episodes import EpisodeRegistry
 from services.rollout.episodes.fingerprints import call_digest, message_keys
 from services.rollout.metrics import CONTEXTS
@@ -408,6 +409,17 @@ async def test_a_call_goes_on_when_its_client_is_gone_and_the_same_request_finds
         again = await ask(calls, [user("a")])
         assert again.id != answer.id
         assert len(engine.requests) == 2
+
+
+async def test_an_answer_that_is_lost_on_its_way_is_given_again(renderer: Renderer, engine: ScriptedEngine) -> None:
+    broker, shared = setup(renderer, engine)
+    async with an_episode(shared, broker.lease()) as calls:
+        async with aclosing(calls.call(CallRequest(messages=[user("a")]))) as pieces:
+            lost = await anext(piece async for piece in pieces if isinstance(piece, CallAnswer))
+            assert await ask(calls, [user("a")]) != lost, "it may still arrive, so this is another call"
+        assert await ask(calls, [user("a")]) == lost
+        assert len(engine.requests) == 2
+        assert await ask(calls, [user("a")]) != lost
 
 
 async def test_generation_waits_while_weights_are_replaced(renderer: Renderer, engine: ScriptedEngine) -> None:
