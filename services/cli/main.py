@@ -32,6 +32,7 @@ Configure and understand a run of your own:
 
   gspo check my.toml                   check a configuration and print every setting
   gspo check my.toml --explain         show where each value came from, its default and its meaning
+  gspo tasks verifiers ...             write the tasks of another project's environment to a file
 
 Watch and check a run:
 
@@ -176,6 +177,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if words[:1] == ["--version"]:
             return _version()
+        if words[:1] == ["tasks"]:
+            from services.cli.tasks import tasks_command
+
+            return tasks_command(words[1:])
         return _act(_parser().parse_args(words))
     except (ConfigurationError, ValueError, OSError) as error:
         print(indented_lines(f"gspo {words[0]}: {error}"), file=sys.stderr)
@@ -197,6 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     keys.add_argument("--force", action="store_true", help="replace existing keys")
     _add(commands, "environments", "list the environments and their options")
+    commands.add_parser("tasks", help="write the tasks of another project's environment to a file", add_help=False)
     return parser
 
 

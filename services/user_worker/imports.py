@@ -24,18 +24,30 @@ def find_function(path: str) -> "Callable[..., Any]":
 
 
 def load_agents(path: str) -> Any:
-    """``gspo.agents`` from its file, under this name also for the user's imports, whether or not there is a ``gspo``."""
+    """``gspo.agents`` from its file, under this name also for the user's imports, whether or not there is a ``gspo``.
+
+    ``gspo.adapters`` is the folder beside it; an adapter is loaded when an agent's function, or the user's code, names it.
+    """
     try:
         package = importlib.import_module("gspo")
     except Exception:  # noqa: BLE001 - it is missing, or its code is too new for this Python
-        package = types.ModuleType("gspo", "Only gspo.agents: the rest of this package is not installed for this Python.")
+        package = types.ModuleType("gspo", "Agents and adapters: the rest of this package is not installed for this Python.")
         package.__path__ = []
         sys.modules["gspo"] = package
-    spec = importlib.util.spec_from_file_location("gspo.agents", path)
+    folder = os.path.join(os.path.dirname(path), "adapters")
+    _load(package, "adapters", os.path.join(folder, "__init__.py"), folder)
+    return _load(package, "agents", path)
+
+
+def _load(package: types.ModuleType, name: str, path: str, folder: "str | None" = None) -> Any:
+    """The module in the file ``path`` as ``name`` of ``package``; itself a package when ``folder`` is given."""
+    spec = importlib.util.spec_from_file_location(
+        f"gspo.{name}", path, submodule_search_locations=None if folder is None else [folder]
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["gspo.agents"] = module
+    sys.modules[f"gspo.{name}"] = module
     spec.loader.exec_module(module)
-    vars(package)["agents"] = module
+    vars(package)[name] = module
     return module

@@ -13,6 +13,7 @@ import services.user_worker
 from tests.support.agent_pools import ListJournal, agent_pool, agent_task
 
 WORKER_FILES = [Path(gspo.agents.__file__), *sorted(Path(services.user_worker.__file__).parent.glob("*.py"))]
+ADAPTERS = Path(gspo.agents.__file__).with_name("adapters")
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +60,45 @@ async def test_a_module_that_is_missing_there_is_named_with_the_interpreter(bare
     assert bare_python in result.detail
 
 
-@pytest.mark.parametrize("path", WORKER_FILES, ids=lambda path: path.name)
-def test_the_workers_files_are_python_3_10_and_import_only_its_standard_library(path: Path) -> None:
+async def test_an_adapter_is_found_there_and_says_which_package_it_needs(bare_python: str) -> None:
+    async with agent_pool("gspo.adapters.verifiers:solve", python=bare_python) as pool:
+        result = await pool.solve(agent_task("answer"))
+    assert result.failure == "unknown_function"
+    assert "No module named 'verifiers'" in result.detail
+    assert bare_python in result.detail
+
+
+def imports_of(path: Path) -> list[str]:
+    """What a file imports by name, as Python 3.10 reads it."""
     tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 10))
     imported = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-    imported += [str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
+    return imported + [str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
+
+
+@pytest.mark.parametrize("path", WORKER_FILES, ids=lambda path: path.name)
+def test_the_workers_files_are_python_3_10_and_import_only_its_standard_library(path: Path) -> None:
     newer = {"tomllib", "asyncio.taskgroups", "asyncio.timeouts"}
+    imported = imports_of(path)
     assert [name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names or name in newer] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "brings"),
+    [
+        ("__init__", set()),
+        ("__main__", set()),
+        ("verifiers", {"verifiers", "gspo"}),
+        ("verifiers_chat", {"verifiers", "openai"}),
+        ("openenv", {"openenv", "openai", "websockets", "gspo"}),
+    ],
+)
+def test_an_adapter_imports_only_what_its_own_package_brings(name: str, brings: set[str]) -> None:
+    imported = imports_of(ADAPTERS / f"{name}.py")
+    assert {each.partition(".")[0] for each in imported} - sys.stdlib_module_names == brings
+    assert {each for each in imported if each.startswith("gspo")} <= {"gspo.adapters", "gspo.agents"}
+
+
+def test_every_adapter_is_looked_at() -> None:
+    assert {path.stem for path in ADAPTERS.glob("*.py")} == {
+        "__init__", "__main__", "verifiers", "verifiers_chat", "openenv",
+    }  # fmt: skip
