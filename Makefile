@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
 FUZZ := .venv-fuzz
+ADAPTERS := .venv-adapters
 FUZZ_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # The CPU build of PyTorch. Where the package index has only CUDA builds, point this at a CPU index or a local wheel.
@@ -22,9 +23,9 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo demo-calculator demo-agent demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
+.PHONY: help setup demo demo-calculator demo-agent demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
 	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-pipeline bench-update bench-trl bench-weights \
-	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-deploy test-pods test-faults test-ranks test-gpu \
+	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-deploy test-pods test-faults test-ranks test-gpu \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images clean
 
 help: ## list the targets
@@ -56,6 +57,12 @@ demo-calculator: ## the demo with multi-turn tool use
 
 demo-agent: models/tools/config.json ## an agent with tools, written with the openai package, learns to use them
 	$(BIN)/gspo run examples/agent.toml $(RUN_ARGS)
+
+demo-verifiers: $(ADAPTERS)/verifiers/.installed models/tiny/config.json ## an environment written for verifiers, in a Python of its own; needs the package index
+	$(ADAPTERS)/verifiers/bin/python -m pip --disable-pip-version-check install --quiet --no-deps examples/verifiers_sums
+	$(BIN)/gspo tasks verifiers verifiers_sums --python $(ADAPTERS)/verifiers/bin/python --limit 128 --out runs/verifiers_tasks/eval.jsonl
+	$(BIN)/gspo tasks verifiers verifiers_sums --python $(ADAPTERS)/verifiers/bin/python --skip 128 --out runs/verifiers_tasks/train.jsonl
+	$(BIN)/gspo run examples/verifiers_agent.toml $(RUN_ARGS)
 
 demo-gsm8k: ## the demo on GSM8K rows, 3 batches (GSPO_DATA_DIR/gsm8k/train.jsonl)
 	$(MAKE) demo CONFIG=examples/gsm8k.toml RUN_ARGS="$(RUN_ARGS) \
@@ -124,7 +131,7 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 # Two sessions side by side, because tests of processes mostly wait. Each prints its output when it has ended.
-UNMARKED := not demo and not packaging and not parity and not deploy and not monitoring and not pods and not faults and not ranks and not gpu
+UNMARKED := not demo and not packaging and not parity and not adapters and not deploy and not monitoring and not pods and not faults and not ranks and not gpu
 unit: setup
 	+@$(MAKE) --no-print-directory --output-sync=target --jobs=2 unit-alone unit-processes
 
@@ -148,6 +155,15 @@ $(PARITY)/.installed: requirements/parity.txt | setup
 	test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
 	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(PARITY)/lib/python3.11/site-packages/main.pth
 	$(PARITY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/parity.txt
+	@touch $@
+
+test-adapters: $(ADAPTERS)/verifiers/.installed $(ADAPTERS)/agents/.installed setup ## verifiers, OpenEnv, openai-agents, langgraph and MCP tools against the endpoint; needs the package index
+	$(BIN)/python -m pytest -m adapters tests/adapters
+
+# Pythons that have another project and nothing of ours: what the projects pin does not go together.
+$(ADAPTERS)/%/.installed: requirements/adapters-%.txt
+	test -x $(ADAPTERS)/$*/bin/python || $(PYTHON) -m venv $(ADAPTERS)/$*
+	$(ADAPTERS)/$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/adapters-$*.txt
 	@touch $@
 
 test-deploy: setup ## every Kubernetes overlay against schemas and against the code, and planted mistakes; needs kubectl
@@ -203,4 +219,4 @@ images: ## build the container images IMAGES (without GPUs: IMAGES="broker cpu")
 	done
 
 clean: ## remove the environment, caches and the tiny model (not the runs)
-	rm -rf $(VENV) $(PARITY) $(FUZZ) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
+	rm -rf $(VENV) $(PARITY) $(FUZZ) $(ADAPTERS) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
