@@ -20,11 +20,10 @@ from protocol.messages.base import require_components, require_plain, require_re
 from protocol.messages.work import Components
 from services.environments import RewardPool
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.sglang import Engine, EngineError, EngineRefused, GenerateRequest, SamplingParameters
+from services.rollout.sglang import EngineError, EngineRefused, GenerateRequest, SamplingParameters
 from services.rollout.tokenizer import ChatTokenizer, Messages, TokenizerError
 from services.rollout.trajectory import Trajectory
-from services.rollout.work import EpisodeFailed
-from services.runtime.net import PeerClient
+from services.rollout.work import EpisodeFailed, EpisodeIntake, PolicyEngine
 from services.runtime.settings import Sampling
 
 log = structlog.get_logger()
@@ -41,9 +40,9 @@ class EnvironmentLoop:
 
     environment: Environment
     tokenizer: ChatTokenizer
-    engine: Engine
+    engine: PolicyEngine
     rewards: RewardPool
-    broker: PeerClient
+    broker: EpisodeIntake
     may_generate: asyncio.Event
     """Cleared while the engine's weights are replaced: a new request waits, a request under way continues afterwards."""
     sampling: Sampling

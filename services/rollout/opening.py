@@ -15,14 +15,12 @@ from services.rollout.agents import Solve, open_agents, open_solver
 from services.rollout.environment_loop import EnvironmentLoop
 from services.rollout.episodes import EpisodeShared
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.rendering import RenderingError, create_renderer
+from services.rollout.rendering import Renderer, RenderingError, create_renderer
 from services.rollout.reward_options import reward_pool_options
-from services.rollout.sglang import Engine
 from services.rollout.tokenizer import ChatTokenizer
-from services.rollout.work import EpisodeRunner
+from services.rollout.work import EpisodeIntake, EpisodeRunner, PolicyEngine
 from services.runtime.clock import Clock
 from services.runtime.errors import ConfigurationError
-from services.runtime.net import PeerClient
 from services.runtime.settings import Settings
 
 
@@ -31,14 +29,16 @@ class Policy:
     """The policy as episodes sample from it, and where their tokens go."""
 
     tokenizer: ChatTokenizer
-    engine: Engine
-    broker: PeerClient
+    engine: PolicyEngine
+    broker: EpisodeIntake
     may_generate: asyncio.Event
     """Cleared while the engine's weights are replaced: a new request waits, a request under way continues afterwards."""
     metrics: RolloutMetrics
     clock: Clock
     wall_s: Callable[[], float]
     """Seconds since 1970."""
+    watched: Callable[[Renderer], Renderer] = lambda renderer: renderer
+    """What agents' conversations are rendered with in place of the renderer, for whoever watches them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ async def open_episodes(
     except RenderingError as error:
         raise ConfigurationError(f"agent.renderer or agent.template_arguments: {error}") from error
     shared = EpisodeShared(
-        renderer=renderer,
+        renderer=policy.watched(renderer),
         engine=policy.engine,
         broker=policy.broker,
         may_generate=policy.may_generate,

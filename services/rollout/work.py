@@ -1,15 +1,40 @@
 """What the service of a rollout asks of whoever runs episodes: an environment's turns, or agents."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
 from protocol.codec import Array
-from protocol.messages import Lease
+from protocol.messages import Lease, Message
+from services.rollout.sglang import GenerateRequest, OutputPiece
 
 
 class EpisodeFailed(RuntimeError):
     """The episode cannot continue for a reason of its own; its lease is released as failed, with this text."""
+
+
+class PolicyEngine(Protocol):
+    """What episodes sample from: the client of an engine, or what answers in its place."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
+        """See ``Engine.generate``."""
+        ...
+
+    async def stop_generating(self) -> None:
+        """See ``Engine.stop_generating``."""
+        ...
+
+
+class EpisodeIntake(Protocol):
+    """What takes the messages of episodes: the connection to the broker, or what stands in its place."""
+
+    async def send(self, message: Message, arrays: Mapping[str, Array] | None = None) -> None:
+        """See ``PeerClient.send``."""
+        ...
+
+    async def acknowledged(self) -> None:
+        """See ``PeerClient.acknowledged``."""
+        ...
 
 
 class EpisodeWork(Protocol):

@@ -8,8 +8,7 @@ from typing import Literal
 from protocol.limits import TrajectoryLimits
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.rendering import Renderer
-from services.rollout.sglang import Engine
-from services.runtime.net import PeerClient
+from services.rollout.work import EpisodeIntake, PolicyEngine
 from services.runtime.settings import Sampling
 
 
@@ -18,8 +17,8 @@ class EpisodeShared:
     """Everything that an agent's episode needs besides its lease."""
 
     renderer: Renderer
-    engine: Engine
-    broker: PeerClient
+    engine: PolicyEngine
+    broker: EpisodeIntake
     may_generate: asyncio.Event
     """Cleared while the engine's weights are replaced: a new request waits, a request under way continues afterwards."""
     sampling: Sampling

@@ -15,8 +15,7 @@ from protocol.messages import Finish, Journal, Plain
 from protocol.messages.journal import pack_entry
 from services.rollout.episodes.log import EpisodeLog
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.work import EpisodeFailed
-from services.runtime.net import PeerClient
+from services.rollout.work import EpisodeFailed, EpisodeIntake
 
 CALL_ENTRY_BYTES: Final = 512
 """More than the entry of a call has."""
@@ -25,7 +24,7 @@ CALL_ENTRY_BYTES: Final = 512
 class EpisodeWriter:
     """The one place from which an episode's messages leave. ``tokens`` and ``entry`` are called inside ``alone``."""
 
-    def __init__(self, log: EpisodeLog, entries: list[Plain], broker: PeerClient, metrics: RolloutMetrics) -> None:
+    def __init__(self, log: EpisodeLog, entries: list[Plain], broker: EpisodeIntake, metrics: RolloutMetrics) -> None:
         """``entries``: those that came with the lease."""
         self._log = log
         self._broker = broker
