@@ -33,6 +33,7 @@ Configure and understand a run of your own:
   gspo check my.toml                   check a configuration and print every setting
   gspo check my.toml --explain         show where each value came from, its default and its meaning
   gspo tasks verifiers ...             write the tasks of another project's environment to a file
+  gspo env try my.toml --echo          play some episodes here, without a run: messages, tokens, rewards
 
 Watch and check a run:
 
@@ -174,6 +175,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _become("services.runs.replay", words[1:])
     if words[:2] == ["model", "tiny"]:
         return _become("services.models.command", words[2:])
+    if words[:2] == ["env", "try"]:
+        return _become("services.trying.command", words[2:])
     try:
         if words[:1] == ["--version"]:
             return _version()
@@ -223,6 +226,8 @@ def _add_run_commands(commands: Commands) -> None:
     """Commands that take a configuration file, and the processes, which parse their own arguments."""
     model = _add(commands, "model", "make a model to start from")
     model.add_argument("kind", choices=["tiny"], help="tiny: byte-level tokenizer, small Qwen3-MoE, supervised cold start")
+    tried = _add(commands, "env", "try an environment or an agent without a run: gspo env try --help")
+    tried.add_argument("action", choices=["try"], help="try: play some episodes here, and show what would be trained on")
     check = _add(commands, "check", "check a configuration file and print or explain its settings", CHECK_DESCRIPTION)
     add_configuration_arguments(check)
     check.add_argument(
