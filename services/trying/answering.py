@@ -51,7 +51,8 @@ async def open_engine(
             yield _model(settings, is_chosen=source.is_chosen)
         case "server":
             async with AsyncExitStack() as stack:
-                engine = Engine(source.url, vocab_size=tokenizer.vocab_size, chunk_tokens=settings.rollout.chunk_tokens)
+                # Small pieces, because an agent's stop string may end the answer at any token.
+                engine = Engine(source.url, vocab_size=tokenizer.vocab_size, chunk_tokens=1)
                 try:
                     await stack.enter_async_context(engine)
                     await _check_server(engine, settings.model.path, tell)

@@ -157,7 +157,7 @@ async def _play(arguments: argparse.Namespace, settings: Settings, output: TextI
         if arguments.json
         else TerminalReport(
             console, tokenizer, num_episodes=len(tasks.indices), with_tokens=arguments.tokens,
-            with_logprobs=source.has_logprobs, of_agents=settings.agent.is_used,
+            with_logprobs=source.has_logprobs,
         )
     )  # fmt: skip
     async with open_engine(source, settings, tokenizer, prompts, _tell) as engine:

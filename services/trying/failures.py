@@ -1,11 +1,11 @@
 """What went wrong in the user's code, with its files and lines."""
 
+import asyncio
 import importlib
 import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Final
 
 from protocol import limits
@@ -13,9 +13,9 @@ from services.runtime.errors import ConfigurationError
 
 _SERVICES: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THE_USERS: Final = (
-    *(os.path.join(_SERVICES, room, "") for room in ("rollout", "trying", "runtime")),
-    os.path.join(_SERVICES, "environments", "registry.py"),
+    *(os.path.join(_SERVICES, room, "") for room in ("environments", "rollout", "runtime", "trying")),
     os.path.join(os.path.dirname(os.path.abspath(limits.__file__)), ""),
+    os.path.join(os.path.dirname(asyncio.__file__), ""),
     os.path.join(os.path.dirname(importlib.__file__), ""),
     "<frozen ",
 )
@@ -24,10 +24,10 @@ _MOST_FRAMES: Final = 6
 
 def places_of(error: BaseException) -> list[str]:
     """Where in the user's files ``error`` came from, the innermost place last; empty when it is not from there."""
-    trace = error.__traceback__
-    while trace is not None and not _is_users(trace):
-        trace = trace.tb_next
-    frames = traceback.extract_tb(trace)[-_MOST_FRAMES:] if trace is not None else []
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_NOT_THE_USERS)]
+    if len(frames) > _MOST_FRAMES:
+        # The user's own ones and those of the error: between them may be many of a library.
+        frames = [*frames[: _MOST_FRAMES // 2], *frames[-_MOST_FRAMES // 2 :]]
     return [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
 
 
@@ -49,7 +49,3 @@ def of_the_configuration(what: str) -> Iterator[None]:
         places = places_of(error)
         kind = "" if isinstance(error, ValueError | OSError) and not places else f"{type(error).__name__}: "
         raise ConfigurationError("\n".join([f"{what}: {kind}{error}", *places])) from error
-
-
-def _is_users(trace: TracebackType) -> bool:
-    return not trace.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS)

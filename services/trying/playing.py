@@ -19,7 +19,8 @@ from protocol.messages.base import require_plain
 from protocol.messages.journal import journal_array
 from protocol.messages.pieces import NO_PIECES, piece_arrays
 from services.broker.ledger import trajectory_seed
-from services.environments import create_environment
+from services.environments import create_environment, create_task_set
+from services.rollout.agents import open_solver
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.opening import Policy, open_episodes
 from services.rollout.sglang import EngineError
@@ -86,8 +87,8 @@ class TaskPicker:
         self.split = split
         name = settings.environment.name
         with of_the_configuration(f'environment "{name}"'):
-            environment = create_environment(name, settings.environment.options)
-            self._source: TaskSource = environment.tasks(split)
+            create = create_task_set if settings.agent.is_used else create_environment
+            self._source: TaskSource = create(name, settings.environment.options).tasks(split)
             num_tasks = self._source.num_tasks
         if num_tasks is not None and first >= num_tasks:
             have = f"tasks 0 to {num_tasks - 1}" if num_tasks else "no task"
@@ -210,7 +211,8 @@ async def open_player(
     )  # fmt: skip
     printed = Printed(settings.run.directory)
     async with AsyncExitStack() as stack:
-        runner = await stack.enter_async_context(open_episodes(settings, policy, NAME, registry))
+        solve = await stack.enter_async_context(open_solver(settings, NAME)) if settings.agent.is_used else None
+        runner = await stack.enter_async_context(open_episodes(settings, policy, solve, registry))
         yield EpisodePlayer(settings, runner, intake, watch, printed, clock)
 
 

@@ -37,7 +37,6 @@ class TerminalReport:
         num_episodes: int,
         with_tokens: bool,
         with_logprobs: bool,
-        of_agents: bool,
     ) -> None:
         """``with_tokens``: show each sampled token. ``with_logprobs``: they were drawn from a distribution."""
         self._console = console
@@ -45,7 +44,6 @@ class TerminalReport:
         self._num_episodes = num_episodes
         self._with_tokens = with_tokens
         self._with_logprobs = with_logprobs
-        self._in_user_code = "in your code, its start included" if of_agents else "in your code"
         self._num_begun = 0
 
     def begins(self, episode: PlayedEpisode) -> None:
@@ -101,9 +99,7 @@ class TerminalReport:
         else:
             self._field("reward", _reward_text(episode), style="bold")
         user_s = max(0.0, episode.seconds - episode.model_s)
-        self._field(
-            "time", f"{episode.seconds:.2f} s: {episode.model_s:.2f} in the model, {user_s:.2f} {self._in_user_code}"
-        )
+        self._field("time", f"{episode.seconds:.2f} s: {episode.model_s:.2f} in the model, {user_s:.2f} in your code")
 
     def summary(self, episodes: Sequence[PlayedEpisode]) -> None:
         """The last line."""

@@ -5,7 +5,7 @@ import contextlib
 import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -40,12 +40,15 @@ class TextEngine:
         end = next((place for place, token in enumerate(ids) if token in request.sampling.stop_token_ids), len(ids))
         whole = [*ids[:end], self._stop_id if end == len(ids) else ids[end]]
         kept = whole[: request.sampling.max_new_tokens]
-        yield OutputPiece(
-            token_ids=np.array(kept, dtype=np.int32),
-            logprobs=np.zeros(len(kept), dtype=np.float32),
-            version_runs=[VersionRun(VERSION, len(kept))],
-            finish_reason="stop" if len(kept) == len(whole) else "length",
-        )
+        end_reason: Literal["stop", "length"] = "stop" if len(kept) == len(whole) else "length"
+        for place, token in enumerate(kept):
+            # One by one, because an agent's stop string may end the answer at any token.
+            yield OutputPiece(
+                token_ids=np.array([token], dtype=np.int32),
+                logprobs=np.zeros(1, dtype=np.float32),
+                version_runs=[VersionRun(VERSION, 1)],
+                finish_reason=end_reason if place == len(kept) - 1 else None,
+            )
 
 
 def stop_id_of(tokenizer: ChatTokenizer) -> int:

@@ -14,7 +14,10 @@ AGENTS_FILE = os.path.join(os.sep, "gspo", "agents.py")
 
 
 def described(error: BaseException) -> str:
-    """The error's type and text, and where in the user's files it came from, the innermost place last."""
+    """The error's type and text, and where in the user's files it came from, the innermost place last.
+
+    Of many places the outermost are named as well: the innermost may all be in a library that the user calls.
+    """
     # The first error of a group says more than the group.
     inner = getattr(error, "exceptions", None)
     if isinstance(inner, (tuple, list)) and inner and isinstance(inner[0], BaseException):
@@ -24,7 +27,9 @@ def described(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - an error of the user's class, which may not even print
         said = type(error).__name__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
-    places = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames[-MAX_FRAMES:]]
+    if len(frames) > MAX_FRAMES:
+        frames = [*frames[: MAX_FRAMES // 2], *frames[-MAX_FRAMES // 2 :]]
+    places = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
     return cut("\n".join([said, *places]))
 
 

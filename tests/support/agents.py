@@ -57,6 +57,15 @@ async def fail_deeper() -> float:
     raise KeyError("the user's own mistake")
 
 
+async def fail_in_a_library(episode: Episode) -> float:
+    return library_call(10)
+
+
+def library_call(depth: int) -> float:
+    """As a library, which has more frames than are shown."""
+    return library_call(depth - 1) if depth else 1 / 0
+
+
 async def leave(episode: Episode) -> float:
     sys.exit(3)
 

@@ -18,7 +18,7 @@ from services.broker.ledger.batch_order import REMEMBERED, batch_stats
 from services.broker.ledger.dead_letters import DeadLetters, released_line
 from services.broker.ledger.fencing import Owner
 from services.broker.ledger.fleet import STATES
-from services.broker.ledger.intake import TokenFacts, check_finish, growth, grown_row, journal_entry
+from services.broker.ledger.intake import TokenFacts, check_finish, grown_row, growth, journal_entry
 from services.broker.ledger.ledger import ALLOWED, UNKNOWN_SESSION, Ledger
 from services.broker.ledger.state import LedgerConfig
 from services.broker.ledger.status import groups_by_state

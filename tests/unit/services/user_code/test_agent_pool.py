@@ -74,6 +74,7 @@ async def test_more_agents_than_places_wait_and_are_all_served() -> None:
 @pytest.mark.parametrize(
     ("do", "reason", "details"),
     [
+        ("fail_in_a_library", "raised", ["ZeroDivisionError", "in fail_in_a_library", "in library_call"]),
         ("fail", "raised", ['KeyError: "the user\'s own mistake"', f"{HERE}:", "in fail_deeper"]),
         ("leave", "raised", ["SystemExit: 3", f"{HERE}:", "in leave"]),
         ("missing", "raised", ["KeyError: 'missing'"]),
