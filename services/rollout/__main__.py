@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from protocol.channels import WORK
 from protocol.sessions import new_session
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.opening import Policy, open_episodes, open_player
+from services.rollout.opening import Policy, open_episodes, open_user_code
 from services.rollout.service import RolloutService
 from services.rollout.sglang import (
     Engine,
@@ -125,7 +125,7 @@ async def _generate(
     try:
         async with AsyncExitStack() as stack:
             # Before SGLang, which takes a minute: a mistake in the user's code is known at once.
-            player = await stack.enter_async_context(open_player(settings, arguments.name, metrics))
+            player = await stack.enter_async_context(open_user_code(settings, arguments.name, metrics))
             engine = await stack.enter_async_context(_engine(settings, arguments.name, tokenizer.vocab_size, registry))
             broker = PeerClient(
                 context, WORK, settings.broker.work_endpoint,

@@ -50,7 +50,7 @@ class GradedEnvironment:
 
 
 @asynccontextmanager
-async def open_player(settings: Settings, name: str, metrics: RolloutMetrics) -> AsyncIterator[Solve | GradedEnvironment]:
+async def open_user_code(settings: Settings, name: str, metrics: RolloutMetrics) -> AsyncIterator[Solve | GradedEnvironment]:
     """The user's code that plays the episodes of the rollout called ``name``: an agent, or an environment with its rewards.
 
     Raises: ConfigurationError that names the setting, or the function that cannot be imported; ServiceError.

@@ -20,9 +20,8 @@ from protocol.messages.journal import journal_array
 from protocol.messages.pieces import NO_PIECES, piece_arrays
 from services.broker.ledger import trajectory_seed
 from services.environments import create_environment, create_task_set
-from services.rollout.agents import open_solver
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.opening import Policy, open_episodes
+from services.rollout.opening import Policy, open_episodes, open_user_code
 from services.rollout.sglang import EngineError
 from services.rollout.work import EpisodeFailed, EpisodeRunner, PolicyEngine
 from services.runtime.clock import Clock
@@ -211,8 +210,8 @@ async def open_player(
     )  # fmt: skip
     printed = Printed(settings.run.directory)
     async with AsyncExitStack() as stack:
-        solve = await stack.enter_async_context(open_solver(settings, NAME)) if settings.agent.is_used else None
-        runner = await stack.enter_async_context(open_episodes(settings, policy, solve, registry))
+        user_code = await stack.enter_async_context(open_user_code(settings, NAME, policy.metrics))
+        runner = await stack.enter_async_context(open_episodes(settings, policy, user_code, registry))
         yield EpisodePlayer(settings, runner, intake, watch, printed, clock)
 
 
