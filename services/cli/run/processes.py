@@ -44,10 +44,11 @@ def process_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessS
         ),
     ]
     for index in range(rollout.num_servers):
-        # A rollout that lingered here would keep the run from ending.
-        own = ["--set", "rollout.linger=false", "--name", f"rollout-{index}"]
+        own: list[str] = []
         for key, first_port in (("rollout.metrics_port", rollout.metrics_port), ("agent.port", settings.agent.port)):
             own += ["--set", f"{key}={first_port + index if first_port else 0}"]
+        # A rollout that lingered here would keep the run from ending.
+        own += ["--set", "rollout.linger=false", "--name", f"rollout-{index}"]
         arguments = (*forwarded, *own)
         specs.append(
             ProcessSpec(

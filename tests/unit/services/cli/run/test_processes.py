@@ -16,13 +16,14 @@ def specs_of(*overrides: str) -> dict[str, tuple[str, int, tuple[str, ...]]]:
 
 
 def test_a_run_is_a_broker_a_learner_and_its_rollouts_each_with_a_name_and_a_port() -> None:
-    specs = specs_of("rollout.num_servers=2", "rollout.metrics_port=9200")
+    specs = specs_of("rollout.num_servers=2", "rollout.metrics_port=9200", "agent.port=7010")
     assert list(specs) == ["broker", "learner", "rollout-0", "rollout-1"]
     assert specs["broker"] == ("services.broker", 2, ("run.toml", "--set", "run.seed=1"))
     module, _, arguments = specs["rollout-1"]
     assert module == "services.rollout"
     assert arguments[:3] == ("run.toml", "--set", "run.seed=1")
-    assert arguments[3:] == ("--set", "rollout.metrics_port=9201", "--set", "rollout.linger=false", "--name", "rollout-1")
+    ports = ("--set", "rollout.metrics_port=9201", "--set", "agent.port=7011")
+    assert arguments[3:] == (*ports, "--set", "rollout.linger=false", "--name", "rollout-1")
 
 
 def test_rollouts_stop_first_and_the_broker_last() -> None:
