@@ -89,7 +89,8 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``, in which special tokens may be written out."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        # As a batch of one: only a batch lets other threads run meanwhile.
+        return list(self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids`` with special tokens written out; ids outside the vocabulary have no text."""

@@ -20,13 +20,13 @@ from services.rollout.episodes.budget import Budget
 from services.rollout.episodes.history import Conversation, Histories
 from services.rollout.episodes.live import LiveCall
 from services.rollout.episodes.log import EpisodeLog, Round
+from services.rollout.episodes.placing import Known, find_place
 from services.rollout.episodes.records import CallRecord, read_journal
 from services.rollout.episodes.registry import ENDED
 from services.rollout.episodes.sampler import CallSampler
 from services.rollout.episodes.shared import EpisodeShared
 from services.rollout.episodes.steps import EpisodeSteps
 from services.rollout.episodes.writer import EpisodeWriter
-from services.rollout.rendering import RenderingError
 from services.rollout.sglang import EngineError
 from services.rollout.work import EpisodeFailed
 
@@ -228,11 +228,15 @@ class EpisodeCalls:
     async def _begun(self, live: LiveCall) -> tuple[CallRecord, Round]:
         """A new call: recorded, its observation in the log, and both sent before anything is sampled."""
         async with self._writer.alone() as writer:
+            known = self._known(live)
+            found = await find_place(self._shared.renderer, live.request, known, is_first=not self.log.sequences)
+            observation = found.observation
+            # Afterwards, because the episode may end or fail while a thread renders.
             self._require_open()
             self._budget.require_call()
             if not writer.has_room_for_call:
                 raise CallRefused(400, "too_many_calls", "this episode's journal is full: end the episode here")
-            sequence, observation = self._placed(live)
+            sequence = self._new_sequence(found.reason) if found.sequence is None else found.sequence
             before = len(self.log.sequences[sequence].token_ids) if sequence < len(self.log.sequences) else 0
             record = CallRecord(
                 ordinal=self._num_calls,
@@ -252,27 +256,17 @@ class EpisodeCalls:
             await writer.tokens()
         return record, part
 
-    def _placed(self, live: LiveCall) -> tuple[int, list[int]]:
-        """The sequence that the call goes on with, or a new one, and its observation there. Raises: CallRefused."""
-        renderer, request = self._shared.renderer, live.request
-        prompted = (request.tools, request.template_arguments)
-        reason = "other" if self.log.sequences else "first"
-        try:
-            for sequence, num_known in self._histories.continued(live.keys, live.setting):
-                part = self.log.sequences[sequence].rounds[-1]
-                bridge = renderer.bridge(part.prompt_ids, part.action_ids, request.messages[num_known:], *prompted)
-                if bridge:
-                    return sequence, bridge
-                reason = "no_bridge"
-            self._budget.require_new_sequence()
-            prompt = renderer.prompt_ids(request.messages, *prompted)
-            renderer.stream(request.stop)
-        except RenderingError as error:
-            raise CallRefused(400, "not_rendered", f"the model's chat format refuses this: {error}") from error
-        if not prompt:
-            raise CallRefused(400, "not_rendered", "the model's chat format makes no tokens of these messages")
+    def _known(self, live: LiveCall) -> list[Known]:
+        """Sequences that the call may go on with."""
+        return [
+            Known(sequence=sequence, num_messages=num_messages, last=self.log.sequences[sequence].rounds[-1])
+            for sequence, num_messages in self._histories.continued(live.keys, live.setting)
+        ]
+
+    def _new_sequence(self, reason: str) -> int:
+        self._budget.require_new_sequence()
         self._shared.metrics.contexts.labels(reason=reason).inc()
-        return len(self.log.sequences), prompt
+        return len(self.log.sequences)
 
     def _require_whole(self) -> None:
         if self._failure is not None:

@@ -1,0 +1,64 @@
+"""Where a call goes on, and the tokens that its messages add there. Long messages are rendered beside the event loop."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+from services.rollout.endpoint import CallRefused, CallRequest
+from services.rollout.episodes.log import Round
+from services.rollout.rendering import Renderer, RenderingError
+
+LONG_TEXT: Final = 32_768
+"""Characters from which a thread renders: some 20 ms, in which every other episode of the rollout would stand still."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A sequence that a request repeats up to its last answer."""
+
+    sequence: int
+    num_messages: int
+    """Of the request, which the sequence has."""
+    last: Round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The sequence that a call goes on with, None for a new one, and its observation there."""
+
+    sequence: int | None
+    observation: list[int]
+    reason: Literal["first", "other", "no_bridge"]
+    """Why there is a new sequence, if there is."""
+
+
+async def find_place(renderer: Renderer, request: CallRequest, known: Sequence[Known], *, is_first: bool) -> Place:
+    """The first of ``known`` that can be bridged to the request's new messages, or a new sequence.
+
+    Raises: CallRefused for messages that the model's format refuses.
+    """
+    find = partial(_find, renderer, request, known, is_first=is_first)
+    return await asyncio.to_thread(find) if _num_characters(request) > LONG_TEXT else find()
+
+
+def _find(renderer: Renderer, request: CallRequest, known: Sequence[Known], *, is_first: bool) -> Place:
+    prompted = (request.tools, request.template_arguments)
+    try:
+        for each in known:
+            new = request.messages[each.num_messages :]
+            bridge = renderer.bridge(each.last.prompt_ids, each.last.action_ids, new, *prompted)
+            if bridge:
+                return Place(sequence=each.sequence, observation=bridge, reason="other")
+        prompt = renderer.prompt_ids(request.messages, *prompted)
+        renderer.stream(request.stop)
+    except RenderingError as error:
+        raise CallRefused(400, "not_rendered", f"the model's chat format refuses this: {error}") from error
+    if not prompt:
+        raise CallRefused(400, "not_rendered", "the model's chat format makes no tokens of these messages")
+    return Place(sequence=None, observation=prompt, reason="first" if is_first else "no_bridge" if known else "other")
+
+
+def _num_characters(request: CallRequest) -> int:
+    return sum(len(message.get("content") or "") for message in request.messages)
