@@ -2,13 +2,16 @@
 
     python -m benchmarks.agent_cost [--episodes 96] [--waiting 200]
 
-Four turns of at most 64 tokens, 16 episodes at a time, in alternating rounds: the environment's loop; an agent over the
-endpoint with the openai package; the same agent without a client library; the environment again, beside agents of which each
-waits for 5 s in a tool, three times. CPU is that of this process (loops, endpoint), of the agents' workers and of SGLang.
+Four turns, 16 episodes at a time, in alternating rounds: the environment's loop; an agent over the endpoint with the openai
+package; the same agent without a client library; the environment again, beside 200 agents that make three calls each, with a
+tool after each that takes 5 s, or no time: waiting itself is to cost nothing. The model draws nearly evenly from all ids and
+ends a turn after some 30 tokens, whoever asks. CPU is that of this process (loops, endpoint), of the agents' workers and of
+SGLang.
 """
 
 import argparse
 import asyncio
+import math
 import tempfile
 import time
 from collections import defaultdict
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
+import torch
 from prometheus_client import CollectorRegistry
 
 from benchmarks.agents_that_talk import TURNS, Talk
@@ -39,9 +43,10 @@ from tests.support.episodes import RecordingBroker, ScriptedRewards, a_new_lease
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, tiny_qwen3_moe
 
 AT_A_TIME: Final = 16
+TURN_TOKENS: Final = 30
 ROUNDS: Final = 3
 KINDS: Final = {"openai": "benchmarks.agents_that_talk:with_openai", "bare": "benchmarks.agents_that_talk:bare"}
-WAITING: Final = "benchmarks.agents_that_talk:waits"
+BESIDE: Final = {"wait": "benchmarks.agents_that_talk:waits", "do not wait": "benchmarks.agents_that_talk:does_not_wait"}
 
 
 class CountingBroker(RecordingBroker):
@@ -63,7 +68,7 @@ class Cost:
     def line(self) -> str:
         cpu = ", ".join(f"{name} {1000 * used / self.episodes:.1f}" for name, used in self.cpu_s.items())
         return (
-            f"{1000 * self.seconds / self.episodes:7.1f} ms an episode, {self.tokens / self.seconds:6.0f} tokens/s; "
+            f"{1000 * self.seconds / self.episodes:7.1f} ms and {self.tokens / self.episodes:.0f} tokens an episode; "
             f"CPU ms an episode: {cpu}"
         )
 
@@ -114,7 +119,7 @@ async def opened(directory: Path, engine: Engine, settings: Settings) -> AsyncIt
         sampling=settings.sampling, limits=trajectory_limits(256), chunk_tokens=64, metrics=metrics, wall_s=lambda: 0.0,
     )  # fmt: skip
     async with AsyncExitStack() as stack:
-        for name, function in {**KINDS, "waiting": WAITING}.items():
+        for name, function in {**KINDS, **BESIDE}.items():
             own = override_settings(settings, [f"agent.function={function}", "agent.workers=1"])
             solve = await stack.enter_async_context(open_solver(own, name))
             found[name] = await stack.enter_async_context(
@@ -128,8 +133,8 @@ async def measure(directory: Path, num_episodes: int, num_waiting: int, say: Cal
     settings = override_settings(
         Settings(),
         [
-            f"model.path={directory}", f"run.directory={directory / 'run'}", "sampling.max_turn_tokens=64",
-            "sampling.max_tokens=512", f"rollout.max_running={max(num_waiting, AT_A_TIME)}",
+            f"model.path={directory}", f"run.directory={directory / 'run'}", "sampling.max_turn_tokens=256",
+            "sampling.max_tokens=2048", f"rollout.max_running={max(num_waiting, AT_A_TIME)}",
         ],
     )  # fmt: skip
     costs: dict[str, Cost] = defaultdict(Cost)
@@ -160,13 +165,28 @@ async def measure(directory: Path, num_episodes: int, num_waiting: int, say: Cal
                 for _ in range(ROUNDS):
                     for kind in ("environment", *KINDS):
                         await round_of(kind, kind, num_episodes // ROUNDS)
-                    waiting = tasks.create_task(play(kinds["waiting"], num_waiting, next_id, tasks, num_waiting))
-                    next_id += num_waiting
-                    await round_of("environment", f"environment beside {num_waiting} agents", num_episodes // ROUNDS)
-                    await waiting
+                    for kind in BESIDE:
+                        beside = tasks.create_task(play(kinds[kind], num_waiting, next_id, tasks, num_waiting))
+                        next_id += num_waiting
+                        # As many as last longer than the waiting does.
+                        await round_of("environment", f"environment beside {num_waiting} that {kind}", num_episodes)
+                        await beside
     for name, cost in costs.items():
         ratio = cost.seconds / cost.episodes / (costs["environment"].seconds / costs["environment"].episodes)
-        say(f"{name:40s} {cost.line()}; {ratio:.2f} x the environment's time")
+        say(f"{name:42s} {cost.line()}; {ratio:.2f} x the environment's time")
+
+
+def save_talker(directory: Path, end_id: int) -> None:
+    """A model whose turns end with ``end_id`` after TURN_TOKENS on average: one channel is the same in every context."""
+    model = tiny_qwen3_moe(0)
+    model.config.eos_token_id = model.generation_config.eos_token_id = end_id
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] = 6.0
+        hidden = model.model(torch.arange(TINY_VOCAB_SIZE).reshape(8, -1)).last_hidden_state
+        model.lm_head.weight.mul_(0.05)
+        model.lm_head.weight[:, 0] = 0.0
+        model.lm_head.weight[end_id, 0] = math.log(TINY_VOCAB_SIZE / TURN_TOKENS) / float(hidden[..., 0].mean())
+    model.save_pretrained(directory)
 
 
 def main() -> None:
@@ -177,8 +197,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
-        tiny_qwen3_moe(0).save_pretrained(directory)
-        chat_tokenizer(TINY_TEMPLATE, "<|end|>").save_pretrained(directory)
+        tokenizer = chat_tokenizer(TINY_TEMPLATE, "<|end|>")
+        tokenizer.save_pretrained(directory)
+        save_talker(directory, tokenizer.eos_token_id)
         asyncio.run(measure(directory, arguments.episodes, arguments.waiting, print))
 
 

@@ -71,11 +71,21 @@ async def bare(episode: Episode) -> float:
 
 async def waits(episode: Episode) -> float:
     """Short calls, and a tool that takes its time after each."""
+    return await short_calls(episode, TOOL_S)
+
+
+async def does_not_wait(episode: Episode) -> float:
+    """The same calls, and a tool that answers at once."""
+    return await short_calls(episode, 0.0)
+
+
+async def short_calls(episode: Episode, tool_s: float) -> float:
+    """TOOL_CALLS calls of one token, by whose end ``tool_s`` have gone by each time."""
     session = clients.get("bare") or clients.setdefault("bare", aiohttp.ClientSession())
     body = json.dumps({"model": episode.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1})
     headers = {"Authorization": f"Bearer {episode.api_key}"}
     for _ in range(TOOL_CALLS):
         async with session.post(f"{episode.base_url}/chat/completions", data=body, headers=headers) as response:
             await response.read()
-        await asyncio.sleep(TOOL_S)
+        await asyncio.sleep(tool_s)
     return 1.0
