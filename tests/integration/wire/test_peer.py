@@ -220,6 +220,20 @@ async def test_flushed_returns_after_the_last_acknowledgement() -> None:
         assert client.num_unacknowledged == 0
 
 
+async def test_acknowledged_waits_for_what_was_sent_before_and_for_nothing_later() -> None:
+    async with connected(WORK) as (end, client), asyncio.TaskGroup() as tasks:
+        await client.send(finish(1))
+        acknowledged = tasks.create_task(client.acknowledged())
+        await asyncio.sleep(0)  # the wait begins
+        await client.send(finish(2))
+        first = await end.expect_received(Finish)
+        await end.expect_received(Finish)
+        assert not acknowledged.done()
+        await end.acknowledge(first)
+        await acknowledged
+        assert client.num_unacknowledged == 1
+
+
 async def test_an_end_that_forgot_our_session_gets_a_handshake_and_all_unacknowledged_messages_at_once() -> None:
     # The clock does not move, so nothing is sent again for lack of an acknowledgement.
     async with connected(WORK, clock=VirtualClock()) as (end, client):
