@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.rollout.rendering import Renderer, create_renderer
-from tests.adapters.played import PATIENCE_S, stage
+from tests.adapters.played import stage
 from tests.adapters.test_frameworks import EXAMPLES, TASK
 from tests.adapters.test_verifiers import SOLVE, TASKSETS, odd
 from tests.support.agent_episodes import LedgerBroker, an_episode, contexts_of, kinds_in, sampling_of, shared_of
@@ -60,7 +60,7 @@ async def test_a_conversation_with_tools_is_one_sequence_and_a_repetition_sample
     async with stage(function, home, calls=dialogue, **options) as at:
         for _ in range(2):
             broker = broker.resumed()
-            shared = shared_of(renderer, broker, engine, sampling, replay_patience_s=PATIENCE_S)
+            shared = shared_of(renderer, broker, engine, sampling)
             async with an_episode(shared, broker.lease()) as calls:
                 dialogue["k1"] = calls
                 result = await at.play(row)
