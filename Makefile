@@ -25,7 +25,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-calculator demo-agent demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
 	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-pipeline bench-update bench-trl bench-weights \
-	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-deploy test-pods test-faults test-ranks test-gpu \
+	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-sandbox test-deploy test-pods test-faults test-ranks test-gpu \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images clean
 
 help: ## list the targets
@@ -131,7 +131,7 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 # Two sessions side by side, because tests of processes mostly wait. Each prints its output when it has ended.
-UNMARKED := not demo and not packaging and not parity and not adapters and not deploy and not monitoring and not pods and not faults and not ranks and not gpu
+UNMARKED := not demo and not packaging and not parity and not adapters and not sandbox and not deploy and not monitoring and not pods and not faults and not ranks and not gpu
 unit: setup
 	+@$(MAKE) --no-print-directory --output-sync=target --jobs=2 unit-alone unit-processes
 
@@ -165,6 +165,14 @@ $(ADAPTERS)/%/.installed: requirements/adapters-%.txt
 	test -x $(ADAPTERS)/$*/bin/python || $(PYTHON) -m venv $(ADAPTERS)/$*
 	$(ADAPTERS)/$*/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/adapters-$*.txt
 	@touch $@
+
+test-sandbox: setup ## hostile programs in real sandboxes, as root and as an ordinary user; needs bubblewrap
+	@command -v bwrap >/dev/null || { echo "bwrap not found: install bubblewrap (Debian: apt-get install bubblewrap)"; exit 1; }
+	$(BIN)/python -m pytest -m sandbox tests/sandbox
+	@# Once more as an ordinary user, where this one is root and another python3.11 than root's own is there.
+	test "$$(id -u)" != 0 || ! test -x /usr/bin/python3.11 || \
+	    HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(CURDIR):$(CURDIR)/$(VENV)/lib/python3.11/site-packages" \
+	    setpriv --reuid=12345 --regid=12345 --clear-groups /usr/bin/python3.11 -m pytest -m sandbox -p no:cacheprovider tests/sandbox
 
 test-deploy: setup ## every Kubernetes overlay against schemas and against the code, and planted mistakes; needs kubectl
 	@command -v kubectl >/dev/null || { echo "kubectl not found: https://kubernetes.io/docs/tasks/tools; no cluster is needed"; exit 1; }

@@ -9,10 +9,15 @@ import msgpack
 import pytest
 
 import gspo.agents
+import services.sandbox_keeper
 import services.user_worker
 from tests.support.agent_pools import ListJournal, agent_pool, agent_task
 
-WORKER_FILES = [Path(gspo.agents.__file__), *sorted(Path(services.user_worker.__file__).parent.glob("*.py"))]
+WORKER_FILES = [
+    Path(gspo.agents.__file__),
+    *sorted(Path(services.user_worker.__file__).parent.glob("*.py")),
+    *sorted(Path(services.sandbox_keeper.__file__).parent.glob("*.py")),
+]
 ADAPTERS = Path(gspo.agents.__file__).with_name("adapters")
 
 
@@ -75,7 +80,7 @@ def imports_of(path: Path) -> list[str]:
     return imported + [str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
 
 
-@pytest.mark.parametrize("path", WORKER_FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", WORKER_FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_the_workers_files_are_python_3_10_and_import_only_its_standard_library(path: Path) -> None:
     newer = {"tomllib", "asyncio.taskgroups", "asyncio.timeouts"}
     imported = imports_of(path)

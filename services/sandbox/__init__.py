@@ -1,0 +1,18 @@
+"""Programs that nobody has read, such as a model's, run here: without a network, without rights, within limits."""
+
+from services.sandbox.interface import (
+    Box,
+    LimitName,
+    ProgramRefused,
+    RunOutcome,
+    Sandbox,
+    SandboxError,
+    SandboxLimits,
+    SandboxUnavailable,
+)
+from services.sandbox.local import LocalOptions, LocalSandbox
+
+__all__ = [
+    "Box", "LimitName", "LocalOptions", "LocalSandbox", "ProgramRefused", "RunOutcome", "Sandbox", "SandboxError",
+    "SandboxLimits", "SandboxUnavailable",
+]  # fmt: skip

@@ -1,0 +1,117 @@
+"""After many runs, and after a kill of whoever started them, nothing is left: no process, no mount, no file."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.sandbox import LocalOptions, LocalSandbox, SandboxError
+from tests.sandbox.conftest import LIMITS
+
+pytestmark = pytest.mark.sandbox
+
+NUM_RUNS = int(os.environ.get("GSPO_TEST_RUNS", "300"))
+PARENT = """
+import asyncio, sys
+from services.sandbox import LocalOptions, LocalSandbox
+from tests.sandbox.conftest import LIMITS
+async def main():
+    async with LocalSandbox(LocalOptions(places=1, spare=1)).opened() as sandbox, sandbox.box() as box:
+        await box.put({"script.py": b"import os\\nos.fork()\\nprint(input(), flush=True)\\nwhile True: pass"})
+        run = asyncio.ensure_future(box.run(["python", "script.py"], LIMITS, b"began"))
+        await asyncio.sleep(1)
+        print("running", flush=True)
+        await run
+asyncio.run(main())
+"""
+
+
+def mounts() -> list[str]:
+    return Path("/proc/self/mounts").read_text().splitlines()
+
+
+def files_in(folder: str) -> set[str]:
+    return {name for name in os.listdir(folder) if name.startswith(("bwrap", "gspo-sandbox"))}
+
+
+def below(pid: int) -> list[int]:
+    """Processes that ``pid`` has started, and theirs. By their numbers alone: psutil compares times that may jump."""
+    found = [pid]
+    parents = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess):
+            parents[process.pid] = process.ppid()
+    for parent in found:
+        found += [child for child, of in parents.items() if of == parent]
+    return found[1:]
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    before = mounts(), files_in("/tmp"), files_in("/dev/shm")
+    yield
+    assert not below(os.getpid())
+    assert before == (mounts(), files_in("/tmp"), files_in("/dev/shm"))
+
+
+async def test_many_runs_leave_nothing(nothing_is_left: None) -> None:
+    async with LocalSandbox(LocalOptions(places=2, spare=1)).opened() as sandbox:
+
+        async def part(number: int) -> None:
+            async with sandbox.box() as box:
+                await box.put({"script.py": b"import os\nos.fork()\nopen('/tmp/a', 'w').write('a')\nprint(input())"})
+                open_before = len(os.listdir("/proc/self/fd"))
+                for index in range(NUM_RUNS // 6):
+                    said = f"{number} {index}".encode()
+                    outcome = await box.run(["python", "script.py"], LIMITS, said)
+                    assert said in outcome.stdout
+                assert len(os.listdir("/proc/self/fd")) <= open_before + 8
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(6):
+                tasks.create_task(part(number))
+
+
+def test_a_kill_of_the_parent_ends_every_program(nothing_is_left: None) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
+    try:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"running\n"
+        ends = [os.pidfd_open(pid) for pid in below(parent.pid)]
+        assert len(ends) >= 6
+        parent.send_signal(signal.SIGKILL)
+        for end in ends:
+            assert select.select([end], [], [], 10)[0], "a process goes on"
+            os.close(end)
+    finally:
+        parent.kill()
+        parent.wait()
+        assert parent.stdout is not None
+        parent.stdout.close()
+
+
+async def test_a_box_that_dies_amid_a_run_is_an_error_and_the_next_box_works(nothing_is_left: None) -> None:
+    async with LocalSandbox(LocalOptions(places=1, spare=0)).opened() as sandbox:
+        async with sandbox.box() as box:
+            (first, *_) = below(os.getpid())
+            await box.put({"script.py": b"print(input(), flush=True)\nwhile True: pass"})
+            async with asyncio.TaskGroup() as tasks:
+
+                async def dies() -> None:
+                    with pytest.raises(SandboxError, match="has ended"):
+                        await box.run(["python", "script.py"], LIMITS, b"x")
+
+                tasks.create_task(dies())
+                await asyncio.sleep(0)
+                os.kill(first, signal.SIGKILL)
+        async with sandbox.box() as box:
+            await box.put({"script.py": b"print('again')"})
+            assert (await box.run(["python", "script.py"], LIMITS)).stdout == b"again\n"
