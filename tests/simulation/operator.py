@@ -147,6 +147,8 @@ class HostileProcess:
                     chunk, tokens = _lie(answer, max(1, version))
                     await link.channel.send(chunk, tokens, seq)
                     seq += 1
+                    if self._machinery.network.loss:
+                        break  # The broker judges nothing after a message that is lost, until a Hello says where to go on.
                 elif isinstance(answer, Refused):
                     break
                 await asyncio.sleep(0.05)

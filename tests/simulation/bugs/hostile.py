@@ -51,6 +51,7 @@ HOSTILE = (
         new="if False:",
         invariants=("G3 nothing is dropped", "a liar is limited"),
         weather=A_HOSTILE_PEER,
+        seed=46,
     ),
     Bug(
         name="operators have no places of their own",
