@@ -51,8 +51,7 @@ class SimEngine:
     # --- generation ---------------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[OutputPiece, None]:
-        trajectory_id, epoch, _ = (int(part) for part in request.rid.split("-"))
-        position = len(request.input_ids)
+        generation = self._audit.generates(request)
         left = request.sampling.max_new_tokens
         self.num_live += 1
         try:
@@ -69,13 +68,12 @@ class SimEngine:
                 lie = self._lie()
                 if lie == "token":
                     piece.token_ids[-1] = VOCABULARY
-                self._audit.generated(self._process, trajectory_id, epoch, position, piece)
+                self._audit.generated(self._process, generation, piece)
                 if lie == "logprob":
                     piece.logprobs[-1] = -1e30
                 elif lie == "version":
                     runs = [VersionRun(0, run.num_tokens) for run in piece.version_runs]
                     piece = replace(piece, version_runs=runs)
-                position += len(tokens)
                 left -= len(tokens)
                 yield piece
                 if finish is not None:

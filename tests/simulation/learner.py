@@ -261,7 +261,7 @@ class SimTrainer:
     def train(self, engine: LearnerEngine, groups: Sequence[TrainGroup], **_: Any) -> BatchReport:
         arrived = self.broker.taken
         assert arrived is not None
-        assert sum(len(group.sequences) for group in groups) == len(arrived.batch.items)
+        assert sum(len(group.sequences_per_episode or ()) for group in groups) == len(arrived.batch.items)
         self._take_time(self._batch_s * self._rng.uniform(0.5, 1.5))
         poison = self._audit.poison.get(arrived.batch.index)
         if poison == "dies":
@@ -269,7 +269,7 @@ class SimTrainer:
         if poison == "raises":
             raise Poisoned(f"batch {arrived.batch.index} is poison")
         self._choke(groups)
-        self._audit.trains(self.history, arrived.batch, arrived.arrays)
+        self._audit.trains(self.history, arrived.batch, arrived.arrays, groups)
         self.history.append(tuple(item.trajectory_id for item in arrived.batch.items))
         if not self._is_deterministic:
             self.noise.append(self._rng.randrange(2**32))

@@ -38,6 +38,7 @@ Kind = Literal[
 ]
 Poison = Literal["raises", "dies", "unreadable"]
 """What a batch does: its training raises, its learner dies without a word, or the broker cannot read it."""
+Agents = Literal["", "replay", "restart"]
 Point = Literal[
     "chunk received",
     "committed",
@@ -109,6 +110,10 @@ class Plan:
     """Whether training a batch again gives the same weights."""
     shares_weights: bool = False
     """Whether rollouts fetch weights from each other."""
+    agents: Agents = ""
+    """Whether agents play the episodes; then, what becomes of what they have asked before (``agent.on_replay``)."""
+    reads_clock: bool = False
+    """Whether agents do something else when they run again."""
     archives: bool = False
     """Whether tokens move from the ledger into archive files."""
     events: tuple[Event, ...] = field(default=())

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from services.runtime.settings.sections import (
+    AgentSection,
     BatchSection,
     Broker,
     Evaluation,
@@ -30,6 +31,9 @@ def rules_of(plan: Plan, seed: int, options: SimOptions) -> Rules:
         max_attempts=plan.max_attempts,
         is_deterministic=plan.is_deterministic,
         options=options,
+        agents=bool(plan.agents),
+        reads_clock=plan.reads_clock,
+        replays=plan.agents == "replay",
     )
 
 
@@ -40,7 +44,8 @@ def settings_of(plan: Plan, directory: Path) -> Settings:
     return Settings(
         run=Run(directory=directory, num_batches=plan.num_batches, seed=plan.seed % 2**31),
         model=Model(path=model),
-        sampling=Sampling(max_turn_tokens=plan.max_turn_tokens, max_tokens=plan.max_tokens),
+        sampling=_sampling(plan),
+        agent=_agent(plan),
         batch=BatchSection(
             group_size=plan.group_size, groups_per_batch=plan.groups_per_batch, mini_batches=1, max_lag=plan.max_lag
         ),
@@ -62,3 +67,16 @@ def settings_of(plan: Plan, directory: Path) -> Settings:
             weights_endpoint=WEIGHTS_ENDPOINTS["learner"], checkpoint_every_batches=plan.checkpoint_every_batches
         ),
     )
+
+
+def _agent(plan: Plan) -> AgentSection:
+    if not plan.agents:
+        return AgentSection()
+    return AgentSection(function="tests.simulation.agents.agent:play", on_replay=plan.agents)
+
+
+def _sampling(plan: Plan) -> Sampling:
+    if not plan.agents:
+        return Sampling(max_turn_tokens=plan.max_turn_tokens, max_tokens=plan.max_tokens)
+    # Room for several conversations with what is rendered again.
+    return Sampling(max_turn_tokens=plan.max_turn_tokens, max_tokens=512, max_episode_tokens=2048)

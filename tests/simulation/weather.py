@@ -28,7 +28,7 @@ When the broker refuses it, a person puts the whole files back; an accepted loss
 LOSS_AMOUNT = float(DAMAGES.index(ACCEPTED_LOSS))
 
 
-def plan_of(seed: int) -> Plan:
+def plan_of(seed: int, *, may_have_agents: bool = True) -> Plan:
     """The run of a seed."""
     rng = random.Random(f"plan {seed}")
     num_rollouts = rng.randint(1, 3)
@@ -73,6 +73,9 @@ def plan_of(seed: int) -> Plan:
     else:
         more += _hostile(random.Random(f"hostile {seed}"), storm_s)
     more += _lies(random.Random(f"lies {seed}"), rollouts, storm_s)
+    if may_have_agents:
+        plan, kills = _agents(random.Random(f"agents play {seed}"), plan, storm_s)
+        more += kills
     if seed % 4 == 3:
         plan = replace(plan, archives=True)
         more += _archive(random.Random(f"archive {seed}"))
@@ -99,6 +102,26 @@ def _weights(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list
         for _ in range(rng.randint(0, 3))
     ]
     return plan, events
+
+
+def _agents(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list[Event]]:
+    """In a quarter of the runs agents play the episodes, half of them by the clock; there more rollouts die."""
+    if rng.random() < 0.75:
+        return plan, []
+    plan = replace(plan, agents=rng.choice(["replay", "replay", "replay", "restart"]), reads_clock=rng.random() < 0.5)
+    points: list[Point] = ["chunk received", "acknowledged"]
+    kills = [
+        Event(
+            at=rng.uniform(0.0, storm_s),
+            kind="kill_when",
+            target=(f"rollout-{rng.randrange(plan.num_rollouts)}",),
+            seconds=rng.uniform(0.2, 1.0),
+            amount=rng.choice([0.0, 0.005, 0.2]),
+            point=rng.choice(points),
+        )
+        for _ in range(rng.randint(1, 4))
+    ]
+    return plan, kills
 
 
 def _restore(rng: random.Random, storm_s: float, *, earlier: bool) -> list[Event]:

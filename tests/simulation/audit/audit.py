@@ -5,7 +5,8 @@ weights, and what was trained, and compares.
 """
 
 from protocol.digests import tensor_digest
-from services.rollout.sglang.generation import OutputPiece
+from services.rollout.sglang.generation import GenerateRequest, OutputPiece
+from tests.simulation.audit.agents import Generation
 from tests.simulation.audit.disk import DiskAudit
 from tests.simulation.audit.messages import MessageAudit
 from tests.simulation.audit.training import TrainingAudit
@@ -31,8 +32,15 @@ class Audit(DiskAudit, MessageAudit, TrainingAudit):
             lambda: f"{session} has {tensor_digest(content)[:12]} as version {version}, which was published otherwise",
         )
 
-    def generated(self, process: Process, trajectory_id: int, epoch: int, position: int, piece: OutputPiece) -> None:
-        made = self.made[trajectory_id, epoch]
+    def generates(self, request: GenerateRequest) -> Generation:
+        """An engine is asked for tokens."""
+        trajectory_id, epoch, _ = (int(part) for part in request.rid.split("-"))
+        return Generation(trajectory_id, epoch, [int(token) for token in request.input_ids], of_agent=self.rules.agents)
+
+    def generated(self, process: Process, generation: Generation, piece: OutputPiece) -> None:
+        """An engine has made the next tokens."""
+        trajectory_id = generation.trajectory_id
+        made = self.made[trajectory_id]
         versions = {run.version for run in piece.version_runs}
         self.require(
             versions <= self.served[process.session],
@@ -43,5 +51,6 @@ class Audit(DiskAudit, MessageAudit, TrainingAudit):
             ),
         )
         for token, logprob in zip(piece.token_ids.tolist(), piece.logprobs.tolist(), strict=True):
-            made[position].add((token, logprob))
-            position += 1
+            made[generation.context].add((token, logprob, generation.epoch))
+            self.samples(process.session, generation)
+            generation.go_on(token)

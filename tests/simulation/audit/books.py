@@ -13,9 +13,14 @@ from protocol.messages import AnyMessage, Batch, Segment, VersionRun
 from services.broker.ledger.task_order import TaskOrder
 from services.broker.rows import BatchRow, GroupRow, SetAsideRow, TrainedRow, TrajectoryRow, VersionRow
 from services.broker.store.payload import StoredChunk
+from tests.simulation.agents.chat import Conversation
+from tests.simulation.audit.runs import AgentRun
+from tests.simulation.audit.sequences import Sequences
 from tests.simulation.episodes import SimOptions
 from tests.simulation.loop import Process
 from tests.simulation.plan import Point, Poison
+
+SAME_CONTEXT = "G4 a token is trained in the context in which it was sampled"
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,12 @@ class Rules:
     is_deterministic: bool
     """Training a batch again gives the same weights."""
     options: SimOptions
+    agents: bool
+    """Agents play the episodes, and not the environment."""
+    reads_clock: bool
+    """Agents do not repeat what they did."""
+    replays: bool
+    """What an agent repeats is answered from the record."""
 
 
 @dataclass
@@ -48,6 +59,8 @@ class Durable:
     groups: dict[int, GroupRow] = field(default_factory=dict)
     trajectories: dict[int, TrajectoryRow] = field(default_factory=dict)
     chunks: dict[int, list[StoredChunk]] = field(default_factory=dict)
+    journals: dict[int, list[bytes]] = field(default_factory=dict)
+    """Entries by trajectory, until its group is archived."""
     batches: dict[int, BatchRow] = field(default_factory=dict)
     versions: dict[int, VersionRow] = field(default_factory=dict)
     trained: list[TrainedRow] = field(default_factory=list)
@@ -82,10 +95,22 @@ class Books:
         """By version that a learner was about to publish: all its bytes."""
         self.served: defaultdict[str, set[int]] = defaultdict(set)
         """By session: versions that its engine has really loaded."""
-        self.made: defaultdict[tuple[int, int], defaultdict[int, set[tuple[int, float]]]] = defaultdict(
-            lambda: defaultdict(set)
-        )
-        """By trajectory and epoch (a fencing number), by position: the engine's tokens; several when a lease came twice."""
+        self.made: defaultdict[int, defaultdict[int, set[tuple[int, float, int]]]] = defaultdict(lambda: defaultdict(set))
+        """By trajectory and context: what engines made there, with the epoch (a fencing number); several when a lease came
+        twice."""
+        self.begun: defaultdict[int, defaultdict[Conversation, set[int]]] = defaultdict(lambda: defaultdict(set))
+        """By trajectory and question of an agent: the contexts in which an engine began to answer it."""
+        self.ended: defaultdict[int, defaultdict[Conversation, set[tuple[int, int]]]] = defaultdict(lambda: defaultdict(set))
+        """By trajectory and conversation up to an answer that its agent got: the contexts after it, and its last token."""
+        self.logs: dict[int, Sequences] = {}
+        self.leased: dict[tuple[int, int], tuple[int, int]] = {}
+        """By trajectory and epoch: how many tokens and entries of the journal the lease brought."""
+        self.runs: defaultdict[tuple[int, int], list[AgentRun]] = defaultdict(list)
+        """By trajectory and epoch."""
+        self.divergences: Counter[str] = Counter()
+        """By session: how often its agents did not repeat what they did."""
+        self.num_effects = 0
+        """Side effects of steps."""
         self.unacknowledged: defaultdict[str, dict[int, AnyMessage]] = defaultdict(dict)
         self.heard: defaultdict[str, set[int]] = defaultdict(set)
         """By session: sequence numbers that a broker has received."""
@@ -116,6 +141,22 @@ class Books:
     def require(self, holds: bool, invariant: str, text: Callable[[], str]) -> None:
         if not holds:
             self.report(Violation(invariant, text()))
+
+    def log_of(self, trajectory_id: int) -> Sequences:
+        """The sequences that are on disk."""
+        log = self.logs.setdefault(trajectory_id, Sequences())
+        for chunk in self.durable.chunks.get(trajectory_id, ())[log.num_chunks :]:
+            log.append_chunk(chunk)
+        return log
+
+    def was_made(
+        self, trajectory_id: int, context: int, token: int, logprob: float | None = None, epoch: int | None = None
+    ) -> bool:
+        """Whether an engine made the token in this context; None: whatever it is."""
+        return any(
+            made == token and logprob in (None, its_logprob) and epoch in (None, its_epoch)
+            for made, its_logprob, its_epoch in self.made[trajectory_id].get(context, ())
+        )
 
     def members(self, group_id: int) -> list[TrajectoryRow]:
         return [row for row in self.durable.trajectories.values() if row.group_id == group_id]

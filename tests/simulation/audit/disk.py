@@ -13,6 +13,7 @@ from services.broker.rows import (
     CheckpointedRow,
     EvaluationRow,
     GroupRow,
+    JournalRow,
     Row,
     SetAsideRow,
     TrainedRow,
@@ -22,13 +23,15 @@ from services.broker.rows import (
 from services.broker.store.payload import StoredChunk
 from services.broker.store.reader import Reader, StoreCorrupt
 from services.broker.store.store import RowChanges
-from tests.simulation.audit.books import Books, Violation, header_of, spelt
+from tests.simulation.audit.agents import AgentAudit
+from tests.simulation.audit.books import SAME_CONTEXT, Violation, header_of
+from tests.simulation.audit.sequences import Placed
 from tests.simulation.episodes import version_in
 
 GIVEN_BACK = {("batched", "set_aside"), ("set_aside", "released"), ("released", "complete"), ("released", "resampled")}
 
 
-class DiskAudit(Books):
+class DiskAudit(AgentAudit):
     """Checks every transaction."""
 
     def committed(self, changes: RowChanges) -> None:
@@ -52,6 +55,8 @@ class DiskAudit(Books):
             if not isinstance(row, ArchivedRow):
                 continue
             self.happened["group archived"] += 1
+            for member in self.members(row.group_id):
+                self.durable.journals.pop(member.trajectory_id, None)
             group = self.durable.groups[row.group_id]
             self.require(
                 group.status in ("dropped", "evaluated", "resampled")
@@ -91,6 +96,16 @@ class DiskAudit(Books):
                     lambda: f"version {row.policy_version} is published after {durable.newest_version}",
                 )
                 durable.versions[row.policy_version] = row
+            case JournalRow():
+                journal = durable.journals.setdefault(row.trajectory_id, [])
+                self.require(
+                    row.place == len(journal),
+                    "G1 nothing acknowledged is lost",
+                    lambda: (
+                        f"trajectory {row.trajectory_id}: entry {row.place} of the journal, but {len(journal)} are stored"
+                    ),
+                )
+                journal.append(row.entry)
             case BatchRow():
                 self._batch(row)
             case SetAsideRow():
@@ -150,6 +165,8 @@ class DiskAudit(Books):
                 "G1 nothing acknowledged is lost",
                 lambda: f"trajectory {row.trajectory_id} goes back: {former} -> {row}",
             )
+        if self.rules.agents and row.status == "finished" and (former is None or former.status != "finished"):
+            self.agent_finished(row)
         granted = row.epoch - (0 if former is None else former.epoch)
         if not granted:
             return
@@ -204,44 +221,42 @@ class DiskAudit(Books):
             "G1 one writer at a time",
             lambda: f"trajectory {chunk.trajectory_id}: epoch {chunk.epoch} writes, but its lease is {row}",
         )
+        segments, runs = header_of(chunk)
+        placed = self.log_of(chunk.trajectory_id).append(segments, np.frombuffer(chunk.token_ids, "<i4").tolist())
         former.append(chunk)
         self.happened["trajectory resumed"] += int(len(former) > 1 and former[-2].epoch < chunk.epoch)
-        segments, runs = header_of(chunk)
         self._tokens(
-            chunk.trajectory_id,
-            chunk.epoch,
-            chunk.start,
-            np.frombuffer(chunk.token_ids, "<i4").tolist(),
+            chunk,
+            placed,
             np.frombuffer(chunk.logprobs, "<f4").tolist(),
-            spelt(segments),
             [run.version for run in runs for _ in range(run.num_tokens)],
         )
 
     def _tokens(
-        self,
-        trajectory_id: int,
-        epoch: int,
-        start: int,
-        token_ids: Sequence[int],
-        logprobs: Sequence[float],
-        kinds: Sequence[tuple[str, int]],
-        versions: Sequence[int],
+        self, chunk: StoredChunk, placed: Sequence[Placed], logprobs: Sequence[float], versions: Sequence[int]
     ) -> None:
-        """Each action token is what this epoch's engine made there, with the version that made it."""
-        made = self.made[trajectory_id, epoch]
-        for place, (token, logprob, (kind, _), version) in enumerate(
-            zip(token_ids, logprobs, kinds, versions, strict=True), start=start
-        ):
-            if kind == "observation":
+        """Each action token is what this epoch's engine made after the tokens before it, with the version that made it."""
+        trajectory_id, epoch = chunk.trajectory_id, chunk.epoch
+        for place, (token, logprob, version) in enumerate(zip(placed, logprobs, versions, strict=True), start=chunk.start):
+            if token.kind == "observation":
                 ok = version == -1 and logprob == 0.0
             else:
-                ok = version == version_in(logprob) and (token, logprob) in made[place]
+                ok = version == version_in(logprob)
+                self.require(
+                    not ok or self.was_made(trajectory_id, token.context, token.token, logprob, epoch),
+                    SAME_CONTEXT,
+                    lambda: (
+                        f"trajectory {trajectory_id}, epoch {epoch}, token {place}: action {token.token}, log-prob "
+                        f"{logprob}, stands in sequence {token.sequence} where the engine made "
+                        f"{self.made[trajectory_id].get(token.context, 'nothing')}"
+                    ),
+                )
             self.require(
                 ok,
                 "G4 every token carries the version that made it",
                 lambda: (
-                    f"trajectory {trajectory_id}, epoch {epoch}, token {place}: {kind} {token}, log-prob {logprob}, version "
-                    f"{version}; the engine made {made[place]}"
+                    f"trajectory {trajectory_id}, epoch {epoch}, token {place}: {token.kind} {token.token}, log-prob "
+                    f"{logprob}, version {version}"
                 ),
             )
 

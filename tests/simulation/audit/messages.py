@@ -14,6 +14,7 @@ from protocol.messages import (
     EndOfRun,
     Finish,
     Hello,
+    Journal,
     Lease,
     Message,
     Published,
@@ -53,7 +54,7 @@ class MessageAudit(LearnerAudit):
             case Lease():
                 assert arrays is not None
                 self._leased(message, arrays)
-                self.happened["journal resumed"] += bool(message.num_entries)
+                self._journal_leased(message, arrays)
                 self.passes("lease sent")
             case Batch():
                 assert arrays is not None
@@ -113,6 +114,11 @@ class MessageAudit(LearnerAudit):
                     not self._has_lease(session, message.trajectory_id, message.epoch)
                     or durable.num_tokens(message.trajectory_id) >= message.offset + message.num_tokens
                 )
+            case Journal():
+                return (
+                    not self._has_lease(session, message.trajectory_id, message.epoch)
+                    or len(durable.journals.get(message.trajectory_id, ())) > message.place
+                )
             case Finish() | Release():
                 return not self._has_lease(session, message.trajectory_id, message.epoch)
             case Published():
@@ -153,6 +159,21 @@ class MessageAudit(LearnerAudit):
             lambda: f"trajectory {lease.trajectory_id} is resumed with {lease.num_tokens} tokens that are not those on disk",
         )
         self.happened["lease of begun trajectory"] += int(lease.num_tokens > 0)
+
+    def _journal_leased(self, lease: Lease, arrays: Mapping[str, Array]) -> None:
+        self.happened["journal resumed"] += bool(lease.num_entries)
+        journal = self.durable.journals.get(lease.trajectory_id, [])
+        _, num_entries = self.leased.setdefault(
+            (lease.trajectory_id, lease.epoch), (lease.num_tokens, len(journal))
+        )  # What it is given twice, it is given as the first time.
+        self.require(
+            arrays["journal"].tobytes() == b"".join(journal[:num_entries]),
+            "G1 nothing acknowledged is lost",
+            lambda: (
+                f"trajectory {lease.trajectory_id} is resumed with {lease.num_entries} entries of its journal, and "
+                f"{num_entries} are on disk"
+            ),
+        )
 
     def _delivered(self, batch: Batch, arrays: Mapping[str, Array]) -> None:
         row = self.durable.batches.get(batch.index)

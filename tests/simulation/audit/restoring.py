@@ -35,8 +35,9 @@ class Snapshot:
     def require_whole(self, found: Durable) -> None:
         """What was committed is there again."""
         former = self.durable
-        whole = (found.chunks, found.groups, found.versions) == (
+        whole = (found.chunks, found.journals, found.groups, found.versions) == (
             {each: chunks for each, chunks in former.chunks.items() if chunks},
+            former.journals,
             former.groups,
             former.versions,
         )
@@ -46,6 +47,8 @@ class Snapshot:
         """The audit goes on from ``found``."""
         audit = self._audit
         audit.durable = found
+        audit.logs.clear()
+        audit.leased.clear()
         for name, book in self._kept.items():
             setattr(audit, name, book)
         audit.holder = None
@@ -141,10 +144,12 @@ def read_durable(directory: Path) -> Durable:
         reader = Reader(directory / LEDGER_FILE, connection)
         trajectories = {row.trajectory_id: row for row in reader.rows(TrajectoryRow, "")}
         chunks = {each: found for each in trajectories if (found := reader.chunks(each))}
+        journals = {each: journal for each in trajectories if (journal := reader.journal(each))}
         return Durable(
             groups={row.group_id: row for row in reader.rows(GroupRow, "")},
             trajectories=trajectories,
             chunks=chunks,
+            journals=journals,
             batches={row.index: row for row in reader.rows(BatchRow, "ORDER BY batch")},
             versions={row.policy_version: row for row in reader.rows(VersionRow, "ORDER BY policy_version")},
             trained=reader.rows(TrainedRow, "ORDER BY policy_version, batch"),

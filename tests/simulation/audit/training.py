@@ -2,19 +2,21 @@
 # ruff: noqa: B023 - the text of a violation is made at once
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 
+from gspo.model.packing import TrainGroup, TrainSequence
 from protocol.codec import Array
 from protocol.digests import tensor_digest
 from protocol.messages import Batch
 from protocol.messages.pieces import Pieces, pieces_in
 from services.broker.ledger.task_order import trajectory_seed
 from services.broker.rows import TrajectoryRow
-from tests.simulation.audit.books import Books, content_of, spelt
+from tests.simulation.audit.agents import SEEN, AgentAudit
+from tests.simulation.audit.books import content_of, spelt
 from tests.simulation.episodes import SimTasks, expected_components, expected_turns, version_in
 
 
-class TrainingAudit(Books):
+class TrainingAudit(AgentAudit):
     """Checks what the learner trains, publishes and saves."""
 
     # --- the learner ---------------------------------------------------------------------------------------------------
@@ -32,8 +34,14 @@ class TrainingAudit(Books):
         )
         self.published[version] = content
 
-    def trains(self, history: Sequence[tuple[int, ...]], batch: Batch, arrays: Mapping[str, Array]) -> None:
-        """A learner trains a batch; its weights have this history."""
+    def trains(
+        self,
+        history: Sequence[tuple[int, ...]],
+        batch: Batch,
+        arrays: Mapping[str, Array],
+        groups: Sequence[TrainGroup],
+    ) -> None:
+        """A learner trains a batch, which it reads as ``groups``; its weights have this history."""
         self.require(
             batch.index == len(history),
             "G2 exactly once",
@@ -61,7 +69,12 @@ class TrainingAudit(Books):
             pieces = pieces_in(parts)
             self._episode(batch, item.trajectory_id, parts, pieces)
             row = self.durable.trajectories[item.trajectory_id]
-            self._rewards(row, pieces.turn_rewards, parts["token_ids"].tolist(), spelt(pieces.segments))
+            if self.rules.agents:
+                self._agents_rewards(row, pieces)
+            else:
+                self._rewards(row, pieces.turn_rewards, parts["token_ids"].tolist(), spelt(pieces.segments))
+        for item, sequences in zip(batch.items, _of_episodes(groups), strict=True):
+            self.trains_sequences(item.trajectory_id, sequences)
 
     def _episode(
         self,
@@ -81,7 +94,7 @@ class TrainingAudit(Books):
         kinds = spelt(pieces.segments)
         versions = [run.version for run in pieces.version_runs for _ in range(run.num_tokens)]
         for place_in, ((kind, _), version, logprob) in enumerate(zip(kinds, versions, logprobs.tolist(), strict=True)):
-            true = version_in(logprob) if kind == "action" else -1
+            true = -1 if kind == "observation" else version_in(logprob)
             self.require(
                 version == true,
                 "G4 every token carries the version that made it",
@@ -136,6 +149,23 @@ class TrainingAudit(Books):
             lambda: f"trajectory {row.trajectory_id}: components {row.components}, expected {components}",
         )
 
+    def _agents_rewards(self, row: TrajectoryRow, pieces: Pieces) -> None:
+        """What an agent's episode earned when it ended, and without what was discarded then."""
+        discarded = {segment.turn for segment in pieces.segments if segment.kind == "discarded"}
+        trained = {segment.turn for segment in pieces.segments if segment.kind == "action"}
+        self.happened["several sequences trained"] += max(segment.sequence for segment in pieces.segments) > 0
+        self.happened["components trained"] += bool(row.components)
+        self.require(
+            discarded == set(row.discarded_turns)
+            and not discarded & trained
+            and list(pieces.turn_rewards) == list(row.turn_rewards),
+            SEEN,
+            lambda: (
+                f"trajectory {row.trajectory_id}: turns {trained} are trained with rewards {list(pieces.turn_rewards)}; it "
+                f"ended without {row.discarded_turns}, with {row.turn_rewards}"
+            ),
+        )
+
     def checkpoints(self, history: Sequence[tuple[int, ...]], next_batch: int) -> None:
         """A learner saves a checkpoint: its history is that of the committed batches, in order."""
         committed = [self._trajectories_of(index) for index in range(next_batch)]
@@ -168,3 +198,13 @@ class TrainingAudit(Books):
                     "G2 no prompt is skipped",
                     lambda: f"prompt {group.prompt} is {group.status} at the end",
                 )
+
+
+def _of_episodes(groups: Sequence[TrainGroup]) -> list[tuple[TrainSequence, ...]]:
+    """The sequences of each episode."""
+    found: list[tuple[TrainSequence, ...]] = []
+    for group in groups:
+        rest = iter(group.sequences)
+        assert group.sequences_per_episode is not None
+        found += [tuple(islice(rest, number)) for number in group.sequences_per_episode]
+    return found

@@ -1,5 +1,6 @@
 """All bugs that the audit must find."""
 
+from tests.simulation.bugs.agents import AGENTS
 from tests.simulation.bugs.delivery import DELIVERY
 from tests.simulation.bugs.hostile import HOSTILE
 from tests.simulation.bugs.planting import Bug, planted
@@ -9,4 +10,4 @@ from tests.simulation.bugs.training import TRAINING
 
 __all__ = ["BUGS", "Bug", "planted"]
 
-BUGS = (*DELIVERY, *TRAINING, *POISON, *STORAGE, *HOSTILE)
+BUGS = (*DELIVERY, *TRAINING, *POISON, *STORAGE, *HOSTILE, *AGENTS)

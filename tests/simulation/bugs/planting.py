@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from tests.simulation.plan import Event, Plan
+from tests.simulation.plan import Agents, Event, Plan
 from tests.simulation.weather import plan_of
 
 
@@ -29,12 +29,15 @@ class Bug:
     weather: tuple[Event, ...] = ()
     seed: int = 0
     """The first seed to try."""
+    agents: Agents = ""
+    """Whether agents play the episodes (``Plan.agents``)."""
+    reads_clock: bool = False
     is_deterministic: bool | None = None
     """Whether training is; None: as the seed has it."""
 
     def plan(self, seed: int) -> Plan:
         """The run of a seed, in this bug's weather."""
-        plan = plan_of(seed)
+        plan = replace(plan_of(seed, may_have_agents=bool(self.agents)), agents=self.agents, reads_clock=self.reads_clock)
         if self.is_deterministic is not None:
             plan = replace(plan, is_deterministic=self.is_deterministic)
         return plan.with_events(tuple(sorted((*plan.events, *self.weather), key=lambda event: event.at)))

@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 
 from protocol.channels import WORK
 from protocol.limits import MAX_TURNS
@@ -14,15 +14,18 @@ from services.rollout.metrics import RolloutMetrics
 from services.rollout.service import RolloutService
 from services.rollout.weights.peers import WeightPeers
 from services.rollout.weights.sync import WeightSync
+from services.rollout.work import EpisodeRunner
 from services.runtime.net.peer import PeerClient
 from services.runtime.net.security import PLAINTEXT
 from services.runtime.settings.fingerprint import run_fingerprint
 from services.runtime.telemetry import Health
+from tests.simulation.agents.opening import open_agents
 from tests.simulation.engine import SimEngine, SimRewards
 from tests.simulation.episodes import SimTokenizer
 from tests.simulation.loop import Process
 from tests.simulation.network import SimContext
 from tests.simulation.processes.machinery import MAX_QUIET_S, Machinery
+from tests.support.agent_episodes import counted
 
 SMALL_WORK = replace(WORK, window=6, high_water_mark=24)
 """The rollout's end of the work channel, with bounds small enough to be reached."""
@@ -40,6 +43,8 @@ class RolloutProcess:
         self._weight_peers: WeightPeers | None = None
         self._machinery = machinery
         self._process = process
+        self._rng = rng
+        self._divergences: Counter | None = None
         self.engine = SimEngine(process, rng, machinery.audit, token_s=token_s, mean_tokens=8)
         self.rewards = SimRewards(rng, machinery.audit)
         self._broker: PeerClient | None = None
@@ -51,6 +56,7 @@ class RolloutProcess:
         context: Any = SimContext(machinery.network, process)
         registry = CollectorRegistry()
         metrics: Any = RolloutMetrics(registry)
+        self._divergences = metrics.divergences
         self._broker = broker = PeerClient(
             context,
             SMALL_WORK,
@@ -85,20 +91,33 @@ class RolloutProcess:
         )
         tokenizer: Any = SimTokenizer()
         rewards: Any = self.rewards
-        loop = EnvironmentLoop(
-            environment=machinery.environment,
-            tokenizer=tokenizer,
-            engine=engine,
-            rewards=rewards,
-            broker=broker,
-            may_generate=sync.may_generate,
-            sampling=settings.sampling,
-            max_turns=MAX_TURNS,
-            chunk_tokens=settings.rollout.chunk_tokens,
-            metrics=metrics,
-        )
+        episodes: EpisodeRunner
+        if settings.agent.is_used:
+            episodes = open_agents(
+                machinery,
+                process,
+                self._rng,
+                engine=engine,
+                rewards=rewards,
+                broker=broker,
+                may_generate=sync.may_generate,
+                metrics=metrics,
+            )
+        else:
+            episodes = EnvironmentLoop(
+                environment=machinery.environment,
+                tokenizer=tokenizer,
+                engine=engine,
+                rewards=rewards,
+                broker=broker,
+                may_generate=sync.may_generate,
+                sampling=settings.sampling,
+                max_turns=MAX_TURNS,
+                chunk_tokens=settings.rollout.chunk_tokens,
+                metrics=metrics,
+            )
         self._service = RolloutService(
-            episodes=loop,
+            episodes=episodes,
             broker=broker,
             sync=sync,
             settings=settings.rollout,
@@ -139,5 +158,7 @@ class RolloutProcess:
         replica = self._sync._replica if self._sync is not None else None
         if replica is not None and replica.manifest is not None:
             self._machinery.audit.replicates(name, replica.policy_version, bytes(replica.data))
+        if self._divergences is not None:
+            self._machinery.audit.counts_divergences(name, counted(self._divergences))
         if unacknowledged == SMALL_WORK.window:
             self._machinery.audit.happened["window full"] += 1
