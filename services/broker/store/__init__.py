@@ -24,7 +24,7 @@ from services.broker.store.damage import (
 from services.broker.store.inspection import has_content, mark_ledger, recorded, require_whole
 from services.broker.store.lock import lock_holder
 from services.broker.store.mark import MARK_FILE
-from services.broker.store.payload import Payload, StoredChunk, chunk_checksum, stored_chunk
+from services.broker.store.payload import Payload, StoredChunk, chunk_checksum, chunk_header, join, stored_chunk
 from services.broker.store.reader import (
     LEDGER_FILE,
     NoLedger,
@@ -68,10 +68,12 @@ __all__ = [
     "accept_loss",
     "checked_columns",
     "chunk_checksum",
+    "chunk_header",
     "file_digest",
     "groups_to_archive",
     "has_content",
     "held",
+    "join",
     "lock_holder",
     "loss_of",
     "loss_without_ledger",

@@ -340,10 +340,10 @@ class Reader:
         """The batches that were set aside, by index."""
         return {row.index: row for row in self.rows(SetAsideRow, "ORDER BY batch")}
 
-    def metrics_after(self, number: int) -> list[dict[str, Any]]:
-        """Lines of metrics.jsonl after line ``number``, in order, each with its own number as "record"."""
-        rows = self._select("SELECT record, line, checksum FROM records WHERE record > ? ORDER BY record", (number,))
-        return [{"record": found[0], **self._line(*found)} for found in rows]
+    def metrics_after(self, number: int, last: int = 2**62) -> list[dict[str, Any]]:
+        """Lines of metrics.jsonl after line ``number``, up to line ``last``, each with its own number as "record"."""
+        query = "SELECT record, line, checksum FROM records WHERE record > ? AND record <= ? ORDER BY record"
+        return [{"record": found[0], **self._line(*found)} for found in self._select(query, (number, last))]
 
     def elapsed_s(self) -> float:
         """``time_s`` of the last line of metrics.jsonl; 0 without any."""

@@ -1,0 +1,30 @@
+"""Reads a run's files as typed records, of a live or an ended run: nothing is written, and nothing is loaded as a whole."""
+
+from services.runs.reading.lines import MetricsLines, read_lines
+from services.runs.reading.process_log import ProcessEvent, process_events
+from services.runs.reading.records import (
+    RecordedBatch,
+    RecordedChunk,
+    RecordedGroup,
+    RecordedLease,
+    RecordedTokens,
+    RecordedTrajectory,
+    RunFacts,
+)
+from services.runs.reading.run_files import OpenRun, open_run
+
+__all__ = [
+    "MetricsLines",
+    "OpenRun",
+    "ProcessEvent",
+    "RecordedBatch",
+    "RecordedChunk",
+    "RecordedGroup",
+    "RecordedLease",
+    "RecordedTokens",
+    "RecordedTrajectory",
+    "RunFacts",
+    "open_run",
+    "process_events",
+    "read_lines",
+]
