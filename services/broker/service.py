@@ -210,8 +210,8 @@ class BrokerService:
                     changes.rows.append(row)
                     if isinstance(row, TrajectoryRow) and row.status == "finished":
                         self._metrics.trajectory_tokens.labels("finished").observe(row.num_tokens)
-                case AppendChunk(chunk=chunk):
-                    changes.chunks.append(_stored(chunk, arrays))
+                case AppendChunk(chunk=chunk, peer=peer):
+                    changes.chunks.append(_stored(chunk, arrays, peer))
                     self._metrics.chunks.inc()
                     self._metrics.tokens.inc(chunk.num_tokens)
                 case WriteMetrics(line=line):
@@ -396,5 +396,5 @@ class BrokerService:
             self._sessions.count_refusal(sender, message)
 
 
-def _stored(chunk: Chunk, arrays: dict[str, Array]) -> StoredChunk:
-    return stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"])
+def _stored(chunk: Chunk, arrays: dict[str, Array], peer: str) -> StoredChunk:
+    return stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer)

@@ -36,6 +36,8 @@ class AppendChunk(Action, frozen=True, kw_only=True):
     """Write the chunk that was just handed in, with its arrays."""
 
     chunk: Chunk
+    peer: str
+    """The lease's holder, who made it."""
 
 
 class Reply(Action, frozen=True, kw_only=True):

@@ -22,6 +22,8 @@ class ChunkHeader(msgspec.Struct, frozen=True, array_like=True):
     state: Plain | None
     turn_done: bool
     turn_rewards: list[float]
+    peer: str = ""
+    """The rollout that made it; empty in ledgers of before it was kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +58,9 @@ class Payload:
         return int(self.token_ids.shape[0])
 
 
-def stored_chunk(chunk: Chunk, token_ids: Array, logprobs: Array) -> StoredChunk:
-    """A chunk that came in, for the disk."""
-    content = ChunkHeader(chunk.segments, chunk.version_runs, chunk.state, chunk.turn_done, chunk.turn_rewards)
+def stored_chunk(chunk: Chunk, token_ids: Array, logprobs: Array, peer: str = "") -> StoredChunk:
+    """A chunk that came in, for the disk; ``peer`` made it."""
+    content = ChunkHeader(chunk.segments, chunk.version_runs, chunk.state, chunk.turn_done, chunk.turn_rewards, peer)
     header: bytes = msgpack.packb(msgspec.to_builtins(content), use_bin_type=True)
     token_bytes = token_ids.astype("<i4", copy=False).tobytes()
     logprob_bytes = logprobs.astype("<f4", copy=False).tobytes()

@@ -120,6 +120,8 @@ class RecordedChunk:
     num_tokens: int
     epoch: int
     """Of the lease under which it came."""
+    peer: str
+    """The rollout that made it; empty in ledgers of before it was kept."""
     turn_done: bool
     version_runs: tuple[VersionRun, ...]
 
@@ -129,6 +131,8 @@ class RecordedLease:
     """Consecutive chunks under one lease. A lease that brought no token leaves no trace but a gap in the numbers."""
 
     epoch: int
+    peer: str
+    """The rollout that had it; empty in ledgers of before that was kept."""
     start: int
     num_tokens: int
     num_chunks: int

@@ -43,6 +43,7 @@ def leases_of(chunks: Sequence[RecordedChunk]) -> tuple[RecordedLease, ...]:
         if last is not None and last.epoch == chunk.epoch:
             found[-1] = RecordedLease(
                 epoch=last.epoch,
+                peer=last.peer,
                 start=last.start,
                 num_tokens=last.num_tokens + chunk.num_tokens,
                 num_chunks=last.num_chunks + 1,
@@ -54,6 +55,7 @@ def leases_of(chunks: Sequence[RecordedChunk]) -> tuple[RecordedLease, ...]:
         found.append(
             RecordedLease(
                 epoch=chunk.epoch,
+                peer=chunk.peer,
                 start=chunk.start,
                 num_tokens=chunk.num_tokens,
                 num_chunks=1,
@@ -69,6 +71,7 @@ def _chunk(stored: StoredChunk) -> RecordedChunk:
         start=stored.start,
         num_tokens=stored.num_tokens,
         epoch=stored.epoch,
+        peer=header.peer,
         turn_done=header.turn_done,
         version_runs=tuple(header.version_runs),
     )

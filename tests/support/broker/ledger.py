@@ -147,8 +147,8 @@ class LedgerHarness:
             match action:
                 case Save(row=row):
                     changes.rows.append(row)
-                case AppendChunk(chunk=chunk):
-                    changes.chunks.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"]))
+                case AppendChunk(chunk=chunk, peer=peer):
+                    changes.chunks.append(stored_chunk(chunk, arrays["token_ids"], arrays["logprobs"], peer))
                 case WriteMetrics(line=line):
                     changes.lines.append({**line, "time_s": self.now})
                     self.lines.append(line)

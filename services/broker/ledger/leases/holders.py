@@ -45,7 +45,7 @@ class HolderMessages:
         except ValueError as error:
             return self._refuse(sender, row, "chunk", str(error))
         self._leases.moved(row.trajectory_id, now)
-        return [Save(row=state.groups.append(chunk, grown)), AppendChunk(chunk=chunk)]
+        return [Save(row=state.groups.append(chunk, grown)), AppendChunk(chunk=chunk, peer=sender.peer)]
 
     def on_journal(self, sender: SessionKey, message: Journal, now: float) -> list[Action]:
         if self._is_finished(message.trajectory_id, message.epoch):
