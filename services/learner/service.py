@@ -32,6 +32,7 @@ from services.learner.export import export_model
 from services.learner.metrics import LearnerMetrics
 from services.learner.profiling import NO_PROFILE, Phases
 from services.learner.share import share, stop_anywhere
+from services.learner.token_recorder import TokenRecorder
 from services.learner.trainer import BatchReport, train_batch
 from services.learner.weights import DTYPES, copy_weights
 from services.runtime.clock import Clock
@@ -65,6 +66,7 @@ class TrainBatch(Protocol):
         calibration: LagCalibration | None = None,
         max_lag: int | None = None,
         advantages: AdvantageSettings | None = None,
+        recorder: TokenRecorder | None = None,
     ) -> BatchReport: ...
 
 
@@ -234,6 +236,7 @@ class LearnerService:
                 calibration=self._calibration,
                 max_lag=self._settings.batch.max_lag,
                 advantages=self._advantages,
+                recorder=TokenRecorder.wanted(self._settings, self._engine, batch, groups),
             )
         trained = self._clock.now()
         self._next_batch = batch.index + 1
@@ -251,8 +254,7 @@ class LearnerService:
         self._metrics.next_batch.set(self._next_batch)
         if self._broker is not None:
             log.warning("batch_skipped", batch=skipped.index, reason=skipped.reason)
-            report = Trained(index=skipped.index, policy_version=self._policy_version, metrics={}, skipped=True)
-            self._broker.tell(report)
+            self._broker.tell(Trained(index=skipped.index, policy_version=self._policy_version, metrics={}, skipped=True))
         self._save_if_due()
 
     def _save_if_due(self) -> None:

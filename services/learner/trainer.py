@@ -31,6 +31,7 @@ from services.learner.advantages import AdvantageSettings, sequences_with_advant
 from services.learner.engine import LossFn, NonFiniteLossError, ReplayFn, StepResult
 from services.learner.kl_rewards import ReferenceEngine, with_kl_rewards
 from services.learner.profiling import NO_PROFILE, Phases
+from services.learner.token_recorder import TokenRecorder
 
 
 class TrainingEngine(ReferenceEngine, Protocol):
@@ -81,6 +82,7 @@ def train_batch(
     max_lag: int | None = None,
     advantages: AdvantageSettings | None = None,
     profile: Phases = NO_PROFILE,
+    recorder: TokenRecorder | None = None,
 ) -> BatchReport:
     """Make ``num_mini_batches`` optimizer steps on the groups, in their order. Collective.
 
@@ -98,6 +100,7 @@ def train_batch(
             and assembles no batch with an older token. This check is the last one before training.
         advantages: None for the defaults.
         profile: told the batch's contents and where its time goes.
+        recorder: told what the loss made of each token, and written; None: that is not kept.
 
     Raises: ValueError when the batch cannot be trained on; GradientError (see the engine) when a step was not made.
     """
@@ -115,7 +118,9 @@ def train_batch(
     clip_scale = 1.0 if adaptive_clip is None else adaptive_clip.scale
     calibration = LagCalibration() if calibration is None else calibration
     episodes = _episodes(groups, sequences)
-    run = _BatchRun(engine, objective, policy_version, mismatch, clip_scale, calibration.current, group_ids, episodes)
+    run = _BatchRun(
+        engine, objective, policy_version, mismatch, clip_scale, calibration.current, group_ids, episodes, recorder
+    )
     profile.planned(sequences, [part.micro_batches for part in mini_batches], first_pass=run.needs_first_pass)
     if run.needs_first_pass:
         with profile.phase("first_pass"):
@@ -136,6 +141,8 @@ def train_batch(
     }
     with profile.phase("diagnostics"):
         stats = run.gathered_stats()
+        if recorder is not None:
+            recorder.write()
         summary = summarise(stats)
         # With the proximal anchor every sequence was seen under the starting weights, else those of the first step.
         num_seen = len(sequences) if objective.needs_proximal_logprobs else mini_batches[0].num_sequences
@@ -229,6 +236,7 @@ class _BatchRun:
         calibration: Calibration,
         group_ids: Tensor,
         episodes: _Episodes,
+        recorder: TokenRecorder | None,
     ) -> None:
         self._engine = engine
         self._objective = objective
@@ -238,6 +246,8 @@ class _BatchRun:
         self._calibration = calibration
         self._group_ids = group_ids
         self._episodes = episodes
+        self._recorder = recorder
+        self._num_steps = 0
         self._rows: list[Tensor] = []
         self._stats: list[SequenceStats] = []
         self._proximal: dict[tuple[int, ...], Tensor] = {}
@@ -296,6 +306,7 @@ class _BatchRun:
 
         replay = start_experts if self._engine.replays_routing else None
         step = self._engine.train_mini_batch(mini_batch.micro_batches, loss_fn, replay=replay)
+        self._num_steps += 1
         if measures_mismatch:
             self._update_mismatch(sums)
         return step
@@ -344,7 +355,10 @@ class _BatchRun:
             else None,
             entropy_T=result.entropies_T,
             group_ids_S=self._group_ids[chosen].to(packed.mask_T.device),
+            with_tokens=self._recorder is not None,
         )
+        if self._recorder is not None:
+            self._recorder.add(rows, self._num_steps, packed, result, self._proximal.get(rows), output)
         self._rows.append(chosen)
         self._stats.append(output.stats)
         if result.experts is not None:

@@ -29,6 +29,8 @@ from services.runtime.settings import (
 
 RESULT_FILE: Final = "replay.json"
 RECORD_FILE: Final = "metrics.jsonl"
+WITHOUT_EFFECT: Final = ("model.path=", "learner.record_tokens=")
+"""Settings that change no weight."""
 DESCRIPTION: Final = """\
 Train the batches of a run again from its ledger, in their recorded order, without engines and without a broker. With the
 same settings, on the same machine and number of ranks, the weights after each batch are bit for bit those that the run
@@ -140,7 +142,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     end = num_batches if arguments.batches is None else min(num_batches, first + arguments.batches)
     if first >= end:
         raise ConfigurationError(f"{source} has {num_batches} batches, and --from-checkpoint is {first}: none is left")
-    changed = any(not override.startswith("model.path=") for override in arguments.overrides)
+    changed = any(not override.startswith(WITHOUT_EFFECT) for override in arguments.overrides)
     return Plan(source=source, out=out, settings=settings, first=first, end=end, changed=changed)
 
 
