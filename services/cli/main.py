@@ -37,6 +37,7 @@ Configure and understand a run of your own:
 
 Watch and check a run:
 
+  gspo view runs/arithmetic            look at it in the browser: curves, groups, tokens
   gspo doctor runs/arithmetic          say what it waits for, what is wrong, and what to do
   gspo stop runs/arithmetic            finish the current batch, save, and end
   gspo release runs/arithmetic         list batches that were set aside, and why; give them back
@@ -130,6 +131,17 @@ Ask the broker for its status and every process for /readyz and /metrics, read t
 waits for, what is wrong, and what to do.
 
 Status 0: nothing is wrong; 1: something is; 2: no such run.
+"""
+
+VIEW_DESCRIPTION: Final = """\
+Show runs in the browser, live or afterwards: reward, lag, clipping and events over time; the groups of a batch; each token
+of a trajectory with its log-probs, policy version, ratio and advantage; what the policy wrote for a task over the versions.
+
+  gspo view runs/arithmetic               one run
+  gspo view runs/*                        several, side by side
+  gspo view runs/arithmetic --host 0.0.0.0  for other hosts: the address printed then holds a token
+
+It reads, and writes nothing into a run. Nothing is loaded from other hosts. Ctrl-C ends it.
 """
 
 STOP_DESCRIPTION: Final = """\
@@ -252,6 +264,15 @@ def _add_directory_commands(commands: Commands) -> None:
     doctor = _add(commands, "doctor", "say what a run waits for, what is wrong, and what to do", DOCTOR_DESCRIPTION)
     doctor.add_argument("run", type=Path, help="the run's directory, or its TOML file")
     add_override_argument(doctor, "override one setting of the run, such as --set security.keys=DIR; can be repeated")
+    view = _add(commands, "view", "look at runs in the browser: curves, groups, each token's numbers", VIEW_DESCRIPTION)
+    view.add_argument(
+        "directories", type=Path, nargs="+", metavar="RUN_DIR", help="the directory of a run; several are shown together"
+    )
+    view.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine alone)")
+    view.add_argument("--port", type=int, help="port to listen on; 0: any free one (default: 7420, or a free one)")
+    view.add_argument(
+        "--cache", type=Path, metavar="DIR", help="where replays keep their numbers (default: ~/.cache/gspo/view)"
+    )
     stop = _add(commands, "stop", "finish a run's current batch, save, and end it", STOP_DESCRIPTION)
     stop.add_argument("--reason", default="gspo stop", help="why; recorded with the run (default: %(default)s)")
     plot = _add(commands, "plot", "draw a run's metrics into plot.png and print its table")
@@ -299,6 +320,10 @@ def _act(arguments: argparse.Namespace) -> int:
         from services.cli.release import release_command
 
         return release_command(arguments.directory, arguments.batches, only_list=arguments.list)
+    if arguments.command == "view":
+        from services.cli.view import view_command
+
+        return view_command(arguments.directories, host=arguments.host, port=arguments.port, cache=arguments.cache)
     if arguments.command == "keys":
         from services.cli.keys import keys_command
 

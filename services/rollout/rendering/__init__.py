@@ -1,6 +1,7 @@
 """The chat format of a model, for agents: messages and tools to ids, sampled ids to answers, exact bridges between turns."""
 
 from services.rollout.rendering.create import create_renderer
+from services.rollout.rendering.decoder import byte_of_character
 from services.rollout.rendering.interface import (
     AnswerPiece,
     Arguments,
@@ -26,6 +27,7 @@ __all__ = [
     "RenderingError",
     "Stream",
     "Tools",
+    "byte_of_character",
     "create_renderer",
     "without_stop",
 ]

@@ -1,0 +1,60 @@
+"""``gspo view RUN_DIR...``: a page in the browser for what runs have recorded."""
+
+import asyncio
+import ipaddress
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from services.runs.view import Answers, LearnerNumbers, ViewServer, serve_until, watched_runs
+from services.runtime.clock import MonotonicClock
+from services.runtime.errors import ConfigurationError, EndpointError
+from services.runtime.lifecycle import run_until_stopped
+
+PORT: Final = 7420
+
+
+def view_command(directories: Sequence[Path], *, host: str, port: int | None, cache: Path | None) -> int:
+    """Serve until Ctrl-C. Raises: ConfigurationError for a directory that is none, or an address that cannot be used."""
+    for directory in directories:
+        if not directory.is_dir():
+            raise ConfigurationError(f"{directory} is no directory: give the run.directory of a run")
+    token = "" if is_loopback(host) else secrets.token_urlsafe(24)
+    runs = watched_runs(directories, MonotonicClock())
+    learner = LearnerNumbers(cache or Path.home() / ".cache" / "gspo" / "view")
+    server = ViewServer(runs, Answers(runs, learner), token)
+
+    def ready(address: str) -> None:
+        where = f"{address}?token={token}" if token else address
+        print(f"gspo view: {len(runs)} run{'s' * (len(runs) > 1)} at {where}", flush=True)
+        print("Ctrl-C ends it; the runs go on.", flush=True)
+
+    async def serve(stop: asyncio.Event) -> None:
+        if port is not None:
+            await serve_until(stop, server, host, port, ready)
+            return
+        try:
+            await serve_until(stop, server, host, PORT, ready)
+        except EndpointError:
+            await serve_until(stop, server, host, 0, ready)
+
+    try:
+        run_until_stopped(serve)
+    except EndpointError as error:
+        raise ConfigurationError(str(error)) from error
+    finally:
+        learner.close()
+        for run in runs.values():
+            run.close()
+    return 0
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address. A name may mean any address: only localhost is taken for loopback."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

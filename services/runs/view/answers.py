@@ -1,0 +1,196 @@
+"""What the page asks for, as plain data; every look at a run happens in the run's own thread."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from services.broker.store import NoLedger, StoreCorrupt
+from services.runs.reading import OpenRun, RunFacts, read_lines
+from services.runs.view.groups import Learned, chosen_groups, groups_of_batch
+from services.runs.view.learner_numbers import LearnerNumbers
+from services.runs.view.overview import Curves
+from services.runs.view.trajectories import plain_trajectory, texts_of_task
+from services.runs.view.watched_run import WatchedRun
+
+NUMBERS: Final = ("evaluation", "task_index")
+WORDS: Final = {
+    "status": ("open", "complete", "batched", "dropped", "evaluated", "set_aside", "released", "resampled"),
+    "split": ("train", "eval"),
+    "drop_reason": ("stale", "failed"),
+}
+
+
+class NotThere(LookupError):
+    """What was asked for is not in the run."""
+
+
+class Answers:
+    """Answers of all runs on the page. Raises: NoLedger, StoreCorrupt, OSError with texts for people; NotThere."""
+
+    def __init__(self, runs: Mapping[str, WatchedRun], learner: LearnerNumbers) -> None:
+        self._runs = runs
+        self._learner = learner
+
+    async def runs(self) -> list[dict[str, Any]]:
+        """Each run and how far it is; one that cannot be read says why."""
+        return [await run.call(lambda run=run: _summary(run)) for run in self._runs.values()]  # type: ignore[misc]
+
+    async def warm(self) -> None:
+        """Read every run's curves before somebody waits for them. What cannot be read is said when it is asked for."""
+        await self.runs()
+
+    async def overview(self, run: WatchedRun) -> dict[str, Any]:
+        """Curves, evaluations and events; from metrics.jsonl alone where there is no ledger of this release."""
+        return await run.call(lambda: _overview(run))
+
+    async def groups(self, run: WatchedRun, query: Mapping[str, str]) -> dict[str, Any]:
+        """Groups of a batch, or those with certain values. Raises: ValueError for a value that none can have."""
+        batch = _number(query, "batch")
+        first = _number(query, "first") or 0
+        chosen: dict[str, Any] = {name: _number(query, name) for name in NUMBERS if name in query}
+        for name, words in WORDS.items():
+            if name in query:
+                if query[name] not in words:
+                    raise ValueError(f"{name} is {query[name][:100]!r}: one of {', '.join(words)}")
+                chosen[name] = query[name]
+
+        def look() -> dict[str, Any]:
+            with run.opened() as opened:
+                settings = opened.facts().settings
+                if batch is None:
+                    return chosen_groups(opened, first, settings, chosen)
+                learned, error = self._learned(run, opened, batch)
+                found = groups_of_batch(opened, batch, settings, learned)
+                if found is None:
+                    raise NotThere(f"batch {batch} was not assembled (yet)")
+                return found | {"learner_error": error}
+
+        return await run.call(look)
+
+    async def trajectory(self, run: WatchedRun, trajectory_id: int) -> dict[str, Any]:
+        """One trajectory with its tokens."""
+
+        def look() -> dict[str, Any]:
+            with run.opened() as opened:
+                settings = opened.facts().settings
+                batch = _batch_of(opened, trajectory_id)
+                learned, error = ({}, "") if batch is None else self._learned(run, opened, batch)
+                events = run.timeline.of_trajectory(trajectory_id)
+                found = plain_trajectory(opened, trajectory_id, settings, run.texts, learned, events)
+                if found is None:
+                    raise NotThere(f"there is no trajectory {trajectory_id}")
+                if batch is not None and trajectory_id in learned:
+                    found["learned_tokens"] = self._learner.tokens(run, batch, trajectory_id)
+                return found | {"learner_error": error}
+
+        return await run.call(look)
+
+    def _learned(self, run: WatchedRun, opened: OpenRun, batch: int) -> tuple[Learned, str]:
+        """What the learner computed; a record that is damaged is said, and the rest of the page stays readable."""
+        try:
+            return self._learner.of_batch(run, opened, batch), ""
+        except (ValueError, OSError) as error:
+            return {}, str(error)
+
+    async def task(self, run: WatchedRun, split: str, task_index: int) -> dict[str, Any]:
+        """What the policy wrote for one task over the versions."""
+
+        def look() -> dict[str, Any]:
+            with run.opened() as opened:
+                found = texts_of_task(opened, split, task_index, run.texts, evaluations_only=split == "eval")
+            if not found["episodes"]:
+                raise NotThere(f"no episode of {split} task {task_index} was begun")
+            return found
+
+        return await run.call(look)
+
+    async def learner_state(self, run: WatchedRun, batch: int) -> dict[str, Any]:
+        """Whether the learner's numbers of a batch are there, and how far a replay for them is."""
+        return await run.call(lambda: self._learner.state(run, batch))
+
+    async def start_replay(self, run: WatchedRun, batch: int) -> dict[str, Any]:
+        """Replay up to a batch in another process, beside the run, for the learner's numbers."""
+
+        def look() -> dict[str, Any]:
+            with run.opened() as opened:
+                if opened.batch(batch) is None:
+                    raise NotThere(f"batch {batch} was not assembled (yet)")
+            self._learner.start(run, batch)
+            return self._learner.state(run, batch)
+
+        return await run.call(look)
+
+
+def _summary(run: WatchedRun) -> dict[str, Any]:
+    plain: dict[str, Any] = {"name": run.name, "directory": str(run.directory), "error": ""}
+    try:
+        with run.opened() as opened:
+            run.curves.read(opened.lines())
+            plain |= plain_facts(opened.facts())
+    except (NoLedger, StoreCorrupt, OSError) as error:
+        plain["error"] = str(error)
+    last = max(run.curves.evaluations, default=None)
+    plain["held_out"] = None if last is None else run.curves.evaluations[last]["reward"]
+    plain["reward"] = run.curves.last_batch.get("reward")
+    return plain
+
+
+def _overview(run: WatchedRun) -> dict[str, Any]:
+    error, facts, curves = "", None, run.curves
+    try:
+        with run.opened() as opened:
+            facts = plain_facts(opened.facts())
+            run.curves.read(opened.lines())
+    except (NoLedger, StoreCorrupt, OSError) as problem:
+        error = str(problem)
+        try:
+            # Anew each time: what is written there has no numbers that could be trusted.
+            curves = Curves()
+            curves.take(read_lines(run.directory))
+        except OSError:
+            raise problem from None
+    processes = run.timeline.events()
+    return {
+        "name": run.name,
+        "facts": facts,
+        "error": error,
+        **curves.plain(),
+        "events": [*curves.events[-500:], *processes],
+        "dropped": curves.dropped,
+    }
+
+
+def plain_facts(facts: RunFacts) -> dict[str, Any]:
+    """What the head of the page says of a run."""
+    settings = facts.settings
+    return {
+        "run_id": facts.run_id,
+        "is_live": facts.is_live,
+        "num_batches": facts.num_batches,
+        "num_trained": facts.num_trained,
+        "wanted_batches": None if settings is None else settings.run.num_batches,
+        "policy_version": facts.policy_version,
+        "num_groups": facts.num_groups,
+        "num_trajectories": facts.num_trajectories,
+        "stop_reason": facts.stop_reason,
+        "run_error": facts.error,
+        "settings_error": facts.settings_error,
+        "environment": None if settings is None else settings.environment.name,
+        "model": None if settings is None else str(settings.model.path),
+        "max_lag": None if settings is None else settings.batch.max_lag,
+        "records_tokens": settings is not None and settings.learner.record_tokens,
+    }
+
+
+def _batch_of(opened: OpenRun, trajectory_id: int) -> int | None:
+    query = "SELECT batch FROM groups WHERE group_id = (SELECT group_id FROM trajectories WHERE trajectory_id = ?)"
+    rows = opened.select(query, (trajectory_id,))
+    return rows[0][0] if rows and isinstance(rows[0][0], int) else None
+
+
+def _number(query: Mapping[str, str], name: str) -> int | None:
+    text = query.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise ValueError(f"{name} is {text[:100]!r}: a number")
+    return int(text)

@@ -1,0 +1,121 @@
+"""Groups as the page lists them: rewards, advantages, lengths, lag, and what became of them."""
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+
+from services.runs.reading import OpenRun, RecordedGroup, RecordedTrajectory
+from services.runtime.settings import Settings
+
+MOST_GROUPS: Final = 500
+"""Groups of one page; the next one begins after the last of them."""
+STD_EPS: Final = 1e-6
+"""As in ``gspo.advantages``."""
+
+Learned = Mapping[int, Mapping[str, Any]]
+"""What the learner computed, by trajectory: see ``learner_numbers``."""
+
+
+def groups_of_batch(run: OpenRun, index: int, settings: Settings | None, learned: Learned) -> dict[str, Any] | None:
+    """One batch with its groups; None when it was not assembled."""
+    batch = run.batch(index)
+    if batch is None:
+        return None
+    groups = run.groups_of_batch(index)
+    return {
+        "batch": index,
+        "policy_version": batch.policy_version,
+        "trained_versions": batch.trained_versions,
+        "set_aside": batch.set_aside,
+        "stats": batch.stats,
+        "has_learned": bool(learned),
+        "groups": plain_groups(groups, settings, learned),
+        "next": None,
+    }
+
+
+def chosen_groups(run: OpenRun, first: int, settings: Settings | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """A page of groups with these values (see ``OpenRun.groups``), by id from ``first``."""
+    groups = list(islice(run.groups(first=first, **chosen), MOST_GROUPS + 1))
+    following = groups[MOST_GROUPS].group_id if len(groups) > MOST_GROUPS else None
+    return {"has_learned": False, "groups": plain_groups(groups[:MOST_GROUPS], settings, {}), "next": following}
+
+
+def plain_groups(groups: Iterable[RecordedGroup], settings: Settings | None, learned: Learned) -> list[dict[str, Any]]:
+    """Groups for the page. Advantages are those that the settings give where the learner recorded none."""
+    kept = list(groups)
+    advantages = _advantages(kept, settings)
+    return [
+        {
+            "group_id": group.group_id,
+            "split": group.split,
+            "task_index": group.task_index,
+            "status": group.status,
+            "batch": group.batch,
+            "policy_version": group.policy_version,
+            "evaluation": group.evaluation,
+            "drop_reason": group.drop_reason,
+            "replaces": group.replaces,
+            "members": [
+                plain_member(member, advantages.get(member.trajectory_id), learned.get(member.trajectory_id))
+                for member in group.members
+            ],
+        }
+        for group in kept
+    ]
+
+
+def plain_member(member: RecordedTrajectory, advantage: float | None, learned: Mapping[str, Any] | None) -> dict[str, Any]:
+    """One trajectory of a group, for the page."""
+    plain = {
+        "id": member.trajectory_id,
+        "status": member.status,
+        "finish": member.finish_reason,
+        "reward": member.reward,
+        "advantage": advantage,
+        "tokens": member.num_tokens,
+        "action_tokens": member.num_action_tokens,
+        "turns": member.num_turns,
+        "lag": member.lag,
+        "min_version": member.min_version,
+        "epoch": member.epoch,
+        "attempts": member.attempts,
+        "components": member.components,
+    }
+    if learned is not None:
+        plain |= {"clipped": learned["clipped"], "log_s": learned["log_s"], "advantage": learned["advantage"]}
+    return plain
+
+
+def _advantages(groups: list[RecordedGroup], settings: Settings | None) -> dict[int, float]:
+    """Advantages of whole episodes by trajectory, for groups of a batch. There are none for turns' credit, overlong
+    penalties or a KL in the reward, which only the learner knows."""
+    objective = None if settings is None else settings.objective
+    if (
+        objective is None
+        or objective.advantage != "sequence"
+        or objective.overlong_buffer_tokens is not None
+        or objective.overlong_filter_tokens is not None
+        or (objective.kl_coefficient > 0 and objective.kl_in == "reward")
+    ):
+        return {}
+    batched = [group for group in groups if group.batch is not None and group.split == "train"]
+    rewards_of = {group.group_id: [member.reward or 0.0 for member in group.members] for group in batched}
+    together = [each for rewards in rewards_of.values() for each in rewards]
+    batch_std = float(np.std(together, ddof=1)) if len(together) > 1 else 0.0
+    found: dict[int, float] = {}
+    for group in batched:
+        rewards = np.array(rewards_of[group.group_id], np.float64)
+        centred = rewards - rewards.mean()
+        size = len(rewards)
+        if size < 2 or rewards.max() == rewards.min():
+            centred = np.zeros(size)
+        if objective.advantage_baseline == "leave_one_out" and size > 1:
+            centred = centred * size / (size - 1)
+        if objective.normalise_by_std:
+            std = batch_std if objective.std_over == "batch" else float(rewards.std(ddof=1)) if size > 1 else 0.0
+            centred = centred / (std + STD_EPS)
+        found |= {member.trajectory_id: float(value) for member, value in zip(group.members, centred, strict=True)}
+    return found

@@ -1,0 +1,107 @@
+"""The curves of a run: one column a measure, one point a batch, read once and then only what is new."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from services.runs.reading import MetricsLines
+
+LAGS: Final = ("lag_0", "lag_1", "lag_2", "lag_3_4", "lag_5_up")
+MEASURES: Final = {
+    "reward": "reward_mean",
+    "reward_std": "reward_std",
+    "lag_mean": "lag/all",
+    "lag_max": "lag/max",
+    "clip": "clip_fraction/all",
+    "entropy": "entropy/all",
+    "mismatch": "mismatch_kl/all",
+    "tokens_per_s": "tokens_per_s",
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "silent_groups": "num_zero_variance_groups",
+    "num_tokens": "num_tokens",
+    "num_action_tokens": "num_action_tokens",
+    "num_trajectories": "num_trajectories",
+    "train_s": "train_s",
+    "policy_version": "policy_version",
+    "time": "time",
+    **{f"clip_{lag}": f"clip_fraction/{lag}" for lag in LAGS},
+    **{f"sequences_{lag}": f"sequences/{lag}" for lag in LAGS},
+}
+"""The columns, and their names in metrics.jsonl."""
+MOST_POINTS: Final = 1000
+EVENTS: Final = ("dropped", "set_aside", "released", "batch_skipped")
+MOST_EVENTS: Final = 2000
+
+
+class Curves:
+    """What the lines of metrics.jsonl say, as columns. Memory grows with the number of batches: some 300 bytes each."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._columns: dict[int, list[float | None]] = {}
+        self.evaluations: dict[int, dict[str, Any]] = {}
+        """The finished ones, by batch."""
+        self.events: list[dict[str, Any]] = []
+        """The newest drops and batches set aside, skipped or given back, oldest first."""
+        self.dropped: dict[str, int] = {}
+        """Groups that were dropped, by reason."""
+
+    def read(self, lines: MetricsLines) -> None:
+        """Take in what is new in the ledger. Raises: StoreCorrupt."""
+        if lines.last < self._last:
+            self.__init__()  # type: ignore[misc]  # Another run has the directory now, or this one stands as it did before.
+        self.take(lines.after(self._last))
+
+    def take(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Take in lines that were not taken yet."""
+        for line in lines:
+            record, event = line.get("record"), line.get("event")
+            self._last = max(self._last, record if isinstance(record, int) else 0)
+            batch = line.get("batch")
+            if event == "batch" and isinstance(batch, int):
+                # Of a batch that was trained again the last one counts.
+                self._columns[batch] = [number(line.get(source)) for source in MEASURES.values()]
+            elif event == "eval" and isinstance(batch, int):
+                names = ("batch", "policy_version", "eval/reward", "num_finished", "num_failed", "time")
+                self.evaluations[batch] = {name.rpartition("/")[2]: number(line.get(name)) for name in names}
+            elif event in EVENTS:
+                self._event(str(event), line)
+
+    def _event(self, event: str, line: Mapping[str, Any]) -> None:
+        reason = str(line.get("reason", ""))[:200]
+        if event == "dropped":
+            self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        fields = ("time", "batch", "group_id", "policy_version")
+        self.events.append({"event": event, "reason": reason, **{name: number(line.get(name)) for name in fields}})
+        if len(self.events) > MOST_EVENTS:
+            del self.events[: MOST_EVENTS // 4]
+
+    @property
+    def last_batch(self) -> Mapping[str, float | None]:
+        """The newest batch's measures; empty before the first."""
+        if not self._columns:
+            return {}
+        return dict(zip(MEASURES, self._columns[max(self._columns)], strict=True))
+
+    def plain(self, most: int = MOST_POINTS) -> dict[str, Any]:
+        """The columns for the page, with at most ``most`` points: means of neighbours where there are more batches."""
+        batches = sorted(self._columns)
+        width = max(1, math.ceil(len(batches) / most))
+        bins = [batches[at : at + width] for at in range(0, len(batches), width)]
+        columns: dict[str, list[float | None]] = {"batch": [float(each[0]) for each in bins]}
+        for place, name in enumerate(MEASURES):
+            columns[name] = [_mean([self._columns[batch][place] for batch in each]) for each in bins]
+        return {"columns": columns, "batches_per_point": width, "evaluations": list(self.evaluations.values())}
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None for anything else: a line may have been written by anybody."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

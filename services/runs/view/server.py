@@ -1,0 +1,213 @@
+"""The HTTP server of the page: read-only, for this host alone unless a token is asked for."""
+
+import asyncio
+import hashlib
+import hmac
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+from aiohttp import web
+
+from services.broker.store import NoLedger, StoreCorrupt
+from services.runs.view.answers import Answers, NotThere
+from services.runs.view.watched_run import WatchedRun
+from services.runtime.errors import EndpointError
+
+PAGE: Final = Path(__file__).parent / "page"
+COOKIE: Final = "gspo_view"
+TOKEN: Final = "token"
+TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+LOCAL_NAMES: Final = re.compile(r"^(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d{1,5})?$")
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Nothing of another origin is loaded or told, and text from a run can be nothing but text."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ViewServer:
+    """Serves ``runs`` at one address."""
+
+    def __init__(self, runs: Mapping[str, WatchedRun], answers: Answers, token: str) -> None:
+        """``token``: what a request must carry, in the address or the cookie that the address leaves; empty: only requests
+        to this host's own names are answered, and need none."""
+        self._runs = runs
+        self._answers = answers
+        self._token = token
+        self._files, self._release = _page_files()
+        self._encoder = msgspec.json.Encoder(enc_hook=str)
+        self.port = 0
+
+    def application(self) -> web.Application:
+        """The routes. A GET changes nothing; the one POST starts a replay beside the run."""
+        app = web.Application(middlewares=[self._guard])
+        look = app.router.add_get
+        look("/api/runs", self._plain(lambda request: self._answers.runs()))
+        look("/api/runs/{run}/overview", self._plain(self._of_run(lambda run, request: self._answers.overview(run))))
+        look(
+            "/api/runs/{run}/groups",
+            self._plain(self._of_run(lambda run, request: self._answers.groups(run, request.query))),
+        )
+        look("/api/runs/{run}/trajectories/{id}", self._plain(self._of_run(self._trajectory)))
+        look("/api/runs/{run}/tasks/{split}/{id}", self._plain(self._of_run(self._task)))
+        look("/api/runs/{run}/learner/{id}", self._plain(self._of_run(self._learned)))
+        app.router.add_post("/api/runs/{run}/learner/{id}", self._plain(self._of_run(self._replay)))
+        look("/static/{release}/{name}", self._static)
+        look("/{rest:.*}", self._index)
+        return app
+
+    async def warm(self) -> None:
+        """Read ahead what the first page needs."""
+        await self._answers.warm()
+
+    # --- who may ask --------------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer only who may ask, and never with a traceback."""
+        response: web.StreamResponse
+        refusal = self._refusal(request)
+        if refusal is not None:
+            response = refusal
+        else:
+            try:
+                response = await handler(request)
+            except web.HTTPException as error:
+                response = self._error(error.status, error.reason)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        return response
+
+    def _refusal(self, request: web.Request) -> web.StreamResponse | None:
+        given = request.query.get(TOKEN, "")
+        if self._token:
+            known = given or request.cookies.get(COOKIE, "")
+            if not hmac.compare_digest(known.encode("utf-8", "replace"), self._token.encode()):
+                return self._error(403, "This page needs the token of the address that `gspo view` has printed.")
+            if given and request.method == "GET" and not request.path.startswith("/api/"):
+                return self._without_token(request)
+        elif not LOCAL_NAMES.match(request.headers.get("Host", "")):
+            # A page of another site whose name was made to point here (DNS rebinding) asks under that name.
+            return self._error(
+                403, "This page answers only to localhost and 127.0.0.1; `gspo view --host` opens it to others."
+            )
+        if request.method == "POST" and request.headers.get("X-Gspo-View") != "1":
+            return self._error(403, "A request from another page is refused.")
+        return None
+
+    def _without_token(self, request: web.Request) -> web.StreamResponse:
+        """Keep the token in a cookie, and out of the history and of what is seen over a shoulder."""
+        query = [(name, value) for name, value in request.query.items() if name != TOKEN]
+        # One slash: an address that begins with two is another host's.
+        where = "/" + request.path.lstrip("/") + ("?" + urlencode(query) if query else "")
+        response = web.Response(status=303, headers={"Location": where})
+        response.set_cookie(COOKIE, self._token, httponly=True, samesite="Strict", path="/")
+        return response
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _plain(self, answer: Callable[[web.Request], Awaitable[Any]]) -> Handler:
+        """``answer`` as JSON; what the run's files are refused for becomes a text for the page."""
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            try:
+                plain = await answer(request)
+            except NotThere as error:
+                return self._error(404, str(error))
+            except ValueError as error:
+                status = 409 if isinstance(error, NoLedger) else 400
+                return self._error(status, str(error))
+            except (StoreCorrupt, OSError) as error:
+                return self._error(409, str(error))
+            # NaN and infinity become null.
+            response = web.Response(body=self._encoder.encode(plain), content_type="application/json")
+            if len(response.body or b"") > 1 << 15:  # type: ignore[arg-type]
+                response.enable_compression()
+            return response
+
+        return handler
+
+    def _of_run(
+        self, answer: Callable[[WatchedRun, web.Request], Awaitable[Any]]
+    ) -> Callable[[web.Request], Awaitable[Any]]:
+        async def found(request: web.Request) -> Any:
+            name = request.match_info["run"]
+            if name not in self._runs:
+                raise NotThere(f"no run is called {name[:100]!r} here; there are {', '.join(self._runs)}")
+            return await answer(self._runs[name], request)
+
+        return found
+
+    async def _trajectory(self, run: WatchedRun, request: web.Request) -> Any:
+        return await self._answers.trajectory(run, _id(request))
+
+    async def _task(self, run: WatchedRun, request: web.Request) -> Any:
+        split = request.match_info["split"]
+        if split not in ("train", "eval"):
+            raise NotThere(f"no split is called {split[:100]!r}: train or eval")
+        return await self._answers.task(run, split, _id(request))
+
+    async def _learned(self, run: WatchedRun, request: web.Request) -> Any:
+        return await self._answers.learner_state(run, _id(request))
+
+    async def _replay(self, run: WatchedRun, request: web.Request) -> Any:
+        return await self._answers.start_replay(run, _id(request))
+
+    async def _index(self, request: web.Request) -> web.StreamResponse:
+        if request.path.startswith(("/api/", "/static/")):
+            return self._error(404, "there is nothing at this address")
+        return web.Response(body=self._files["index.html"], content_type="text/html", charset="utf-8")
+
+    async def _static(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if name not in self._files or request.match_info["release"] != self._release:
+            return self._error(404, "there is nothing at this address")
+        # Under this address there will never be anything else.
+        headers = {"Cache-Control": "private, max-age=31536000, immutable"}
+        return web.Response(body=self._files[name], headers=headers, content_type=TYPES[Path(name).suffix], charset="utf-8")
+
+    def _error(self, status: int, text: str) -> web.StreamResponse:
+        return web.Response(status=status, body=self._encoder.encode({"error": text}), content_type="application/json")
+
+
+def _page_files() -> tuple[dict[str, bytes], str]:
+    """The page's files by name, and their digest: it is part of their addresses, so that a browser asks for each once."""
+    files = {path.name: path.read_bytes() for path in sorted(PAGE.iterdir()) if path.suffix in TYPES}
+    release = hashlib.sha256(b"".join(files.values())).hexdigest()[:12]
+    return {name: text.replace(b'"/static/', f'"/static/{release}/'.encode()) for name, text in files.items()}, release
+
+
+def _id(request: web.Request) -> int:
+    text = request.match_info["id"]
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise NotThere(f"{text[:100]!r} is no number")
+    return int(text)
+
+
+async def serve_until(stop: asyncio.Event, server: ViewServer, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Serve until ``stop``; ``ready`` is told the address. Raises: EndpointError when the port is taken."""
+    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise EndpointError(f"{host}:{port}: {error.strerror or error}. Choose another --port, or 0 for any") from error
+        server.port = int(runner.addresses[0][1])
+        await server.warm()
+        ready(f"http://{f'[{host}]' if ':' in host else host}:{server.port}/")
+        await stop.wait()
+    finally:
+        await runner.cleanup()

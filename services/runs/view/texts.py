@@ -1,0 +1,90 @@
+"""The text of tokens, each token's own, for a model whose files may be gone."""
+
+import codecs
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from services.rollout.rendering import byte_of_character
+from services.rollout.tokenizer import ChatTokenizer, TokenizerError
+from services.runtime.errors import ConfigurationError
+from services.runtime.settings import read_run_settings
+
+REPLACEMENT: Final = "\ufffd"
+WINDOW: Final = 8
+"""Tokens before one that its text may depend on, where tokens are no bytes."""
+
+
+class Texts:
+    """Texts of a run's tokens. Without a tokenizer there are none, and ``error`` says why."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._tokenizer: ChatTokenizer | None = None
+        self._bytes = byte_of_character()
+        self._pieces: dict[int, bytes] = {}
+        self.error = ""
+
+    def load(self) -> bool:
+        """Whether there is a tokenizer: the model's, or that of the run's own export."""
+        if self._tokenizer is not None:
+            return True
+        places, errors = [], []
+        try:
+            places.append(read_run_settings(self._directory).model.path)
+        except (ConfigurationError, AttributeError, TypeError) as error:
+            errors.append(str(error))
+        places.append(self._directory / "export")
+        for place in places:
+            try:
+                self._tokenizer = ChatTokenizer(place)
+            except TokenizerError as error:
+                errors.append(str(error))
+            else:
+                self.error = ""
+                return True
+        self.error = f"Token ids are shown without text: {'; '.join(errors)}"
+        return False
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of tokens that are no text of the conversation; none without a tokenizer."""
+        return self._tokenizer.special_ids if self._tokenizer is not None and self.load() else frozenset()
+
+    def of(self, token_ids: Sequence[int]) -> list[str]:
+        """The text that each token adds; joined, the text of all of them. A character of several tokens belongs to the last
+        of them. Bytes that are not UTF-8 become U+FFFD. Without a tokenizer all are empty."""
+        if not self.load() or self._tokenizer is None:
+            return [""] * len(token_ids)
+        return self._by_bytes(token_ids) if self._tokenizer.is_byte_level else self._by_windows(token_ids)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones written out."""
+        return "".join(self.of(token_ids))
+
+    def _by_bytes(self, token_ids: Sequence[int]) -> list[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        texts = [decoder.decode(self._piece(token_id)) for token_id in token_ids]
+        if texts:
+            texts[-1] += decoder.decode(b"", final=True)
+        return texts
+
+    def _piece(self, token_id: int) -> bytes:
+        assert self._tokenizer is not None
+        if token_id not in self._pieces:
+            token = self._tokenizer.token(token_id) if 0 <= token_id < self._tokenizer.vocab_size else None
+            values = [self._bytes.get(character) for character in token or ""]
+            # A token outside the alphabet was added to the vocabulary as the text that it is.
+            whole = bytes(value for value in values if value is not None)
+            self._pieces[token_id] = (token or "").encode("utf-8", "replace") if None in values else whole
+        return self._pieces[token_id]
+
+    def _by_windows(self, token_ids: Sequence[int]) -> list[str]:
+        assert self._tokenizer is not None
+        texts = []
+        for at in range(len(token_ids)):
+            before = list(token_ids[max(0, at - WINDOW) : at])
+            known = self._tokenizer.decode(before)
+            whole = self._tokenizer.decode([*before, token_ids[at]])
+            texts.append(whole[len(known.rstrip(REPLACEMENT)) :] if whole.startswith(known.rstrip(REPLACEMENT)) else whole)
+        return texts

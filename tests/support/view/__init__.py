@@ -1,0 +1,1 @@
+"""What tests and benchmarks of the page need."""
