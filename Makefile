@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PARITY := .venv-parity
 FUZZ := .venv-fuzz
 ADAPTERS := .venv-adapters
+VIEW := .venv-view
 FUZZ_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # The CPU build of PyTorch. Where the package index has only CUDA builds, point this at a CPU index or a local wheel.
@@ -25,7 +26,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-calculator demo-agent demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
 	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-pipeline bench-update bench-trl bench-weights \
-	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-sandbox test-deploy test-pods test-faults test-ranks test-gpu \
+	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-view test-sandbox test-deploy test-pods test-faults test-ranks test-gpu \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images clean
 
 help: ## list the targets
@@ -131,7 +132,7 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 # Two sessions side by side, because tests of processes mostly wait. Each prints its output when it has ended.
-UNMARKED := not demo and not packaging and not parity and not adapters and not sandbox and not deploy and not monitoring and not pods and not faults and not ranks and not gpu
+UNMARKED := not demo and not packaging and not parity and not adapters and not view and not sandbox and not deploy and not monitoring and not pods and not faults and not ranks and not gpu
 unit: setup
 	+@$(MAKE) --no-print-directory --output-sync=target --jobs=2 unit-alone unit-processes
 
@@ -155,6 +156,15 @@ $(PARITY)/.installed: requirements/parity.txt | setup
 	test -x $(PARITY)/bin/python || $(PYTHON) -m venv $(PARITY)
 	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(PARITY)/lib/python3.11/site-packages/main.pth
 	$(PARITY)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/parity.txt
+	@touch $@
+
+test-view: $(VIEW)/.installed ## the page of `gspo view` in real Chromium, with a live run and one of a million trajectories; needs chromium and the package index
+	$(VIEW)/bin/python -m pytest -m view tests/view
+
+$(VIEW)/.installed: requirements/view-tests.txt | setup
+	test -x $(VIEW)/bin/python || $(PYTHON) -m venv $(VIEW)
+	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(VIEW)/lib/python3.11/site-packages/main.pth
+	$(VIEW)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/view-tests.txt
 	@touch $@
 
 test-adapters: $(ADAPTERS)/verifiers/.installed $(ADAPTERS)/agents/.installed setup ## verifiers, OpenEnv, openai-agents, langgraph and MCP tools against the endpoint; needs the package index
@@ -227,4 +237,4 @@ images: ## build the container images IMAGES (without GPUs: IMAGES="broker cpu")
 	done
 
 clean: ## remove the environment, caches and the tiny model (not the runs)
-	rm -rf $(VENV) $(PARITY) $(FUZZ) $(ADAPTERS) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
+	rm -rf $(VENV) $(PARITY) $(FUZZ) $(ADAPTERS) $(VIEW) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
