@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-PROTOCOL_VERSION: Final = 7
+PROTOCOL_VERSION: Final = 8
 
 MAX_HEADER_BYTES: Final = 1024 * 1024
 """The header of most messages; also bounds tasks and environment states."""
@@ -54,6 +54,8 @@ MAX_DELTA_BUCKETS: Final = 262_144
 MAX_SOURCES: Final = 16
 """Rollouts that a manifest names as sources of the same bytes."""
 MAX_METRICS: Final = 4096
+MAX_EVALUATIONS: Final = 65_536
+"""Evaluations of a run that a learner is told of at once."""
 MAX_BATCHES_RELEASED: Final = 4096
 """Batches that one ReleaseRequest names."""
 

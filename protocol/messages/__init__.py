@@ -15,10 +15,12 @@ from protocol.messages.batch import (
     BatchRequest,
     Checkpointed,
     EndOfRun,
+    Evaluated,
     Published,
     Resume,
     SkipBatch,
     Trained,
+    VersionScore,
 )
 from protocol.messages.connection import Ack, Goodbye, Hello, Refused, Welcome
 from protocol.messages.journal import Journal
@@ -53,7 +55,8 @@ from protocol.messages.work import (
 AnyMessage = (
     Hello | Goodbye | Welcome | Refused | Ack
     | LeaseRequest | Lease | NoLease | Chunk | Journal | Finish | Release | LeaseEnded | Heartbeat | Pulse
-    | BatchRequest | BatchPending | Batch | SkipBatch | EndOfRun | Published | Trained | BatchFailed | Checkpointed | Resume
+    | BatchRequest | BatchPending | Batch | SkipBatch | EndOfRun | Evaluated
+    | Published | Trained | BatchFailed | Checkpointed | Resume
     | ManifestRequest | Manifest | WeightRequest | WeightChunk | WeightGone | Loaded
     | ProcessGroupRequest | ProcessGroup | BroadcastRequest
     | StatusRequest | Status | StopRequest | ReleaseRequest
@@ -84,6 +87,7 @@ __all__ = [
     "Count",
     "DeltaBucket",
     "EndOfRun",
+    "Evaluated",
     "Finish",
     "Goodbye",
     "Heartbeat",
@@ -121,6 +125,7 @@ __all__ = [
     "Trained",
     "Version",
     "VersionRun",
+    "VersionScore",
     "WeightChunk",
     "WeightGone",
     "WeightRequest",

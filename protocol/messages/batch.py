@@ -100,6 +100,33 @@ class SkipBatch(Message, frozen=True, tag="skip_batch"):
     reason: Reason
 
 
+class VersionScore(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """How one version did on the held-out tasks."""
+
+    policy_version: Version
+    under_way: bool
+    reward: float | None
+    """The mean over the tasks that finished; None while the evaluation is under way, and if none finished."""
+
+
+class Evaluated(Message, frozen=True, tag="evaluated"):
+    """Broker -> learner: one evaluation has begun or ended; after a Resume, all that there were. It may get lost: then the
+    next Resume brings it. The learner keeps the checkpoint of the best version.
+    """
+
+    LARGE_HEADER: ClassVar[bool] = True
+
+    scores: Annotated[list[VersionScore], Meta(max_length=limits.MAX_EVALUATIONS)]
+
+    def check_plain(self) -> None:
+        for place, score in enumerate(self.scores):
+            if score.reward is not None and not abs(score.reward) <= limits.MAX_REWARD:
+                raise ValueError(
+                    f"scores[{place}].reward is {score.reward}: a reward is a number up to {limits.MAX_REWARD:g} "
+                    "(MAX_REWARD)"
+                )
+
+
 class EndOfRun(Message, frozen=True, tag="end_of_run"):
     """Broker -> learner: there is no batch ``index``: the run is complete (or stops) after the batches before it."""
 

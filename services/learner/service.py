@@ -122,6 +122,7 @@ class LearnerService:
             keep=settings.learner.keep_checkpoints,
             background=background,
             versions=None if broker is None else self._versions,
+            scores=dict if broker is None or not settings.learner.keep_best_checkpoint else broker.scores,
         )
         self._failures = BatchFailures(broker, settings.run.directory)
         self._saved_batch = 0

@@ -18,6 +18,7 @@ from protocol.messages import (
     Chunk,
     DeltaBucket,
     EndOfRun,
+    Evaluated,
     Finish,
     Goodbye,
     Heartbeat,
@@ -49,6 +50,7 @@ from protocol.messages import (
     TensorInfo,
     Trained,
     VersionRun,
+    VersionScore,
     WeightChunk,
     WeightGone,
     WeightRequest,
@@ -183,6 +185,7 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
         (a_batch(), batch_arrays()),
         (SkipBatch(index=4, reason="2 learners could not train it: the loss is nan"), {}),
         (EndOfRun(index=60, reason="complete"), {}),
+        (Evaluated(scores=[VersionScore(7, True, None), VersionScore(3, False, 0.5)]), {}),
         (
             Published(
                 policy_version=5, endpoint="tcp://x:1", digest="cd" * 32, num_bytes=8, trained_batches=4, vocabulary=512

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from protocol.limits import MAX_EVALUATIONS
+from protocol.messages import VersionScore
 from services.broker.rows import EvaluationRow, LedgerContents, TrajectoryRow, VersionRow
 
 
@@ -31,6 +33,14 @@ class Evaluations:
     def last_done(self) -> EvaluationRow | None:
         done = [row for row in self._rows.values() if row.status == "done"]
         return max(done, key=lambda row: row.evaluation_id, default=None)
+
+    def scores(self) -> list[VersionScore]:
+        """Every evaluation, for the learner; of very many the best ones, and the one under way."""
+
+        def worth(row: EvaluationRow) -> tuple[bool, bool, float]:
+            return row.status == "open", row.reward is not None, row.reward or 0.0
+
+        return [score_of(row) for row in sorted(self._rows.values(), key=worth)[-MAX_EVALUATIONS:]]
 
     @property
     def final_is_missing(self) -> bool:
@@ -70,3 +80,8 @@ class Evaluations:
         )
         self._rows[evaluation_id] = row
         return row
+
+
+def score_of(row: EvaluationRow) -> VersionScore:
+    """What the learner hears of an evaluation."""
+    return VersionScore(row.policy_version, row.status == "open", row.reward)

@@ -7,13 +7,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from protocol.limits import trajectory_limits
-from protocol.messages import LeaseEnded
+from protocol.messages import Evaluated, LeaseEnded
 from protocol.messages.base import shortened
 from services.broker.ledger.actions import Action, Note, Reply, Save, SessionKey, WriteMetrics
 from services.broker.ledger.admission import Admission, Window
 from services.broker.ledger.batch_order import Batches
 from services.broker.ledger.dead_letters import IN_A_ROW, DeadLetters, Failures, released_line
-from services.broker.ledger.evaluations import Evaluations
+from services.broker.ledger.evaluations import Evaluations, score_of
 from services.broker.ledger.group_states import Groups
 from services.broker.ledger.task_order import TaskOrder
 from services.broker.quotas import MIN_PATIENCE_S
@@ -248,7 +248,7 @@ class State:
             group = self.groups.start("eval", index, index, 1, row.evaluation_id)
             rows += [group, *self.groups.members(group.group_id)]
         fields = {"policy_version": row.policy_version, "batch": row.batch, "num_tasks": row.num_tasks}
-        return [*saves(rows), Note(event="evaluation_started", fields=fields)]
+        return [*saves(rows), *self._tell_learner(row), Note(event="evaluation_started", fields=fields)]
 
     def close_evaluation(self) -> list[Action]:
         """Close the open evaluation if all its trajectories are done."""
@@ -266,7 +266,15 @@ class State:
             "num_finished": done.num_finished,
             "num_failed": done.num_failed,
         }
-        return [*saves(self.groups.close(group_ids, None)), Save(row=done), WriteMetrics(line=line), evaluation_note(done)]
+        closed = [*saves(self.groups.close(group_ids, None)), Save(row=done), WriteMetrics(line=line)]
+        return [*closed, *self._tell_learner(done), evaluation_note(done)]
+
+    def _tell_learner(self, row: EvaluationRow) -> list[Action]:
+        """The learner decides by it which checkpoint to keep. One that is away hears it after its Resume."""
+        if not self.run.learner_session:
+            return []
+        learner = SessionKey(self.run.learner_peer, self.run.learner_session)
+        return [Reply(to=learner, message=Evaluated(scores=[score_of(row)]))]
 
 
 def saves(rows: Sequence[Row]) -> list[Action]:

@@ -10,6 +10,7 @@ from protocol.messages import (
     BatchRequest,
     Checkpointed,
     EndOfRun,
+    Evaluated,
     Published,
     Pulse,
     Refused,
@@ -182,7 +183,9 @@ class Training:
         except ValueError as error:
             return [_refuse(sender, str(error), "resume")]
         fields = {"next_batch": resume.next_batch, "trained_again": self._state.batches.num_trained - resume.next_batch}
-        again = [Reshelve()] if rows else []
+        again: list[Action] = [Reshelve()] if rows else []
+        if scores := self._state.evaluations.scores():
+            again.append(Reply(to=sender, message=Evaluated(scores=scores)))
         return [*saves(rows), *again, Note(event="learner_resumed", fields=fields, level="warning" if rows else "info")]
 
     def on_batch_request(self, sender: SessionKey, request: BatchRequest) -> list[Action]:

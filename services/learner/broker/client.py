@@ -1,7 +1,7 @@
 """A ``BrokerPort`` to a connected broker: each call runs a coroutine of ``BrokerLoop`` and waits for its result."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -38,6 +38,9 @@ class BrokerClient(BrokerPort):
     def tell(self, message: ToBroker) -> None:
         with self._needs_acknowledgement():
             self._call(self._loop.tell(message), CALL_TIMEOUT_S)
+
+    def scores(self) -> Mapping[int, float | None]:
+        return self._loop.scores
 
     def publish(
         self,

@@ -5,7 +5,7 @@ No threads here: ``BrokerThread`` runs it in a thread of its own, beside the tra
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,7 @@ from protocol.messages import (
     BatchPending,
     BatchRequest,
     EndOfRun,
+    Evaluated,
     Heartbeat,
     Message,
     Published,
@@ -29,6 +30,7 @@ from protocol.messages import (
 )
 from services.learner.broker.batches import Answer, BatchArrived
 from services.learner.broker.port import ToBroker
+from services.learner.broker.scores import updated_scores
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights import (
     SendingGroups,
@@ -124,6 +126,8 @@ class BrokerLoop:
         self._unacknowledged: deque[tuple[int, int]] = deque()
         """For each report sent: how many messages are acknowledged once the broker has the report; the next batch."""
         self._acknowledged_batches = 0
+        self.scores: Mapping[int, float | None] = {}
+        """See ``BrokerPort``. Replaced, never changed: the training thread reads it."""
 
     @property
     def endpoint(self) -> str:
@@ -273,6 +277,8 @@ class BrokerLoop:
             self._arrived(arrived)
         elif isinstance(message, BatchPending):
             self._pending = f"{message.groups_ready} of {message.groups_needed} groups; {message.waiting_for}"
+        elif isinstance(message, Evaluated):
+            self.scores = updated_scores(self.scores, message)
         elif isinstance(message, Welcome):
             if self._resume is not None:
                 await self._client.send(self._resume)

@@ -1,7 +1,7 @@
 """The broker as the training loop sees it, and all that the training loop needs of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from protocol.messages import BatchFailed, BatchRequest, Checkpointed, Resume, Trained, Welcome
 from services.learner.broker.batches import Answer
@@ -33,6 +33,11 @@ class BrokerPort(ABC):
     @abstractmethod
     def take(self, timeout_s: float) -> Answer | None:
         """The answer to the last BatchRequest; None when it did not come in time."""
+
+    def scores(self) -> Mapping[int, float | None]:
+        """How versions did on the held-out tasks, as far as the broker has said: the mean reward, or None while a version is
+        evaluated. Empty where nobody evaluates."""
+        return {}
 
     @abstractmethod
     def publish(

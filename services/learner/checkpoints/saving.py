@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from services.learner.checkpoints.format import (
     unwritten_error,
     write_metadata,
 )
+from services.learner.checkpoints.retention import worth_keeping
 from services.learner.checkpoints.versions import Versions
 from services.learner.lost_rank import means_lost_rank
 from services.runtime.durable import (
@@ -48,6 +49,9 @@ from services.runtime.durable import (
 
 _ELSEWHERE: Final = "another rank could not write its part; its log has the reason"
 _MEET_S: Final = 1.0
+
+Scores = Callable[[], Mapping[int, float | None]]
+"""How versions did on the held-out tasks: see ``worth_keeping``."""
 
 
 class Job(Protocol):
@@ -117,9 +121,12 @@ class CheckpointSaver:
         keep: int,
         background: Background | None,
         versions: Versions | None = None,
+        scores: Scores = dict,
     ) -> None:
-        """Saving removes all but the newest ``keep`` checkpoints. With ``versions``, rank 0 saves nothing any more once
-        another learner has begun there. Raises: ValueError when ``keep`` is below 1."""
+        """Saving removes all but the newest ``keep`` checkpoints and, on rank 0, what ``worth_keeping`` names by ``scores``.
+        With ``versions``, rank 0 saves nothing any more once another learner has begun there.
+
+        Raises: ValueError when ``keep`` is below 1."""
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least the new checkpoint must stay")
         self._engine = engine
@@ -127,6 +134,7 @@ class CheckpointSaver:
         self._keep = keep
         self._background = background
         self._versions = versions
+        self._scores = scores
         self._pending: _Pending | None = None
 
     @property
@@ -231,8 +239,10 @@ class CheckpointSaver:
                 replace_file(self._root / LATEST, destination.name + "\n")
                 # The new one stays even if an abandoned run got further.
                 others = [path for path in complete_checkpoints(self._root) if path != destination]
+                kept = worth_keeping([*others, destination], self._scores())
                 for old in others[: max(0, len(others) - (self._keep - 1))]:
-                    discard_directory(old)
+                    if old not in kept:
+                        discard_directory(old)
         except OSError as error:
             failure = error
         self._agree(destination, failure)

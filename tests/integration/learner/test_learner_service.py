@@ -17,11 +17,13 @@ from protocol.messages import (
     BatchFailed,
     BatchRequest,
     Checkpointed,
+    Evaluated,
     Message,
     Published,
     Resume,
     SkipBatch,
     Trained,
+    VersionScore,
 )
 from services.learner.broker.thread import BrokerThread
 from services.learner.checkpoints.versions import Versions, newest_given
@@ -166,6 +168,21 @@ async def test_a_stopped_learner_saves_its_state_and_tells_the_broker_before_it_
         assert (published.policy_version, published.trained_batches) == (2, 1), "an orderly restart changes no version"
         assert torch.equal(again.engine.table.detach(), table)
         assert await again.take(BatchRequest) == BatchRequest(index=1, policy_version=2)
+
+
+async def test_the_checkpoint_of_the_best_version_outlives_newer_ones(tmp_path: Path) -> None:
+    async with training(tmp_path, broker_version=0) as learner:
+        await learner.take(Resume)
+        await learner.take(Published)
+        await learner.end.reply(Evaluated(scores=[VersionScore(3, False, 0.75), VersionScore(5, False, 0.5)]))
+        for index in range(8):
+            await learner.train(index, index + 1)
+            await learner.take(Published)
+            await learner.take(Trained)
+            if index % 2:
+                await learner.take(Checkpointed)
+    there = sorted(path.name for path in (tmp_path / "checkpoints").glob("version-*"))
+    assert [int(name.split("-")[1]) for name in there] == [3, 7, 9]
 
 
 async def test_the_scale_of_an_adaptive_clip_survives_a_restart(tmp_path: Path) -> None:

@@ -69,7 +69,12 @@ class Learner(Section):
     rank holds its share in CPU memory (12 bytes per parameter, over all ranks), and rank 0 holds all weights as well. false:
     no copy, and training waits until everything is on disk."""
     keep_checkpoints: int = Field(2, ge=1)
-    """How many checkpoints are kept; older ones are removed."""
+    """How many of the newest checkpoints are kept; older ones are removed."""
+    keep_best_checkpoint: bool = True
+    """true: the checkpoint whose weights did best on the held-out tasks (``eval/reward``; of equal ones the earliest) is
+    kept, too, which takes the room of one more, and of two more while one is evaluated. Only weights that were evaluated
+    count, so let checkpoint_every_batches be a multiple of evaluation.every_batches. ``gspo export --checkpoint best``
+    writes it as a model. false: only the newest are kept."""
     weights_endpoint: str = "tcp://127.0.0.1:7003"
     """Rollouts fetch weights here; the learner binds it."""
     weights_group_backend: Literal["", "gloo", "nccl"] = ""

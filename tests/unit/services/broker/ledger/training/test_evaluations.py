@@ -1,6 +1,6 @@
 """Evaluations on held-out tasks: when, at which version, and that none is lost."""
 
-from protocol.messages import BatchPending, EndOfRun
+from protocol.messages import BatchPending, EndOfRun, Evaluated, Resume, VersionScore
 from tests.support.broker.ledger import LEARNER, replies
 from tests.support.broker.ledger_training import R1, generate, harness, train_one
 
@@ -75,3 +75,20 @@ def test_an_open_evaluation_is_not_interrupted_by_a_due_one_but_the_last_one_hap
     (last,) = world.lease(R1, 2, 3)
     world.episode(R1, last, 3)
     assert [(line["batch"], line["policy_version"]) for line in world.lines if line["event"] == "eval"] == [(0, 1), (2, 3)]
+
+
+def test_the_learner_hears_of_each_evaluation_and_after_a_resume_of_all() -> None:
+    world = harness(evaluate_every_batches=1, num_eval_tasks=1, num_batches=2, max_attempts=1)
+    (first,) = world.lease(R1, 1, 1)
+    world.grow(R1, first, 3, 1)
+    ended = replies(world.finish(R1, first, 3, 0.25), Evaluated)
+    assert ended == [Evaluated(scores=[VersionScore(1, False, 0.25)])]
+    generate(world, 4, 1)
+    begun = replies(train_one(world, 0, 1), Evaluated)
+    assert begun == [Evaluated(scores=[VersionScore(2, True, None)])]
+    (second,) = world.lease(R1, 1, 2)
+    assert replies(world.fail(R1, second), Evaluated) == [Evaluated(scores=[VersionScore(2, False, None)])]
+    world.restart()
+    world.hello(LEARNER, "learner")
+    (told,) = replies(world.send(LEARNER, Resume(next_batch=0)), Evaluated)
+    assert told.scores == [VersionScore(2, False, None), VersionScore(1, False, 0.25)]
