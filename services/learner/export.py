@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -83,16 +83,46 @@ def _write(
 ) -> None:
     """Raises: OSError, SafetensorError."""
     partial = make_partial_directory(destination)
-    writer = _ShardWriter(partial, max_shard_bytes)
+    write_model(
+        partial,
+        weights,
+        config=engine.model.config,
+        generation_config=engine.model.generation_config,
+        dtype=dtype or engine.model.dtype,
+        tokenizer_from=tokenizer_from,
+        max_shard_bytes=max_shard_bytes,
+    )
+    publish_directory(partial, destination)
+
+
+def write_model(
+    directory: Path,
+    weights: Iterable[tuple[str, Tensor]],
+    *,
+    config: Any,
+    generation_config: Any,
+    dtype: torch.dtype,
+    tokenizer_from: Path,
+    max_shard_bytes: int = 2 << 30,
+) -> None:
+    """Write a model in Hugging Face format into ``directory``, which is there. Files that are there already stay.
+
+    Args:
+        weights: names and tensors as inference engines load them; a tensor is used only until the next one is asked for.
+        config, generation_config: transformers' own objects; generation_config may be None.
+        dtype: the type of the weights, for config.json.
+
+    Raises: OSError, SafetensorError.
+    """
+    writer = _ShardWriter(directory, max_shard_bytes)
     for name, tensor in weights:
         writer.add(name, tensor)
     writer.finish()
-    config = engine.model.config.to_dict() | {"dtype": str(dtype or engine.model.dtype).removeprefix("torch.")}
-    type(engine.model.config).from_dict(config).save_pretrained(partial)
-    if engine.model.generation_config is not None:
-        engine.model.generation_config.save_pretrained(partial)
-    _copy_companions(tokenizer_from, partial)
-    publish_directory(partial, destination)
+    content = config.to_dict() | {"dtype": str(dtype).removeprefix("torch.")}
+    type(config).from_dict(content).save_pretrained(directory)
+    if generation_config is not None:
+        generation_config.save_pretrained(directory)
+    _copy_companions(tokenizer_from, directory)
 
 
 class _ShardWriter:

@@ -105,10 +105,10 @@ _NO_ROOM_END: Final = 3
 def _end_of(error: BaseException) -> int | None:
     """The place of ``error`` in _ENDS; None for a bug."""
     found = next((index for index, end in enumerate(_ENDS) if isinstance(error, end.kinds)), None)
-    return _NO_ROOM_END if found not in _FORBIDDING and _is_for_want_of_room(error) else found
+    return _NO_ROOM_END if found not in _FORBIDDING and is_for_want_of_room(error) else found
 
 
-def _is_for_want_of_room(error: BaseException) -> bool:
+def is_for_want_of_room(error: BaseException) -> bool:
     """Whether a full disk has caused the error, directly or through another one."""
     cause: BaseException | None = error
     while cause is not None:

@@ -1,7 +1,8 @@
 """Checkpoints: their format, how they are written during training, and how they are verified."""
 
 from services.learner.checkpoints.canary import canary_batch, require_canary, write_canary
-from services.learner.checkpoints.format import CheckpointState
+from services.learner.checkpoints.digests import FileDigest, find_damage
+from services.learner.checkpoints.format import CheckpointError, CheckpointState, DamagedCheckpoint, read_metadata
 from services.learner.checkpoints.resuming import require_own_directory, resume
 from services.learner.checkpoints.saving import Background, CheckpointSaver, Threads
 from services.learner.checkpoints.scrub import CheckpointScrub
@@ -11,15 +12,20 @@ from services.learner.checkpoints.versions import Versions
 
 __all__ = [
     "Background",
+    "CheckpointError",
     "CheckpointSaver",
     "CheckpointScrub",
     "CheckpointState",
+    "DamagedCheckpoint",
     "EngineCopy",
+    "FileDigest",
     "TensorDirectory",
     "TensorFile",
     "Threads",
     "Versions",
     "canary_batch",
+    "find_damage",
+    "read_metadata",
     "read_steps",
     "require_canary",
     "require_own_directory",

@@ -6,6 +6,7 @@ A tensor lies in one file, or in several that hold consecutive rows of it (each 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -73,21 +74,27 @@ class _Part:
     path: Path
     first_row: int
     num_rows: int
+    file: Any
+    """The open file, if it is kept open."""
 
 
 class TensorDirectory:
     """Reads what any number of processes wrote into a directory with ``write_tensors``."""
 
-    def __init__(self, directory: Path) -> None:
-        """Raises: CheckpointError when a file cannot be read as safetensors."""
+    def __init__(self, directory: Path, *, hold: ExitStack | None = None) -> None:
+        """``hold`` keeps every file open until it ends: they can then be read although somebody removes them meanwhile.
+
+        Raises: CheckpointError when a file cannot be read as safetensors.
+        """
         self._directory = directory
         self._parts: dict[str, list[_Part]] = {}
         for path in sorted(directory.glob(f"*{_SUFFIX}")):
-            with _reading(path) as file:
+            held = None if hold is None else hold.enter_context(_reading(path))
+            with _reading(path) if held is None else nullcontext(held) as file:
                 first_row = _first_row(path, file.metadata())
                 for key in file.keys():  # noqa: SIM118 - not a mapping
                     shape = file.get_slice(key).get_shape()
-                    part = _Part(path, first_row, shape[0] if shape else 0)
+                    part = _Part(path, first_row, shape[0] if shape else 0, held)
                     self._parts.setdefault(key, []).append(part)
         for parts in self._parts.values():
             parts.sort(key=lambda part: part.first_row)
@@ -103,7 +110,7 @@ class TensorDirectory:
         for part in self._parts.get(key, []):
             if part.first_row <= at < min(end, part.first_row + part.num_rows):
                 until = min(end, part.first_row + part.num_rows)
-                with _reading(part.path) as file:
+                with _reading(part.path) if part.file is None else nullcontext(part.file) as file:
                     found.append(file.get_slice(key)[at - part.first_row : until - part.first_row])
                 at = until
         if at != end:

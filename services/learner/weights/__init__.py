@@ -3,10 +3,18 @@
 from services.learner.weights.delta import encode_delta
 from services.learner.weights.process_groups import SendingGroups, group_options
 from services.learner.weights.server import WeightServer
-from services.learner.weights.snapshot import DTYPES, SnapshotStore, WeightCopy, build_snapshot, copy_weights
+from services.learner.weights.snapshot import (
+    DTYPE_NAMES,
+    DTYPES,
+    SnapshotStore,
+    WeightCopy,
+    build_snapshot,
+    copy_weights,
+)
 
 __all__ = [
     "DTYPES",
+    "DTYPE_NAMES",
     "SendingGroups",
     "SnapshotStore",
     "WeightCopy",

@@ -1,0 +1,185 @@
+"""``gspo export RUN``: a checkpoint of a run as an ordinary Hugging Face model."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from services.broker.rows import VersionRow
+from services.broker.store import LEDGER_FILE, NoLedger, Reader, ReaderGaveWay, StoreCorrupt, reading, refusing_damage
+from services.runs.audit import read_checkpoints
+from services.runs.export.choosing import ChosenCheckpoint, choose, wanted_checkpoint
+from services.runs.record import NoRecord, RunRecord, read_record
+from services.runtime.errors import (
+    EXIT_CONFIGURATION,
+    EXIT_FAILED,
+    EXIT_NO_ROOM,
+    ConfigurationError,
+    NoRoomError,
+    ServiceError,
+)
+from services.runtime.output import protect_result
+from services.runtime.plain_text import indented_lines, one_line
+from services.runtime.settings import Settings, load_settings, override_settings, read_run_settings
+
+EXIT_INTERRUPTED: Final = 130
+_ATTEMPTS: Final = 5
+DESCRIPTION: Final = """\
+Write a checkpoint of a run as an ordinary Hugging Face model: weights, configuration, tokenizer, and a model card
+(README.md) that says how it was trained. The run may be finished, going on, or interrupted, and any number of ranks may have
+written the checkpoint. The weights are read by themselves, without a GPU and without the ranks, and compared bit by bit with
+the digest that the learner took. Nothing of the run is touched.
+
+  gspo export runs/arithmetic                            the newest checkpoint, to runs/arithmetic-batch-60
+  gspo export runs/arithmetic --checkpoint best          the one with the best held-out reward (eval/reward)
+  gspo export runs/arithmetic --checkpoint 40 --to DIR   the one after 40 batches
+
+The learner keeps learner.keep_checkpoints checkpoints and, with learner.keep_best_checkpoint, the best one.
+
+Status 0: written; 1: the checkpoint is damaged, or it cannot be written; 2: no such run or checkpoint, or DIR is there
+already; 5: no room.
+"""
+
+
+def main() -> int:
+    """Parse the command line and act. Returns the exit status."""
+    protect_result()
+    return export_command(sys.argv[1:])
+
+
+def export_command(words: Sequence[str]) -> int:
+    """Parse ``words`` and act. Returns the exit status."""
+    arguments = _parser().parse_args(words)
+    try:
+        _export(arguments)
+        return 0
+    except KeyboardInterrupt:
+        return _fail("interrupted; nothing was written", EXIT_INTERRUPTED)
+    except NoRoomError as error:
+        return _fail(error, EXIT_NO_ROOM)
+    except (ConfigurationError, NoLedger) as error:
+        return _fail(error, EXIT_CONFIGURATION)
+    except (ServiceError, OSError, StoreCorrupt, ReaderGaveWay) as error:
+        return _fail(error, EXIT_FAILED)
+
+
+def _fail(error: object, status: int) -> int:
+    sys.stderr.write(indented_lines(f"gspo export: {error}") + "\n")
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gspo export", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "run", type=Path, help="the run's directory, or its TOML file where the directory has no settings.json"
+    )
+    parser.add_argument("--checkpoint", metavar="N|best", help="after N batches, or the best one (default: the newest)")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="a new directory for the model (default: RUN-batch-N)")
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="where the starting model is, if it is not at model.path any more"
+    )
+    return parser
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    """Raises: ConfigurationError, ServiceError, OSError, and what reading a ledger raises."""
+    wanted = wanted_checkpoint(arguments.checkpoint)
+    settings = _settings(arguments.run)
+    directory, record = settings.run.directory, _record(settings.run.directory)
+    evaluations = [] if record is None else record.evaluations
+    choice = choose(directory, read_checkpoints(directory), evaluations, wanted)
+    named = directory if directory.name not in ("", "..") else directory.resolve()
+    destination = arguments.to or named.with_name(f"{named.name}-batch-{choice.checkpoint.batch_position}")
+    _require_outside(destination, directory / "checkpoints")
+    model_dir: Path = arguments.model or settings.model.path
+
+    # torch and transformers take seconds to import: only when everything else is known to be good.
+    from services.runs.export.card import Facts, model_card
+    from services.runs.export.weights import CheckpointWeights
+    from services.runs.export.writing import require_free, write_export
+
+    require_free(destination)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    with ExitStack() as hold:
+        for attempt in range(_ATTEMPTS):
+            path = directory / "checkpoints" / choice.checkpoint.name
+            try:
+                weights = CheckpointWeights(path, model_dir, hold)
+                break
+            except ServiceError:
+                if path.is_dir() or attempt == _ATTEMPTS - 1:
+                    raise
+            # The learner has removed it meanwhile; there is a newer one.
+            choice = choose(directory, read_checkpoints(directory), evaluations, wanted)
+        published = _published(directory, settings, choice)
+        facts = Facts(
+            settings=settings,
+            choice=choice,
+            record=record,
+            num_parameters=weights.num_parameters,
+            published=published is not None or None,
+        )
+        write_export(
+            weights,
+            destination,
+            dtype=settings.model.dtype,
+            model_dir=model_dir,
+            card=model_card(facts),
+            published=published,
+        )
+    _say(destination, choice)
+
+
+def _say(destination: Path, choice: ChosenCheckpoint) -> None:
+    checkpoint, evaluation = choice.checkpoint, choice.evaluation
+    reward = "not evaluated" if evaluation is None else f"held-out reward {evaluation.reward:.4g}"
+    text = f"{destination}: policy version {checkpoint.policy_version}, after {checkpoint.batch_position} batches, {reward}"
+    sys.stdout.write(one_line(text) + "\n")
+    if choice.remark:
+        sys.stdout.write(one_line(f"note: {choice.remark}") + "\n")
+
+
+def _settings(run: Path) -> Settings:
+    """From a run's directory, which may have been moved, or from a configuration file. Raises: ConfigurationError."""
+    if run.is_dir():
+        return override_settings(read_run_settings(run), [f"run.directory={run}"])
+    if not run.exists():
+        raise ConfigurationError(f"{run}: there is no such run")
+    return load_settings(run, [])
+
+
+def _record(directory: Path) -> RunRecord | None:
+    try:
+        return read_record(directory)
+    except NoRecord:
+        return None  # A learner's own directory on another machine has none.
+
+
+def _published(directory: Path, settings: Settings, choice: ChosenCheckpoint) -> str | None:
+    """The digest under which these weights were served; None where it is not known, or not comparable (the learner's order
+    of tensors is another with expert parallelism)."""
+    if not choice.checkpoint.policy_version or settings.learner.expert_parallel > 1:
+        return None
+    path = directory / LEDGER_FILE
+    if not path.is_file():
+        return None
+    with refusing_damage(path), reading(directory) as connection:
+        version = choice.checkpoint.policy_version
+        rows = Reader(path, connection).rows(VersionRow, "WHERE policy_version = ?", (version,))
+    return rows[0].digest if rows else None
+
+
+def _require_outside(destination: Path, checkpoints: Path) -> None:
+    if destination.resolve().is_relative_to(checkpoints.resolve()):
+        raise ConfigurationError(
+            f"{destination} is among the run's checkpoints, which the learner removes: use another place"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Which checkpoint of a run is exported: the newest, the one after N batches, or the one that was evaluated best."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from services.runs.audit import Checkpoint
+from services.runs.record import HeldOut
+from services.runtime.errors import ConfigurationError
+
+BEST: Final = "best"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenCheckpoint:
+    """One checkpoint, and how its weights did on the held-out tasks."""
+
+    checkpoint: Checkpoint
+    evaluation: HeldOut | None
+    """None: these weights were not evaluated."""
+    remark: str = ""
+    """Something that a person should know about the choice."""
+
+
+def wanted_checkpoint(text: str | None) -> int | str | None:
+    """A value of --checkpoint. Raises: ConfigurationError."""
+    if text is None or text == BEST:
+        return text
+    if text.isascii() and text.isdigit() and len(text) < 16:
+        return int(text)
+    raise ConfigurationError(f"--checkpoint is {text!r}: give a number of batches, such as 40, or {BEST!r}")
+
+
+def choose(
+    directory: Path, checkpoints: Sequence[Checkpoint], evaluations: Sequence[HeldOut], wanted: int | str | None
+) -> ChosenCheckpoint:
+    """The checkpoint to export.
+
+    Args:
+        directory: the run's, for errors.
+        checkpoints: the run's, oldest first.
+        wanted: a number of trained batches; BEST; None for the newest.
+
+    Raises: ConfigurationError when it is not there, with those that are.
+    """
+    if not checkpoints:
+        raise ConfigurationError(
+            f"{directory} has no checkpoint yet: the learner saves one every learner.checkpoint_every_batches batches, and "
+            "when it is stopped (`gspo stop`, Ctrl-C)"
+        )
+    if wanted == BEST:
+        return _best(directory, checkpoints, evaluations)
+    # A run that trained batches again may have two of one position: the one with the newer weights.
+    ordered = sorted(checkpoints, key=lambda each: (each.batch_position, each.policy_version))
+    fitting = [each for each in ordered if wanted is None or each.batch_position == wanted]
+    if not fitting:
+        raise ConfigurationError(
+            f"--checkpoint is {wanted}: {directory} has checkpoints after these batches: {_positions(ordered)}. "
+            f"`gspo replay {directory} --batches {wanted}` trains the recorded batches up to there again"
+        )
+    return ChosenCheckpoint(checkpoint=fitting[-1], evaluation=evaluation_of(fitting[-1], evaluations))
+
+
+def evaluation_of(checkpoint: Checkpoint, evaluations: Sequence[HeldOut]) -> HeldOut | None:
+    """How a checkpoint's weights did. A version is never given to other weights; 0 stands for weights without a version."""
+    if not checkpoint.policy_version:
+        return None
+    fitting = (each for each in evaluations if each.policy_version == checkpoint.policy_version)
+    return next((each for each in fitting if each.batch == checkpoint.batch_position), None)
+
+
+def _best(directory: Path, checkpoints: Sequence[Checkpoint], evaluations: Sequence[HeldOut]) -> ChosenCheckpoint:
+    """The highest ``eval/reward``, and of equal ones the earliest: it has moved least from the starting model."""
+    judged = [(found, each) for each in checkpoints if (found := evaluation_of(each, evaluations)) is not None]
+    if not judged:
+        raise ConfigurationError(
+            f"--checkpoint is {BEST}: none of the checkpoints in {directory} was evaluated; they are after these batches: "
+            f"{_positions(checkpoints)}; evaluated were the weights after these: {_batches(evaluations)}. Give a number. "
+            "Checkpoints are evaluated where learner.checkpoint_every_batches is a multiple of evaluation.every_batches"
+        )
+    evaluation, checkpoint = min(judged, key=lambda pair: (-pair[0].reward, pair[0].batch))
+    top = max(evaluations, key=lambda each: (each.reward, -each.batch))
+    remark = ""
+    if top.reward > evaluation.reward:
+        remark = (
+            f"the best evaluation was {top.reward:.4g}, after {top.batch} batches, and no checkpoint is there of those "
+            f"weights: this is the best of {_positions(checkpoints)}"
+        )
+    return ChosenCheckpoint(checkpoint=checkpoint, evaluation=evaluation, remark=remark)
+
+
+def _positions(checkpoints: Sequence[Checkpoint]) -> str:
+    return ", ".join(str(position) for position in sorted({each.batch_position for each in checkpoints}))
+
+
+def _batches(evaluations: Sequence[HeldOut]) -> str:
+    return ", ".join(str(batch) for batch in sorted({each.batch for each in evaluations})[-20:]) or "none"

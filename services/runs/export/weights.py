@@ -1,0 +1,150 @@
+"""The weights of a checkpoint as inference engines load them, read without ranks and without DeepSpeed.
+
+A checkpoint has float32 master weights by pieces (``gspo.moe.expert_layout``), whatever ranks and ZeRO stage wrote them. The
+model is made without memory (on the device "meta"): it has only names, shapes and types. One parameter at a time is read,
+rounded to the learner's type as DeepSpeed rounds it, and given its serving names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gspo.model.serving import serving_tensors
+from gspo.moe.expert_layout import pieces
+from protocol.digests import tensor_digest, version_digest
+from protocol.messages import TensorInfo
+from services.learner.checkpoints import (
+    CheckpointError,
+    DamagedCheckpoint,
+    FileDigest,
+    TensorDirectory,
+    find_damage,
+    read_metadata,
+    state_digest,
+)
+from services.learner.weights import DTYPE_NAMES, DTYPES
+from services.runtime.errors import ConfigurationError
+
+_ENGINE = "engine"
+_KIND = "weight"
+
+
+class CheckpointWeights:
+    """One checkpoint's weights. Its files stay open until ``hold`` ends: the learner may remove the checkpoint meanwhile."""
+
+    def __init__(self, checkpoint: Path, model_dir: Path, hold: ExitStack) -> None:
+        """``model_dir``: the model that the run started from, for its configuration; its weights are not read.
+
+        Raises: DamagedCheckpoint, CheckpointError; ConfigurationError when ``model_dir`` holds no such model.
+        """
+        self.path = checkpoint
+        metadata = read_metadata(checkpoint)
+        self._files: dict[str, Any] = metadata["files"]
+        self._digest: str = metadata["weights_digest"]
+        self.learner_dtype: torch.dtype = DTYPES[metadata["layout"]["dtype"]]
+        self._tensors = TensorDirectory(checkpoint / _ENGINE, hold=hold)
+        self.model = _bare_model(model_dir, self.learner_dtype)
+        if type(self.model).__name__ != metadata["layout"]["model"]:
+            raise ConfigurationError(
+                f"{model_dir} is a {type(self.model).__name__}, and {checkpoint} holds a {metadata['layout']['model']}: "
+                "name the model that the run started from with --model"
+            )
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in all weights."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def serving_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """All weights under their serving names, in ``dtype``, one parameter in memory at a time.
+
+        When it ends, every bit was compared with the digest that the learner computed of its own weights.
+        Raises: DamagedCheckpoint, at the end, when they differ; CheckpointError when a parameter is not there.
+        """
+        self._served = []
+        found: list[tuple[str, str, tuple[int, ...], str]] = []
+        for name, tensor in self._learner_weights():
+            found.append((name, str(tensor.dtype), tuple(tensor.shape), _digest(tensor)))
+            served = tensor.to(dtype) if tensor.is_floating_point() else tensor
+            info = TensorInfo(
+                name=name,
+                dtype=DTYPE_NAMES[served.dtype],  # type: ignore[arg-type]
+                shape=list(served.shape),
+                offset=0,
+                num_bytes=served.numel() * served.element_size(),
+                digest=found[-1][3] if served.dtype == tensor.dtype else _digest(served),
+            )
+            self._served.append(info)
+            yield name, served
+        if state_digest(found).hex() != self._digest:
+            raise self._damage()
+
+    def version_digest(self) -> str:
+        """The digest that a policy version of these weights has (``protocol.digests``), after ``serving_weights`` has
+        ended, if one rank had all experts: the tensors' order matters, and with expert parallelism the learner's is
+        another."""
+        return version_digest(self._served)
+
+    def _learner_weights(self) -> Iterator[tuple[str, Tensor]]:
+        visited: set[int] = set()
+        for name, value in self.model.state_dict(keep_vars=True).items():
+            # Tied weights are there once, under their first name.
+            if id(value) in visited or not value.dim():
+                continue
+            visited.add(id(value))
+            whole = self._read(name, value).to(value.dtype if not isinstance(value, nn.Parameter) else self.learner_dtype)
+            for serving_name, tensor in serving_tensors(self.model, name, whole):
+                yield serving_name, tensor.contiguous()
+
+    def _read(self, name: str, value: Tensor) -> Tensor:
+        """The float32 value of a parameter or buffer."""
+        shape = tuple(value.shape)
+        if not isinstance(value, nn.Parameter):
+            return self._tensors.read(f"{name}/{_KIND}", 0, shape[0], shape)
+        parts = [
+            self._tensors.read(f"{piece.name}/{_KIND}", 0, shape[0], piece.shape(shape)) for piece in pieces(name, shape)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _damage(self) -> CheckpointError:
+        """Why the weights are not those that were saved."""
+        try:
+            where = find_damage(self.path, {name: FileDigest(**each) for name, each in self._files.items()}, 0, 1)
+        except OSError as error:
+            where = str(error)
+        if where:
+            return DamagedCheckpoint(f"{where}: export another checkpoint")
+        return CheckpointError(
+            f"{self.path}: its files are whole, but the weights that they give are not those that the learner had. Its "
+            "model was probably loaded from another directory, or by another release of transformers; nothing was exported"
+        )
+
+
+def _digest(tensor: Tensor) -> str:
+    return tensor_digest(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _bare_model(model_dir: Path, dtype: torch.dtype) -> Any:
+    """The model without weights. Raises: ConfigurationError."""
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    if not (model_dir / "config.json").is_file():
+        raise ConfigurationError(
+            f"{model_dir} holds no config.json: it is the model that the run started from, for configuration and tokenizer; "
+            "name its place on this machine with --model DIR"
+        )
+    try:
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        if (model_dir / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(model_dir, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{model_dir}: {error}") from error
+    return model

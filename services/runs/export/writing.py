@@ -1,0 +1,122 @@
+"""Writes an export: whole or not at all, and never over something that is there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from services.learner.export import write_model
+from services.learner.weights import DTYPES
+from services.runs.export.weights import CheckpointWeights
+from services.runtime.durable import flush_file, make_partial_directory, partial_path
+from services.runtime.errors import ConfigurationError, NoRoomError, ServiceError, is_for_want_of_room
+
+CARD = "README.md"
+_SPARE_BYTES = 16 << 20
+"""Tokenizer, configuration and card."""
+
+
+def require_free(destination: Path) -> None:
+    """Raises: ConfigurationError when something is there."""
+    if destination.is_symlink() or (destination.exists() and not _is_empty_directory(destination)):
+        raise ConfigurationError(f"{destination} is there already: name another place with --to, or remove it")
+
+
+def write_export(
+    weights: CheckpointWeights, destination: Path, *, dtype: str, model_dir: Path, card: str, published: str | None = None
+) -> None:
+    """Write the model to ``destination``, a directory that does not exist or is empty.
+
+    Args:
+        dtype: the type of the weights, a key of DTYPES.
+        model_dir: the model that the run started from: tokenizer, chat template and so on are copied.
+        card: the content of README.md.
+        published: the digest under which these weights were served, to be compared with; None: it is not known.
+
+    Raises: ConfigurationError; CheckpointError when the weights are not those that were saved; NoRoomError, ServiceError
+    when it cannot be written. Nothing of it stays then.
+    """
+    require_free(destination)
+    kind = DTYPES[dtype]
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        _require_room(destination, weights.num_parameters * kind.itemsize + _SPARE_BYTES)
+        with _partial(destination) as partial:
+            # Before the other files: the starting model may have a README.md, which says nothing about these weights.
+            (partial / CARD).write_text(card, encoding="utf-8")
+            write_model(
+                partial,
+                weights.serving_weights(kind),
+                config=weights.model.config,
+                generation_config=weights.model.generation_config,
+                dtype=kind,
+                tokenizer_from=model_dir,
+            )
+            if published is not None and weights.version_digest() != published:
+                raise ServiceError(
+                    f"{weights.path}: these are not the weights of its version that the ledger knows: is it of another run, "
+                    "or was model.dtype or the starting model changed since? Nothing was exported"
+                )
+            _publish(partial, destination)
+    except (OSError, SafetensorError) as error:
+        problem = NoRoomError if is_for_want_of_room(error) else ServiceError
+        raise problem(
+            f"{destination} cannot be written: {error}: make room and make it writable, or name another place with --to"
+        ) from error
+
+
+@contextmanager
+def _partial(destination: Path) -> Iterator[Path]:
+    """An empty directory beside ``destination``, which nobody else writes to and which is gone afterwards."""
+    path = partial_path(destination)
+    if path.exists():
+        with _locked(path, destination):
+            pass  # It is left from an export that was killed.
+    make_partial_directory(destination)
+    try:
+        with _locked(path, destination):
+            yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _locked(path: Path, destination: Path) -> Iterator[None]:
+    """The lock ends with the process, however that ends. Raises: ConfigurationError when another process has it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ConfigurationError(f"another `gspo export` writes {destination} now: wait for it, or use --to") from error
+    finally:
+        os.close(descriptor)
+
+
+def _publish(partial: Path, destination: Path) -> None:
+    """Unlike ``publish_directory`` it replaces nothing: a rename onto a directory that is not empty fails."""
+    for path in partial.rglob("*"):
+        flush_file(path)
+    flush_file(partial)
+    partial.rename(destination)
+    flush_file(destination.parent)
+
+
+def _require_room(destination: Path, num_bytes: int) -> None:
+    """Raises: NoRoomError."""
+    free = shutil.disk_usage(destination.parent).free
+    if free < num_bytes:
+        raise NoRoomError(
+            f"{destination} needs {num_bytes / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB are free there: make room, or "
+            "name another place with --to"
+        )
+
+
+def _is_empty_directory(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())

@@ -1,0 +1,16 @@
+"""What a run's metrics.jsonl says, read so that a damaged line costs that line alone."""
+
+from services.runs.record.places import is_place, training_settings
+from services.runs.record.record import HeldOut, NoRecord, RunRecord, evaluation_of_line, number, object_of, read_record
+
+__all__ = [
+    "HeldOut",
+    "NoRecord",
+    "RunRecord",
+    "evaluation_of_line",
+    "is_place",
+    "number",
+    "object_of",
+    "read_record",
+    "training_settings",
+]
