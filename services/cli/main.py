@@ -42,7 +42,9 @@ Watch and check a run:
   gspo stop runs/arithmetic            finish the current batch, save, and end
   gspo release runs/arithmetic         list batches that were set aside, and why; give them back
   gspo audit runs/arithmetic           prove that each trajectory was trained once or dropped for a stated reason
+  gspo compare runs/a runs/b           show settings that differ and what came of it; --png FILE draws curves
   gspo replay runs/arithmetic          train its batches again and compare the weights bit by bit
+  gspo export runs/arithmetic          write a checkpoint as a Hugging Face model, with a card; --checkpoint best
   gspo backup runs/arithmetic DEST     copy it, also while it goes on; gspo restore DEST RUN_DIR puts it back
 
 On several machines, make keys with `gspo keys DIR` and start each process by itself: gspo broker CONFIG,
@@ -185,6 +187,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _become(f"services.{words[0]}", words[1:])
     if words[:1] == ["replay"]:
         return _become("services.runs.replay", words[1:])
+    if words[:1] == ["export"]:
+        return _become("services.runs.export", words[1:])
     if words[:2] == ["model", "tiny"]:
         return _become("services.models.command", words[2:])
     if words[:2] == ["env", "try"]:
@@ -196,6 +200,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from services.cli.tasks import tasks_command
 
             return tasks_command(words[1:])
+        if words[:1] == ["compare"]:
+            from services.cli.compare import compare_command
+
+            return compare_command(words[1:])
         return _act(_parser().parse_args(words))
     except (ConfigurationError, ValueError, OSError) as error:
         print(indented_lines(f"gspo {words[0]}: {error}"), file=sys.stderr)
@@ -293,6 +301,8 @@ def _add_directory_commands(commands: Commands) -> None:
     release.add_argument("batches", nargs="*", metavar="BATCH", help="batches to give back, or all; none: list them")
     release.add_argument("--list", action="store_true", help="only list, whatever batches are named")
     commands.add_parser("replay", help="train a recorded run again and compare its weights bit by bit", add_help=False)
+    commands.add_parser("compare", help="show runs beside each other: settings, measures, curves", add_help=False)
+    commands.add_parser("export", help="write a run's checkpoint as a Hugging Face model, with a card", add_help=False)
 
 
 def _act(arguments: argparse.Namespace) -> int:

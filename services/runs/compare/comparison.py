@@ -1,0 +1,158 @@
+"""What is compared: groups of runs, their settings, one line of measures for each, and their curves."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from services.runs.compare.curves import AXES, Axis, Curve, held_out, interval, positions, training
+from services.runs.compare.runs import ComparedRun, SeedGroup, by_seed, differing, open_compared
+from services.runs.record import number
+from services.runtime.errors import ConfigurationError
+
+LAST_BATCHES: Final = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupMeasure:
+    """One measure of a group: its mean over runs, and half of the 95 % interval; NaN where there is none."""
+
+    mean: float
+    half: float
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Runs beside each other."""
+
+    groups: tuple[SeedGroup, ...]
+    differences: dict[tuple[str, str], list[str]]
+    """Settings that differ, by section and key: each group's value."""
+    measures: dict[str, list[GroupMeasure]]
+    """By name, one for each group."""
+    target: float
+    """The held-out reward that every run has reached: the "to reach" measures are about it. NaN if there is none."""
+
+    def curve(self, group: SeedGroup, measure: str, axis: Axis) -> Curve:
+        """``measure``: held_out or training."""
+        return held_out(group.runs, axis) if measure == "held_out" else training(group.runs, axis)
+
+    @property
+    def notes(self) -> list[str]:
+        return [note for group in self.groups for run in group.runs for note in run.notes]
+
+
+def compare_runs(directories: Sequence[Path]) -> Comparison:
+    """Read and compare runs. Raises: ConfigurationError for fewer than two, one named twice, and one without metrics."""
+    known: dict[Path, Path] = {}
+    for directory in directories:
+        if (other := known.setdefault(directory.resolve(), directory)) is not directory:
+            raise ConfigurationError(f"{directory} and {other} are the same run: name each once")
+    if len(known) < 2:
+        raise ConfigurationError("one run: name at least two to compare")
+    groups = by_seed([open_compared(directory) for directory in directories])
+    runs = [run for group in groups for run in group.runs]
+    target = _target(runs)
+    measures = {name: [_measured(group, of) for group in groups] for name, of in _measures(target).items()}
+    return Comparison(groups=tuple(groups), differences=differing(groups), measures=measures, target=target)
+
+
+def _measures(target: float) -> dict[str, Callable[[ComparedRun], float]]:
+    def mean_of(key: str) -> Callable[[ComparedRun], float]:
+        return lambda run: interval([number(row, key) for row in run.record.batches])[0]
+
+    found: dict[str, Callable[[ComparedRun], float]] = {
+        "best held-out reward": lambda run: max((each.reward for each in run.record.evaluations), default=math.nan),
+        "last held-out reward": lambda run: run.record.evaluations[-1].reward if run.record.evaluations else math.nan,
+        f"training reward, last {LAST_BATCHES} batches": lambda run: interval(
+            [number(row, "train/reward") for row in run.record.batches[-LAST_BATCHES:]]
+        )[0],
+        "batches trained": lambda run: float(run.num_trained),
+        "tokens trained on": lambda run: sum(_known([number(row, "num_tokens") for row in run.record.batches])),
+        "seconds": lambda run: max(_known([number(row, "time_s") for row in run.record.batches]), default=math.nan),
+        "tokens/s, mean over batches": mean_of("tokens_per_s"),
+        "lag (versions)": mean_of("lag/mean"),
+        "clip fraction": mean_of("clip_fraction/all"),
+        "entropy (nats/token)": mean_of("entropy/all"),
+    }
+    if not math.isnan(target):
+        for axis in AXES:
+            found[f"{axis} to a held-out reward of {target:.4g}"] = partial(_reached, axis=axis, target=target)
+    return found
+
+
+def _measured(group: SeedGroup, of: Callable[[ComparedRun], float]) -> GroupMeasure:
+    values = tuple(of(run) for run in group.runs)
+    mean, half = interval(values)
+    return GroupMeasure(mean=mean, half=half, values=values)
+
+
+def _target(runs: Sequence[ComparedRun]) -> float:
+    """The lowest of the runs' best evaluations: all runs have come there."""
+    best = [max((each.reward for each in run.record.evaluations), default=math.nan) for run in runs]
+    return math.nan if any(math.isnan(value) for value in best) else min(best, default=math.nan)
+
+
+def _reached(run: ComparedRun, axis: Axis, target: float) -> float:
+    first = next((each for each in run.record.evaluations if each.reward >= target), None)
+    if first is None:
+        return math.nan
+    return first.time_s if axis == "seconds" else positions(run, axis).get(first.batch, math.nan)
+
+
+def _known(values: Sequence[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
+
+
+def as_plain(comparison: Comparison) -> dict[str, Any]:
+    """All of it as JSON values; null where there is no number."""
+    return {
+        "groups": [
+            {
+                "name": group.name,
+                "runs": [
+                    {
+                        "directory": str(run.directory),
+                        "state": run.state,
+                        "seed": run.seed,
+                        "batches_trained": run.num_trained,
+                        "batches_wanted": run.num_batches,
+                        "damaged_lines": run.record.num_damaged,
+                    }
+                    for run in group.runs
+                ],
+                "measures": {
+                    name: {"mean": _plain(found[place].mean), "half_interval": _plain(found[place].half),
+                           "values": [_plain(value) for value in found[place].values]}
+                    for name, found in comparison.measures.items()
+                },
+                "curves": {
+                    measure: {axis: _plain_curve(comparison.curve(group, measure, axis)) for axis in AXES}
+                    for measure in ("held_out", "training")
+                },
+            }
+            for place, group in enumerate(comparison.groups)
+        ],
+        "differences": {
+            f"{section}.{key}": dict(zip([group.name for group in comparison.groups], values, strict=True))
+            for (section, key), values in comparison.differences.items()
+        },
+        "notes": comparison.notes,
+    }  # fmt: skip
+
+
+def _plain_curve(curve: Curve) -> dict[str, Any]:
+    return {
+        "x": curve.x.tolist(),
+        "mean": curve.mean.tolist(),
+        "low": curve.low.tolist(),
+        "high": curve.high.tolist(),
+        "runs": [{"x": x.tolist(), "y": y.tolist()} for x, y in curve.runs],
+    }
+
+
+def _plain(value: float) -> float | None:
+    return None if math.isnan(value) else value

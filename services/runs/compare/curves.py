@@ -1,0 +1,135 @@
+"""Curves of runs over batches, tokens and seconds, and their mean over seeds with an interval."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.runs.compare.runs import ComparedRun
+from services.runs.record import number
+
+Axis = Literal["batches", "tokens", "seconds"]
+AXES: Final[tuple[Axis, ...]] = ("batches", "tokens", "seconds")
+Floats = NDArray[np.float64]
+_POINTS: Final = 200
+_T_975: Final = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""The 0.975 quantile of Student's t with 1, 2, ... degrees of freedom; 1.96 above."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One measure of one group over one axis."""
+
+    x: Floats
+    mean: Floats
+    """Over the group's runs, where all of them have come so far."""
+    low: Floats
+    high: Floats
+    """95 % interval of the mean (Student's t over seeds); of one run the curve itself."""
+    runs: tuple[tuple[Floats, Floats], ...]
+    """x and y of each run, to its own end."""
+
+
+def held_out(runs: Sequence[ComparedRun], axis: Axis) -> Curve:
+    """The held-out reward (``eval/reward``)."""
+    return _curve([_held_out(run, axis) for run in runs])
+
+
+def training(runs: Sequence[ComparedRun], axis: Axis) -> Curve:
+    """The training reward, as the mean over a window of a twentieth of the run."""
+    return _curve([_training(run, axis) for run in runs])
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean, and half of its 95 % interval (Student's t); NaN for the latter with fewer than two values."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return math.nan, math.nan
+    mean = sum(known) / len(known)
+    if len(known) < 2:
+        return mean, math.nan
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
+    return mean, t_quantile(len(known) - 1) * deviation / math.sqrt(len(known))
+
+
+def t_quantile(degrees: int) -> float:
+    """The 0.975 quantile of Student's t."""
+    return _T_975[degrees - 1] if degrees <= len(_T_975) else 1.96
+
+
+def _held_out(run: ComparedRun, axis: Axis) -> tuple[Floats, Floats]:
+    position = positions(run, axis)
+    found = []
+    for each in run.record.evaluations:
+        x = each.time_s if axis == "seconds" else position.get(each.batch, math.nan)
+        found.append((x, each.reward))
+    return _sorted(found)
+
+
+def _training(run: ComparedRun, axis: Axis) -> tuple[Floats, Floats]:
+    position = positions(run, axis)
+    found = [(position.get(int(row["batch"]) + 1, math.nan), number(row, "train/reward")) for row in run.record.batches]
+    x, y = _sorted(found)
+    width = max(1, len(y) // 20)
+    if width == 1:
+        return x, y
+    totals = np.concatenate([[0.0], np.cumsum(y)])
+    return x[width - 1 :], (totals[width:] - totals[:-width]) / width
+
+
+def positions(run: ComparedRun, axis: Axis) -> dict[int, float]:
+    """The place on ``axis`` of the weights after so many batches. Tokens are those trained on; batches that are missing in
+    the record count none."""
+    rows = run.record.batches
+    after = [int(row["batch"]) + 1 for row in rows]
+    if axis == "batches":
+        first = {each.batch: float(each.batch) for each in run.record.evaluations}
+        return first | {index: float(index) for index in after}
+    if axis == "tokens":
+        tokens = [number(row, "num_tokens") for row in rows]
+        totals = accumulate(0.0 if math.isnan(value) else value for value in tokens)
+        return {0: 0.0, **dict(zip(after, totals, strict=True))}
+    return {index: number(row, "time_s") for index, row in zip(after, rows, strict=True)}
+
+
+def _sorted(points: Sequence[tuple[float, float]]) -> tuple[Floats, Floats]:
+    """Points with both numbers, each x once (the last y), in order."""
+    known = {x: y for x, y in points if math.isfinite(x) and math.isfinite(y)}
+    order = sorted(known)
+    return np.array(order, np.float64), np.array([known[x] for x in order], np.float64)
+
+
+def _curve(runs: Sequence[tuple[Floats, Floats]]) -> Curve:
+    """The mean over the part of the axis that all runs have, between their points by straight lines."""
+    some = [(x, y) for x, y in runs if len(x)]
+    nothing = np.zeros(0)
+    if not some or len(some) < len(runs):
+        return Curve(x=nothing, mean=nothing, low=nothing, high=nothing, runs=tuple(some))
+    if len(some) == 1:
+        x, y = some[0]
+        return Curve(x=x, mean=y, low=y, high=y, runs=tuple(some))
+    begin, end = max(x[0] for x, _ in some), min(x[-1] for x, _ in some)
+    grid = _grid([x for x, _ in some], begin, end)
+    values = np.stack([np.interp(grid, x, y) for x, y in some])
+    mean = values.mean(axis=0)
+    half = t_quantile(len(some) - 1) * values.std(axis=0, ddof=1) / math.sqrt(len(some))
+    return Curve(x=grid, mean=mean, low=mean - half, high=mean + half, runs=tuple(some))
+
+
+def _grid(axes: Sequence[Floats], begin: float, end: float) -> Floats:
+    """The runs' own points where they share them (batches), otherwise evenly spaced ones."""
+    if begin > end:
+        return np.zeros(0)
+    shared = axes[0]
+    for other in axes[1:]:
+        shared = np.intersect1d(shared, other)
+    own = shared[(shared >= begin) & (shared <= end)]
+    fewest = min(int(((x >= begin) & (x <= end)).sum()) for x in axes)
+    return own if len(own) >= max(2, fewest) else np.linspace(begin, end, _POINTS if end > begin else 1)
