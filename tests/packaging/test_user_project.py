@@ -135,6 +135,24 @@ def assert_broker_serves(commands: Path, project: Path, name: str) -> None:
     assert broker.returncode == 0
 
 
+def test_a_script_of_the_project_opens_a_run(commands: Path, project: Path) -> None:
+    """``gspo.runs`` finds our services under the wheel's name, although the project has its own."""
+    code = (
+        "import services.tasks\nfrom gspo.runs import HeldOut, Run\nprint(Run.__module__, HeldOut.__module__)\n"
+        "print(Run.open('run').evaluations()[0].reward)"
+    )
+    (project / "run").mkdir()
+    line = {"event": "eval", "batch": 0, "policy_version": 1, "eval/reward": 0.25, "num_finished": 4, "num_failed": 0}
+    (project / "run" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    (project / "script.py").write_text(code)
+    done = subprocess.run(
+        [commands / "python", "script.py"], cwd=project, env=environment_of_a_user(), capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["gspo_services.runs.scripting.run", "gspo_services.runs.record.record", "0.25"]
+
+
 def test_a_run_trains_on_the_rewards_of_the_project(commands: Path, shadowing_project: Path, model: Path) -> None:
     """Broker, rollout, SGLang with our platform, reward workers and two ranks, beside files that would hide modules."""
     words = arguments(shadowing_project, f"model.path={model}", "learner.num_ranks=2")

@@ -1,0 +1,35 @@
+"""What docs/guide/python.md shows works as shown."""
+
+import textwrap
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes.small_run import write_small_run
+
+PAGE = Path(__file__).parents[3] / "docs" / "guide" / "python.md"
+
+
+def shown(first_line: str) -> str:
+    """The indented block that begins with this line."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    begin = lines.index(f"    {first_line}")
+    return textwrap.dedent("\n".join(takewhile(lambda line: not line or line.startswith("    "), lines[begin:])))
+
+
+def test_the_program_that_reads_a_run_reads_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_small_run(tmp_path / "runs" / "arithmetic")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for first_line in ("from gspo.runs import Run", 'means = run.columns("trajectories", split="train")'):
+        exec(compile(shown(first_line), str(PAGE), "exec"), names)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 trajectories a group; 3 batches trained"
+    assert lines[1].startswith("trajectory ")
+    assert "reward 1, " in lines[1]
+    assert lines[2].startswith("made by versions [")
+    assert lines[4:-1] == ["group 0 of task 0: failed", "group 5 of task 5: stale", "group 6 of task 6: stale"]
+    assert 0.2 < float(lines[-1]) < 0.8
