@@ -1,0 +1,35 @@
+"""What a run will need and how fast it may be, worked out from config.json and the settings. Pure: no files, no torch."""
+
+from services.estimates.amounts import Span, gib
+from services.estimates.engine import EngineMemory, engine_memory
+from services.estimates.hardware import Device, Hardware, device_named, known_devices
+from services.estimates.host import HostMemory, learner_host, rollout_host
+from services.estimates.learner import LearnerMemory, activation_bytes_per_token, learner_memory
+from services.estimates.shape import ModelShape, ShapeError, shape_of
+from services.estimates.speed import RunPace, Work, pace_of, work_of
+from services.estimates.versions import version_span
+
+__all__ = [
+    "Device",
+    "EngineMemory",
+    "Hardware",
+    "HostMemory",
+    "LearnerMemory",
+    "ModelShape",
+    "RunPace",
+    "ShapeError",
+    "Span",
+    "Work",
+    "activation_bytes_per_token",
+    "device_named",
+    "engine_memory",
+    "gib",
+    "known_devices",
+    "learner_host",
+    "learner_memory",
+    "pace_of",
+    "rollout_host",
+    "shape_of",
+    "version_span",
+    "work_of",
+]

@@ -1,0 +1,73 @@
+"""Machines that a run is estimated for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator."""
+
+    name: str
+    memory_bytes: float
+    """What nvidia-smi reports."""
+    bandwidth: float | None
+    """Bytes a second between the device and its memory; None: not known."""
+    peak: float | None
+    """Operations a second in bfloat16, dense; None: not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """What the run has."""
+
+    device: Device | None
+    """None: no GPU."""
+    num_devices: int = 0
+    cores: int = 1
+    """Of one machine."""
+    memory_bytes: float = 0.0
+    """Of one machine; 0: not known."""
+    is_named: bool = False
+    """Somebody named it on the command line; otherwise it is this machine."""
+
+    @property
+    def text(self) -> str:
+        """In a few words."""
+        if self.device is None:
+            return f"{self.cores} cores, no GPU"
+        return f"{self.num_devices} x {self.device.name}"
+
+
+_MIB: Final = 2.0**20
+_DEVICES: Final = tuple(
+    Device(name=name, memory_bytes=mib * _MIB, bandwidth=bandwidth * 1e12, peak=peak * 1e12)
+    for name, mib, bandwidth, peak in (
+        ("A100", 81_920, 2.04, 312),
+        ("H100", 81_559, 3.35, 989),
+        ("H200", 143_771, 4.8, 989),
+        ("B200", 183_359, 7.7, 2250),
+        ("L40S", 46_068, 0.864, 362),
+        ("4090", 24_564, 1.008, 165),
+    )
+)
+"""Memory as nvidia-smi reports it, bandwidth and dense bfloat16 from NVIDIA's data sheets: SXM, 80 GB for A100 and H100."""
+
+
+def known_devices() -> tuple[str, ...]:
+    """The names that ``device_named`` knows."""
+    return tuple(device.name for device in _DEVICES)
+
+
+def device_named(name: str, memory_bytes: float | None = None) -> Device | None:
+    """The device of this name, as a person or as nvidia-smi writes it; None when it is not known.
+
+    ``memory_bytes``: what it reports itself, for variants with other memory.
+    """
+    plain = name.upper().replace(" ", "").replace("-", "").replace("_", "")
+    found = next((device for device in _DEVICES if device.name in plain), None)
+    if found is None or memory_bytes is None:
+        return found
+    return Device(name=found.name, memory_bytes=memory_bytes, bandwidth=found.bandwidth, peak=found.peak)

@@ -1,0 +1,134 @@
+"""Memory of one rank of the learner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from services.estimates.amounts import BYTES, GIB, Span, exactly
+from services.estimates.shape import ModelShape
+from services.runtime.settings import Settings
+
+LOGIT_CHUNK_BYTES: Final = 256 * 2**20
+KEPT_SOFTMAX_BYTES: Final = 64 * 2**20
+BUCKET_ELEMENTS: Final = 50_000_000
+"""reduce_bucket_size of services/learner/engine/configuration.py, in float32 gradients."""
+LIVE_ELEMENTS: Final = 1e9
+"""DeepSpeed's stage3_max_live_parameters: the most that ZeRO 3 keeps gathered."""
+CUDA_BYTES: Final = Span(0.8 * GIB, 2.0 * GIB)
+"""CUDA's context, NCCL's buffers, kernels."""
+CPU_PROCESS_BYTES: Final = Span(0.6 * GIB, 1.2 * GIB)
+"""An interpreter with torch, transformers and DeepSpeed."""
+ACTIVATIONS_WIDTH: Final = (0.7, 1.5)
+"""Temporaries of kernels and fragments of the allocator, against what autograd keeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerMemory:
+    """Bytes of one rank, on its device (on the host where there is none)."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    """Masters and moments."""
+    reference: float
+    """The frozen start model of a KL term."""
+    activations: Span
+    """With the chunks of logits."""
+    working: Span
+    """Buckets, gathered layers, the process itself."""
+    on_host: float
+    """Of weights, gradients and optimizer: what learner.offload keeps in the host's memory instead."""
+
+    @property
+    def total(self) -> Span:
+        """All of the device's."""
+        fixed = self.weights + self.gradients + self.optimizer + self.reference
+        return self.activations + self.working + exactly(fixed)
+
+
+def learner_memory(shape: ModelShape, settings: Settings, *, cuda: bool) -> LearnerMemory:
+    """The table "Memory" of docs/guide/learner.md, with activations, logits and buffers beside it.
+
+    Weights, gradients, masters and moments are exact: bytes of tensors whose sizes are known. Activations are counted from
+    what autograd keeps (``activation_bytes_per_token``); their span is that of allocators and kernels.
+    """
+    learner = settings.learner
+    other, experts = shape.other_parameters, shape.expert_parameters
+    ranks = learner.num_ranks * learner.num_nodes
+    whole, part = other + experts / learner.expert_parallel, (other + experts) / ranks
+    size = BYTES[learner.dtype]
+    stage = learner.zero_stage
+    weights = size * (part if stage == 3 else whole)
+    gradients = 4 * (part if stage >= 2 else whole) + (size * whole if stage == 1 else 0)
+    # In float32 without ZeRO the weights are their own masters.
+    optimizer = 8 * whole if stage == 0 else 12 * part
+    on_host = 0.0
+    if learner.offload != "none":
+        on_host = optimizer + (8 if stage == 3 else 4) * part
+        optimizer = 0.0
+        gradients = 0.0 if stage == 3 else gradients
+    if learner.offload == "optimizer_and_parameters":
+        on_host += weights
+        weights = 0.0
+    return LearnerMemory(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        reference=size * (other + experts) if settings.objective.kl_coefficient > 0 else 0.0,
+        activations=_activations(shape, settings),
+        working=_working(shape, settings, cuda=cuda),
+        on_host=on_host,
+    )
+
+
+def _working(shape: ModelShape, settings: Settings, *, cuda: bool) -> Span:
+    learner = settings.learner
+    working = (CUDA_BYTES if cuda else CPU_PROCESS_BYTES) + 4.0 * min(BUCKET_ELEMENTS, shape.parameters)
+    if learner.zero_stage == 3:
+        layer = shape.largest_layer / (learner.expert_parallel if shape.experts else 1)
+        size = BYTES[learner.dtype]
+        most = max(2 * layer, min(LIVE_ELEMENTS, shape.parameters))
+        working = working + Span(size * layer, size * most)
+    return working
+
+
+def _activations(shape: ModelShape, settings: Settings) -> Span:
+    """A micro-batch, and the chunks of logits of docs/evidence/performance.md, "Memory of the log-probs"."""
+    learner = settings.learner
+    size = BYTES[learner.dtype]
+    # A sequence that is longer than the budget travels alone.
+    tokens = max(learner.token_budget, settings.sampling.max_tokens)
+    layer = activation_bytes_per_token(shape, size)
+    layers = size * shape.hidden * shape.layers + layer if learner.activation_checkpointing else layer * shape.layers
+    rows = min(learner.logprob_chunk_tokens, max(1, LOGIT_CHUNK_BYTES // (4 * shape.vocabulary)))
+    softmax = 4 * tokens * shape.vocabulary
+    logits = 2 * rows * 4 * shape.vocabulary + (softmax if softmax <= KEPT_SOFTMAX_BYTES else 0)
+    embedding = 4 * shape.vocabulary * shape.hidden  # the head's gradient is summed in float32
+    low, high = ACTIVATIONS_WIDTH
+    return Span(tokens * layers * low, tokens * layers * high) + exactly(logits + embedding)
+
+
+def activation_bytes_per_token(shape: ModelShape, element_bytes: int) -> float:
+    """What autograd keeps of one layer for one token, in transformers' eager code with attention that stores no scores.
+
+        norms       2 x (a float32 copy H, the normalised H, the scaled H)
+        heads       their norm where there is one: 3 of Q + K;  attention's q, k, v and result;  the projection's input
+        gated MLP   gate, its activation, up, their product: 4 I;  for k experts 4 k I_e, and their inputs and outputs
+
+    The terms follow Korthikanti et al. 2022 (arXiv 2205.05198), for RMSNorm, grouped heads and a gated MLP.
+    """
+    size, width = element_bytes, shape.head_dim
+    query, keys = shape.heads * width, shape.kv_heads * width
+    norms = 2 * shape.hidden * ((4 if size < 4 else 0) + 2 * size)
+    if size == 4:
+        norms += 2 * shape.hidden * size  # the copy is the tensor itself, which the residual keeps in any case
+    heads = (query + keys) * (4 + 2 * size) if shape.qk_norm else 0
+    attention = size * (query + 2 * keys + 2 * query)
+    if shape.experts:
+        chosen = shape.experts_per_token
+        mlp = size * chosen * (4 * shape.expert_ffn + 2 * shape.hidden) + 4 * 2 * shape.experts
+        mlp += size * 4 * shape.shared_ffn
+    else:
+        mlp = size * 4 * shape.ffn
+    return float(norms + heads + attention + mlp)

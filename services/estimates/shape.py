@@ -1,0 +1,156 @@
+"""The shape of a decoder, and its numbers of parameters, from its config.json alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+QK_NORM: Final = frozenset({"qwen3", "qwen3_moe"})
+"""Families that normalise each head of queries and keys."""
+QKV_BIAS: Final = frozenset({"qwen2", "qwen2_moe"})
+"""Families with a bias on queries, keys and values that config.json does not mention."""
+
+
+class ShapeError(ValueError):
+    """config.json does not say what the model's shape is; the text names the key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Layers of attention and a gated MLP, or of attention and a mixture of such MLPs.
+
+    Parameters are those of transformers' Llama, Mistral, Qwen and Mixtral classes:
+
+        embedding V H, head V H unless tied, a norm H at the end; in each layer
+        attention  H D (Q + 2 K) + Q D H,  norms 2 H,  and 2 D where heads are normalised
+        MLP 3 H I;  or a router E H and E experts of 3 H I_e, and perhaps a shared one of 3 H I_s + H
+    """
+
+    model_type: str
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    """Width of the MLP of a dense layer."""
+    experts: int = 0
+    """Of a layer; 0: a dense model."""
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+    """Width of an expert that every token takes; 0: none."""
+    dense_layers: int = 0
+    """Layers of a mixture of experts that have an ordinary MLP."""
+    tied: bool = False
+    """The head is the embedding."""
+    qk_norm: bool = False
+    biases: int = 0
+    """Biases of attention in a layer."""
+    max_positions: int | None = None
+
+    @property
+    def expert_parameters(self) -> int:
+        """E of docs/guide/learner.md: parameters in the experts that a router chooses from."""
+        return self._mixed_layers * self.experts * 3 * self.hidden * self.expert_ffn
+
+    @property
+    def other_parameters(self) -> int:
+        """P of docs/guide/learner.md: all the others."""
+        hidden = self.hidden
+        attention = hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads) + self.biases
+        norms = 2 * hidden + (2 * self.head_dim if self.qk_norm else 0)
+        mixed = self.experts * hidden + (3 * hidden * self.shared_ffn + hidden if self.shared_ffn else 0)
+        dense = 3 * hidden * self.ffn
+        of_layers = self.layers * (attention + norms) + self._mixed_layers * mixed + self._plain_layers * dense
+        return of_layers + (1 if self.tied else 2) * self.vocabulary * hidden + hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.expert_parameters + self.other_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """The weights that multiply one token: the head, but not the embedding; the chosen experts only."""
+        share = self.experts_per_token / self.experts if self.experts else 0.0
+        looked_up = 0 if self.tied else self.vocabulary * self.hidden
+        return round(self.other_parameters - looked_up + share * self.expert_parameters)
+
+    @property
+    def attention_width(self) -> int:
+        """heads x head_dim x layers: 2 L^2 times this are the operations of causal attention."""
+        return self.heads * self.head_dim * self.layers
+
+    @property
+    def largest_layer(self) -> int:
+        """Parameters of the largest layer, which ZeRO 3 gathers to compute it."""
+        of_experts = self.experts * 3 * self.hidden * self.expert_ffn
+        return of_experts or 3 * self.hidden * self.ffn + 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+
+    def kv_bytes(self, element_bytes: int) -> int:
+        """What the KV cache holds for one token: a key and a value in each layer."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
+
+    @property
+    def _mixed_layers(self) -> int:
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @property
+    def _plain_layers(self) -> int:
+        return self.layers - self._mixed_layers
+
+
+def shape_of(config: Mapping[str, Any]) -> ModelShape:
+    """The shape that config.json describes. Raises: ShapeError."""
+    model_type = str(config.get("model_type", ""))
+    heads, hidden = _number(config, "num_attention_heads"), _number(config, "hidden_size")
+    layers, kv_heads = _number(config, "num_hidden_layers"), _number(config, "num_key_value_heads", heads)
+    head_dim = _number(config, "head_dim", max(1, hidden // heads))
+    experts = _first(config, ("num_experts", "num_local_experts", "n_routed_experts"))
+    ffn = _number(config, "intermediate_size")
+    has_bias = bool(config.get("attention_bias", model_type in QKV_BIAS))
+    return ModelShape(
+        model_type=model_type,
+        vocabulary=_number(config, "vocab_size"),
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=ffn,
+        experts=experts,
+        experts_per_token=_number(config, "num_experts_per_tok", experts) if experts else 0,
+        expert_ffn=_number(config, "moe_intermediate_size", ffn) if experts else 0,
+        shared_ffn=_first(config, ("shared_expert_intermediate_size",)) if experts else 0,
+        dense_layers=_dense_layers(config, layers) if experts else 0,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        qk_norm=model_type in QK_NORM,
+        biases=(heads + 2 * kv_heads) * head_dim + (0 if model_type in QKV_BIAS else hidden) if has_bias else 0,
+        max_positions=_first(config, ("max_position_embeddings",)) or None,
+    )
+
+
+def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
+    """Layers without experts: those listed, and those between the sparse ones."""
+    given = config.get("mlp_only_layers")
+    listed = given if isinstance(given, list) else []
+    step = max(1, _first(config, ("decoder_sparse_step",)) or 1)
+    return sum(1 for layer in range(layers) if layer in listed or (layer + 1) % step)
+
+
+def _number(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**40:
+        raise ShapeError(f"{key} is {str(value)[:100]}: expected a number from 1 up")
+    return value
+
+
+def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
+    """The first of these keys that is there; 0 for none."""
+    found = next((key for key in keys if config.get(key)), None)
+    return 0 if found is None else _number(config, found)
