@@ -1,4 +1,4 @@
-"""``gspo check``: is a configuration good, what are its values, where does each come from, and what does it mean?"""
+"""``gspo check --settings`` and ``--explain``: the values of a configuration, where each comes from, and what it means."""
 
 import json
 import shutil

@@ -28,9 +28,10 @@ Try it on one machine, without a GPU:
   gspo run examples/arithmetic.toml    train it, with live progress
   gspo plot runs/arithmetic            draw the run's metrics
 
-Configure and understand a run of your own:
+Begin and understand a run of your own:
 
-  gspo check my.toml                   check a configuration and print every setting
+  gspo init my-project                 ask some questions; write a configuration and a file for your reward or agent
+  gspo check my.toml                   say whether it can work: model, tasks, code, memory, speed, ports, disk
   gspo check my.toml --explain         show where each value came from, its default and its meaning
   gspo tasks verifiers ...             write the tasks of another project's environment to a file
   gspo env try my.toml --echo          play some episodes here, without a run: messages, tokens, rewards
@@ -49,15 +50,6 @@ Watch and check a run:
 
 On several machines, make keys with `gspo keys DIR` and start each process by itself: gspo broker CONFIG,
 gspo learner CONFIG, gspo rollout CONFIG --name rollout-0. `gspo COMMAND --help` says more about each.
-"""
-
-CHECK_DESCRIPTION: Final = """\
-Check CONFIG, with the environment and --set as a process would read them, and print every setting as JSON.
-
-  gspo check my.toml                              every value
-  gspo check my.toml --explain                    every key: value, where it came from, default, type and meaning
-  gspo check my.toml --explain batch.max_lag      one key
-  gspo check my.toml --explain objective rollout  the keys of some sections
 """
 
 RUN_DESCRIPTION: Final = """\
@@ -191,6 +183,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _become("services.runs.export", words[1:])
     if words[:2] == ["model", "tiny"]:
         return _become("services.models.command", words[2:])
+    if words[:1] == ["check"]:
+        return _become("services.checking.command", words[1:])
+    if words[:1] == ["init"]:
+        return _become("services.starting.command", words[1:])
     if words[:2] == ["env", "try"]:
         return _become("services.trying.command", words[2:])
     try:
@@ -248,13 +244,9 @@ def _add_run_commands(commands: Commands) -> None:
     model.add_argument("kind", choices=["tiny"], help="tiny: byte-level tokenizer, small Qwen3-MoE, supervised cold start")
     tried = _add(commands, "env", "try an environment or an agent without a run: gspo env try --help")
     tried.add_argument("action", choices=["try"], help="try: play some episodes here, and show what would be trained on")
-    check = _add(commands, "check", "check a configuration file and print or explain its settings", CHECK_DESCRIPTION)
-    add_configuration_arguments(check)
-    check.add_argument(
-        "--explain",
-        nargs="*",
-        metavar="KEY",
-        help="show value, source, default, type and meaning of these keys or sections; of all without KEY",
+    commands.add_parser("check", help="say whether a configuration can work, and what it will need", add_help=False)
+    commands.add_parser(
+        "init", help="begin a project: a configuration, and the file for your reward or agent", add_help=False
     )
     run = _add(commands, "run", "run broker, rollouts and learner on this machine, with live progress", RUN_DESCRIPTION)
     record = _add(commands, "record", "generate without a learner, for gspo audit and gspo replay", RECORD_DESCRIPTION)
@@ -314,10 +306,6 @@ def _act(arguments: argparse.Namespace) -> int:
         from services.cli.run import record_command
 
         return record_command(arguments.config, arguments.overrides, arguments.out, arguments.groups, plain=arguments.plain)
-    if arguments.command == "check":
-        from services.cli.check import check_command
-
-        return check_command(arguments.config, arguments.overrides, arguments.explain)
     if arguments.command == "doctor":
         from services.cli.doctor import doctor_command
 

@@ -106,7 +106,7 @@ def lines_until(process: subprocess.Popen[str], event: str) -> Iterator[str]:
 
 
 def test_the_commands_run_beside_packages_of_the_same_names(commands: Path, project: Path) -> None:
-    settings = json.loads(gspo(commands, project, "check", "run.toml"))
+    settings = json.loads(gspo(commands, project, "check", "run.toml", "--settings"))
     assert settings["environment"]["name"] == "my_env:MyEnv"
     assert "dataset: " in gspo(commands, project, "environments")
 

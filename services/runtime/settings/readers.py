@@ -23,8 +23,10 @@ PROCESSES: Final = {
 }
 """The process of each folder; the rest is shared."""
 
-_DEFINITIONS: Final = "services/runtime/settings/"
-"""Settings are defined and checked here, which does not count as reading them."""
+_DEFINITIONS: Final = (
+    "services/runtime/settings/", "services/checking/", "services/estimates/", "services/starting/",
+)  # fmt: skip
+"""Settings are defined, checked and chosen here, which does not count as reading them: a run would not miss it."""
 
 _Scope = dict[str, str]
 """The class of each name."""

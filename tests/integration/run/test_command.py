@@ -75,8 +75,8 @@ def test_a_broken_configuration_gives_one_line_and_status_2(name: str, tmp_path:
     assert "Traceback" not in done.stderr
 
 
-def test_check_prints_every_setting_as_json() -> None:
-    done = gspo("check", "examples/arithmetic.toml", "--set", "batch.max_lag=0")
+def test_check_settings_prints_every_setting_as_json() -> None:
+    done = gspo("check", "examples/arithmetic.toml", "--settings", "--set", "batch.max_lag=0")
     assert done.returncode == 0
     settings = json.loads(done.stdout)
     assert settings["batch"]["max_lag"] == 0

@@ -33,7 +33,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("project")
-@pytest.mark.parametrize("words", [["check", "run.toml"], ["environments"]])
+@pytest.mark.parametrize("words", [["check", "run.toml", "--settings"], ["environments"]])
 def test_a_command_imports_no_module_of_the_working_directory(words: list[str]) -> None:
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,12 +1,12 @@
-"""``gspo check``: values as JSON, or explained one by one."""
+"""``gspo check --settings`` and ``--explain``: values as JSON, or explained one by one."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from services.checking.command import main
 from services.cli.check import explanation
-from services.cli.main import main
 from services.runtime.settings.configuration import load_configuration
 from services.runtime.settings.keys import all_keys, section_names
 
@@ -21,8 +21,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_without_explain_the_values_are_json(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(config), "--set", "batch.group_size=3"]) == 0
+def test_the_values_are_json(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(config), "--settings", "--set", "batch.group_size=3"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert (values["run"]["seed"], values["batch"]["group_size"], values["objective"]["anchor"]) == (3, 3, "proximal")
 
@@ -32,7 +32,7 @@ def test_a_key_is_explained_with_value_source_default_type_and_meaning(
 ) -> None:
     monkeypatch.setenv("GSPO_BATCH__GROUP_SIZE", "5")
     keys = ["run.seed", "batch.max_lag", "batch.group_size", "batch.mini_batches"]
-    assert main(["check", str(config), "--set", "batch.max_lag=0", "--explain", *keys]) == 0
+    assert main([str(config), "--set", "batch.max_lag=0", "--explain", *keys]) == 0
     out = capsys.readouterr().out
     entries = {entry.partition(" = ")[0]: entry.splitlines() for entry in out.split("\n\n")}
     assert set(keys) <= entries.keys()
@@ -49,13 +49,13 @@ def test_a_key_is_explained_with_value_source_default_type_and_meaning(
 
 
 def test_a_section_stands_for_its_keys_and_nothing_for_all(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(config), "--explain", "evaluation", "evaluation.num_tasks"]) == 0
+    assert main([str(config), "--explain", "evaluation", "evaluation.num_tasks"]) == 0
     out = capsys.readouterr().out
     assert out.count("evaluation.num_tasks = 64") == 1
     assert out.count("evaluation.every_batches = 5") == 1
     assert out.startswith("[evaluation] Held-out problems")
     assert max(map(len, out.splitlines())) <= 60
-    assert main(["check", str(config), "--explain"]) == 0
+    assert main([str(config), "--explain"]) == 0
     out = capsys.readouterr().out
     assert [line.partition(" = ")[0] for line in out.splitlines() if line[:1].isalpha()] == list(all_keys())
     assert [line.partition("]")[0][1:] for line in out.splitlines() if line[:1] == "["] == list(section_names())
@@ -85,7 +85,7 @@ def test_no_line_is_wider_than_the_terminal(config: Path, width: int) -> None:
 def test_an_unknown_key_is_answered_with_a_close_one(
     word: str, part: str, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", str(config), "--explain", word]) == 2
+    assert main([str(config), "--explain", word]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("gspo check: ")
@@ -95,13 +95,13 @@ def test_an_unknown_key_is_answered_with_a_close_one(
 
 def test_a_broken_configuration_is_refused_before_it_is_explained(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text("[batch]\ngrop_size = 1\n")
-    assert main(["check", str(config), "--explain"]) == 2
+    assert main([str(config), "--explain"]) == 2
     assert "did you mean 'group_size'?" in capsys.readouterr().err
 
 
 def test_help_teaches_explain(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["check", "--help"])
+        main(["--help"])
     out = capsys.readouterr().out
     assert "gspo check my.toml --explain batch.max_lag" in out
     assert "--explain [KEY ...]" in out

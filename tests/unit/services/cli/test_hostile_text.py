@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from services.checking.command import main as check
 from services.cli.audit import print_audit
 from services.cli.console import PlainConsole
 from services.cli.doctor.command import report
 from services.cli.doctor.observe import Log, Observation, read_log
-from services.cli.main import main
 from services.cli.run.display import Display
 from services.cli.run.report import summary_table, write_plot
 from services.cli.run.supervisor import last_error
@@ -196,7 +196,7 @@ def test_the_end_of_a_log_is_read_whatever_it_says(text: str, tmp_path: Path) ->
 def test_an_error_of_a_command_is_one_harmless_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if "\0" in text or "\ud800" in text or len(text) > 5000:
         pytest.skip("no argument can be this")
-    assert main(["check", str(tmp_path / text)]) == 2
+    assert check([str(tmp_path / text)]) == 2
     error = capsys.readouterr().err
     assert [character for character in FORBIDDEN if character in error] == []
 
@@ -206,11 +206,13 @@ def test_check_shows_hostile_settings_as_text(text: str, tmp_path: Path, capsys:
         pytest.skip("TOML has no surrogates")
     config = tmp_path / "run.toml"
     config.write_text(f"[environment.options]\ntext = {json.dumps(text)}\n")
-    assert main(["check", str(config)]) == 0
+    assert check([str(config), "--settings"]) == 0
     output = capsys.readouterr().out
     assert json.loads(output)["environment"]["options"]["text"] == text
     assert [character for character in FORBIDDEN if character in output] == []
-    assert main(["check", str(config), "--explain", "environment.options"]) == 0
+    assert check([str(config), "--explain", "environment.options"]) == 0
+    assert [character for character in FORBIDDEN if character in capsys.readouterr().out] == []
+    check([str(config), "--no-code", "--set", f"model.path={tmp_path}"])
     assert [character for character in FORBIDDEN if character in capsys.readouterr().out] == []
 
 

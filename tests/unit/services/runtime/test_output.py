@@ -60,7 +60,15 @@ def test_a_reader_who_has_seen_enough_does_not_change_the_status() -> None:
         assert process.wait() == 1
 
 
-@pytest.mark.parametrize("words", [("environments",), ("check", "examples/arithmetic.toml"), ("--version",)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("environments",),
+        ("check", "examples/arithmetic.toml", "--settings"),
+        ("check", "examples/arithmetic.toml", "--no-code"),
+        ("--version",),
+    ],
+)
 def test_a_result_without_room_is_one_sentence_and_status_2(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "services.cli.main", *words]

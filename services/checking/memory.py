@@ -1,0 +1,190 @@
+"""Whether what the run holds fits into the memory of its GPUs, or of its machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from services.checking.findings import Finding
+from services.checking.situation import ReadModel, Situation
+from services.estimates import (
+    EngineMemory,
+    LearnerMemory,
+    Span,
+    engine_memory,
+    gib,
+    learner_host,
+    learner_memory,
+    rollout_host,
+)
+
+RANK_OPTIONS: Final = ("--tp", "--tp-size", "--tensor-parallel-size", "--ep", "--ep-size", "--dp", "--dp-size", "--pp-size")
+UNNAMED: Final = "--gpu NAME --gpus N compares it with a GPU"
+
+
+def memory_findings(situation: Situation, model: ReadModel, prompt_tokens: float) -> Iterator[Finding]:
+    """Learner, engine and host. Nothing for a model of unknown shape."""
+    yield from _one_rank_a_server(situation)
+    if model.shape is None:
+        return
+    cuda = situation.hardware.device is not None or situation.has_unknown_hardware
+    learner = learner_memory(model.shape, situation.settings, cuda=cuda)
+    device = situation.hardware.device
+    engine = engine_memory(model.shape, situation.settings, device.memory_bytes if device else None)
+    if situation.has_unknown_hardware:
+        yield _note("learner memory", f"{learner.total.gib} a rank ({_parts(learner)}); {UNNAMED}")
+        cache = engine.cache_bytes_per_token / 1024
+        yield _note("engine memory", f"{gib(engine.weights)} of weights, and {cache:.3g} KiB of cache a token; {UNNAMED}")
+        yield _hosts(situation, model, learner)
+    elif device is None:
+        yield from _on_the_host(situation, model, learner, engine)
+        yield from _cache(situation, engine, prompt_tokens)
+    else:
+        yield from _on_devices(situation, learner, engine)
+        yield from _cache(situation, engine, prompt_tokens)
+        yield _hosts(situation, model, learner)
+
+
+def _note(check: str, text: str) -> Finding:
+    return Finding(check=check, status="note", text=text, basis="estimated")
+
+
+def _one_rank_a_server(situation: Situation) -> Iterator[Finding]:
+    arguments = situation.settings.rollout.server_args
+    for index, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        size = value if equals else next(iter(arguments[index + 1 :]), "")
+        if name in RANK_OPTIONS and size != "1":
+            yield Finding(
+                check="engine ranks", status="fail",
+                text=f"rollout.server_args has {name} {size}: only a server of one rank is verified: this one never serves",
+                way_out="leave it out, and use a GPU that holds the model; or more rollouts of one GPU",
+            )  # fmt: skip
+
+
+def _parts(learner: LearnerMemory) -> str:
+    parts = {
+        "weights": Span(learner.weights, learner.weights),
+        "gradients": Span(learner.gradients, learner.gradients),
+        "optimizer": Span(learner.optimizer, learner.optimizer),
+        "reference": Span(learner.reference, learner.reference),
+        "activations": learner.activations,
+    }
+    return ", ".join(f"{name} {span.gib}" for name, span in parts.items() if span.high > 0.005 * learner.total.high)
+
+
+def _fits(check: str, text: str, needed: Span, room: float, way_out: str) -> Finding:
+    """A verdict that allows for the width of the estimate."""
+    if needed.low > room:
+        return Finding(check=check, status="fail", text=text, way_out=way_out, basis="estimated")
+    if needed.high > room:
+        return Finding(check=check, status="warn", text=f"{text}: perhaps too little", way_out=way_out, basis="estimated")
+    return Finding(check=check, status="ok", text=text, basis="estimated")
+
+
+def _smaller(situation: Situation) -> str:
+    """What makes a rank smaller, in the order in which it costs least."""
+    learner = situation.settings.learner
+    ways = []
+    if not learner.activation_checkpointing:
+        ways.append("learner.activation_checkpointing = true")
+    if situation.num_ranks > 1 and learner.zero_stage < 3:
+        ways.append("learner.zero_stage = 3")
+    if learner.token_budget > situation.settings.sampling.max_tokens:
+        ways.append(f"learner.token_budget = {situation.settings.sampling.max_tokens}")
+    if learner.dtype == "float32":
+        ways.append('learner.dtype = "bfloat16"')
+    ways.append("more ranks")
+    if learner.offload == "none":
+        ways.append('learner.offload = "optimizer"')
+    return ", ".join(ways[:-1]) + f" or {ways[-1]}" if len(ways) > 1 else ways[0]
+
+
+def _on_devices(situation: Situation, learner: LearnerMemory, engine: EngineMemory) -> Iterator[Finding]:
+    hardware = situation.hardware
+    device = hardware.device
+    assert device is not None
+    room, ranks = device.memory_bytes, situation.num_ranks
+    if ranks > hardware.num_devices:
+        yield Finding(
+            check="GPUs", status="fail",
+            text=f"{ranks} ranks of the learner need as many GPUs; there are {hardware.num_devices}",
+            way_out="lower learner.num_ranks, or name more with --gpus",
+        )  # fmt: skip
+    text = f"{learner.total.gib} a rank ({_parts(learner)}); a {device.name} has {gib(room)}"
+    yield _fits("learner memory", text, learner.total, room, _smaller(situation))
+    weights = f"weights {gib(engine.weights)}; a {device.name} has {gib(room)}"
+    if ranks + situation.num_rollouts <= hardware.num_devices:
+        way_out = "a GPU with more memory, or a smaller model: a server has one GPU"
+        yield _fits("engine memory", f"{engine.total.gib} with its cache: {weights}", engine.total, room, way_out)
+        return
+    both = learner.total + engine.total
+    share = int(max(0.0, 1 - (learner.total.high + 0.03 * room) / room) * 20) / 20
+    way_out = (
+        f'rollout.server_args = ["--mem-fraction-static", "{share:g}"]' if share * room > 1.1 * engine.weights
+        else "a GPU for each: name more with --gpus, or use a smaller model"
+    )  # fmt: skip
+    text = f"{engine.total.gib} beside a rank of the learner, {both.gib} together: {weights}"
+    yield _fits("engine memory", text, both, room, way_out)
+
+
+def _cache(situation: Situation, engine: EngineMemory, prompt_tokens: float) -> Iterator[Finding]:
+    """Whether the engine can hold the requests that it is given."""
+    settings = situation.settings
+    sampling, running = settings.sampling, settings.rollout.max_running
+    mean = min(float(sampling.max_tokens), prompt_tokens + sampling.max_turn_tokens / 2)
+    fitting = engine.running(mean)
+    text = (
+        f"{engine.cache_tokens.low:,.0f} tokens of {engine.cache_bytes_per_token / 1024:.3g} KiB: {fitting:,.0f} sequences "
+        f"of {mean:.0f} tokens; rollout.max_running is {running}"
+    )
+    on_host = situation.hardware.device is None
+    if engine.cache_tokens.high < sampling.max_tokens:
+        way_out = "lower sampling.max_tokens, or use a GPU with more memory"
+        yield Finding(check="KV cache", status="fail", text=text, way_out=way_out, basis="estimated")
+    elif fitting < running:
+        larger = f"raise rollout.max_total_tokens to {round(mean * running):,}".replace(",", "_")
+        share = larger if on_host else "use a larger share of the GPU"
+        way_out = f"{share}, or lower rollout.max_running to {max(1, int(fitting))}"
+        yield Finding(
+            check="KV cache",
+            status="warn",
+            text=f"{text}: some wait, or are computed again",
+            way_out=way_out,
+            basis="estimated",
+        )
+    else:
+        yield Finding(check="KV cache", status="ok", text=text, basis="estimated")
+
+
+def _on_the_host(situation: Situation, model: ReadModel, learner: LearnerMemory, engine: EngineMemory) -> Iterator[Finding]:
+    """Everything is in one memory."""
+    assert model.shape is not None
+    settings, hardware = situation.settings, situation.hardware
+    servers = settings.rollout.num_servers
+    of_learner = learner.total * settings.learner.num_ranks + learner_host(model.shape, settings, learner).total
+    of_servers = (engine.total + rollout_host(model.shape, settings).total) * servers
+    needed = of_learner + of_servers
+    text = (
+        f"{needed.gib}: learner {of_learner.gib}, {servers} servers {of_servers.gib}; this machine has "
+        f"{gib(hardware.memory_bytes)}"
+    )
+    way_out = f"fewer servers (rollout.num_servers is {servers}), {_smaller(situation)}; or a smaller model"
+    yield _fits("memory", text, needed, hardware.memory_bytes, way_out)
+
+
+def _hosts(situation: Situation, model: ReadModel, learner: LearnerMemory) -> Finding:
+    """Memory of the machines beside their GPUs."""
+    assert model.shape is not None
+    settings, hardware = situation.settings, situation.hardware
+    main, rollout = learner_host(model.shape, settings, learner), rollout_host(model.shape, settings)
+    checkpoint = f"{gib(main.checkpoint)} of a checkpoint"
+    text = f"machine of rank 0: {main.total.gib} ({main.snapshots.gib} of versions, {checkpoint}"
+    text += f", {gib(main.offloaded)} offloaded" if main.offloaded else ""
+    text += f"); each rollout: {rollout.total.gib}"
+    if not hardware.memory_bytes or situation.elsewhere:
+        return _note("host memory", text)
+    way_out = "learner.checkpoint_in_background = false, or a machine with more memory"
+    needed = main.total + rollout.total * situation.num_rollouts
+    text = f"{text}; this machine has {gib(hardware.memory_bytes)}"
+    return _fits("host memory", text, needed, hardware.memory_bytes, way_out)

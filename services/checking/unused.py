@@ -1,0 +1,128 @@
+"""Settings that somebody has given and nothing will use, and settings that make a run slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from services.checking.findings import Finding
+from services.checking.situation import ReadModel, Situation, is_for_several_hosts
+from services.estimates import work_of
+
+MANY_MICRO_BATCHES: Final = 64
+MUCH_EVALUATION: Final = 0.5
+
+
+def unused_findings(situation: Situation) -> Iterator[Finding]:
+    """One line for each reason."""
+    for keys, why in _rules(situation):
+        given = [key for key in keys if situation.is_set(key)]
+        if given:
+            yield Finding(check="unused", status="note", text=f"{', '.join(given)}: {why}")
+    settings = situation.settings
+    if settings.rollout.weights_path == "group" and not settings.learner.weights_group_backend:
+        yield Finding(
+            check="unused", status="warn", text='rollout.weights_path is "group" and learner.weights_group_backend is empty',
+            way_out="set learner.weights_group_backend, or leave weights_path out: every version falls back to chunks",
+        )  # fmt: skip
+
+
+def _rules(situation: Situation) -> Iterator[tuple[list[str], str]]:
+    settings = situation.settings
+    objective = settings.objective
+    if objective.anchor == "proximal":
+        of_behaviour = ["objective.clip_range_growth", "objective.noise_z", "objective.clip_calibration"]
+        yield of_behaviour, 'for objective.anchor = "behaviour" only'
+    mode = "off" if objective.anchor == "behaviour" else objective.mismatch_mode or "truncate"
+    for key, modes in (
+        ("mismatch_cap", ("truncate", "reject")), ("mismatch_z", ("truncate_by_lag",)),
+        ("mismatch_token_cap", ("truncate_tokens",)), ("mismatch_product_cap", ("truncate_product",)),
+    ):  # fmt: skip
+        if mode not in modes:
+            yield [f"objective.{key}"], f'for mismatch_mode = "{modes[0]}", and it is "{mode}"'
+    if objective.kl_coefficient == 0:
+        yield ["objective.kl_estimator", "objective.kl_in"], "objective.kl_coefficient is 0"
+    if objective.overlong_buffer_tokens is None:
+        yield ["objective.overlong_penalty"], "objective.overlong_buffer_tokens is not set"
+    if objective.aggregation != "constant":
+        yield ["objective.aggregation_tokens"], 'for objective.aggregation = "constant"'
+    if settings.batch.mini_batches == 1 and objective.routing_replay:
+        yield ["objective.routing_replay"], "batch.mini_batches is 1, so experts are never replayed"
+    if not settings.evaluation.every_batches:
+        yield ["evaluation.num_tasks"], "evaluation.every_batches is 0"
+    of_agents = [key for key in situation.sources if key.startswith("agent.")]
+    of_rewards = [key for key in situation.sources if key.startswith("reward.")]
+    if settings.agent.is_used:
+        yield of_rewards, "an agent returns its reward itself"
+    else:
+        yield of_agents, "no agent.function, agent.command or agent.url"
+    yield from _rules_of_processes(situation)
+
+
+def _rules_of_processes(situation: Situation) -> Iterator[tuple[list[str], str]]:
+    settings = situation.settings
+    if settings.rollout.server_url:
+        yield ["rollout.server_args", "rollout.server_port", "rollout.max_total_tokens"], "rollout.server_url runs already"
+    elif situation.hardware.device is not None:
+        yield ["rollout.max_total_tokens"], "on a GPU SGLang measures the room for its cache"
+    if settings.learner.num_nodes == 1:
+        yield ["learner.meeting_address"], "learner.num_nodes is 1"
+    if not settings.learner.profile:
+        yield ["learner.peak_tflops"], "learner.profile is false"
+    if is_for_several_hosts(settings):
+        yield ["rollout.num_servers"], "for `gspo run` on one machine; elsewhere each rollout is started by itself"
+
+
+def slow_findings(situation: Situation, model: ReadModel, prompt_tokens: float) -> Iterator[Finding]:
+    """Settings that leave something idle."""
+    settings, ranks = situation.settings, situation.num_ranks
+    work = work_of(settings, prompt_tokens)
+    budget = settings.learner.token_budget
+    mini_batch = work.all_tokens / settings.batch.mini_batches
+    micro = mini_batch / ranks / budget
+    sequences = work.sequences / settings.batch.mini_batches
+    if sequences < ranks:
+        yield Finding(
+            check="slow", status="warn", text=f"a mini-batch has {sequences:.0f} sequences for {ranks} ranks: some are idle",
+            way_out="raise batch.groups_per_batch, or lower batch.mini_batches or learner.num_ranks",
+        )  # fmt: skip
+    elif micro > MANY_MICRO_BATCHES:
+        yield Finding(
+            check="slow", status="note", basis="estimated",
+            text=f"some {micro:.0f} micro-batches a rank and step: learner.token_budget ({budget}) may be larger",
+        )  # fmt: skip
+    admitted = (settings.batch.max_lag + 1) * work.sequences
+    places = situation.num_rollouts * settings.rollout.max_running
+    if places > admitted:
+        yield Finding(
+            check="slow", status="note",
+            text=f"{places} places for episodes (rollout.max_running) and at most {admitted} under way: "
+            f"(max_lag + 1) x groups_per_batch x group_size",
+        )  # fmt: skip
+    evaluation = settings.evaluation
+    if evaluation.every_batches:
+        share = evaluation.num_tasks / (evaluation.every_batches * work.sequences)
+        if share > MUCH_EVALUATION:
+            yield Finding(
+                check="slow", status="note",
+                text=f"evaluation samples {share:.0%} of what training does; evaluation.num_tasks may be lower",
+            )  # fmt: skip
+    yield from _crowded(situation)
+
+
+def _crowded(situation: Situation) -> Iterator[Finding]:
+    settings, hardware = situation.settings, situation.hardware
+    if situation.elsewhere:
+        return
+    servers, ranks = settings.rollout.num_servers, settings.learner.num_ranks
+    if hardware.device is None and servers + ranks > hardware.cores + 1:
+        yield Finding(
+            check="slow", status="note",
+            text=f"{servers} servers and {ranks} ranks on {hardware.cores} cores: more processes than cores gain nothing",
+        )  # fmt: skip
+    if hardware.num_devices > 1 and servers and not hardware.is_named:
+        yield Finding(
+            check="placement", status="warn",
+            text=f"`gspo run` starts every server on the first of {hardware.num_devices} GPUs, where rank 0 is",
+            way_out="start `gspo broker`, `gspo learner` and each `gspo rollout` by itself, with CUDA_VISIBLE_DEVICES set",
+        )  # fmt: skip

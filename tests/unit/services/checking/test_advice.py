@@ -1,0 +1,128 @@
+"""Warnings and notes: what runs badly, what nothing uses, what an estimate says of lag."""
+
+from typing import Any
+
+import pytest
+
+from services.checking.findings import Finding
+from services.checking.speed import lag_span
+from services.estimates import RunPace, Span
+from services.rollout.tokenizer import ChatTokenizer
+from tests.support.checking.projects import LAPTOP, Project, gpus, write_weights
+from tests.support.checking.shapes import QWEN3_06B, QWEN3_8B
+
+BF16: dict[str, Any] = {
+    "model.dtype": "bfloat16", "learner.dtype": "bfloat16", "learner.learning_rate": 1e-6, "sampling.max_turn_tokens": 512,
+    "sampling.max_tokens": 1024, "learner.token_budget": 4096, "learner.activation_checkpointing": True,
+}  # fmt: skip
+
+
+def by_check(findings: list[Finding], status: str) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings if finding.status == status}
+
+
+@pytest.mark.parametrize(
+    ("keys", "check", "way_out"),
+    [
+        ({"objective.mismatch_cap": 1.1}, "mismatch cap", "mismatch_cap = 2.0"),
+        ({"learner.learning_rate": 1e-6}, "learning rate", "2e-4"),
+        ({"rollout.max_total_tokens": 400}, "KV cache", "raise rollout.max_total_tokens"),
+        ({"learner.num_ranks": 16, "batch.mini_batches": 8}, "slow", "raise batch.groups_per_batch"),
+        ({"sampling.max_tokens": 4096}, "positions", "to at most 1024"),
+        ({"rollout.weights_path": "group"}, "unused", "learner.weights_group_backend"),
+        ({"learner.dtype": "bfloat16"}, "types", 'model.dtype = "bfloat16"'),
+        ({"batch.groups_per_batch": 64}, "train tasks", "batch.groups_per_batch"),
+    ],
+)
+def test_what_runs_badly_is_a_warning_with_the_way_out(
+    keys: dict[str, Any], check: str, way_out: str, project: Project
+) -> None:
+    project.keys |= keys
+    found = by_check(project.findings(code=check == "train tasks"), "warn")
+    assert way_out in found[check].way_out
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        (
+            {"objective.noise_z": 2.0, "objective.clip_range_growth": 0.5},
+            "objective.clip_range_growth, objective.noise_z: for",
+        ),
+        ({"objective.mismatch_token_cap": 3.0}, 'mismatch_mode = "truncate_tokens", and it is "truncate"'),
+        ({"objective.anchor": "behaviour"}, 'objective.mismatch_cap: for mismatch_mode = "truncate", and it is "off"'),
+        ({"objective.kl_in": "loss"}, "objective.kl_coefficient is 0"),
+        ({"agent.workers": 3}, "agent.workers: no agent.function"),
+        ({"agent.url": "http://127.0.0.1:1", "reward.workers": 3}, "reward.workers: an agent returns its reward itself"),
+        ({"learner.meeting_address": "host:1"}, "learner.num_nodes is 1"),
+        ({"learner.peak_tflops": 1.0}, "learner.profile is false"),
+        ({"evaluation.every_batches": 0}, "evaluation.num_tasks: evaluation.every_batches is 0"),
+        ({"objective.overlong_penalty": 0.5}, "objective.overlong_buffer_tokens is not set"),
+    ],
+)
+def test_a_setting_that_nothing_uses_is_noted(keys: dict[str, Any], text: str, project: Project) -> None:
+    assert not [finding for finding in project.findings(code=False) if finding.check == "unused"]
+    project.keys |= keys
+    unused = [finding.text for finding in project.findings(code=False) if finding.check == "unused"]
+    assert any(text in line for line in unused), unused
+
+
+def test_a_cache_size_is_unused_on_a_gpu_only(project: Project) -> None:
+    on_gpu = [finding.text for finding in project.findings(gpus("H100", 2), code=False) if finding.check == "unused"]
+    assert on_gpu == ["rollout.max_total_tokens: on a GPU SGLang measures the room for its cache"]
+
+
+def test_bfloat16_against_the_papers_clip_range_is_a_warning_until_it_is_steered(project: Project) -> None:
+    project.keys |= BF16
+    assert "adaptive_clip_target" in by_check(project.findings(gpus("H100", 2), code=False), "warn")["objective"].way_out
+    project.keys["objective.adaptive_clip_target"] = 0.15
+    assert by_check(project.findings(gpus("H100", 2), code=False), "ok")["objective"].text.endswith("adaptive_clip_target")
+
+
+def test_one_gpu_for_both_halves_is_told_which_share_the_server_may_take(project: Project) -> None:
+    project.configure_model(**QWEN3_06B)
+    write_weights(project.model / "model.safetensors", 596_049_920, "BF16")
+    project.keys |= BF16
+    findings = by_check(project.findings(gpus("H100", 1), code=False), "warn")
+    share = findings["engine memory"].way_out
+    assert share.startswith('rollout.server_args = ["--mem-fraction-static", "0.')
+    project.keys["rollout.server_args"] = ["--mem-fraction-static", "0.5"]
+    assert "engine memory" in by_check(project.findings(gpus("H100", 1), code=False), "ok")
+
+
+def test_hardware_that_nobody_named_gets_needs_and_no_verdict(project: Project) -> None:
+    project.configure_model(**QWEN3_8B)
+    (project.model / "model.safetensors").unlink()
+    write_weights(project.model / "model.safetensors", 8_190_735_360, "BF16")
+    project.keys |= BF16 | {"learner.num_ranks": 4, "learner.zero_stage": 3}
+    notes = by_check(project.findings(LAPTOP, code=False, elsewhere=True), "note")
+    # 18 bytes a parameter over four ranks, of which activations take some.
+    assert "weights 3.8 GiB, gradients 7.6 GiB, optimizer 23 GiB" in notes["learner memory"].text
+    assert "--gpu NAME --gpus N" in notes["learner memory"].text
+    assert "144 KiB of cache a token" in notes["engine memory"].text
+
+
+def test_tasks_of_both_splits_are_noticed(project: Project) -> None:
+    project.write_rows("eval.jsonl", [{"question": "3+1=", "answer": "4"}, {"question": "99+1=", "answer": "100"}])
+    found = by_check(project.findings(), "warn")["eval tasks"]
+    assert found.text == "1 of 2 are training tasks, too"
+
+
+def test_a_prompt_that_leaves_little_room_is_a_warning(project: Project) -> None:
+    question = "One pen costs 7 coins. What do 9 cost?"
+    tokens = len(ChatTokenizer(project.model).prompt_ids([{"role": "user", "content": question}]))
+    project.write_rows("train.jsonl", [*({"question": "1+1=", "answer": "2"},) * 9, {"question": question, "answer": "63"}])
+    project.keys |= {"sampling.max_tokens": tokens + 5}
+    found = next(finding for finding in project.findings() if finding.check == "train prompts")
+    assert (found.status, "an answer has 5 tokens of" in found.text) == ("warn", True)
+    assert found.way_out == f"raise sampling.max_tokens to {tokens + 8}"
+
+
+def pace(generation: Span, training: Span, episode: Span) -> RunPace:
+    return RunPace(sampled=Span(1, 1), trained=Span(1, 1), generation_s=generation, training_s=training, episode_s=episode)
+
+
+def test_lag_counts_the_versions_that_pass_while_one_is_served_and_an_answer_sampled() -> None:
+    lag = lag_span(pace(Span(10, 20), Span(5, 40), Span(10, 20)), Span(20, 80))
+    # A batch takes 10 to 40 s. The answer takes 10/10 or 20/40 of it; the version at least 20/40, at most 80/10.
+    assert (lag.low, lag.high) == (0.5 + 0.5, 1.0 + 8.0)
