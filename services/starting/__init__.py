@@ -1,0 +1,1 @@
+"""``gspo init``: a new project, whose configuration fits its model, its tasks and its hardware."""

@@ -1,0 +1,54 @@
+"""What a person says about a new project."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+Kind = Literal["reward", "agent", "environment", "maths"]
+Place = Literal["laptop", "gpu", "node", "kubernetes"]
+
+KINDS: Final[Mapping[str, str]] = {
+    "reward": "a reward function of your own grades answers to rows of a JSONL file",
+    "agent": "an agent of your own talks to the model through the openai client",
+    "environment": "an environment class of your own, of one turn or several",
+    "maths": "questions with a final answer that is compared as mathematics (GSM8K)",
+}
+PLACES: Final[Mapping[str, str]] = {
+    "laptop": "this machine without a GPU",
+    "gpu": "one GPU, which learner and rollout share",
+    "node": "one machine with several GPUs",
+    "kubernetes": "a cluster",
+}
+DEFAULT_MODEL: Final[Mapping[str, str]] = {
+    "laptop": "models/tiny", "gpu": "models/Qwen3-0.6B", "node": "models/Qwen3-8B", "kubernetes": "/models/Qwen3-8B",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """Everything that decides what is written."""
+
+    directory: Path
+    kind: Kind
+    place: Place
+    model: str
+    """As the configuration has it."""
+    num_gpus: int
+    """0 for a laptop."""
+    gpu_name: str
+    data: Path | None = None
+    """Rows of the person's own; None: sample rows are written."""
+    eval_data: Path | None = None
+    prompt_column: str = ""
+    answer_column: str = ""
+    """Empty: found in the rows."""
+    answer_tokens: int | None = None
+    """The most tokens of an answer; None: what is usual for the model."""
+
+    @property
+    def has_files(self) -> bool:
+        """Whether the tasks are rows of files."""
+        return self.kind != "environment"
