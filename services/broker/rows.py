@@ -107,6 +107,21 @@ class JournalRow(Row, frozen=True, kw_only=True):
     """msgpack."""
 
 
+class LengthStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How long answers are: tokens that the policy sampled, over all turns of a trajectory."""
+
+    mean: float
+    p95: int
+    """At least 95 % are no longer."""
+    max: int
+    cut_off: float
+    """The share that a limit on tokens ended."""
+
+    def line(self, prefix: str) -> dict[str, float]:
+        """The keys of metrics.jsonl."""
+        return {f"{prefix}length/{name}": getattr(self, name) for name in self.__struct_fields__}
+
+
 class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about a batch when it is assembled. A trajectory's lag is the mean over its action tokens."""
 
@@ -122,6 +137,8 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     """Groups whose rewards are all equal: no advantage, no gradient."""
     components: dict[str, float] = {}
     """Mean of each component of the rewards, over the trajectories that have it."""
+    lengths: LengthStats | None = None
+    """None in batches that an earlier release assembled."""
 
 
 class BatchRow(Row, frozen=True, kw_only=True):

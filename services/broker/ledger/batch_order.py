@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from protocol.limits import MAX_COMPONENTS
 from protocol.messages import Checkpointed, Published, Trained
 from services.broker.ledger.intake import check_published, check_trained
+from services.broker.ledger.lengths import length_stats
 from services.broker.rows import (
     BatchRow,
     BatchStats,
@@ -195,6 +196,7 @@ def batch_stats(policy_version: int, groups: Sequence[Sequence[TrajectoryRow]]) 
         max_lag=max(policy_version - row.min_version for row in rows),
         num_zero_variance_groups=sum(1 for members in groups if len({row.reward for row in members}) == 1),
         components=_mean_components(rows),
+        lengths=length_stats(rows),
     )
 
 

@@ -15,6 +15,7 @@ from services.broker.ledger.batch_order import Batches
 from services.broker.ledger.dead_letters import IN_A_ROW, DeadLetters, Failures, released_line
 from services.broker.ledger.evaluations import Evaluations, score_of
 from services.broker.ledger.group_states import Groups
+from services.broker.ledger.lengths import length_stats, standard_error
 from services.broker.ledger.task_order import TaskOrder
 from services.broker.quotas import MIN_PATIENCE_S
 from services.broker.rows import DropReason, EvaluationRow, LedgerContents, Row, TrajectoryRow
@@ -266,6 +267,10 @@ class State:
             "num_finished": done.num_finished,
             "num_failed": done.num_failed,
         }
+        finished = [member for member in members if member.status == "finished"]
+        if finished:
+            line |= {"eval/reward_error": standard_error([member.reward for member in finished])}
+            line |= length_stats(finished).line("eval/")
         closed = [*saves(self.groups.close(group_ids, None)), Save(row=done), WriteMetrics(line=line)]
         return [*closed, *self._tell_learner(done), evaluation_note(done)]
 

@@ -135,6 +135,7 @@ class Training:
                 "lag/mean": stats.mean_lag,
                 "lag/max": stats.max_lag,
                 **{f"train/reward/{name}": mean for name, mean in stats.components.items()},
+                **({} if stats.lengths is None else stats.lengths.line("")),
             }
         fields = {"batch": trained.index, "reward": line.get("train/reward"), "lag": line.get("lag/mean"), "again": again}
         note = Note(event="batch_trained", fields=fields)

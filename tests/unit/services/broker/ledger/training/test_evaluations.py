@@ -22,6 +22,11 @@ def test_held_out_tasks_are_evaluated_first_at_their_version_and_reported_with_f
         "batch": 0,
         "num_finished": 2,
         "num_failed": 1,
+        "eval/reward_error": 0.5,
+        "eval/length/mean": line["eval/length/max"],
+        "eval/length/p95": line["eval/length/max"],
+        "eval/length/max": line["eval/length/max"],
+        "eval/length/cut_off": 0.0,
     }
     assert line == expected
     assert world.ledger.state.num_dropped == {}
