@@ -7,6 +7,7 @@ PARITY := .venv-parity
 FUZZ := .venv-fuzz
 ADAPTERS := .venv-adapters
 VIEW := .venv-view
+TRACKERS := .venv-trackers
 FUZZ_ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # The CPU build of PyTorch. Where the package index has only CUDA builds, point this at a CPU index or a local wheel.
@@ -26,7 +27,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-calculator demo-agent demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
 	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-pipeline bench-update bench-trl bench-weights \
-	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-view test-sandbox test-deploy test-pods test-faults test-ranks test-gpu \
+	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-view test-trackers test-sandbox test-deploy test-pods test-faults test-ranks test-gpu \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images clean
 
 help: ## list the targets
@@ -132,7 +133,7 @@ contracts: setup
 	$(BIN)/lint-imports --no-cache
 
 # Two sessions side by side, because tests of processes mostly wait. Each prints its output when it has ended.
-UNMARKED := not demo and not packaging and not parity and not adapters and not view and not sandbox and not deploy and not monitoring and not pods and not faults and not ranks and not gpu
+UNMARKED := not demo and not packaging and not parity and not adapters and not view and not trackers and not sandbox and not deploy and not monitoring and not pods and not faults and not ranks and not gpu
 unit: setup
 	+@$(MAKE) --no-print-directory --output-sync=target --jobs=2 unit-alone unit-processes
 
@@ -183,6 +184,16 @@ test-sandbox: setup ## hostile programs in real sandboxes, as root and as an ord
 	test "$$(id -u)" != 0 || ! test -x /usr/bin/python3.11 || \
 	    HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(CURDIR):$(CURDIR)/$(VENV)/lib/python3.11/site-packages" \
 	    setpriv --reuid=12345 --regid=12345 --clear-groups /usr/bin/python3.11 -m pytest -m sandbox -p no:cacheprovider tests/sandbox
+
+test-trackers: $(TRACKERS)/.installed ## TensorBoard, Weights & Biases, MLflow and Trackio: what they store is what metrics.jsonl has; needs the package index
+	$(TRACKERS)/bin/python -m pytest -m trackers tests/trackers
+
+# An environment that sees the main one's packages and has the trackers' clients.
+$(TRACKERS)/.installed: requirements/trackers.txt | setup
+	test -x $(TRACKERS)/bin/python || $(PYTHON) -m venv $(TRACKERS)
+	echo "import site; site.addsitedir('$(CURDIR)/$(VENV)/lib/python3.11/site-packages')" > $(TRACKERS)/lib/python3.11/site-packages/main.pth
+	$(TRACKERS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r requirements/trackers.txt
+	@touch $@
 
 test-deploy: setup ## every Kubernetes overlay against schemas and against the code, and planted mistakes; needs kubectl
 	@command -v kubectl >/dev/null || { echo "kubectl not found: https://kubernetes.io/docs/tasks/tools; no cluster is needed"; exit 1; }
@@ -237,4 +248,4 @@ images: ## build the container images IMAGES (without GPUs: IMAGES="broker cpu")
 	done
 
 clean: ## remove the environment, caches and the tiny model (not the runs)
-	rm -rf $(VENV) $(PARITY) $(FUZZ) $(ADAPTERS) $(VIEW) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist
+	rm -rf $(VENV) $(PARITY) $(FUZZ) $(ADAPTERS) $(VIEW) $(TRACKERS) models .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build dist

@@ -15,6 +15,7 @@ import structlog
 
 from services.cli.console import PlainConsole
 from services.rollout.tokenizer import TokenizerError
+from services.runtime.arguments import add_configuration_arguments
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import (
     EXIT_CONFIGURATION,
@@ -27,7 +28,7 @@ from services.runtime.errors import (
 from services.runtime.logs import configure_logging
 from services.runtime.output import protect_result
 from services.runtime.plain_text import indented_lines
-from services.runtime.settings import Settings, add_configuration_arguments, load_settings
+from services.runtime.settings import Settings, load_settings
 from services.trying.answering import AnswerSource, open_engine, require_directory
 from services.trying.as_json import JsonReport
 from services.trying.failures import places_of

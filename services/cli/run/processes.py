@@ -6,8 +6,12 @@ from typing import Final
 from services.cli.run.supervisor import ProcessSpec
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import Settings
+from services.tracking import find_client
 
 GRACE_S: Final = 20.0
+TRACKER_GRACE_S: Final = 45.0
+"""A tracker that hangs at the end of a run is killed; `gspo track` sends later what it did not take."""
+TRACKER_PREFIX: Final = "tracker-"
 LEARNER_GRACE_S: Final = 600.0
 """A learner that is told to stop finishes its batch and saves a checkpoint; at the end of a run it exports the model."""
 
@@ -60,3 +64,24 @@ def process_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessS
             )
         )
     return specs
+
+
+def tracker_specs(settings: Settings, forwarded: Sequence[str]) -> list[ProcessSpec]:
+    """A process for each of trackers.to. It stops last, when the broker has written its last line.
+
+    Raises: ConfigurationError when a tracker's client is not installed.
+    """
+    for name in settings.trackers.to:
+        find_client(name)
+    return [
+        ProcessSpec(
+            name=f"{TRACKER_PREFIX}{name}",
+            module="services.tracking.command",
+            arguments=(*forwarded, "--to", name, "--follow"),
+            stop_order=3,
+            grace_s=TRACKER_GRACE_S,
+            ends_by_itself=False,
+            is_essential=False,
+        )
+        for name in settings.trackers.to
+    ]

@@ -49,6 +49,7 @@ class ProcessSpec:
 
     ``ends_by_itself``: it ends with status 0 when the run is over. If it ends earlier, somebody stopped it, and it is
     restarted like any other process.
+    ``is_essential``: the run cannot do without it. Another one is given up where an essential one would end the run.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ProcessSpec:
     stop_order: int
     grace_s: float
     ends_by_itself: bool = True
+    is_essential: bool = True
 
 
 @dataclass(kw_only=True)
@@ -68,7 +70,11 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     restarts: deque[float] = field(default_factory=deque)
     num_restarts: int = 0
+    last_status: int | None = None
+    """With which it ended last; -9 for signal 9."""
     state: str = "starting"
+    given_up: str = ""
+    """Why it is not started again, though the run goes on."""
 
     @property
     def pid(self) -> int | None:
@@ -119,7 +125,7 @@ class Supervisor:
     @property
     def all_ended(self) -> bool:
         """No process runs, and none will be restarted."""
-        return all(child.state == "finished" for child in self.children)
+        return all(child.state == "finished" for child in self.children if child.spec.is_essential)
 
     def run_is_over(self) -> None:
         """The broker says that the run is over: a process that ends by itself from now on is finished."""
@@ -134,7 +140,7 @@ class Supervisor:
 
     async def _keep(self, child: Child) -> None:
         while not self._stopping.is_set():
-            status = await self._run_once(child)
+            status = child.last_status = await self._run_once(child)
             if self._stopping.is_set():
                 return
             if status == 0 and child.spec.ends_by_itself and await self._is_over():
@@ -143,6 +149,8 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             if status in HOPELESS:
+                if self._is_given_up(child, f"it {HOPELESS[status]}{last_error(child.log_path)}"):
+                    return
                 raise ServiceError(f"{child.spec.name} {HOPELESS[status]}{last_error(child.log_path)}")
             if status == EXIT_NO_ROOM:
                 await self._wait_for_room(child)
@@ -152,6 +160,9 @@ class Supervisor:
             while child.restarts and now - child.restarts[0] > RESTART_WINDOW_S:
                 child.restarts.popleft()
             if len(child.restarts) > self._max_restarts:
+                text = f"it ended {len(child.restarts)} times within {RESTART_WINDOW_S:.0f} s: {last_error(child.log_path)}"
+                if self._is_given_up(child, text):
+                    return
                 raise ServiceError(
                     f"{child.spec.name} ended {len(child.restarts)} times within {RESTART_WINDOW_S:.0f} s, last with status "
                     f"{status}, and run.max_restarts is {self._max_restarts}; its log is {child.log_path}: "
@@ -161,6 +172,14 @@ class Supervisor:
             child.state = f"restarting after status {status}"
             log.warning("process_ended", process=child.spec.name, status=status, restarts=child.num_restarts)
             await until_stopped(self._stopping, self._backoff_s * len(child.restarts))
+
+    def _is_given_up(self, child: Child, reason: str) -> bool:
+        """Give up a process that the run can do without; False for any other."""
+        if child.spec.is_essential:
+            return False
+        child.state, child.given_up = "given up", reason
+        log.warning("process_given_up", process=child.spec.name, reason=reason)
+        return True
 
     async def _wait_for_room(self, child: Child) -> None:
         """A full disk is no reason to give up, however often a process meets it: it is restarted until there is room."""

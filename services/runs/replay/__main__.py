@@ -14,18 +14,12 @@ from typing import Any, Final
 
 from services.broker.store import NoLedger
 from services.learner.start import is_rank, run_ranks
+from services.runtime.arguments import add_override_argument
 from services.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
 from services.runtime.logs import configure_logging
 from services.runtime.output import protect_result
 from services.runtime.plain_text import indented_lines
-from services.runtime.settings import (
-    Learner,
-    Settings,
-    add_override_argument,
-    override_settings,
-    read_run_settings,
-    require_model,
-)
+from services.runtime.settings import Learner, Settings, override_settings, read_run_settings, require_model
 
 RESULT_FILE: Final = "replay.json"
 RECORD_FILE: Final = "metrics.jsonl"

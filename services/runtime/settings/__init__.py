@@ -2,8 +2,6 @@
 
 from services.runtime.settings.arguments import (
     ProcessArguments,
-    add_configuration_arguments,
-    add_override_argument,
     forwarded_arguments,
     parse_process_arguments,
 )
@@ -44,8 +42,6 @@ __all__ = [
     "Sampling",
     "SecuritySection",
     "Settings",
-    "add_configuration_arguments",
-    "add_override_argument",
     "all_keys",
     "close_match",
     "forwarded_arguments",

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.runtime.arguments import add_configuration_arguments
 from services.runtime.settings.configuration import load_settings
 from services.runtime.settings.sections import Settings
 
@@ -16,17 +17,6 @@ class ProcessArguments:
     settings: Settings
     name: str
     forwarded: tuple[str, ...]
-
-
-def add_configuration_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG and --set to a command line."""
-    parser.add_argument("config", type=Path, help="the run's TOML file; examples are in examples/")
-    add_override_argument(parser, "override one setting, such as --set batch.max_lag=0; can be repeated")
-
-
-def add_override_argument(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add --set, with the help ``text``, to a command line; its values are ``overrides``."""
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE", help=text)
 
 
 def parse_process_arguments(

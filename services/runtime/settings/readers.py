@@ -18,6 +18,7 @@ PROCESSES: Final = {
     "services/broker": "broker",
     "services/rollout": "rollout",
     "services/learner": "learner",
+    "services/tracking": "trackers",
     "services/cli": "commands",
     "services/runs": "commands",
 }

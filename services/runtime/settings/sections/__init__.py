@@ -15,6 +15,7 @@ from services.runtime.settings.sections.run import BatchSection, EnvironmentSect
 from services.runtime.settings.sections.section import Section
 from services.runtime.settings.sections.security import SecuritySection
 from services.runtime.settings.sections.settings import Settings
+from services.runtime.settings.sections.trackers import TrackersSection
 
 __all__ = [
     "AgentSection",
@@ -32,4 +33,5 @@ __all__ = [
     "Section",
     "SecuritySection",
     "Settings",
+    "TrackersSection",
 ]

@@ -12,6 +12,7 @@ from services.runtime.settings.sections.reward import RewardSection
 from services.runtime.settings.sections.rollout import Rollout
 from services.runtime.settings.sections.run import BatchSection, EnvironmentSection, Evaluation, Model, Run, Sampling
 from services.runtime.settings.sections.security import SecuritySection
+from services.runtime.settings.sections.trackers import TrackersSection
 
 
 class Settings(BaseModel):
@@ -32,6 +33,7 @@ class Settings(BaseModel):
     rollout: Rollout = Rollout()
     learner: Learner = Learner()
     security: SecuritySection = SecuritySection()
+    trackers: TrackersSection = TrackersSection()
 
     @model_validator(mode="after")
     def _trajectory_fits_cache(self) -> "Settings":

@@ -1,0 +1,1 @@
+"""Each tracker's own client and files, in an environment of their own: `make test-trackers`."""
