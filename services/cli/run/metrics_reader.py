@@ -10,8 +10,8 @@ LARGEST: Final = 1e100
 """No measure of a run is larger. The difference of two floats near the largest one overflows, and a plot takes many."""
 
 
-def read_rows(path: Path, event: str) -> list[Row]:
-    """Rows of one kind of event, in order, without a last line that a crash has cut.
+def read_rows(path: Path, event: str | None = None) -> list[Row]:
+    """Rows of one kind of event, or of all, in order, without a last line that a crash has cut.
 
     Raises: ValueError naming the file and line for any other line that is not a JSON object.
     """
@@ -28,7 +28,7 @@ def read_rows(path: Path, event: str) -> list[Row]:
             raise ValueError(f"{path}:{number}: not JSON: {error}") from error
         if not isinstance(row, dict):
             raise ValueError(f"{path}:{number}: expected a JSON object")
-        if row.get("event") == event:
+        if event is None or row.get("event") == event:
             rows.append(row)
     return rows
 

@@ -9,7 +9,7 @@ import pytest
 
 from services.cli.console import PlainConsole
 from services.cli.run.metrics_reader import batch_rows, column, read_rows
-from services.cli.run.report import summary_table, write_plot
+from services.cli.run.report import summary_table
 
 
 def a_batch(index: int, **changes: Any) -> dict[str, Any]:
@@ -82,27 +82,3 @@ def test_a_last_line_that_a_crash_cut_is_left_out_and_any_other_is_an_error(tmp_
 
 def test_a_run_without_metrics_has_no_rows(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.jsonl", "batch") == []
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [a_batch(index, **{"clip_fraction/lag_1": 0.1}) for index in range(5)] + [an_eval(0, 0.1), an_eval(5, 0.6)],
-        [a_batch(0, **{"clip_fraction/all": None, "tokens_per_s": None})],
-        [an_eval(0, 0.5)],
-        [a_batch(index, reward_mean=-3.0 * index) for index in range(3)],
-    ],
-    ids=["whole", "one batch", "evaluation alone", "rewards below zero"],
-)
-def test_whatever_was_recorded_can_be_drawn(rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    path = write_plot(recorded(tmp_path, *rows))
-    assert path == tmp_path / "plot.png"
-    header = path.read_bytes()[:24]
-    assert header[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = int.from_bytes(header[16:20], "big"), int.from_bytes(header[20:24], "big")
-    assert (width, height) == (1650, 770)
-
-
-def test_nothing_recorded_is_nothing_to_draw(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nothing to draw"):
-        write_plot(recorded(tmp_path, {"event": "dropped"}))

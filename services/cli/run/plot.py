@@ -1,0 +1,272 @@
+"""plot.png: one picture of a run, for a slide. Each panel is one question that people ask about it."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from services.cli.run.metrics_reader import Row, batch_rows, column, read_rows
+from services.cli.run.smoothing import half_interval, mean, quantile, rolling, window
+from services.runtime.plain_text import one_line
+
+PLOT_FILE: Final = "plot.png"
+SIZE: Final = (16.0, 9.0)
+DPI: Final = 200
+"""Twice that of a screen of 1,600 points."""
+BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#8E5AA8", "#6B7280"
+STYLE: Final[dict[str, Any]] = {
+    "font.size": 12, "axes.titlesize": 15, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlepad": 12,
+    "axes.labelsize": 12, "axes.labelcolor": GREY, "axes.edgecolor": "#C7CBD1", "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "grid.color": "#E9EBEE", "grid.linewidth": 1.0, "axes.axisbelow": True,
+    "xtick.color": GREY, "ytick.color": GREY, "lines.linewidth": 2.4, "lines.solid_capstyle": "round",
+    "legend.frameon": False, "legend.fontsize": 11, "figure.facecolor": "white",
+}  # fmt: skip
+LAGS: Final = (
+    ("lag_0", "lag 0", BLUE), ("lag_1", "lag up to 1", GREEN), ("lag_2", "lag 1 to 2", ORANGE),
+    ("lag_3_4", "lag 2 to 4", RED), ("lag_5_up", "lag over 4", PURPLE),
+)  # fmt: skip
+EVENTS: Final = (
+    ("dropped", "groups dropped", "v", ORANGE), ("set_aside", "batch set aside", "X", RED),
+    ("again", "batch trained again", "o", PURPLE), ("released", "batches released", "^", GREEN),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedCurves:
+    """What metrics.jsonl has of a run."""
+
+    batches: list[Row]
+    evals: list[Row]
+    events: dict[str, list[float]]
+    """The batches at which something happened, by kind."""
+
+    @property
+    def index(self) -> list[float]:
+        return column(self.batches, "batch")
+
+
+def write_plot(directory: Path) -> Path:
+    """Write plot.png into the run's directory. Raises: ValueError when there is nothing to draw, OSError."""
+    recorded = read_recorded(directory / "metrics.jsonl")
+    if not recorded.batches and not recorded.evals:
+        raise ValueError(f"{directory / 'metrics.jsonl'}: no batch and no evaluation recorded yet, nothing to draw")
+    # matplotlib takes a second to import, so it is imported only when a plot is wanted.
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    path, begun = directory / PLOT_FILE, directory / f".{PLOT_FILE}"
+    with pyplot.rc_context(STYLE):
+        figure = pyplot.figure(figsize=SIZE, constrained_layout=True)
+        try:
+            _draw(figure, recorded, directory)
+            figure.savefig(begun, format="png", dpi=DPI)
+            begun.replace(path)  # A full disk leaves the former picture whole.
+        finally:
+            begun.unlink(missing_ok=True)
+            pyplot.close(figure)
+    return path
+
+
+def read_recorded(path: Path) -> RecordedCurves:
+    """Raises: ValueError as ``read_rows`` does."""
+    events: dict[str, list[float]] = {kind: [] for kind, *_ in EVENTS}
+    batch = 0.0
+    for row in read_rows(path):
+        kind = row.get("event")
+        (at,) = column([row], "batch")
+        if kind == "batch":
+            if row.get("again") and not math.isnan(at):
+                events["again"].append(at)
+            batch = batch if math.isnan(at) else at
+        elif kind in events:
+            # A drop belongs to no batch: it shows where the run was then.
+            events[kind].append(batch if math.isnan(at) else at)
+    return RecordedCurves(batches=batch_rows(path), evals=read_rows(path, "eval"), events=events)
+
+
+def _draw(figure: Any, recorded: RecordedCurves, directory: Path) -> None:
+    happened = any(recorded.events.values())
+    figure.get_layout_engine().set(w_pad=0.2, h_pad=0.14, wspace=0.03, hspace=0.03)
+    figure.suptitle(_headline(recorded, directory), x=0.012, ha="left", fontsize=18, fontweight="bold", color="#1F2937")
+    rows = figure.add_gridspec(3 if happened else 2, 6, height_ratios=[1, 1, 0.16] if happened else [1, 1])
+    panels: list[Callable[[Any, RecordedCurves], None]] = [_reward, _length, _entropy, _clip, _lag, _speed]
+    for place, draw in enumerate(panels):
+        row, left = divmod(place, 3)
+        axes = figure.add_subplot(rows[row, 2 * left : 2 * left + 2])
+        draw(axes, recorded)
+        axes.margins(x=0.02)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        if not axes.has_data():
+            axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", va="center", color=GREY)
+            axes.set(xticks=[], yticks=[])
+        if row == 1:
+            axes.set_xlabel("batch")
+    if happened:
+        _events(figure.add_subplot(rows[2, :]), recorded)
+
+
+def _headline(recorded: RecordedCurves, directory: Path) -> str:
+    parts = [one_line(directory.resolve().name, 60), f"{len(recorded.batches):,} batches"]
+    times = _known(column(recorded.batches, "time_s"))
+    if times:
+        hours = times[-1] / 3600
+        parts.append(
+            f"{hours:.1f} h" if hours >= 1 else f"{times[-1] / 60:.0f} min" if times[-1] >= 120 else f"{times[-1]:.0f} s"
+        )
+    rewards = _known(column(recorded.evals, "eval/reward"))
+    if rewards:
+        parts.append(f"held-out reward {rewards[0]:.3g} → {rewards[-1]:.3g}")
+    return "   ·   ".join(parts)
+
+
+def _reward(axes: Any, recorded: RecordedCurves) -> None:
+    axes.set_title("Reward")
+    index, training = recorded.index, column(recorded.batches, "reward_mean")
+    if not _known(training):
+        training = column(recorded.batches, "train/reward")
+    _faint_and_smooth(axes, index, training, BLUE, "training")
+    shown = [
+        row for row, reward in zip(recorded.evals, column(recorded.evals, "eval/reward"), strict=True) if reward == reward
+    ]
+    rewards = column(shown, "eval/reward")
+    errors = [
+        half_interval(*values)
+        for values in zip(rewards, column(shown, "eval/reward_error"), column(shown, "num_finished"), strict=True)
+    ]
+    if rewards:
+        axes.errorbar(
+            column(shown, "batch"), rewards, yerr=errors, color=RED, marker="o", markersize=6, elinewidth=1.6, capsize=3,
+            label="held out, 95 % interval" if any(errors) else "held out",
+        )  # fmt: skip
+    if all(0 <= value <= 1 for value in [*_known(training), *rewards]):
+        axes.set_ylim(-0.03, 1.03)
+    _legend(axes, "lower right")
+
+
+def _length(axes: Any, recorded: RecordedCurves) -> None:
+    axes.set_title("Answer length (tokens)")
+    index, batches = recorded.index, recorded.batches
+    means = column(batches, "length/mean")
+    if not _known(means):  # Of an earlier release.
+        tokens, answers = column(batches, "num_action_tokens"), column(batches, "num_trajectories")
+        means = [number / count if count else math.nan for number, count in zip(tokens, answers, strict=True)]
+    p95, longest = column(batches, "length/p95"), column(batches, "length/max")
+    if _known(p95):
+        axes.fill_between(index, rolling(means, mean), rolling(p95, mean), color=BLUE, alpha=0.14, linewidth=0)
+        axes.plot(index, rolling(p95, mean), color=BLUE, linewidth=1.4, alpha=0.7, label="95 % are shorter")
+    if _known(longest):
+        axes.plot(index, rolling(longest, max), color=GREY, linewidth=1.2, linestyle=(0, (1, 1.5)), label="longest")
+    _line(axes, index, rolling(means, mean), BLUE, "mean")
+    if axes.has_data():
+        axes.set_ylim(bottom=0)
+    cut = column(batches, "length/cut_off")
+    if any(_known(cut)):
+        right = axes.twinx()
+        right.grid(visible=False)
+        right.fill_between(index, rolling([100 * value for value in cut], mean), color=RED, alpha=0.18, linewidth=0)
+        axes.fill_between([], [], color=RED, alpha=0.18, label="cut off by a limit (%, right)")
+        right.set_ylim(0, 100)
+        right.spines["right"].set_visible(False)
+        right.tick_params(axis="y", length=0)
+    if axes.has_data() and (_known(p95) or any(_known(cut))):
+        axes.set_ylim(top=1.3 * axes.get_ylim()[1])
+    _legend(axes, "upper left", columns=2)
+
+
+def _entropy(axes: Any, recorded: RecordedCurves) -> None:
+    axes.set_title("Entropy (nats per token)")
+    _faint_and_smooth(axes, recorded.index, column(recorded.batches, "entropy/all"), PURPLE, None)
+    if axes.has_data():
+        axes.set_ylim(bottom=0)
+
+
+def _clip(axes: Any, recorded: RecordedCurves) -> None:
+    axes.set_title("Sequences clipped (%)")
+    for bucket, label, colour in LAGS:
+        values = [100 * value for value in column(recorded.batches, f"clip_fraction/{bucket}")]
+        if _known(values):
+            # A lag that few batches have is dots: between them nothing was measured.
+            dotted = len(_known(values)) < len(values) / 2
+            look: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 5} if dotted else {"linewidth": 1.8}
+            _line(axes, recorded.index, rolling(values, mean), colour, label, **look)
+    every = [100 * value for value in column(recorded.batches, "clip_fraction/all")]
+    if _known(every):
+        _line(axes, recorded.index, rolling(every, mean), "#1F2937", "all", linewidth=2.8)
+    if axes.has_data():
+        axes.set_ylim(bottom=0)
+    _legend(axes, "best", columns=2)
+
+
+def _lag(axes: Any, recorded: RecordedCurves) -> None:
+    axes.set_title("Lag (policy versions)")
+    index, means = recorded.index, column(recorded.batches, "lag/all")
+    if not _known(means):
+        means = column(recorded.batches, "lag/mean")
+    if _known(means):
+        low, high = rolling(means, quantile(0.1)), rolling(means, quantile(0.9))
+        if window(len(means)) > 1:
+            axes.fill_between(index, low, high, color=BLUE, alpha=0.18, linewidth=0, label="8 of 10 batches")
+        _line(axes, index, rolling(means, mean), BLUE, "mean")
+    largest = column(recorded.batches, "lag/max")
+    if _known(largest):
+        axes.plot(index, rolling(largest, max), color=RED, linewidth=1.6, linestyle=(0, (4, 2)), label="largest")
+    if axes.has_data():
+        axes.set_ylim(0, max(1.0, *_known([*means, *largest])) * 1.25)
+    _legend(axes, "upper right", columns=3)
+
+
+def _speed(axes: Any, recorded: RecordedCurves) -> None:
+    axes.set_title("Throughput (tokens/s)")
+    values = column(recorded.batches, "tokens_per_s")
+    _faint_and_smooth(axes, recorded.index, values, GREEN, None, quantile(0.5))
+    if axes.has_data():
+        # A batch that was ready when it was asked for takes next to no time: its peak would flatten all others.
+        axes.set_ylim(0, 1.6 * max(_known(rolling(values, quantile(0.5)))) or 1.0)
+
+
+def _events(axes: Any, recorded: RecordedCurves) -> None:
+    axes.set_title("Events", fontsize=12, pad=4)
+    for place, (kind, label, marker, colour) in enumerate(each for each in EVENTS if recorded.events[each[0]]):
+        found = recorded.events[kind]
+        axes.scatter(
+            found, [-place] * len(found), marker=marker, color=colour, s=60, label=f"{label} ({len(found)})", alpha=0.8
+        )
+    last = max([*_known(recorded.index), *(at for found in recorded.events.values() for at in found), 1.0])
+    axes.set(xlim=(-0.02 * last, 1.02 * last), yticks=[], xlabel="batch")
+    axes.margins(y=0.5)
+    axes.spines["left"].set_visible(False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(EVENTS), borderaxespad=0.1)
+
+
+def _faint_and_smooth(
+    axes: Any,
+    index: list[float],
+    values: list[float],
+    colour: str,
+    label: str | None,
+    measure: Callable[[list[float]], float] = mean,
+) -> None:
+    """Every value faintly, and where they go."""
+    if not _known(values):
+        return
+    if window(len(values)) > 1:
+        axes.plot(index, values, color=colour, alpha=0.28, linewidth=1.1)
+    _line(axes, index, rolling(values, measure), colour, label)
+
+
+def _line(axes: Any, index: list[float], values: list[float], colour: str, label: str | None, **options: Any) -> None:
+    """A curve; a single value is a dot."""
+    look: dict[str, Any] = {"marker": "o"} if len(_known(values)) == 1 else {}
+    axes.plot(index, values, color=colour, label=label, **{**look, **options})
+
+
+def _legend(axes: Any, place: str, columns: int = 1) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc=place, ncols=columns, handlelength=1.6, columnspacing=1.2)
+
+
+def _known(values: list[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]

@@ -1,0 +1,61 @@
+"""Rolling measures over the batches of a run, for curves that show where it goes and not every step."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+LEAST: Final = 12
+"""Fewer values are drawn as they are."""
+WINDOWS: Final = 20
+"""So many windows side by side cover a run."""
+_Z95: Final = 1.96
+
+
+def window(num_values: int) -> int:
+    """How many values are taken together: an odd number; 1 for a few."""
+    return 1 if num_values < LEAST else 2 * max(1, num_values // WINDOWS // 2) + 1
+
+
+def rolling(values: Sequence[float], measure: Callable[[list[float]], float]) -> list[float]:
+    """``measure`` of the known values around each place that has one; NaN elsewhere.
+
+    At both ends the window stays whole: one odd last value is no trend.
+    """
+    size = window(len(values))
+    found = []
+    for place, value in enumerate(values):
+        first = min(max(0, place - size // 2), len(values) - size)
+        known = [each for each in values[first : first + size] if not math.isnan(each)]
+        found.append(math.nan if math.isnan(value) else measure(known))
+    return found
+
+
+def mean(values: list[float]) -> float:
+    """The mean of at least one value."""
+    return sum(values) / len(values)
+
+
+def quantile(share: float) -> Callable[[list[float]], float]:
+    """Gives the value that ``share`` of the others do not exceed, between two of them where needed."""
+
+    def measure(values: list[float]) -> float:
+        ordered = sorted(values)
+        place = share * (len(ordered) - 1)
+        low = math.floor(place)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+    return measure
+
+
+def half_interval(reward: float, error: float, num_finished: float) -> float:
+    """Half of the 95 % interval around the mean reward of an evaluation.
+
+    ``error``: its standard error; NaN in runs of an earlier release. Then rewards from 0 to 1 have at most that of a coin,
+    and others no interval (0).
+    """
+    if not math.isnan(error):
+        return _Z95 * error
+    if num_finished > 1 and 0 <= reward <= 1:
+        return _Z95 * math.sqrt(reward * (1 - reward) / num_finished)
+    return 0.0
