@@ -51,7 +51,7 @@ async def run_pinned(files: RunFiles, cores: Cores, stop: asyncio.Event, limit_s
             watching = tasks.create_task(watch.run(places), name="watch")
             # The processes start without the working directory on their path, and PINNED is a module of this checkout.
             os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
-            await run_processes(files.settings, specs, Console(file=output, width=160), stop, plain=True)
+            await run_processes(files.settings, specs, Console(file=output, width=160), stop, look="plain")
             watching.cancel()
     return RunRecord(directory=directory, rows=batch_rows(directory / METRICS_FILE), watch=watch)
 

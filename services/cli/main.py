@@ -5,13 +5,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+from services.cli.completion import SHELLS, completion_script
+from services.runtime.arguments import add_configuration_arguments, add_override_argument
 from services.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
-from services.runtime.lifecycle import module_command
 from services.runtime.output import protect_result
 from services.runtime.plain_text import indented_lines
-from services.runtime.settings import add_configuration_arguments, add_override_argument
+
+if TYPE_CHECKING:
+    from services.cli.run import Look
 
 PROCESSES: Final = {
     "broker": "start the broker: the durable queue between rollouts and learner",
@@ -168,6 +171,15 @@ directory.
 """
 
 
+COMPLETION_DESCRIPTION: Final = """\
+Print a script that completes commands and options. To have it in each shell, put one line into its start-up file:
+
+  eval "$(gspo completion bash)"          ~/.bashrc
+  eval "$(gspo completion zsh)"           ~/.zshrc, after compinit
+  gspo completion fish | source           ~/.config/fish/config.fish
+"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and act. Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -187,6 +199,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _become("services.checking.command", words[1:])
     if words[:1] == ["init"]:
         return _become("services.starting.command", words[1:])
+    if words[:1] == ["track"]:
+        return _become("services.tracking.command", words[1:])
     if words[:2] == ["env", "try"]:
         return _become("services.trying.command", words[2:])
     try:
@@ -221,6 +235,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     keys.add_argument("--force", action="store_true", help="replace existing keys")
     _add(commands, "environments", "list the environments and their options")
+    completion = _add(
+        commands, "completion", "print a script that completes gspo's commands in a shell", COMPLETION_DESCRIPTION
+    )
+    completion.add_argument("shell", choices=SHELLS)
     commands.add_parser("tasks", help="write the tasks of another project's environment to a file", add_help=False)
     return parser
 
@@ -253,6 +271,7 @@ def _add_run_commands(commands: Commands) -> None:
     for command in (run, record):
         add_configuration_arguments(command)
         command.add_argument("--plain", action="store_true", help="print one line per event instead of a live table")
+        command.add_argument("--quiet", action="store_true", help="print only what somebody may have to look at")
     record.add_argument("--out", type=Path, required=True, metavar="DIR", help="the recording's directory")
     record.add_argument("--groups", type=int, required=True, metavar="N", help="groups to complete")
     for name, text in PROCESSES.items():
@@ -292,6 +311,7 @@ def _add_directory_commands(commands: Commands) -> None:
         command.add_argument("directory", type=Path, help="the run's directory")
     release.add_argument("batches", nargs="*", metavar="BATCH", help="batches to give back, or all; none: list them")
     release.add_argument("--list", action="store_true", help="only list, whatever batches are named")
+    commands.add_parser("track", help="send a run to TensorBoard, Weights & Biases, MLflow or Trackio", add_help=False)
     commands.add_parser("replay", help="train a recorded run again and compare its weights bit by bit", add_help=False)
     commands.add_parser("compare", help="show runs beside each other: settings, measures, curves", add_help=False)
     commands.add_parser("export", help="write a run's checkpoint as a Hugging Face model, with a card", add_help=False)
@@ -301,11 +321,12 @@ def _act(arguments: argparse.Namespace) -> int:
     if arguments.command == "run":
         from services.cli.run import run_command
 
-        return run_command(arguments.config, arguments.overrides, plain=arguments.plain)
+        return run_command(arguments.config, arguments.overrides, look=_look(arguments))
     if arguments.command == "record":
         from services.cli.run import record_command
 
-        return record_command(arguments.config, arguments.overrides, arguments.out, arguments.groups, plain=arguments.plain)
+        look = _look(arguments)
+        return record_command(arguments.config, arguments.overrides, arguments.out, arguments.groups, look=look)
     if arguments.command == "doctor":
         from services.cli.doctor import doctor_command
 
@@ -338,7 +359,14 @@ def _act(arguments: argparse.Namespace) -> int:
         from services.cli.accept_loss import accept_loss_command
 
         return accept_loss_command(arguments.directory)
+    if arguments.command == "completion":
+        sys.stdout.write(completion_script(_parser(), arguments.shell))
+        return 0
     return _environments()
+
+
+def _look(arguments: argparse.Namespace) -> "Look":
+    return "quiet" if arguments.quiet else "plain" if arguments.plain else "live"
 
 
 def _act_on_backups(arguments: argparse.Namespace) -> int:
@@ -386,6 +414,8 @@ def _version() -> int:
 
 def _become(module: str, words: Sequence[str]) -> int:
     """Replace this process, so that signals go straight to the service."""
+    from services.runtime.lifecycle import module_command
+
     os.execv(sys.executable, module_command(module, *words))
 
 

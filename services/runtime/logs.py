@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TextIO, cast
 
 import structlog
 
@@ -139,6 +139,17 @@ def show_traceback_plainly(_: object, __: str, event: structlog.typing.EventDict
     return event
 
 
+class _CurrentError:
+    """Standard error as it is when a line is written: a live table on the terminal puts itself in its place, and shows lines
+    above."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
 def configure_logging(service: str) -> None:
     """Set up structlog for this process, at the level GSPO_LOG_LEVEL: debug, info (default), warning or error.
 
@@ -167,7 +178,7 @@ def configure_logging(service: str) -> None:
             *rendering,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _CurrentError())),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)

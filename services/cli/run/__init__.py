@@ -1,8 +1,10 @@
 """``gspo run``, ``gspo record`` and ``gspo plot``: processes on this machine, with live progress and a report."""
 
 from services.cli.run.command import run_command
+from services.cli.run.display import Look
+from services.cli.run.plot import write_plot
 from services.cli.run.recording import record_command
-from services.cli.run.report import summary_table, write_plot
+from services.cli.run.report import summary_table
 from services.cli.run.supervisor import FINAL_EVENTS, last_error
 
-__all__ = ["FINAL_EVENTS", "last_error", "record_command", "run_command", "summary_table", "write_plot"]
+__all__ = ["FINAL_EVENTS", "Look", "last_error", "record_command", "run_command", "summary_table", "write_plot"]

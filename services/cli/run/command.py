@@ -9,9 +9,12 @@ import structlog
 
 from services.cli.console import PlainConsole
 from services.cli.operator import Operator, connection
-from services.cli.run.display import Display
-from services.cli.run.processes import process_specs
-from services.cli.run.report import summary_table, write_plot
+from services.cli.run.display import Display, Look
+from services.cli.run.news import News
+from services.cli.run.plot import write_plot
+from services.cli.run.ports import moved_ports
+from services.cli.run.processes import process_specs, tracker_specs
+from services.cli.run.report import summary_table
 from services.cli.run.supervisor import ProcessSpec, Supervisor
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError, ServiceError
@@ -26,16 +29,30 @@ REFRESH_S: Final = 1.0
 STATUS_TIMEOUT_S: Final = 3.0
 
 
-def run_command(config: Path, overrides: Sequence[str], *, plain: bool) -> int:
+def run_command(config: Path, overrides: Sequence[str], *, look: Look) -> int:
     """Run all processes that ``config`` asks for. Returns the exit status."""
     configure_logging("run")
-    settings = load_settings(config, overrides)
+    settings, overrides = with_free_ports(config, overrides, look)
     require_model(settings.model.path)
-    specs = process_specs(settings, forwarded_arguments(config, overrides))
+    forwarded = forwarded_arguments(config, overrides)
+    specs = [*process_specs(settings, forwarded), *tracker_specs(settings, forwarded)]
     console = PlainConsole()
-    status = run_process(lambda stop: run_processes(settings, specs, console, stop, plain=plain))
-    _report(settings.run.directory, console)
+    status = run_process(lambda stop: run_processes(settings, specs, console, stop, look=look))
+    _report(settings.run.directory, console, look)
     return status
+
+
+def with_free_ports(config: Path, overrides: Sequence[str], look: Look) -> tuple[Settings, list[str]]:
+    """The settings, and the overrides of ``config`` that give them: where ports are taken, with others that are free.
+
+    Raises: ConfigurationError.
+    """
+    settings = load_settings(config, overrides)
+    moved = moved_ports(settings)
+    if moved and look != "quiet":
+        PlainConsole().print(f"ports are taken, by another run perhaps; this one has {', '.join(moved)}", soft_wrap=True)
+    own = [*overrides, *moved]
+    return (load_settings(config, own) if moved else settings), own
 
 
 def is_finished(status: dict[str, Any]) -> bool:
@@ -49,7 +66,7 @@ async def run_processes(
     console: PlainConsole,
     stop: asyncio.Event,
     *,
-    plain: bool,
+    look: Look,
     done: Callable[[dict[str, Any]], bool] = is_finished,
 ) -> None:
     """Keep ``specs`` running until the broker's status is ``done``, or ``stop`` is set; then stop them in order.
@@ -67,8 +84,8 @@ async def run_processes(
             "and make it writable, or choose another one"
         ) from error
     async with connection(settings, clock) as broker:
-        watcher = Watcher(broker, supervisor, clock)
-        with Display(console, str(directory), plain=plain) as display:
+        watcher = Watcher(broker, supervisor, clock, News(settings))
+        with Display(console, str(directory), look=look) as display:
             display.say(f"starting {len(supervisor.children)} processes; logs are in {directory / 'logs'}")
             async with asyncio.TaskGroup() as tasks:
                 keeping = tasks.create_task(supervisor.run(), name="supervisor")
@@ -89,8 +106,9 @@ class Watcher:
     unblocked by: Status; ``stop``
     """
 
-    def __init__(self, broker: Operator, supervisor: Supervisor, clock: Clock) -> None:
+    def __init__(self, broker: Operator, supervisor: Supervisor, clock: Clock, news: News | None = None) -> None:
         self._broker = broker
+        self._news = news
         self._supervisor = supervisor
         self._clock = clock
         self.error = ""
@@ -105,7 +123,10 @@ class Watcher:
             status = await self._broker.status_if_connected(STATUS_TIMEOUT_S)
             if status is not None and (status["stopping"] or status["finished"]):
                 self._supervisor.run_is_over()
-            display.show(status, self._supervisor.children, self._clock.now() - begin)
+            elapsed_s = self._clock.now() - begin
+            if self._news is not None:
+                await self._news.bring(display, status, self._supervisor.children, elapsed_s)
+            display.show(status, self._supervisor.children, elapsed_s)
             if status is not None and done(status):
                 self.error = status["error"]
                 if not seen_running and status["finished"]:
@@ -120,8 +141,11 @@ class Watcher:
                 break
 
 
-def _report(directory: Path, console: PlainConsole) -> None:
+def _report(directory: Path, console: PlainConsole, look: Look) -> None:
     try:
+        if look == "quiet":
+            write_plot(directory)
+            return
         console.print(summary_table(directory))
         console.print(f"metrics: {directory / 'metrics.jsonl'}", soft_wrap=True)
         console.print(f"plot:    {write_plot(directory)}", soft_wrap=True)

@@ -1,8 +1,8 @@
-"""Shows a run while it runs: a live table on a terminal, one line per event elsewhere."""
+"""Shows a run while it runs: a live table on a terminal, one line per event elsewhere, or only problems."""
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -10,10 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli.console import PlainConsole
+from services.cli.run.happenings import Happening
+from services.cli.run.processes import TRACKER_PREFIX
+from services.cli.run.progress import RunProgress, duration
 from services.cli.run.supervisor import Child
 from services.runtime.plain_text import one_line
+from services.tracking import Cursor, Sample
+
+Look = Literal["live", "plain", "quiet"]
 
 BAR_WIDTH: Final = 40
+LEAST_BAR: Final = 8
+WIDE: Final = 80
+"""On a narrower terminal the table of processes has fewer columns."""
 MOST_CHARACTERS: Final = 300
 """Of a text that a process said: more would push the rest of the table off the screen."""
 
@@ -21,11 +30,19 @@ MOST_CHARACTERS: Final = 300
 class Display:
     """Shows the run's status again and again. Use as a context manager."""
 
-    def __init__(self, console: PlainConsole, directory: str, *, plain: bool) -> None:
+    def __init__(self, console: PlainConsole, directory: str, *, look: Look) -> None:
+        """``look``: live (a table, where ``console`` is a terminal), plain (lines), quiet (problems alone)."""
         self._console = console
         self._directory = directory
-        self._live = None if plain or not console.is_terminal else Live(console=console, refresh_per_second=4)
+        self._quiet = look == "quiet"
+        live = look == "live" and console.is_terminal
+        # Lines that this process logs go above the table.
+        self._live = Live(console=console, refresh_per_second=4) if live else None
         self._seen: tuple[Any, ...] = ()
+        self.progress = RunProgress()
+        self.cursors: dict[str, Cursor] = {}
+        """How far each tracker is, by name."""
+        self.sample: Sample | None = None
 
     def __enter__(self) -> "Display":
         if self._live is not None:
@@ -39,13 +56,28 @@ class Display:
     def show(self, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float) -> None:
         """Show the broker's ``status``; None while the broker does not answer."""
         if self._live is not None:
-            self._live.update(_render(self._directory, status, children, elapsed_s))
-        else:
+            self._live.update(self._table(status, children, elapsed_s))
+        elif not self._quiet:
             self._print_changes(status, children, elapsed_s)
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        self._console.print(text, soft_wrap=True)
+        if not self._quiet:
+            self._console.print(text, soft_wrap=True)
+
+    def tell(self, happening: Happening, elapsed_s: float) -> None:
+        """Print a line about an event that matters."""
+        if self._quiet and not happening.is_problem:
+            return
+        mark = "! " if happening.is_problem else ""
+        text = f"[{elapsed_s:6.1f} s] {mark}{one_line(happening.text, MOST_CHARACTERS)}"
+        self._console.print(Text(text, style="yellow" if happening.is_problem else ""), soft_wrap=True)
+
+    def tell_sample(self, sample: Sample, elapsed_s: float) -> None:
+        """Show what the model answered."""
+        self.sample = sample
+        if self._live is None and not self._quiet:
+            self._console.print(f"[{elapsed_s:6.1f} s] sample: {sample_line(sample)}", soft_wrap=True)
 
     def _print_changes(self, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float) -> None:
         key: tuple[Any, ...]
@@ -61,19 +93,93 @@ class Display:
                 status["stopping"],
                 status["groups"]["set_aside"],
             )
-            line = _line(status, serving)
+            line = self._line(status, serving)
         if key != self._seen:
             self._seen = key
             self._console.print(f"[{elapsed_s:6.1f} s] {line}", soft_wrap=True)
 
+    def _line(self, status: dict[str, Any], serving: int) -> str:
+        lengths, left_s = self.progress.lengths(), self.progress.seconds_left(status)
+        return (
+            f"batch {status['batches_trained']}/{status['batches_total']}  version {status['policy_version']}  "
+            f"reward {number(status['train_reward'])}  held-out {number(status['eval_reward'])}  "
+            f"lag {number(status['lag_mean'])}  {number(status['tokens_per_s'], 0)} tokens/s  "
+            f"{f'lengths {lengths}  ' if lengths else ''}{f'ends in {duration(left_s)}  ' if left_s is not None else ''}"
+            f"rollouts serving {serving}  {_aside(status)}{status['waiting_for'] or ''}{status['stopping'] or ''}"
+        )
 
-def _line(status: dict[str, Any], serving: int) -> str:
-    return (
-        f"batch {status['batches_trained']}/{status['batches_total']}  version {status['policy_version']}  "
-        f"reward {number(status['train_reward'])}  held-out {number(status['eval_reward'])}  "
-        f"lag {number(status['lag_mean'])}  {number(status['tokens_per_s'], 0)} tokens/s  "
-        f"rollouts serving {serving}  {_aside(status)}{status['waiting_for'] or ''}{status['stopping'] or ''}"
-    )
+    def _table(self, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float) -> RenderableType:
+        head = Table.grid(padding=(0, 2))
+        head.add_row(Text("GSPO run", style="bold"), one_line(self._directory, MOST_CHARACTERS), duration(elapsed_s))
+        parts: list[RenderableType] = [head]
+        if status is not None:
+            parts.append(self._progress(status))
+        parts.append(self._processes(status, children))
+        return Group(*parts)
+
+    def _progress(self, status: dict[str, Any]) -> Table:
+        done, total = status["batches_trained"], status["batches_total"]
+        width = max(LEAST_BAR, min(BAR_WIDTH, self._console.width - 44))
+        filled = round(width * min(1.0, done / total))
+        left_s = self.progress.seconds_left(status)
+        grid = Table.grid(padding=(0, 2))
+        bar = Text("━" * filled, style="green") + Text("─" * (width - filled))
+        grid.add_row("batches", bar, f"{done}/{total}" + (f", ends in {duration(left_s)}" if left_s is not None else ""))
+        best = self.progress.best
+        held_out = f"{number(status['eval_reward'])} held out" + (f", best {best[0]:.3f} at {best[1]}" if best else "")
+        grid.add_row("reward", f"{number(status['train_reward'])} training", held_out)
+        lengths, _, cut_off = self.progress.lengths().partition("; ")
+        grid.add_row("answers", lengths or "-", cut_off)
+        grid.add_row("lag", f"{number(status['lag_mean'], 2)} mean", f"{status['lag_max']} largest")
+        grid.add_row("speed", f"{number(status['tokens_per_s'], 0)} tokens/s", f"policy version {status['policy_version']}")
+        groups = status["groups"]
+        grid.add_row(
+            "groups",
+            f"{groups['open']} open, {groups['complete']} ready",
+            f"{groups['dropped']} dropped, {groups['set_aside']} set aside",
+        )
+        end = one_line(status["stopping"] or status["error"] or "", MOST_CHARACTERS)
+        grid.add_row("waiting", one_line(status["waiting_for"] or "-", MOST_CHARACTERS), end)
+        if self.sample is not None:
+            text = sample_line(self.sample, self._console.width - 30)
+            grid.add_row("sample", text, f"reward {number(self.sample.reward, 2)}")
+        return grid
+
+    def _processes(self, status: dict[str, Any] | None, children: Sequence[Child]) -> Table:
+        wide = self._console.width >= WIDE
+        table = Table(box=None, padding=(0, 2 if wide else 1), pad_edge=wide)
+        for heading in ("process", "state", *(("pid", "restarts") if wide else ()), "doing"):
+            table.add_column(heading)
+        rollouts = {} if status is None else {rollout["peer"]: rollout for rollout in status["rollouts"]}
+        for child in children:
+            name = child.spec.name
+            doing = (
+                _tracker_text(self.cursors.get(name.removeprefix(TRACKER_PREFIX))) if name.startswith(TRACKER_PREFIX) else ""
+            )
+            rollout = rollouts.get(name)
+            if rollout is not None:
+                doing = f"{rollout['status']}, version {rollout['policy_version']}, {rollout['leases']} episodes"
+            middle = ("-" if child.pid is None else child.pid, child.num_restarts) if wide else ()
+            table.add_row(*(one_line(cell, MOST_CHARACTERS) for cell in (name, child.state, *middle, doing)))
+        return table
+
+
+def sample_line(sample: Sample, most: int = MOST_CHARACTERS) -> str:
+    """The end of the prompt and the beginning of the answer, in one line of about ``most`` characters."""
+    part = max(20, most // 2)
+    prompt = one_line(sample.prompt)
+    prompt = prompt if len(prompt) <= part else f"...{prompt[-part:]}"
+    answer = one_line(sample.answer)
+    answer = answer if len(answer) <= part else f"{answer[:part]}..."
+    return f"{prompt} -> {answer}  ({sample.num_tokens} tokens{', cut off' * (sample.ended == 'length')})"
+
+
+def _tracker_text(cursor: Cursor | None) -> str:
+    if cursor is None:
+        return ""
+    if cursor.error:
+        return f"refuses: {cursor.error}"
+    return f"{cursor.record} lines sent" + (f", {cursor.behind} to go" if cursor.behind else "")
 
 
 def _aside(status: dict[str, Any]) -> str:
@@ -84,47 +190,3 @@ def _aside(status: dict[str, Any]) -> str:
 def number(value: float | None, digits: int = 3) -> str:
     """A number, or a dash where there is none yet."""
     return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
-
-
-def _render(directory: str, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float) -> RenderableType:
-    head = Table.grid(padding=(0, 2))
-    head.add_row(Text("GSPO run", style="bold"), one_line(directory, MOST_CHARACTERS), f"{elapsed_s:.0f} s")
-    parts: list[RenderableType] = [head]
-    if status is not None:
-        parts.append(_progress(status))
-    parts.append(_processes(status, children))
-    return Group(*parts)
-
-
-def _progress(status: dict[str, Any]) -> Table:
-    done, total = status["batches_trained"], status["batches_total"]
-    filled = round(BAR_WIDTH * done / total)
-    grid = Table.grid(padding=(0, 2))
-    grid.add_row("batches", Text("━" * filled, style="green") + Text("─" * (BAR_WIDTH - filled)), f"{done}/{total}")
-    grid.add_row("reward", f"{number(status['train_reward'])} training", f"{number(status['eval_reward'])} held out")
-    grid.add_row("lag", f"{number(status['lag_mean'], 2)} mean", f"{status['lag_max']} largest")
-    grid.add_row("speed", f"{number(status['tokens_per_s'], 0)} tokens/s", f"policy version {status['policy_version']}")
-    groups = status["groups"]
-    grid.add_row(
-        "groups",
-        f"{groups['open']} open, {groups['complete']} ready",
-        f"{groups['dropped']} dropped, {groups['set_aside']} set aside",
-    )
-    end = one_line(status["stopping"] or status["error"] or "", MOST_CHARACTERS)
-    grid.add_row("waiting", one_line(status["waiting_for"] or "-", MOST_CHARACTERS), end)
-    return grid
-
-
-def _processes(status: dict[str, Any] | None, children: Sequence[Child]) -> Table:
-    table = Table(box=None, padding=(0, 2))
-    for heading in ("process", "state", "pid", "restarts", "doing"):
-        table.add_column(heading)
-    rollouts = {} if status is None else {rollout["peer"]: rollout for rollout in status["rollouts"]}
-    for child in children:
-        doing = ""
-        rollout = rollouts.get(child.spec.name)
-        if rollout is not None:
-            doing = f"{rollout['status']}, version {rollout['policy_version']}, {rollout['leases']} episodes"
-        row = (child.spec.name, child.state, "-" if child.pid is None else child.pid, child.num_restarts, doing)
-        table.add_row(*(one_line(cell, MOST_CHARACTERS) for cell in row))
-    return table

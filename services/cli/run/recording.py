@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from services.cli.console import PlainConsole
-from services.cli.run.command import run_processes
+from services.cli.run.command import run_processes, with_free_ports
+from services.cli.run.display import Look
 from services.cli.run.processes import GRACE_S, process_specs
 from services.cli.run.supervisor import ProcessSpec
 from services.runtime.errors import ConfigurationError
@@ -16,17 +17,18 @@ from services.runtime.logs import configure_logging
 from services.runtime.settings import Settings, forwarded_arguments, load_settings, require_model
 
 
-def record_command(config: Path, overrides: Sequence[str], out: Path, num_groups: int, *, plain: bool) -> int:
+def record_command(config: Path, overrides: Sequence[str], out: Path, num_groups: int, *, look: Look) -> int:
     """Record. Returns the exit status."""
     configure_logging("record")
     settings, own = recording_settings(config, overrides, out, num_groups)
+    settings, own = with_free_ports(config, [*overrides, *own], look)
     require_model(settings.model.path)
     wanted = settings.run.num_batches * settings.batch.groups_per_batch
-    specs = recording_specs(settings, forwarded_arguments(config, [*overrides, *own]))
+    specs = recording_specs(settings, forwarded_arguments(config, own))
     console = PlainConsole()
     done = partial(_is_complete, wanted=wanted)
-    status = run_process(lambda stop: run_processes(settings, specs, console, stop, plain=plain, done=done))
-    if status == 0:
+    status = run_process(lambda stop: run_processes(settings, specs, console, stop, look=look, done=done))
+    if status == 0 and look != "quiet":
         console.print(f"recorded in {out}: `gspo audit {out}` checks it, `gspo replay {out}` trains on it", soft_wrap=True)
     return status
 

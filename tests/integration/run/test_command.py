@@ -141,7 +141,7 @@ def test_an_unknown_log_level_is_refused_by_the_command() -> None:
 async def test_watching_ends_when_all_processes_have_ended(tmp_path: Path) -> None:
     clock = MonotonicClock()
     settings = Settings(broker=Broker(batch_endpoint="tcp://127.0.0.1:9"))
-    with Display(PlainConsole(file=StringIO()), "runs/x", plain=True) as display:
+    with Display(PlainConsole(file=StringIO()), "runs/x", look="plain") as display:
         async with asyncio.timeout(120), connection(settings, clock) as broker:
             watcher = Watcher(broker, Supervisor([], tmp_path, clock), clock)
             await watcher.watch(asyncio.Event(), display)
@@ -169,7 +169,7 @@ async def test_the_run_is_watched_until_the_broker_says_that_it_is_finished(
                 await end.reply(Status(status=a_status(batches_trained=60, finished=finished, error="20 groups failed")))
             await asyncio.Event().wait()
 
-        with Display(console, "runs/x", plain=True) as display:
+        with Display(console, "runs/x", look="plain") as display:
             async with in_background(broker()), connection(settings, clock) as connected:
                 watcher = Watcher(connected, supervisor, clock)
                 await watcher.watch(asyncio.Event(), display)

@@ -16,7 +16,8 @@ from services.cli.console import PlainConsole
 from services.cli.doctor.command import report
 from services.cli.doctor.observe import Log, Observation, read_log
 from services.cli.run.display import Display
-from services.cli.run.report import summary_table, write_plot
+from services.cli.run.plot import write_plot
+from services.cli.run.report import summary_table
 from services.cli.run.supervisor import last_error
 from services.runs.audit.audit import audit_run
 from services.runtime.plain_text import indented_lines, one_line
@@ -106,7 +107,7 @@ def test_text_in_brackets_stays_readable() -> None:
 
 def displayed(status: dict[str, Any], text: str, **options: Any) -> str:
     def show(console: PlainConsole) -> None:
-        with Display(console, text, plain=not options) as display:
+        with Display(console, text, look="live" if options else "plain") as display:
             display.say(text)
             display.show(None, [test_display.a_child(text, text)], 0.0)
             display.show(status, [test_display.a_child("broker", text), test_display.a_child("rollout-0")], 1.0)

@@ -4,9 +4,13 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from services.cli.console import PlainConsole
-from services.cli.run.display import Display, number
+from services.cli.run.display import Display, Look, number
+from services.cli.run.happenings import Happening
 from services.cli.run.supervisor import Child, ProcessSpec
+from services.tracking import Cursor, Sample
 
 
 def a_child(name: str, state: str = "running") -> Child:
@@ -27,10 +31,10 @@ def a_status(**changes: Any) -> dict[str, Any]:
     return {**status, **changes}
 
 
-def shown(*snapshots: dict[str, Any] | None, terminal: bool = False, plain: bool = False) -> str:
+def shown(*snapshots: dict[str, Any] | None, terminal: bool = False, look: Look = "live") -> str:
     output = StringIO()
     console = PlainConsole(file=output, width=120, force_terminal=terminal, color_system=None)
-    with Display(console, "runs/x", plain=plain) as display:
+    with Display(console, "runs/x", look=look) as display:
         for elapsed, status in enumerate(snapshots):
             display.show(status, [a_child("broker"), a_child("rollout-0"), a_child("rollout-1", "starting")], float(elapsed))
     return output.getvalue()
@@ -56,8 +60,74 @@ def test_on_a_terminal_there_is_a_table_of_the_run_and_its_processes() -> None:
 
 
 def test_plain_lines_can_be_asked_for_on_a_terminal() -> None:
-    assert shown(a_status(), terminal=True, plain=True).startswith("[   0.0 s] batch 3/60")
+    assert shown(a_status(), terminal=True, look="plain").startswith("[   0.0 s] batch 3/60")
 
 
 def test_an_unknown_number_is_a_dash() -> None:
     assert [number(value) for value in (None, float("nan"), 0.0, 1.23456)] == ["-", "-", "0.000", "1.235"]
+
+
+LENGTHS = {"length/mean": 12.4, "length/p95": 20, "length/max": 30, "length/cut_off": 0.125}
+
+
+def a_live_table(width: int, **options: Any) -> str:
+    """The last table of a run that knows all that there is to know."""
+    output = StringIO()
+    console = PlainConsole(file=output, width=width, force_terminal=True, **options)
+    with Display(console, "runs/a-rather-long-name-of-a-run", look="live") as display:
+        rows = [{"event": "batch", "batch": index, "time_s": 4.0 * index, **LENGTHS} for index in range(4)]
+        display.progress.take([*rows, {"event": "eval", "batch": 3, "eval/reward": 0.75, "time_s": 9.0}])
+        display.cursors["wandb"] = Cursor(tracker_run="r", record=40, behind=2)
+        sample = Sample(
+            task=0, prompt="What is 12 + 30?\n" * 9, answer="42\x1b[2J", reward=1.0, num_tokens=3, ended="length"
+        )
+        display.tell_sample(sample, 1.0)
+        children = [a_child("broker"), a_child("rollout-0"), a_child("tracker-wandb")]
+        display.show(a_status(eval_reward=0.5), children, 130.0)
+    return output.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_table_fits_terminals_of_any_usual_width(width: int) -> None:
+    text = a_live_table(width, color_system=None)
+    plain = [line for line in text.replace("\x1b[", "\n").splitlines() if "batches" in line or "answers" in line]
+    assert plain
+    lines = text.splitlines()
+    assert max(len(line) for line in lines if not line.startswith("\x1b")) <= width
+    for part in ("3/60", "4 min", "0.750", "12 % cut off", "tracker-wandb", "40 lines sent", "rollout-0"):
+        assert part in text.replace("\n", " "), (width, part)
+    assert ("restarts" in text) == (width >= 80)
+    assert "\x1b[2J" not in text
+
+
+def test_without_colour_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[32m" in a_live_table(100)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[32m" not in a_live_table(100)
+
+
+def test_quiet_shows_problems_and_nothing_else() -> None:
+    output = StringIO()
+    with Display(PlainConsole(file=output, width=120), "runs/x", look="quiet") as display:
+        display.say("starting")
+        display.show(a_status(), [a_child("broker")], 1.0)
+        display.tell(Happening(text="checkpoint saved"), 2.0)
+        display.tell(Happening(text="rollout-0 ended with status -9", is_problem=True), 3.0)
+        display.tell_sample(Sample(task=0, prompt="a", answer="b", reward=1.0, num_tokens=1, ended="done"), 4.0)
+    assert output.getvalue() == "[   3.0 s] ! rollout-0 ended with status -9\n"
+
+
+def test_plain_lines_tell_events_lengths_and_the_end() -> None:
+    output = StringIO()
+    with Display(PlainConsole(file=output, width=120), "runs/x", look="plain") as display:
+        display.progress.take([{"event": "batch", "batch": index, "time_s": 4.0 * index, **LENGTHS} for index in range(4)])
+        display.tell(Happening(text="checkpoint\nsaved"), 1.0)
+        display.show(a_status(), [a_child("broker")], 2.0)
+        display.tell_sample(Sample(task=0, prompt="1+1=", answer="2", reward=1.0, num_tokens=1, ended="done"), 3.0)
+    assert output.getvalue().splitlines() == [
+        "[   1.0 s] checkpoint\\nsaved",
+        "[   2.0 s] batch 3/60  version 4  reward 0.500  held-out -  lag 0.250  812 tokens/s  "
+        "lengths 12 mean, 20 p95, 30 longest; 12 % cut off  ends in 4 min  rollouts serving 1  batch 3: 5 of 8 groups",
+        "[   3.0 s] sample: 1+1= -> 2  (1 tokens)",
+    ]

@@ -62,12 +62,13 @@ def test_events_are_where_the_run_was_when_they_happened(tmp_path: Path) -> None
     assert events == {"dropped": [0.0, 1.0], "set_aside": [4.0], "again": [1.0], "released": []}
 
 
-@pytest.mark.parametrize("value", ["x", None, [], {}, 1e308, -1e308, True])
-def test_values_that_nobody_would_write_do_not_stop_the_picture(value: object, tmp_path: Path) -> None:
-    rows = [
-        {**a_batch(index), **{key: value for key in a_batch(index) if key not in ("event", "batch")}} for index in range(3)
-    ]
-    rows.append({"event": "eval", "batch": value, "eval/reward": value, "num_finished": value, "eval/reward_error": value})
+def test_values_that_nobody_would_write_do_not_stop_the_picture(tmp_path: Path) -> None:
+    rows = []
+    for index, value in enumerate(["x", None, [], {}, 1e308, -1e308, True]):
+        rows.append({key: value if key not in ("event", "batch") else each for key, each in a_batch(index).items()})
+        rows.append(
+            {"event": "eval", "batch": value, "eval/reward": value, "num_finished": value, "eval/reward_error": value}
+        )
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert write_plot(tmp_path).is_file()
 

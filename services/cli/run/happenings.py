@@ -1,0 +1,122 @@
+"""What happens in a run, a line for each event that matters: restarts, drops, evaluations, checkpoints, late versions."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.cli.run.metrics_reader import Row, column
+from services.cli.run.smoothing import half_interval
+from services.cli.run.supervisor import Child
+from services.tracking import Cursor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Happening:
+    """One line."""
+
+    text: str
+    is_problem: bool = False
+    """Somebody may want to look: it is shown also where progress is not."""
+
+
+class Happenings:
+    """Finds out what is new since the last look."""
+
+    def __init__(self, max_lag: int) -> None:
+        self._max_lag = max_lag
+        self._restarts: Counter[str] = Counter()
+        self._given_up: set[str] = set()
+        self._checkpointed: int | None = None
+        self._late: set[str] = set()
+        self._dropped = 0
+        self._best = -math.inf
+        self._errors: dict[str, str] = {}
+
+    def skip(self, rows: Sequence[Row]) -> None:
+        """Take what happened before this command was started: it is no news."""
+        self.of_rows(rows)
+
+    def of_rows(self, rows: Sequence[Row]) -> list[Happening]:
+        """What new rows of metrics.jsonl tell."""
+        found = []
+        dropped: Counter[str] = Counter()
+        for row in rows:
+            match row.get("event"):
+                case "eval":
+                    found.append(self._evaluation(row))
+                case "dropped":
+                    dropped[str(row.get("reason"))] += 1
+                case "set_aside":
+                    text = f"batch {row.get('batch')} was set aside: {row.get('reason')}; `gspo release` lists such batches"
+                    found.append(Happening(text=text, is_problem=True))
+                case "released":
+                    found.append(Happening(text=f"batches were given back: {row.get('batches')}"))
+                case "batch" if row.get("again"):
+                    found.append(Happening(text=f"batch {row.get('batch')} was trained again after a restart"))
+        for reason, number in dropped.items():
+            self._dropped += number
+            groups = "1 group was" if number == 1 else f"{number} groups were"
+            found.append(Happening(text=f"{groups} dropped: {reason} ({self._dropped} in all)", is_problem=True))
+        return found
+
+    def _evaluation(self, row: Row) -> Happening:
+        (reward,), (error,), (finished,) = (
+            column([row], key) for key in ("eval/reward", "eval/reward_error", "num_finished")
+        )
+        (failed,) = column([row], "num_failed")
+        lost = f"; {failed:.0f} tasks failed" if failed > 0 else ""
+        if math.isnan(reward):
+            return Happening(
+                text=f"evaluation after {row.get('batch')} batches: no task was finished{lost}", is_problem=True
+            )
+        half = half_interval(reward, error, finished)
+        best, self._best = reward > self._best, max(reward, self._best)
+        mark = ", the best so far" if best and self._best > -math.inf else ""
+        return Happening(text=f"evaluation after {row.get('batch')} batches: {reward:.3f} ± {half:.3f}{mark}{lost}")
+
+    def of_processes(self, children: Sequence[Child]) -> list[Happening]:
+        """Restarts, and processes that are given up."""
+        found = []
+        for child in children:
+            name = child.spec.name
+            if child.num_restarts > self._restarts[name]:
+                self._restarts[name] = child.num_restarts
+                why = f"ended with status {child.last_status}" if child.last_status is not None else "ended"
+                found.append(Happening(text=f"{name} {why} and is started again ({child.num_restarts})", is_problem=True))
+            if child.given_up and name not in self._given_up:
+                self._given_up.add(name)
+                found.append(Happening(text=f"{name} is not started again: {child.given_up}", is_problem=True))
+        return found
+
+    def of_status(self, status: dict[str, Any]) -> list[Happening]:
+        """Checkpoints, and rollouts whose tokens are too old to be trained on."""
+        found = []
+        covered = status["batches_checkpointed"]
+        if self._checkpointed is not None and covered > self._checkpointed:
+            found.append(Happening(text=f"checkpoint saved; it covers {covered} batches"))
+        self._checkpointed = covered
+        late = {
+            rollout["peer"]: rollout["policy_version"]
+            for rollout in status["rollouts"]
+            if rollout["status"] == "serving" and status["policy_version"] - rollout["policy_version"] > self._max_lag
+        }
+        for peer in late.keys() - self._late:
+            newest = status["policy_version"]
+            text = f"{peer} still serves version {late[peer]}, and the newest is {newest}: too old to train on"
+            found.append(Happening(text=text, is_problem=True))
+        for peer in self._late - late.keys():
+            found.append(Happening(text=f"{peer} serves a new version again"))
+        self._late = set(late)
+        return found
+
+    def of_tracker(self, name: str, cursor: Cursor | None) -> list[Happening]:
+        """A tracker that refuses, and one that takes lines again."""
+        error, before = "" if cursor is None else cursor.error, self._errors.get(name, "")
+        self._errors[name] = error
+        if error and not before:
+            return [Happening(text=f"tracker {name} refuses, training goes on: {error}", is_problem=True)]
+        if before and not error:
+            return [Happening(text=f"tracker {name} takes the run again")]
+        return []

@@ -1,0 +1,73 @@
+"""Brings what happened in a run to its display: rows of metrics.jsonl, processes, checkpoints, trackers, samples."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from services.cli.run.display import Display
+from services.cli.run.happenings import Happenings
+from services.cli.run.metrics_reader import Row
+from services.cli.run.supervisor import Child
+from services.runtime.settings import Settings
+from services.tracking import CursorFile, MetricsFollower, Sample, SampleReader
+
+METRICS_FILE: Final = "metrics.jsonl"
+SAMPLED: Final = 16
+"""One after another of so many held-out tasks is shown, one at each evaluation."""
+
+
+class News:
+    """Looks at the files of a run on this machine; it only reads."""
+
+    def __init__(self, settings: Settings) -> None:
+        directory = settings.run.directory
+        self._follower = MetricsFollower(directory / METRICS_FILE)
+        self._samples = SampleReader(directory, settings.model.path)
+        self._cursors = {name: CursorFile(directory, name) for name in settings.trackers.to}
+        self._happenings = Happenings(settings.batch.max_lag)
+        self._is_first = True
+        self._shown = 0
+
+    async def bring(
+        self, display: Display, status: dict[str, Any] | None, children: Sequence[Child], elapsed_s: float
+    ) -> None:
+        """Tell ``display`` what is new. ``status``: the broker's; None while it does not answer."""
+        rows = self._new_rows(display)
+        happened = self._happenings.of_rows(rows)
+        happened += self._happenings.of_processes(children)
+        if status is not None:
+            happened += self._happenings.of_status(status)
+        for name, file in self._cursors.items():
+            with suppress(OSError, ValueError):  # One that is damaged is the tracker's to mend.
+                cursor = file.read()
+                if cursor is not None:
+                    display.cursors[name] = cursor
+                happened += self._happenings.of_tracker(name, cursor)
+        for each in happened:
+            display.tell(each, elapsed_s)
+        for row in rows:
+            if row.get("event") == "eval" and isinstance(row.get("batch"), int):
+                sample = await asyncio.to_thread(self._sample, row["batch"])
+                if sample is not None:
+                    display.tell_sample(sample, elapsed_s)
+
+    def _new_rows(self, display: Display) -> list[Row]:
+        rows: list[Row] = []
+        with suppress(OSError):
+            while found := self._follower.read():
+                rows += found
+        display.progress.take(rows)
+        if not self._is_first:
+            return rows
+        # What was there when the command was started is no news.
+        self._is_first = False
+        self._happenings.skip(rows)
+        return []
+
+    def _sample(self, batch: int) -> Sample | None:
+        table = self._samples.evaluation(batch, SAMPLED)
+        if table is None or not table.samples:
+            return None
+        self._shown += 1
+        return table.samples[self._shown % len(table.samples)]

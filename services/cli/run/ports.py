@@ -1,0 +1,105 @@
+"""Finds free ports for a run whose own are taken, as they are by another run on this host.
+
+Only ports that nobody else can have been told move: endpoints on the loopback, and those of metrics, whose doctor and
+Prometheus file are made from the run's settings. What moved is printed, and settings.json in the run's directory has it.
+"""
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from services.broker.store import LEDGER_FILE, lock_holder
+from services.runtime.errors import ConfigurationError
+from services.runtime.settings import Settings
+
+MOST_TRIED: Final = 2000
+LAST_PORT: Final = 65535
+_LOOPBACK: Final = re.compile(r"tcp://(?P<host>127\.\d+\.\d+\.\d+|localhost|\[::1\]):(?P<port>\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortRange:
+    """Ports in a row that one setting names by the first."""
+
+    key: str
+    host: str
+    first: int
+    count: int
+    endpoint: bool
+    """The setting is a whole endpoint, and not only a number."""
+
+    def override(self, first: int) -> str:
+        """As --set takes it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.key}={f'tcp://{host}:' * self.endpoint}{first}"
+
+
+def port_ranges(settings: Settings) -> Iterator[PortRange]:
+    """The fixed ports of this run that may move."""
+    endpoints = {
+        "broker.work_endpoint": settings.broker.work_endpoint,
+        "broker.batch_endpoint": settings.broker.batch_endpoint,
+    }
+    if not settings.learner.advertised_weights_endpoint:
+        endpoints["learner.weights_endpoint"] = settings.learner.weights_endpoint
+    for key, endpoint in endpoints.items():
+        match = _LOOPBACK.fullmatch(endpoint)
+        if match is not None:
+            yield PortRange(key=key, host=match["host"].strip("[]"), first=int(match["port"]), count=1, endpoint=True)
+    host, rollouts = settings.security.metrics_host, settings.rollout.num_servers
+    yield PortRange(key="broker.metrics_port", host=host, first=settings.broker.metrics_port, count=1, endpoint=False)
+    yield PortRange(key="learner.metrics_port", host=host, first=settings.learner.metrics_port, count=1, endpoint=False)
+    yield PortRange(
+        key="rollout.metrics_port", host=host, first=settings.rollout.metrics_port, count=rollouts, endpoint=False
+    )
+
+
+def moved_ports(settings: Settings, is_free: Callable[[str, int], bool] | None = None) -> list[str]:
+    """Overrides that give this run free ports in place of those that are taken; none when all are free.
+
+    While a broker of this very run is alive none moves: it must be found, and says that the run goes on elsewhere.
+    Raises: ConfigurationError when there is none in reach.
+    """
+    if lock_holder(settings.run.directory / LEDGER_FILE) is not None:
+        return []
+    free = is_free or can_bind
+    ranges = [each for each in port_ranges(settings) if each.first]
+    # Whatever moves keeps clear of what this run has elsewhere.
+    taken = {each.first + offset for each in ranges for offset in range(each.count)}
+    overrides = []
+    for each in ranges:
+        if all(free(each.host, each.first + offset) for offset in range(each.count)):
+            continue
+        first = _first_free(each, taken, free)
+        taken.update(range(first, first + each.count))
+        overrides.append(each.override(first))
+    return overrides
+
+
+def _first_free(each: PortRange, taken: set[int], free: Callable[[str, int], bool]) -> int:
+    for first in range(each.first + 1, min(each.first + MOST_TRIED, LAST_PORT - each.count + 2)):
+        wanted = range(first, first + each.count)
+        if not taken.intersection(wanted) and all(free(each.host, port) for port in wanted):
+            return first
+    raise ConfigurationError(
+        f"{each.key}: port {each.first} is taken, and so are those after it: "
+        f"give it another one with --set {each.override(0)[:-1]}PORT"
+    )
+
+
+def can_bind(host: str, port: int) -> bool:
+    """Whether a socket can be bound. A host that is none is left to the process that binds it, whose error says more."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError:
+        return True
+    with socket.socket(family, kind, protocol) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            tried.bind(address)
+            tried.listen(1)
+            return True
+    return False

@@ -1,0 +1,64 @@
+"""How far a run is, from metrics.jsonl: when it will end, how long its answers are, which evaluation was the best."""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Any, Final
+
+from services.cli.run.metrics_reader import Row, column
+
+RECENT: Final = 20
+"""Batches whose times say how long the next ones will take."""
+
+
+class RunProgress:
+    """Learns from rows in their order."""
+
+    def __init__(self) -> None:
+        self.best: tuple[float, int] | None = None
+        """The highest evaluation, and how many batches its weights were trained on."""
+        self.last_batch: Row = {}
+        self._times: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
+
+    def take(self, rows: Sequence[Row]) -> None:
+        """Learn from new rows."""
+        for row in rows:
+            (batch,), (time_s,) = column([row], "batch"), column([row], "time_s")
+            if row.get("event") == "batch" and not math.isnan(batch):
+                self.last_batch = row
+                self._times.append((int(batch), time_s))
+            elif row.get("event") == "eval" and not math.isnan(batch):
+                (reward,) = column([row], "eval/reward")
+                if not math.isnan(reward) and (self.best is None or reward > self.best[0]):
+                    self.best = (reward, int(batch))
+
+    def seconds_left(self, status: dict[str, Any]) -> float | None:
+        """How long the batches that are left will take at the present rate; None before the third one."""
+        pairs = list(self._times)
+        steps = [
+            later[1] - earlier[1]
+            for earlier, later in pairwise(pairs)
+            # A batch that is trained again after a restart says how long the restart took.
+            if later[0] == earlier[0] + 1 and later[1] >= earlier[1]
+        ]
+        left = status["batches_total"] - status["batches_trained"]
+        return median(steps) * left if len(steps) >= 2 and left > 0 else None
+
+    def lengths(self) -> str:
+        """The lengths of the last batch's answers; empty before the first, and in runs of an earlier release."""
+        (average,), (p95,) = column([self.last_batch], "length/mean"), column([self.last_batch], "length/p95")
+        (longest,), (cut_off,) = column([self.last_batch], "length/max"), column([self.last_batch], "length/cut_off")
+        if math.isnan(average):
+            return ""
+        return f"{average:.0f} mean, {p95:.0f} p95, {longest:.0f} longest; {100 * cut_off:.0f} % cut off"
+
+
+def duration(seconds: float) -> str:
+    """A duration in the unit that people would use."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

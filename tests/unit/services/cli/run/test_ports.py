@@ -1,0 +1,100 @@
+"""Ports of a second run on one host."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.broker.store import LEDGER_FILE
+from services.broker.store.lock import LedgerLock
+from services.cli.run.ports import can_bind, moved_ports
+from services.runtime.errors import ConfigurationError
+from services.runtime.settings import Settings, override_settings
+
+
+def settings(directory: Path, *overrides: str) -> Settings:
+    return override_settings(Settings(), [f"run.directory={directory}", *overrides])
+
+
+def moved(directory: Path, taken: set[int], *overrides: str) -> dict[str, str]:
+    found = moved_ports(settings(directory, *overrides), lambda _, port: port not in taken)
+    # They are what a configuration takes.
+    override_settings(settings(directory), found)
+    return dict(each.split("=") for each in found)
+
+
+FIRST_RUN = {7001, 7002, 7003, 9101, 9102, 9110, 9111}
+
+
+def test_a_run_alone_keeps_its_ports(tmp_path: Path) -> None:
+    assert moved(tmp_path, set()) == {}
+
+
+def test_a_second_run_gets_ports_of_its_own(tmp_path: Path) -> None:
+    assert moved(tmp_path, FIRST_RUN, "rollout.num_servers=2") == {
+        "broker.work_endpoint": "tcp://127.0.0.1:7004",
+        "broker.batch_endpoint": "tcp://127.0.0.1:7005",
+        "learner.weights_endpoint": "tcp://127.0.0.1:7006",
+        "broker.metrics_port": "9103",
+        "learner.metrics_port": "9104",
+        "rollout.metrics_port": "9112",
+    }
+
+
+def test_rollouts_need_ports_in_a_row(tmp_path: Path) -> None:
+    assert moved(tmp_path, {9111, 9114}, "rollout.num_servers=3") == {"rollout.metrics_port": "9115"}
+
+
+def test_ports_that_others_were_told_stay(tmp_path: Path) -> None:
+    outside = ["broker.work_endpoint=tcp://0.0.0.0:7001", "learner.weights_endpoint=tcp://127.0.0.1:7003"]
+    outside += [
+        "security.allow_plaintext=true",
+        "learner.advertised_weights_endpoint=tcp://learner:7003",
+        "broker.metrics_port=0",
+    ]
+    assert set(moved(tmp_path, FIRST_RUN, *outside)) == {
+        "broker.batch_endpoint",
+        "learner.metrics_port",
+        "rollout.metrics_port",
+    }
+
+
+def test_other_ways_to_write_the_loopback_are_kept(tmp_path: Path) -> None:
+    overrides = ["broker.work_endpoint=tcp://[::1]:7001", "broker.batch_endpoint=tcp://localhost:7002"]
+    found = moved(tmp_path, {7001, 7002}, *overrides)
+    assert found == {"broker.work_endpoint": "tcp://[::1]:7004", "broker.batch_endpoint": "tcp://localhost:7005"}
+
+
+def test_no_port_moves_while_a_broker_of_this_run_is_alive(tmp_path: Path) -> None:
+    lock = LedgerLock(tmp_path / LEDGER_FILE)
+    try:
+        assert moved(tmp_path, FIRST_RUN) == {}
+    finally:
+        lock.release()
+    assert moved(tmp_path, FIRST_RUN) != {}
+
+
+def test_when_none_is_free_the_error_says_which_setting_to_change(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"broker.work_endpoint: port 7001 is taken.*--set broker.work_endpoint=tcp"
+    ):
+        moved_ports(settings(tmp_path), lambda _, port: port > 60000)
+
+
+def test_a_port_that_somebody_listens_on_cannot_be_bound(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert not can_bind("127.0.0.1", port)
+        found = moved_ports(settings(tmp_path, f"broker.work_endpoint=tcp://127.0.0.1:{port}"))
+        assert [each for each in found if each.startswith("broker.work_endpoint=")]
+    assert can_bind("127.0.0.1", port)
+    assert can_bind("no.such.host.invalid", 1)
+
+
+def test_a_port_that_may_be_any_is_not_looked_for(tmp_path: Path) -> None:
+    asked: list[Any] = []
+    moved_ports(settings(tmp_path, "rollout.metrics_port=0"), lambda host, port: not asked.append((host, port)))
+    assert {port for _, port in asked} == {7001, 7002, 7003, 9101, 9102}

@@ -1,0 +1,75 @@
+"""The command line itself: quick help, output that nobody reads, completion."""
+
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.cli.completion import SHELLS, completion_script
+from services.cli.main import _parser
+
+ROOT = Path(__file__).parents[4]
+HELP_CPU_S = 0.3
+
+
+def gspo(*words: str) -> list[str]:
+    return [sys.executable, "-m", "services.cli.main", *words]
+
+
+def test_help_takes_next_to_no_time() -> None:
+    """The least of a few: a busy machine makes CPU time longer, too."""
+    took = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(gspo("--help"), check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        if min(took) <= HELP_CPU_S:
+            return
+    pytest.fail(f"gspo --help took {min(took):.2f} s of CPU")
+
+
+def test_help_loads_no_library() -> None:
+    program = "import sys, services.cli.main as main; main._parser(); print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT
+    ).stdout.split()
+    assert not {"pydantic", "structlog", "rich", "msgspec", "zmq", "asyncio", "numpy"} & set(loaded)
+
+
+@pytest.mark.parametrize("words", ["--help", "environments", "completion bash", "check examples/arithmetic.toml"])
+def test_a_reader_that_leaves_early_is_no_error(words: str) -> None:
+    command = f"{' '.join(gspo(*words.split()))} | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1
+
+
+def completed(script: str, *words: str) -> set[str]:
+    """What bash completes after these words."""
+    quoted = " ".join(f"'{word}'" for word in words)
+    program = f"{script}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _gspo; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    assert not done.stderr
+    return set(done.stdout.split())
+
+
+def test_bash_completes_commands_and_their_options() -> None:
+    script = completion_script(_parser(), "bash")
+    assert completed(script, "gspo", "re") == {"record", "release", "replay", "restore"}
+    assert completed(script, "gspo", "run", "--") == {"--set", "--plain", "--quiet", "--help"}
+    assert completed(script, "gspo", "track", "--t") == {"--to"}
+    assert completed(script, "gspo", "plot", "runs/") == set(), "files are bash's own"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_command_is_in_every_shells_script(shell: str) -> None:
+    script = completion_script(_parser(), shell)
+    for name in ("run", "track", "check", "env", "doctor", "completion"):
+        assert f" {name}" in script
+    program = shutil.which(shell)
+    if program is not None:
+        subprocess.run([program, "-n"], input=script, text=True, check=True)
