@@ -5,7 +5,7 @@
     run = Run.open("runs/arithmetic")
     print(run.evaluations()[-1].reward)
 
-See docs/guide/python.md.
+See docs/guide/everyday/python.md.
 
 Why here: a user's own project often has packages called ``services`` and ``protocol``, and in a wheel ours have other
 names. ``gspo`` is the only name that is the same everywhere. Why so: ``gspo`` is a library that needs only numpy and torch,

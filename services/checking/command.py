@@ -23,10 +23,11 @@ from services.checking.tasks import code_findings, prompt_tokens
 from services.checking.unused import slow_findings, unused_findings
 from services.cli.check import check_command
 from services.cli.console import PlainConsole
+from services.runtime.config_arguments import add_configuration_arguments
 from services.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError
 from services.runtime.output import protect_result
 from services.runtime.plain_text import indented_lines
-from services.runtime.settings import Configuration, Settings, add_configuration_arguments, load_configuration
+from services.runtime.settings import Configuration, Settings, load_configuration
 
 EXIT_INTERRUPTED: Final = 130
 CODE_S: Final = 60.0

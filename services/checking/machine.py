@@ -7,12 +7,13 @@ import os
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from services.checking.findings import Finding
 from services.checking.situation import ReadModel, Situation
+from services.cli.run import port_ranges
 from services.estimates import gib
 from services.runtime.errors import ConfigurationError
 from services.runtime.net import Security
@@ -163,14 +164,22 @@ def _ports(situation: Situation) -> Iterator[Finding]:
         yield Finding(check="ports", status="note", text=f"{len(places)}, on {where}: not tried")
         return
     taken = {key: port for key, (host, port) in places.items() if _is_taken(host, port)}
-    if taken:
-        ports = ", ".join(f"{key} {port}" for key, port in taken.items())
+    moving = {each.key for each in port_ranges(settings)}
+    stuck = {key: port for key, port in taken.items() if key.partition(" ")[0] not in moving}
+    if stuck:
         yield Finding(
-            check="ports", status="fail", text=f"taken by other processes: {ports}", basis="tried",
+            check="ports", status="fail", text=f"taken by other processes: {_listed(stuck)}", basis="tried",
             way_out="end what listens there (`ss -ltnp` names it; perhaps another run), or set other ports",
         )  # fmt: skip
+    elif taken:
+        text = f"taken by other processes, perhaps another run: {_listed(taken)}; gspo run takes others and says which"
+        yield Finding(check="ports", status="note", text=text, basis="tried")
     if not taken and max(numbers.values(), default=1) == 1:
         yield Finding(check="ports", status="ok", text=f"{len(places)} are free", basis="tried")
+
+
+def _listed(ports: Mapping[str, int]) -> str:
+    return ", ".join(f"{key} {port}" for key, port in ports.items())
 
 
 def _is_running(situation: Situation) -> bool:

@@ -5,10 +5,10 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-from services.cli.completion import SHELLS, completion_script
-from services.runtime.arguments import add_configuration_arguments, add_override_argument
+from services.cli.command_line import PROCESSES, command_line
+from services.cli.completion import completion_script
 from services.runtime.errors import EXIT_CONFIGURATION, ConfigurationError
 from services.runtime.output import protect_result
 from services.runtime.plain_text import indented_lines
@@ -16,168 +16,16 @@ from services.runtime.plain_text import indented_lines
 if TYPE_CHECKING:
     from services.cli.run import Look
 
-PROCESSES: Final = {
-    "broker": "start the broker: the durable queue between rollouts and learner",
-    "rollout": "start one rollout: an SGLang server (or the one at rollout.server_url) and its agent loop",
-    "learner": "start the learner: DeepSpeed, on learner.num_ranks ranks",
+OWN_PROCESSES: Final = {
+    ("check",): "services.checking.command",
+    ("env", "try"): "services.trying.command",
+    ("export",): "services.runs.export",
+    ("init",): "services.starting.command",
+    ("model", "tiny"): "services.models.command",
+    ("replay",): "services.runs.replay",
+    ("track",): "services.tracking.command",
 }
-
-DESCRIPTION: Final = """\
-GSPO for mixture-of-experts language models: SGLang rollouts stream trajectories over ZeroMQ to a DeepSpeed learner.
-
-Try it on one machine, without a GPU:
-
-  gspo model tiny models/tiny          make a small model (about a minute)
-  gspo run examples/arithmetic.toml    train it, with live progress
-  gspo plot runs/arithmetic            draw the run's metrics
-
-Begin and understand a run of your own:
-
-  gspo init my-project                 ask some questions; write a configuration and a file for your reward or agent
-  gspo check my.toml                   say whether it can work: model, tasks, code, memory, speed, ports, disk
-  gspo check my.toml --explain         show where each value came from, its default and its meaning
-  gspo tasks verifiers ...             write the tasks of another project's environment to a file
-  gspo env try my.toml --echo          play some episodes here, without a run: messages, tokens, rewards
-
-Watch and check a run:
-
-  gspo view runs/arithmetic            look at it in the browser: curves, groups, tokens
-  gspo doctor runs/arithmetic          say what it waits for, what is wrong, and what to do
-  gspo stop runs/arithmetic            finish the current batch, save, and end
-  gspo release runs/arithmetic         list batches that were set aside, and why; give them back
-  gspo audit runs/arithmetic           prove that each trajectory was trained once or dropped for a stated reason
-  gspo compare runs/a runs/b           show settings that differ and what came of it; --png FILE draws curves
-  gspo replay runs/arithmetic          train its batches again and compare the weights bit by bit
-  gspo export runs/arithmetic          write a checkpoint as a Hugging Face model, with a card; --checkpoint best
-  gspo backup runs/arithmetic DEST     copy it, also while it goes on; gspo restore DEST RUN_DIR puts it back
-
-On several machines, make keys with `gspo keys DIR` and start each process by itself: gspo broker CONFIG,
-gspo learner CONFIG, gspo rollout CONFIG --name rollout-0. `gspo COMMAND --help` says more about each.
-"""
-
-RUN_DESCRIPTION: Final = """\
-Start the broker, the learner and rollout.num_servers rollouts of CONFIG on this machine, and restart those that crash. It
-ends when all batches are trained, with a table and a plot. Ctrl-C finishes the current batch and saves a checkpoint. The
-same command continues from there.
-
-The run's directory (run.directory) holds logs, the ledger, metrics.jsonl, checkpoints, and the trained model in export/.
-
-  gspo run examples/arithmetic.toml --set run.num_batches=10 --set run.directory=runs/short
-"""
-
-RECORD_DESCRIPTION: Final = """\
-Run the broker and the rollouts of CONFIG without a learner, until N groups are complete. The weights of model.path are
-published as the only policy version. The directory is a run's, with groups and without batches: `gspo audit` checks it and
-`gspo replay` trains on it. After an interruption the same command continues.
-
-N is rounded up to whole batches. All groups may be of one version because the recording has batch.max_lag = batches - 1.
-`gspo replay` trains each batch one version later than the one before. There is no evaluation.
-
-`gspo rollout CONFIG --record DIR --groups N` is the same.
-"""
-
-AUDIT_DESCRIPTION: Final = """\
-Prove from a run's ledger that every trajectory was trained exactly once or dropped for a stated reason. It reads one
-consistent snapshot, also while the run is going, and names what is missing, doubled, damaged or out of order.
-
-Status 0: clean; 1: violations; 2: no run there.
-"""
-
-BACKUP_DESCRIPTION: Final = """\
-Copy a run to a new directory in DEST: one state of its ledger, the checkpoints and archive files that belong to it, settings
-and metrics. The run may go on meanwhile. Files that an earlier backup in DEST has are linked to it, so that each backup is
-whole and only what is new takes room; to remove a backup, delete its directory. A backup that was interrupted is not
-listed, and the next one removes it.
-
-  gspo backup runs/arithmetic /backups/arithmetic       make one; every hour, from cron
-  gspo backup --list /backups/arithmetic                what is there, and to which batches it can be restored
-  gspo restore /backups/arithmetic runs/again           put the newest back
-
-DEST should be on another disk than the run.
-"""
-
-RESTORE_DESCRIPTION: Final = """\
-Put a backup into the new directory RUN_DIR and check every file against its digest. BACKUP is one backup, or the directory
-that `gspo backup` writes to; then it is the newest. The run continues with the command that it was started with:
-
-  gspo restore /backups/arithmetic runs/arithmetic
-  gspo run examples/arithmetic.toml                              continue it, if RUN_DIR is its run.directory
-  gspo run examples/arithmetic.toml --set run.directory=runs/again
-
-With --batch N the run stands as it did when a checkpoint covered N batches. Later batches are gone, and the prompts of
-groups that were under way are sampled again; no prompt is skipped or used twice.
-
-  gspo restore /backups/arithmetic runs/again --batch 40
-
-A restored run has an identity of its own: processes of the old run that still live end, instead of joining it.
-
-Status 0: restored, and its audit is clean; 1: a file or the audit is not as it should be; 2: cannot.
-"""
-
-ACCEPT_LOSS_DESCRIPTION: Final = """\
-Go on from what is left of a run whose broker refuses to start because something acknowledged is missing. The loss is
-recorded in the ledger, and `gspo audit` names it for ever. What is there now is copied to damage-N in the run directory, and
-checkpoints of batches whose training the ledger does not know are moved there. Putting back a backup is better: then
-nothing, or less, is lost.
-
-Status 0: a broker can start again; 1: a broker is running; 2: no run there; 3: there is no ledger to go on from.
-"""
-
-DOCTOR_DESCRIPTION: Final = """\
-Ask the broker for its status and every process for /readyz and /metrics, read the logs and the ledger, and say what the run
-waits for, what is wrong, and what to do.
-
-Status 0: nothing is wrong; 1: something is; 2: no such run.
-"""
-
-VIEW_DESCRIPTION: Final = """\
-Show runs in the browser, live or afterwards: reward, lag, clipping and events over time; the groups of a batch; each token
-of a trajectory with its log-probs, policy version, ratio and advantage; what the policy wrote for a task over the versions.
-
-  gspo view runs/arithmetic               one run
-  gspo view runs/*                        several, side by side
-  gspo view runs/arithmetic --host 0.0.0.0  for other hosts: the address printed then holds a token
-
-It reads, and writes nothing into a run. Nothing is loaded from other hosts. Ctrl-C ends it.
-"""
-
-STOP_DESCRIPTION: Final = """\
-Ask the broker to stop the run. The learner finishes the current batch, saves a checkpoint and exports the model; then the
-processes end.
-"""
-
-RELEASE_DESCRIPTION: Final = """\
-List the batches that were set aside, or give them back.
-
-A batch is set aside when two learners report that they cannot train it, when three in a row end without a word while they
-train it, or when it cannot be read. The run goes on without it. Find the cause first: the list has the learners' words.
-Given back, groups that are fresh enough (batch.max_lag) are trained as they are; the prompts of the others are sampled
-again. It works while the broker runs and when no process does.
-
-  gspo release runs/arithmetic             what was set aside, when and why
-  gspo release runs/arithmetic 7 12        give batches 7 and 12 back
-  gspo release runs/arithmetic all         give all back
-
-Status 0: done; 1: the broker refuses, or the ledger cannot be used; 2: no such run, or a batch that is not set aside.
-"""
-
-KEYS_DESCRIPTION: Final = """\
-Make the key pairs with which a run's processes recognise each other and encrypt what they send: NAME.secret and NAME.public
-for each role (broker, learner, rollout, operator). A run on several machines needs them. Set security.keys to the
-directory.
-
-  gspo keys keys                       one pair for each role
-  gspo keys keys --name rollout-7      one for a single rollout, which then cannot speak for others
-"""
-
-
-COMPLETION_DESCRIPTION: Final = """\
-Print a script that completes commands and options. To have it in each shell, put one line into its start-up file:
-
-  eval "$(gspo completion bash)"          ~/.bashrc
-  eval "$(gspo completion zsh)"           ~/.zshrc, after compinit
-  gspo completion fish | source           ~/.config/fish/config.fish
-"""
+"""Commands that parse their own arguments, and load what the others do not need."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -189,20 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = ["record", *(word.replace("--record", "--out", 1) for word in words[1:])]
     if words and words[0] in PROCESSES:
         return _become(f"services.{words[0]}", words[1:])
-    if words[:1] == ["replay"]:
-        return _become("services.runs.replay", words[1:])
-    if words[:1] == ["export"]:
-        return _become("services.runs.export", words[1:])
-    if words[:2] == ["model", "tiny"]:
-        return _become("services.models.command", words[2:])
-    if words[:1] == ["check"]:
-        return _become("services.checking.command", words[1:])
-    if words[:1] == ["init"]:
-        return _become("services.starting.command", words[1:])
-    if words[:1] == ["track"]:
-        return _become("services.tracking.command", words[1:])
-    if words[:2] == ["env", "try"]:
-        return _become("services.trying.command", words[2:])
+    for named, module in OWN_PROCESSES.items():
+        if words[: len(named)] == list(named):
+            return _become(module, words[len(named) :])
     try:
         if words[:1] == ["--version"]:
             return _version()
@@ -214,107 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from services.cli.compare import compare_command
 
             return compare_command(words[1:])
-        return _act(_parser().parse_args(words))
+        return _act(command_line().parse_args(words))
     except (ConfigurationError, ValueError, OSError) as error:
         print(indented_lines(f"gspo {words[0]}: {error}"), file=sys.stderr)
         return EXIT_CONFIGURATION
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gspo", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--version", action="store_true", help="print the release and exit")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
-    _add_run_commands(commands)
-    _add_directory_commands(commands)
-    keys = _add(commands, "keys", "make the keys that the processes of a run on several machines need", KEYS_DESCRIPTION)
-    keys.add_argument("directory", type=Path, help="where to write them")
-    keys.add_argument(
-        "--name", action="append", default=[], help="make this key instead, such as rollout-7; can be repeated"
-    )
-    keys.add_argument("--force", action="store_true", help="replace existing keys")
-    _add(commands, "environments", "list the environments and their options")
-    completion = _add(
-        commands, "completion", "print a script that completes gspo's commands in a shell", COMPLETION_DESCRIPTION
-    )
-    completion.add_argument("shell", choices=SHELLS)
-    commands.add_parser("tasks", help="write the tasks of another project's environment to a file", add_help=False)
-    return parser
-
-
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-
-
-def _add(commands: Commands, name: str, text: str, description: str = "") -> argparse.ArgumentParser:
-    """Add a command. ``text``: its line in the list of commands; without ``description`` it is that as well."""
-    return commands.add_parser(
-        name,
-        help=text,
-        description=description or f"{text[0].upper()}{text[1:]}.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-
-
-def _add_run_commands(commands: Commands) -> None:
-    """Commands that take a configuration file, and the processes, which parse their own arguments."""
-    model = _add(commands, "model", "make a model to start from")
-    model.add_argument("kind", choices=["tiny"], help="tiny: byte-level tokenizer, small Qwen3-MoE, supervised cold start")
-    tried = _add(commands, "env", "try an environment or an agent without a run: gspo env try --help")
-    tried.add_argument("action", choices=["try"], help="try: play some episodes here, and show what would be trained on")
-    commands.add_parser("check", help="say whether a configuration can work, and what it will need", add_help=False)
-    commands.add_parser(
-        "init", help="begin a project: a configuration, and the file for your reward or agent", add_help=False
-    )
-    run = _add(commands, "run", "run broker, rollouts and learner on this machine, with live progress", RUN_DESCRIPTION)
-    record = _add(commands, "record", "generate without a learner, for gspo audit and gspo replay", RECORD_DESCRIPTION)
-    for command in (run, record):
-        add_configuration_arguments(command)
-        command.add_argument("--plain", action="store_true", help="print one line per event instead of a live table")
-        command.add_argument("--quiet", action="store_true", help="print only what somebody may have to look at")
-    record.add_argument("--out", type=Path, required=True, metavar="DIR", help="the recording's directory")
-    record.add_argument("--groups", type=int, required=True, metavar="N", help="groups to complete")
-    for name, text in PROCESSES.items():
-        commands.add_parser(name, help=text, add_help=False)
-
-
-def _add_directory_commands(commands: Commands) -> None:
-    """Commands that take a run's directory."""
-    doctor = _add(commands, "doctor", "say what a run waits for, what is wrong, and what to do", DOCTOR_DESCRIPTION)
-    doctor.add_argument("run", type=Path, help="the run's directory, or its TOML file")
-    add_override_argument(doctor, "override one setting of the run, such as --set security.keys=DIR; can be repeated")
-    view = _add(commands, "view", "look at runs in the browser: curves, groups, each token's numbers", VIEW_DESCRIPTION)
-    view.add_argument(
-        "directories", type=Path, nargs="+", metavar="RUN_DIR", help="the directory of a run; several are shown together"
-    )
-    view.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine alone)")
-    view.add_argument("--port", type=int, help="port to listen on; 0: any free one (default: 7420, or a free one)")
-    view.add_argument(
-        "--cache", type=Path, metavar="DIR", help="where replays keep their numbers (default: ~/.cache/gspo/view)"
-    )
-    stop = _add(commands, "stop", "finish a run's current batch, save, and end it", STOP_DESCRIPTION)
-    stop.add_argument("--reason", default="gspo stop", help="why; recorded with the run (default: %(default)s)")
-    plot = _add(commands, "plot", "draw a run's metrics into plot.png and print its table")
-    audit = _add(commands, "audit", "prove that each trajectory was trained once or dropped", AUDIT_DESCRIPTION)
-    audit.add_argument("--json", action="store_true", help="print the whole result as JSON")
-    backup = _add(commands, "backup", "copy a run, also while it goes on", BACKUP_DESCRIPTION)
-    backup.add_argument("directory", type=Path, metavar="RUN_DIR", help="the run's directory; with --list DEST")
-    backup.add_argument("destination", type=Path, metavar="DEST", nargs="?", help="where its backups are kept")
-    backup.add_argument("--list", action="store_true", help="list the backups in DEST")
-    restore = _add(commands, "restore", "put a backup of a run into a new directory", RESTORE_DESCRIPTION)
-    restore.add_argument("backup", type=Path, metavar="BACKUP", help="a backup, or the directory of several")
-    restore.add_argument("directory", type=Path, metavar="RUN_DIR", help="a directory that does not exist yet")
-    restore.add_argument("--batch", type=int, metavar="N", help="as the run stood when a checkpoint covered N batches")
-    accept = _add(commands, "accept-loss", "go on from what is left of a damaged run", ACCEPT_LOSS_DESCRIPTION)
-    release = _add(commands, "release", "list batches that were set aside, or give them back", RELEASE_DESCRIPTION)
-    for command in (stop, plot, audit, accept, release):
-        command.add_argument("directory", type=Path, help="the run's directory")
-    release.add_argument("batches", nargs="*", metavar="BATCH", help="batches to give back, or all; none: list them")
-    release.add_argument("--list", action="store_true", help="only list, whatever batches are named")
-    commands.add_parser("track", help="send a run to TensorBoard, Weights & Biases, MLflow or Trackio", add_help=False)
-    commands.add_parser("replay", help="train a recorded run again and compare its weights bit by bit", add_help=False)
-    commands.add_parser("compare", help="show runs beside each other: settings, measures, curves", add_help=False)
-    commands.add_parser("export", help="write a run's checkpoint as a Hugging Face model, with a card", add_help=False)
 
 
 def _act(arguments: argparse.Namespace) -> int:
@@ -360,7 +100,7 @@ def _act(arguments: argparse.Namespace) -> int:
 
         return accept_loss_command(arguments.directory)
     if arguments.command == "completion":
-        sys.stdout.write(completion_script(_parser(), arguments.shell))
+        sys.stdout.write(completion_script(command_line(), arguments.shell))
         return 0
     return _environments()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from services.runs.view import Answers, LearnerNumbers, ViewServer, serve_until, watched_runs
+from services.runs.view import LearnerNumbers, PageAnswers, ViewServer, serve_until, watched_runs
 from services.runtime.clock import MonotonicClock
 from services.runtime.errors import ConfigurationError, EndpointError
 from services.runtime.lifecycle import run_until_stopped
@@ -23,7 +23,7 @@ def view_command(directories: Sequence[Path], *, host: str, port: int | None, ca
     token = "" if is_loopback(host) else secrets.token_urlsafe(24)
     runs = watched_runs(directories, MonotonicClock())
     learner = LearnerNumbers(cache or Path.home() / ".cache" / "gspo" / "view")
-    server = ViewServer(runs, Answers(runs, learner), token)
+    server = ViewServer(runs, PageAnswers(runs, learner), token)
 
     def ready(address: str) -> None:
         where = f"{address}?token={token}" if token else address

@@ -107,7 +107,7 @@ class LearnerService:
         self._mismatch = MismatchTracker()
         self._next_batch = 0
         self._policy_version = 0
-        """The version of the weights; 0 while they have none, because older batches are trained again."""
+        """Of the weights; 0 while they have none, because older batches are trained again."""
         self._newest_trained = 0
         """The batches that the newest version was trained on when this learner began."""
         self._root = settings.run.directory / "checkpoints"
@@ -124,8 +124,7 @@ class LearnerService:
             versions=None if broker is None else self._versions,
             scores=dict if broker is None or not settings.learner.keep_best_checkpoint else broker.scores,
         )
-        self._failures = BatchFailures(broker, settings.run.directory)
-        self._saved_batch = 0
+        self._failures, self._saved_batch = BatchFailures(broker, settings.run.directory), 0
         """The batch position of the newest checkpoint, also while it is being saved."""
         self._saving_since = 0.0
         self._objective: Objective = settings.objective

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from services.broker.store import LEDGER_FILE, NoLedger, Reader, StoreCorrupt, reading
-from services.runtime.arguments import add_override_argument
+from services.runtime.config_arguments import add_override_argument
 from services.runtime.errors import EXIT_FAILED, ConfigurationError, exit_status
 from services.runtime.logs import configure_logging
 from services.runtime.settings import Settings, load_settings, override_settings, read_run_settings

@@ -15,8 +15,8 @@ import structlog
 
 from services.cli.console import PlainConsole
 from services.rollout.tokenizer import TokenizerError
-from services.runtime.arguments import add_configuration_arguments
 from services.runtime.clock import MonotonicClock
+from services.runtime.config_arguments import add_configuration_arguments
 from services.runtime.errors import (
     EXIT_CONFIGURATION,
     EXIT_FAILED,

@@ -38,9 +38,10 @@ HOSTILE = "hostile"
 """Every name of the hostile peer begins so; the audit of honest peers leaves it out."""
 HOSTILE_S = 20.0
 CROWD = 12
-MAX_HOSTILE_LEASES = 24
+MAX_HOSTILE_LEASES = 32
 """More than its quota allows in HOSTILE_S under one broker, even while no other rollout serves: until then it is only slowed
-down where others work well.
+down where others work well. It is shut out after 17 lies. A lie that ends its group makes those about its siblings, which it
+got meanwhile, no lies any more, and two leases are on their way: 25 were seen.
 """
 IDENTITY = "a session keeps its role"
 PLACES = "an operator always gets in"

@@ -3,8 +3,18 @@
 from services.cli.run.command import run_command
 from services.cli.run.display import Look
 from services.cli.run.plot import write_plot
+from services.cli.run.ports import port_ranges
 from services.cli.run.recording import record_command
 from services.cli.run.report import summary_table
 from services.cli.run.supervisor import FINAL_EVENTS, last_error
 
-__all__ = ["FINAL_EVENTS", "Look", "last_error", "record_command", "run_command", "summary_table", "write_plot"]
+__all__ = [
+    "FINAL_EVENTS",
+    "Look",
+    "last_error",
+    "port_ranges",
+    "record_command",
+    "run_command",
+    "summary_table",
+    "write_plot",
+]

@@ -99,7 +99,7 @@ def _export(arguments: argparse.Namespace) -> None:
     model_dir: Path = arguments.model or settings.model.path
 
     # torch and transformers take seconds to import: only when everything else is known to be good.
-    from services.runs.export.card import Facts, model_card
+    from services.runs.export.card import CardFacts, model_card
     from services.runs.export.weights import CheckpointWeights
     from services.runs.export.writing import require_free, write_export
 
@@ -117,7 +117,7 @@ def _export(arguments: argparse.Namespace) -> None:
             # The learner has removed it meanwhile; there is a newer one.
             choice = choose(directory, read_checkpoints(directory), evaluations, wanted)
         published = _published(directory, settings, choice)
-        facts = Facts(
+        facts = CardFacts(
             settings=settings,
             choice=choice,
             record=record,

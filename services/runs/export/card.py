@@ -26,7 +26,7 @@ _NAMES: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class CardFacts:
     """What a card is made of."""
 
     settings: Settings
@@ -38,7 +38,7 @@ class Facts:
     """Whether the ledger has the digest of exactly these weights; None: it cannot be compared."""
 
 
-def model_card(facts: Facts) -> str:
+def model_card(facts: CardFacts) -> str:
     """The text of README.md."""
     checkpoint, settings = facts.choice.checkpoint, facts.settings
     name = one_line(settings.run.directory.resolve().name, 100)
@@ -69,7 +69,7 @@ def _front_matter(settings: Settings) -> str:
     return "\n".join(["---", *lines, "---", ""])
 
 
-def _summary(facts: Facts) -> str:
+def _summary(facts: CardFacts) -> str:
     checkpoint, evaluation = facts.choice.checkpoint, facts.choice.evaluation
     lines = [
         f"- Starting model: `{facts.settings.model.path.name}`, {facts.num_parameters:,} parameters",
@@ -118,7 +118,7 @@ def _objective(settings: Settings) -> str:
     return "\n".join([*lines, ""])
 
 
-def _evaluation(facts: Facts) -> str:
+def _evaluation(facts: CardFacts) -> str:
     record, checkpoint = facts.record, facts.choice.checkpoint
     if record is None or not record.evaluations:
         return "The run has no evaluation on held-out tasks.\n"
@@ -181,7 +181,7 @@ def _versions() -> str:
     return "\n".join([*(f"- {name} {text}" for name, text in versions()), ""])
 
 
-def _reproduce(facts: Facts) -> str:
+def _reproduce(facts: CardFacts) -> str:
     position = facts.choice.checkpoint.batch_position
     name = one_line(facts.settings.run.directory.name, 100)
     commands = [

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from services.broker.store import NoLedger
 from services.learner.start import is_rank, run_ranks
-from services.runtime.arguments import add_override_argument
+from services.runtime.config_arguments import add_override_argument
 from services.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, ConfigurationError, ServiceError
 from services.runtime.logs import configure_logging
 from services.runtime.output import protect_result

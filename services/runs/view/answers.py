@@ -23,8 +23,8 @@ class NotThere(LookupError):
     """What was asked for is not in the run."""
 
 
-class Answers:
-    """Answers of all runs on the page. Raises: NoLedger, StoreCorrupt, OSError with texts for people; NotThere."""
+class PageAnswers:
+    """PageAnswers of all runs on the page. Raises: NoLedger, StoreCorrupt, OSError with texts for people; NotThere."""
 
     def __init__(self, runs: Mapping[str, WatchedRun], learner: LearnerNumbers) -> None:
         self._runs = runs

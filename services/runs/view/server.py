@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from services.broker.store import NoLedger, StoreCorrupt
-from services.runs.view.answers import Answers, NotThere
+from services.runs.view.answers import NotThere, PageAnswers
 from services.runs.view.watched_run import WatchedRun
 from services.runtime.errors import EndpointError
 
@@ -39,7 +39,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ViewServer:
     """Serves ``runs`` at one address."""
 
-    def __init__(self, runs: Mapping[str, WatchedRun], answers: Answers, token: str) -> None:
+    def __init__(self, runs: Mapping[str, WatchedRun], answers: PageAnswers, token: str) -> None:
         """``token``: what a request must carry, in the address or the cookie that the address leaves; empty: only requests
         to this host's own names are answered, and need none."""
         self._runs = runs

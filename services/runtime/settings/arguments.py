@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.runtime.arguments import add_configuration_arguments
+from services.runtime.config_arguments import add_configuration_arguments
 from services.runtime.settings.configuration import load_settings
 from services.runtime.settings.sections import Settings
 

@@ -136,6 +136,7 @@ DELIVERY = (
         old="return max(1, version - self.max_lag)",
         new="return 1",
         invariants=("G3", "G4", "no process ends by itself"),
+        seed=11,
     ),
     Bug(
         name="a prompt is skipped",

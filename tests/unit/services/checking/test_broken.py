@@ -242,10 +242,17 @@ def test_a_taken_port_is_found_and_a_port_that_two_have(project: Project) -> Non
         taken.listen()
         port = taken.getsockname()[1]
         project.keys["broker.work_endpoint"] = f"tcp://127.0.0.1:{port}"
+        findings = project.findings(code=False)
+        assert not failures(findings)
+        (found,) = [each for each in findings if "taken by" in each.text]
+        assert (found.status, f"broker.work_endpoint {port}; gspo run takes others" in found.text) == ("note", True)
+        del project.keys["broker.work_endpoint"]
+        project.keys |= {"rollout.num_servers": 1, "rollout.server_port": port}
         found = the_failure(project.findings(code=False))
-        assert f"broker.work_endpoint {port}" in found.text
+        assert f"rollout.server_port {port}" in found.text
         assert "ss -ltnp" in found.way_out
-    project.keys["learner.metrics_port"] = port
+    del project.keys["rollout.server_port"]
+    project.keys |= {"broker.work_endpoint": f"tcp://127.0.0.1:{port}", "learner.metrics_port": port}
     doubled = the_failure(project.findings(code=False))
     assert doubled.text == f"broker.work_endpoint and learner.metrics_port are both {port}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.completion import SHELLS, completion_script
-from services.cli.main import _parser
+from services.cli.command_line import command_line
 
 ROOT = Path(__file__).parents[4]
 HELP_CPU_S = 0.3
@@ -33,14 +33,14 @@ def test_help_takes_next_to_no_time() -> None:
 
 
 def test_help_loads_no_library() -> None:
-    program = "import sys, services.cli.main as main; main._parser(); print(*sys.modules)"
+    program = "import sys, services.cli.main as main; main.command_line(); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=ROOT
     ).stdout.split()
     assert not {"pydantic", "structlog", "rich", "msgspec", "zmq", "asyncio", "numpy"} & set(loaded)
 
 
-@pytest.mark.parametrize("words", ["--help", "environments", "completion bash", "check examples/arithmetic.toml"])
+@pytest.mark.parametrize("words", ["--help", "environments", "completion bash", "check --settings examples/arithmetic.toml"])
 def test_a_reader_that_leaves_early_is_no_error(words: str) -> None:
     command = f"{' '.join(gspo(*words.split()))} | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
@@ -58,7 +58,7 @@ def completed(script: str, *words: str) -> set[str]:
 
 
 def test_bash_completes_commands_and_their_options() -> None:
-    script = completion_script(_parser(), "bash")
+    script = completion_script(command_line(), "bash")
     assert completed(script, "gspo", "re") == {"record", "release", "replay", "restore"}
     assert completed(script, "gspo", "run", "--") == {"--set", "--plain", "--quiet", "--help"}
     assert completed(script, "gspo", "track", "--t") == {"--to"}
@@ -67,7 +67,7 @@ def test_bash_completes_commands_and_their_options() -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_command_is_in_every_shells_script(shell: str) -> None:
-    script = completion_script(_parser(), shell)
+    script = completion_script(command_line(), shell)
     for name in ("run", "track", "check", "env", "doctor", "completion"):
         assert f" {name}" in script
     program = shutil.which(shell)

@@ -57,13 +57,13 @@ def test_every_action_token_is_kept_under_its_trajectory(tmp_path: Path) -> None
 
 
 def test_the_numbers_are_those_of_the_loss(tmp_path: Path) -> None:
-    part, metrics = train(tmp_path, random_groups(4, 3, seed=1))
+    part, metrics = train(tmp_path, random_groups(4, 3, seed=2))
     column = {name: part.stats_SC[:, at] for at, name in enumerate(part.columns)}
     present = column["num_tokens_S"] > 0
     assert (column["clipped_high_S"] + column["clipped_low_S"])[present].mean() == pytest.approx(
         metrics["clip_fraction/all"], abs=1e-9
     )
-    assert metrics["clip_fraction/all"] > 0
+    assert set(part.clip_T.tolist()) == {0, 1, 2}
     ends = np.cumsum(part.counts_S)
     for at, (end, count) in enumerate(zip(ends.tolist(), part.counts_S.tolist(), strict=True)):
         tokens = slice(end - count, end)

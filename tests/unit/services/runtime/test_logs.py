@@ -130,7 +130,8 @@ def test_new_names_do_not_get_new_lines_without_end() -> None:
 def test_lines_go_to_standard_error_as_it_is_then_so_that_a_live_table_can_show_them_above() -> None:
     program = (
         "import io, sys, structlog; from services.runtime.logs import configure_logging; configure_logging('x'); "
-        "log = structlog.get_logger(); log.info('before'); own = sys.stderr; sys.stderr = io.StringIO(); log.info('during'); "
+        "log = structlog.get_logger(); log.info('before'); "
+        "own = sys.stderr; sys.stderr = io.StringIO(); log.info('during'); "
         "shown, sys.stderr = sys.stderr.getvalue(), own; log.info('after'); print('during' in shown)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -14,8 +14,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
 from services.broker.store import LEDGER_FILE
-from services.runs.reading import open_run
-from services.runs.view import Answers, LearnerNumbers, ViewServer, WatchedRun, watched_runs
+from services.runs.reading import OpenRun, open_run
+from services.runs.view import LearnerNumbers, PageAnswers, ViewServer, WatchedRun, watched_run, watched_runs
 from services.runtime.clock import MonotonicClock
 from tests.support.processes.small_run import write_small_run
 
@@ -43,7 +43,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
 
     async def serve(*directories: Path, token: str = "") -> Client:
         runs = watched_runs(directories, MonotonicClock())
-        server = ViewServer(runs, Answers(runs, LearnerNumbers(tmp_path / "cache")), token)
+        server = ViewServer(runs, PageAnswers(runs, LearnerNumbers(tmp_path / "cache")), token)
         client: Client = TestClient(TestServer(server.application()))
         await client.start_server()
         clients.append(client)
@@ -251,3 +251,20 @@ async def test_looking_changes_no_file_of_the_run(run: Path, serve: Serve) -> No
     for path in ("/api/runs", "/api/runs/run/overview", "/api/runs/run/groups?batch=0", "/api/runs/run/trajectories/5"):
         await answer(client, path)
     assert state() == before
+
+
+async def test_a_run_where_nothing_can_be_written_is_opened_once_for_many_looks(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite may need a copy of the ledger there, which must not be made for every request."""
+    monkeypatch.setattr(watched_run, "access", lambda path, mode: False)
+    watched = WatchedRun("run", run, MonotonicClock())
+
+    def look() -> OpenRun:
+        with watched.opened() as opened:
+            assert opened.facts().num_batches == 3
+            return opened
+
+    first, second = await watched.call(look), await watched.call(look)
+    watched.close()
+    assert first is second
