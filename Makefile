@@ -26,7 +26,7 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: help setup demo demo-calculator demo-agent demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
-	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-pipeline bench-update bench-trl bench-weights \
+	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-sandbox bench-pipeline bench-update bench-trl bench-weights \
 	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-view test-trackers test-sandbox test-deploy test-pods test-faults test-ranks test-gpu \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images clean
 
@@ -106,6 +106,9 @@ bench-update: setup ## what a weight update costs SGLang in the middle of its an
 
 bench-agents: setup ## what an agent's episode costs beside an environment's, and 200 agents that wait in a tool
 	$(BIN)/python -m benchmarks.agent_cost
+
+bench-sandbox: setup ## runs a second in sandboxes, beside bare processes; needs bubblewrap
+	$(BIN)/python -m benchmarks.sandbox_rate
 
 bench-pipeline: setup models/tiny/config.json ## the whole run, compared with SGLang alone and the learner alone, asynchronous and synchronous
 	$(BIN)/python -m benchmarks.pipeline --plot docs/evidence/images/pipeline.png --json runs/pipeline.json

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.completion import SHELLS, completion_script
 from services.cli.command_line import command_line
+from services.cli.completion import SHELLS, completion_script
 
 ROOT = Path(__file__).parents[4]
 HELP_CPU_S = 0.3
