@@ -197,6 +197,7 @@ def _lie(lease: Lease, version: int) -> tuple[Chunk, dict[str, Any]]:
         num_tokens=len(segments),
         segments=segments,
         version_runs=[prompt, token][-len(segments) :],
+        state={},
     )
     tokens = {"token_ids": np.full(len(segments), 1, dtype="<i4"), "logprobs": np.full(len(segments), -1.0, dtype="<f4")}
     return chunk, tokens

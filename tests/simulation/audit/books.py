@@ -61,6 +61,8 @@ class Durable:
     chunks: dict[int, list[StoredChunk]] = field(default_factory=dict)
     journals: dict[int, list[bytes]] = field(default_factory=dict)
     """Entries by trajectory, until its group is archived."""
+    granted: dict[int, int] = field(default_factory=dict)
+    """By trajectory: the version of the engine that got its last lease."""
     batches: dict[int, BatchRow] = field(default_factory=dict)
     versions: dict[int, VersionRow] = field(default_factory=dict)
     trained: list[TrainedRow] = field(default_factory=list)

@@ -170,6 +170,7 @@ class DiskAudit(AgentAudit):
         granted = row.epoch - (0 if former is None else former.epoch)
         if not granted:
             return
+        durable.granted[row.trajectory_id] = row.lease_version
         is_hostile = row.holder_peer.startswith("hostile")  # It says what it likes about its engine, and has none.
         self.require(
             is_hostile or row.lease_version == 0 or row.lease_version in self.served[row.holder_session],
@@ -222,6 +223,13 @@ class DiskAudit(AgentAudit):
             lambda: f"trajectory {chunk.trajectory_id}: epoch {chunk.epoch} writes, but its lease is {row}",
         )
         segments, runs = header_of(chunk)
+        granted = self.durable.granted[chunk.trajectory_id]
+        oldest = min((run.version for run in runs if run.version != -1), default=granted)
+        self.require(
+            oldest >= granted,
+            "G4 an engine's versions do not go back",
+            lambda: f"trajectory {chunk.trajectory_id}: version {oldest} under a lease of an engine at version {granted}",
+        )
         placed = self.log_of(chunk.trajectory_id).append(segments, np.frombuffer(chunk.token_ids, "<i4").tolist())
         former.append(chunk)
         self.happened["trajectory resumed"] += int(len(former) > 1 and former[-2].epoch < chunk.epoch)
