@@ -42,7 +42,11 @@ def modules_of_the_checkout() -> set[str]:
     return {
         str(Path(RENAMED.get(package, package)) / path.relative_to(ROOT / package))
         for package in PACKAGES
-        for path in [*(ROOT / package).rglob("*.py"), ROOT / package / "py.typed"]
+        for path in [
+            *(ROOT / package).rglob("*.py"),
+            ROOT / package / "py.typed",
+            *(ROOT / package).glob("runs/view/page/*"),
+        ]
     }
 
 

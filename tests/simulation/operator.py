@@ -123,7 +123,7 @@ class HostileProcess:
                 link = self._link(context, BATCH, f"{HOSTILE}-thief-{number}")
                 answer = await link.hello("operator", "learner", holder)
                 link.channel.close()
-                taken = isinstance(answer, Welcome) and audit.holder == holder
+                taken = isinstance(answer, Welcome) and audit.holder == holder == audit.durable.learner_session
                 audit.require(not taken, IDENTITY, lambda: "an operator is welcomed with the learner's session")
             await asyncio.sleep(1.0)
 

@@ -68,6 +68,8 @@ class Durable:
     trained: list[TrainedRow] = field(default_factory=list)
     set_aside: dict[int, SetAsideRow] = field(default_factory=dict)
     next_batch_checkpointed: int = 0
+    learner_session: str = ""
+    """Which has the run; a broker that dies may have nobody told."""
 
     @property
     def newest_version(self) -> int:

@@ -15,6 +15,7 @@ from services.broker.rows import (
     GroupRow,
     JournalRow,
     Row,
+    RunRow,
     SetAsideRow,
     TrainedRow,
     TrajectoryRow,
@@ -87,6 +88,8 @@ class DiskAudit(AgentAudit):
         match row:
             case TrajectoryRow():
                 self._trajectory(row)
+            case RunRow():
+                self.durable.learner_session = row.learner_session
             case VersionRow():
                 newest = durable.versions.get(durable.newest_version)
                 again = newest is not None and row == replace(newest, endpoint=row.endpoint)
@@ -223,7 +226,7 @@ class DiskAudit(AgentAudit):
             lambda: f"trajectory {chunk.trajectory_id}: epoch {chunk.epoch} writes, but its lease is {row}",
         )
         segments, runs = header_of(chunk)
-        granted = self.durable.granted[chunk.trajectory_id]
+        granted = self.durable.granted.get(chunk.trajectory_id, 0)
         oldest = min((run.version for run in runs if run.version != -1), default=granted)
         self.require(
             oldest >= granted,
