@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 from services.sandbox import LocalOptions, LocalSandbox, SandboxLimits
-from services.sandbox.local import PYTHON
 
 SCRIPT = b"a, b = map(int, input().split())\nprint(a + b)\n"
 LIMITS = SandboxLimits(wall_s=10, cpu_s=5)
@@ -42,7 +41,7 @@ async def bare(script: Path, at_once: int, num_runs: int) -> float:
     async def part() -> None:
         for index in range(num_runs // at_once):
             process = await asyncio.create_subprocess_exec(
-                str(PYTHON), "-I", str(script), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+                str(LocalOptions().python), "-I", str(script), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
             )
             said, _ = await process.communicate(f"{index} 1".encode())
             assert said == f"{index + 1}\n".encode()

@@ -16,7 +16,6 @@ import structlog
 
 from services.sandbox.frames import frame, read_frame
 from services.sandbox.interface import (
-    LimitName,
     RunOutcome,
     SandboxError,
     SandboxLimits,
@@ -33,16 +32,6 @@ GRACE_S: Final = 10.0
 """A keeper ends a run at its limit; one that has said nothing for so long after it is ended itself."""
 STDERR_BYTES: Final = 4096
 PYTHON: Final = Path(sys.executable).resolve()
-
-
-class _Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """What a keeper says of a run."""
-
-    exit_code: int | None
-    signal: int | None
-    limit: LimitName | None
-    wall_s: float
-    cpu_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +73,12 @@ class LocalBox:
         argv = [_in_box(command[1]), *command[2:]] if python else [_in_box(command[0], plain=True), *command[1:]]
         request = {"do": "run", "argv": argv, "python": python, "prepares": prepares, "limits": asdict(limits)}
         header, outputs = await self._ask(request, [stdin], limits.wall_s + GRACE_S)
-        try:
-            answer = msgspec.convert(header, _Answer)
-        except msgspec.ValidationError as error:
-            raise SandboxError(f"the sandbox's answer is not one: {error}") from error
         if len(outputs) != 2:
             raise SandboxError("the sandbox's answer has no outputs")
-        return RunOutcome(**msgspec.structs.asdict(answer), stdout=outputs[0], stderr=outputs[1])
+        try:
+            return msgspec.convert({**header, "stdout": outputs[0], "stderr": outputs[1]}, RunOutcome)
+        except msgspec.ValidationError as error:
+            raise SandboxError(f"the sandbox's answer is not one: {error}") from error
 
     async def _ask(
         self, header: Mapping[str, Any], blobs: list[bytes], patience_s: float

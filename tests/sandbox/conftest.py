@@ -1,7 +1,9 @@
 """Boxes of real bubblewrap."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from services.sandbox import Box, LocalOptions, LocalSandbox, RunOutcome, SandboxLimits
@@ -19,3 +21,15 @@ async def python(box: Box, text: str, limits: SandboxLimits = LIMITS, stdin: byt
     """A script's run."""
     await box.put({"script.py": text.encode()})
     return await box.run(["python", "script.py"], limits, stdin)
+
+
+def below(pid: int) -> list[int]:
+    """Processes that ``pid`` has started, and theirs. By their numbers alone: psutil compares times that may jump."""
+    found = [pid]
+    parents = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess):
+            parents[process.pid] = process.ppid()
+    for parent in found:
+        found += [child for child, of in parents.items() if of == parent]
+    return found[1:]

@@ -11,8 +11,7 @@ import pytest
 
 from services.sandbox import Box
 from services.sandbox.walls import VARIABLES
-from tests.sandbox.conftest import LIMITS, python
-from tests.sandbox.test_leaks import below
+from tests.sandbox.conftest import LIMITS, below, python
 
 pytestmark = pytest.mark.sandbox
 

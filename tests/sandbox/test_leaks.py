@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from services.sandbox import LocalOptions, LocalSandbox, SandboxError
-from tests.sandbox.conftest import LIMITS
+from tests.sandbox.conftest import LIMITS, below
 
 pytestmark = pytest.mark.sandbox
 
@@ -22,7 +20,7 @@ NUM_RUNS = int(os.environ.get("GSPO_TEST_RUNS", "300"))
 PARENT = """
 import asyncio, sys
 from services.sandbox import LocalOptions, LocalSandbox
-from tests.sandbox.conftest import LIMITS
+from tests.sandbox.conftest import LIMITS, below
 async def main():
     async with LocalSandbox(LocalOptions(places=1, spare=1)).opened() as sandbox, sandbox.box() as box:
         await box.put({"script.py": b"import os\\nos.fork()\\nprint(input(), flush=True)\\nwhile True: pass"})
@@ -40,18 +38,6 @@ def mounts() -> list[str]:
 
 def files_in(folder: str) -> set[str]:
     return {name for name in os.listdir(folder) if name.startswith(("bwrap", "gspo-sandbox"))}
-
-
-def below(pid: int) -> list[int]:
-    """Processes that ``pid`` has started, and theirs. By their numbers alone: psutil compares times that may jump."""
-    found = [pid]
-    parents = {}
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess):
-            parents[process.pid] = process.ppid()
-    for parent in found:
-        found += [child for child, of in parents.items() if of == parent]
-    return found[1:]
 
 
 @pytest.fixture
