@@ -16,7 +16,7 @@ CONFIG ?= examples/arithmetic.toml
 RUN_ARGS ?=
 DOCKER ?= docker
 DOCKER_ARGS ?=
-IMAGES ?= broker cpu rollout learner
+IMAGES ?= broker cpu rollout learner sandbox
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Real data sets for tests and examples: a folder that holds gsm8k/train.jsonl and gsm8k/test.jsonl.
 export GSPO_DATA_DIR ?= ../shared/data
@@ -25,9 +25,10 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo demo-calculator demo-agent demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-loss bench-broker \
-	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-sandbox bench-pipeline bench-update bench-trl bench-weights \
-	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-view test-trackers test-sandbox test-deploy test-pods test-faults test-ranks test-gpu \
+.PHONY: help setup demo demo-calculator demo-agent demo-code demo-verifiers demo-gsm8k demo-seeds demo-clip study bench-dynamic-sampling bench-loss bench-broker \
+	bench-slow-learner bench-resume bench-autoscaling bench-step bench-logprobs bench-agents bench-sandbox bench-pipeline bench-update bench-trl bench-weights bench-parts \
+	bench-stalls test lint types contracts unit unit-alone unit-processes test-demo test-wheel test-parity test-adapters test-view test-trackers test-sandbox test-sandbox-leaks test-deploy test-pods test-faults test-ranks test-gpu \
+	gpu-report gpu-pack \
 	test-monitoring test-soak test-storm kills fuzz monitor docs-settings images clean
 
 help: ## list the targets
@@ -51,6 +52,9 @@ models/tiny/config.json: | setup
 models/tools/config.json: | setup
 	$(BIN)/gspo model tiny models/tools --tools
 
+models/programs/config.json: | setup
+	$(BIN)/gspo model tiny models/programs --programs
+
 demo: models/tiny/config.json ## run the main job: arithmetic, 2 SGLang servers, about 4 minutes
 	$(BIN)/gspo run $(CONFIG) $(RUN_ARGS)
 
@@ -59,6 +63,9 @@ demo-calculator: ## the demo with multi-turn tool use
 
 demo-agent: models/tools/config.json ## an agent with tools, written with the openai package, learns to use them
 	$(BIN)/gspo run examples/agent.toml $(RUN_ARGS)
+
+demo-code: models/programs/config.json ## small programs, scored by hidden tests in the sandbox; needs bubblewrap
+	$(BIN)/gspo run examples/code.toml $(RUN_ARGS)
 
 demo-verifiers: $(ADAPTERS)/verifiers/.installed models/tiny/config.json ## an environment written for verifiers, in a Python of its own; needs the package index
 	$(ADAPTERS)/verifiers/bin/python -m pip --disable-pip-version-check install --quiet --no-deps examples/verifiers_sums
@@ -75,16 +82,22 @@ demo-seeds: setup ## the demo on three seeds, with the table of docs/evidence/re
 	$(BIN)/python benchmarks/demo_seeds.py --config $(CONFIG) --seeds 0 1 2
 
 demo-clip: setup ## how much the demo clips, synchronous and asynchronous, by anchor and clip range
-	$(BIN)/python benchmarks/demo_clip.py --seeds 0
+	$(BIN)/python benchmarks/demo_clip.py --seeds 0 1 2
 
 study: setup ## GSPO and related objectives on one task, several seeds, with tables and plots
 	$(BIN)/python -m benchmarks.study --jobs 2 --again
+
+bench-dynamic-sampling: setup ## the demo with and without dynamic sampling, three seeds: batches and tokens to 0.85
+	$(BIN)/python -m benchmarks.data.dynamic_sampling
 
 bench-loss: setup ## time and memory of the loss and its backward, compared with plain policy gradient
 	$(BIN)/python benchmarks/loss_cost.py
 
 bench-broker: setup ## intake of one broker, compared with raw SQLite and raw sockets, with and without CURVE
 	$(BIN)/python -m benchmarks.broker_intake
+
+bench-parts: setup ## a batch of 128 x 16 x 32,768 tokens from the ledger to two ranks: memory, and time beside a raw copy
+	$(BIN)/python -m benchmarks.batch_parts --json runs/batch_parts.json
 
 bench-slow-learner: setup ## ten minutes with a learner that is far too slow: what waits, and what waiting costs
 	$(BIN)/python -m benchmarks.slow_learner --batches 10 --train-s 60
@@ -146,7 +159,7 @@ unit-alone:
 unit-processes:
 	$(BIN)/python -m pytest -m "$(UNMARKED)" tests/integration
 
-test-demo: setup models/tiny/config.json models/tools/config.json ## whole demo runs: three seeds, and kills of each process
+test-demo: setup models/tiny/config.json models/tools/config.json models/programs/config.json ## whole demo runs: three seeds, and kills of each process
 	$(BIN)/python -m pytest -m demo
 
 test-wheel: setup ## the built wheel: the loss with only torch, a whole run inside a user's project; needs the package index
@@ -188,6 +201,9 @@ test-sandbox: setup ## hostile programs in real sandboxes, as root and as an ord
 	    HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(CURDIR):$(CURDIR)/$(VENV)/lib/python3.11/site-packages" \
 	    setpriv --reuid=12345 --regid=12345 --clear-groups /usr/bin/python3.11 -m pytest -m sandbox -p no:cacheprovider tests/sandbox
 
+test-sandbox-leaks: setup ## 10,000 runs in sandboxes, here and over HTTP, and kill -9 of whoever started them: nothing is left; needs bubblewrap
+	GSPO_TEST_RUNS=10000 $(BIN)/python -m pytest -m sandbox --timeout 3600 tests/sandbox/test_leaks.py
+
 test-trackers: $(TRACKERS)/.installed ## TensorBoard, Weights & Biases, MLflow and Trackio: what they store is what metrics.jsonl has; needs the package index
 	$(TRACKERS)/bin/python -m pytest -m trackers tests/trackers
 
@@ -211,6 +227,12 @@ test-ranks: setup ## the learner on four ranks: gradients, clipping, resume on o
 
 test-gpu: setup ## the learner on one GPU: NCCL, bfloat16, variable-length attention, memory, tokens/s and MFU; needs a CUDA build of torch
 	$(BIN)/python -m pytest -m gpu -s tests/gpu
+
+gpu-report: models/tiny/config.json ## what only a GPU can show, most telling first, in half an hour: runs/gpu-report/report.json
+	$(BIN)/python -m tests.gpu.half_hour --out runs/gpu-report
+
+gpu-pack: setup ## an archive for PYTHONPATH of a GPU machine without a package index: make gpu-pack GPU_PYTHON=/path/to/python3.12
+	$(GPU_PYTHON) -m tests.gpu.half_hour.pack gpu-site.tar.xz
 
 test-pods: setup models/tiny/config.json ## the demo and its scaling as on Kubernetes, with network namespaces as pods; needs root, kubectl, nft
 	@command -v nft >/dev/null || { echo "nft not found: install nftables (Debian: apt-get install nftables)"; exit 1; }

@@ -111,12 +111,12 @@ async def opened(directory: Path, engine: Engine, settings: Settings) -> AsyncIt
     found: dict[str, EpisodeRunner] = {
         "environment": EnvironmentLoop(
             environment=Talk(), tokenizer=tokenizer, engine=engine, rewards=ScriptedRewards(), broker=broker,  # type: ignore[arg-type]
-            may_generate=may_generate, sampling=settings.sampling, max_turns=TURNS, chunk_tokens=64, metrics=metrics,
+            may_generate=may_generate, max_turns=TURNS, chunk_tokens=64, metrics=metrics,
         )
     }  # fmt: skip
     shared = EpisodeShared(
         renderer=create_renderer(tokenizer, "template"), engine=engine, broker=broker, may_generate=may_generate,
-        sampling=settings.sampling, limits=trajectory_limits(256), chunk_tokens=64, metrics=metrics, wall_s=lambda: 0.0,
+        limits=trajectory_limits(256), chunk_tokens=64, metrics=metrics, wall_s=lambda: 0.0,
     )  # fmt: skip
     async with AsyncExitStack() as stack:
         for name, function in {**KINDS, **BESIDE}.items():

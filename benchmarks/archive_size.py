@@ -21,12 +21,14 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from protocol.messages import Chunk, Segment, VersionRun
+from protocol.messages import Chunk, GroupSampling, Segment, VersionRun
 from services.broker.metrics import BrokerMetrics
 from services.broker.retention import Retention
 from services.broker.rows import BatchRow, BatchStats, CheckpointedRow, GroupRow, Row, TrajectoryRow
 from services.broker.store import LEDGER_FILE, RowChanges, Store, stored_chunk
 from services.runtime.clock import MonotonicClock
+
+SAMPLING = GroupSampling(1.0, 8191, 8192, 8192)
 
 LENGTH, GROUP_SIZE, PROMPT_TOKENS, CHUNK_TOKENS = 8000, 8, 150, 64
 VOCABULARY = 2048
@@ -121,9 +123,17 @@ def rows_of(index: int) -> list[Row]:
         for member in range(GROUP_SIZE)
     ]  # fmt: skip
     group = GroupRow(
-        group_id=index, split="train", prompt=index, task_index=index, evaluation=None, status="batched", batch=index
+        group_id=index,
+        split="train",
+        prompt=index,
+        task_index=index,
+        evaluation=None,
+        status="batched",
+        batch=index,
+        sampling=SAMPLING,
     )
-    return [group, *members, BatchRow(index=index, policy_version=index + 1, group_ids=(index,), stats=stats)]
+    batch = BatchRow(index=index, policy_version=index + 1, group_ids=(index,), stats=stats, samplings=(SAMPLING,))
+    return [group, *members, batch]
 
 
 async def archive(directory: Path, num_groups: int) -> tuple[float, float, list[float]]:

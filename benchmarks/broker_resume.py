@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from protocol.messages import Chunk, Segment, VersionRun
+from protocol.messages import Chunk, GroupSampling, Segment, VersionRun
 from services.broker.ledger import Ledger, LedgerConfig, batch_stats
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.rows import BatchRow, CheckpointedRow, GroupRow, Row, TrainedRow, TrajectoryRow, VersionRow
@@ -26,6 +26,9 @@ from services.broker.store import LEDGER_FILE, RowChanges, Store, stored_chunk
 from services.runs.audit import audit_run
 from services.runtime.settings import Settings, write_run_settings
 from services.runtime.settings.sections import BatchSection, Run
+from services.schedules import RunSchedules
+
+SAMPLING = GroupSampling(1.0, 16, 256, 256)
 
 GROUP_SIZE, GROUPS_PER_BATCH, CHUNK_TOKENS, PROMPT_TOKENS = 8, 32, 40, 8
 ACTION_TOKENS = 2 * CHUNK_TOKENS - PROMPT_TOKENS
@@ -106,6 +109,7 @@ def write_ledger(directory: Path, num_trajectories: int, *, fingerprint: str = "
                         prompt=group_id,
                         task_index=group_id,
                         evaluation=None,
+                        sampling=SAMPLING,
                         status="open" if status == "open" else "batched",
                         batch=None if under_way else batch,
                     )
@@ -114,7 +118,15 @@ def write_ledger(directory: Path, num_trajectories: int, *, fingerprint: str = "
             line: dict[str, Any] = {"event": "batch", "batch": batch, "policy_version": version + 1, "time_s": float(batch)}
             if not under_way:
                 ids = tuple(group[0].group_id for group in groups)
-                rows.append(BatchRow(index=batch, policy_version=version, group_ids=ids, stats=batch_stats(version, groups)))
+                rows.append(
+                    BatchRow(
+                        index=batch,
+                        policy_version=version,
+                        group_ids=ids,
+                        stats=batch_stats(version, groups),
+                        samplings=(SAMPLING,) * len(ids),
+                    )
+                )
                 checkpointed = CheckpointedRow(next_batch=min(batch + 1, last_checkpointed))
                 rows += [TrainedRow(index=batch, policy_version=version + 1), checkpointed]
                 line |= {f"metric_{number}": number / 7 for number in range(NUM_METRICS)}
@@ -128,7 +140,8 @@ def resume(directory: Path) -> None:
     with Store(directory / LEDGER_FILE, fingerprint="f", run_id="benchmark") as store:
         config = LedgerConfig(
             run_id=store.run_id, fingerprint="f", seed=0, num_batches=10**6, group_size=GROUP_SIZE,
-            groups_per_batch=GROUPS_PER_BATCH, max_lag=2, max_tokens=256, lease_s=15.0, idle_lease_s=900.0, max_attempts=4,
+            groups_per_batch=GROUPS_PER_BATCH, max_lag=2, schedules=RunSchedules(Settings()),
+            lease_s=15.0, idle_lease_s=900.0, max_attempts=4,
             failure_budget=20, evaluate_every_batches=0, num_eval_tasks=0, num_train_tasks=None,
         )  # fmt: skip
         ledger = Ledger(config, store.contents(), 0.0)

@@ -1,9 +1,12 @@
-"""Digests that both ends of the weight channel compute: BLAKE2b-256, hexadecimal."""
+"""Digests that both ends of a channel compute, of weights and of batches: BLAKE2b-256, hexadecimal."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from protocol.messages import TensorInfo
+import numpy as np
+
+from protocol.messages import BatchPart, TensorInfo
 
 
 def tensor_digest(data: bytes | bytearray | memoryview) -> str:
@@ -17,4 +20,14 @@ def version_digest(tensors: Iterable[TensorInfo]) -> str:
     for tensor in tensors:
         shape = "x".join(str(size) for size in tensor.shape)
         state.update(f"{tensor.name}\0{tensor.dtype}\0{shape}\0{tensor.digest}\n".encode())
+    return state.hexdigest()
+
+
+def part_digest(index: int, part: int, arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    """Digest of one part of a batch: over its place, and its little-endian arrays in the order of the message."""
+    state = hashlib.blake2b(f"{index} {part}\n".encode(), digest_size=32)
+    for name in BatchPart.ARRAYS:
+        array = np.ascontiguousarray(arrays[name])
+        state.update(f"{name} {len(array)}\n".encode())
+        state.update(array.reshape(-1).view(np.uint8).data)
     return state.hexdigest()

@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-PROTOCOL_VERSION: Final = 8
+PROTOCOL_VERSION: Final = 9
 
 MAX_HEADER_BYTES: Final = 1024 * 1024
 """The header of most messages; also bounds tasks and environment states."""
@@ -41,10 +41,18 @@ MAX_REWARD: Final = 1e6
 """Sum of the absolute rewards of one trajectory's turns: no sum, variance or gradient that follows from it can overflow."""
 MAX_COMPONENTS: Final = 16
 """Named components of one trajectory's reward; each becomes a metric."""
+MAX_TEMPERATURE: Final = 10.0
+"""Of sampling."""
 MIN_LOGPROB: Final = -1e4
 """No sampler in float32 draws a token that is less likely."""
 MAX_LEASES_PER_MESSAGE: Final = 4096
 MAX_TRAJECTORIES_PER_BATCH: Final = 65_536
+MAX_BATCH_TOKENS: Final = 2**32
+"""Tokens of a batch: no message holds them all, but whoever is told of a batch makes room for its share of them."""
+MAX_PART_TOKENS: Final = 2**20
+"""Tokens of one part of a batch: with a segment and a version run for each, its arrays have 40 MiB."""
+MAX_PARTS_AHEAD: Final = 16
+"""Parts of a batch that one request may ask for."""
 MAX_TENSORS: Final = 2_000_000
 MAX_WEIGHT_CHUNK_BYTES: Final = 1024 * 1024
 MAX_DELTA_BUCKET_ELEMENTS: Final = 4 * 1024 * 1024
@@ -54,6 +62,8 @@ MAX_DELTA_BUCKETS: Final = 262_144
 MAX_SOURCES: Final = 16
 """Rollouts that a manifest names as sources of the same bytes."""
 MAX_METRICS: Final = 4096
+MAX_SET_NAME: Final = 64
+"""Characters of the name of an evaluation set."""
 MAX_EVALUATIONS: Final = 65_536
 """Evaluations of a run that a learner is told of at once."""
 MAX_BATCHES_RELEASED: Final = 4096
@@ -97,7 +107,7 @@ CURVE_OVERHEAD_BYTES: Final = 1024
 """ZeroMQ applies a frame limit to the encrypted frame, which is a little longer."""
 
 TURNS_PER_BATCH: Final = 2**20
-"""Turns of a batch's trajectories together: so many fit its frames (MAX_FRAME_BYTES), and these MAX_MESSAGE_BYTES."""
+"""Turns of a batch's trajectories together: a batch's rewards and sequences fit the frames of its message."""
 SEGMENTS_PER_TURN: Final = 2
 RUNS_PER_TURN: Final = 4
 """Two more than its segments need, for versions that change during a turn."""

@@ -37,7 +37,7 @@ _RENAMED: Final = {
     "broker.reception": "broker.sessions",
     "broker.record": "broker.metrics_file",
     "broker.records": "broker.rows",
-    "broker.tasks": "broker.ledger.task_order",
+    "broker.tasks": "broker.ledger.sampling.task_order",
     "broker.ledger.token_versions": "broker.ledger.intake",
     "broker.tokens": "broker.ledger.intake",
     "broker.work": "broker.ledger.leases",

@@ -6,11 +6,26 @@ travel as raw frames behind the header (see ``protocol.codec``) and are named by
 
 from typing import get_args
 
-from protocol.messages.base import Count, Message, Name, Plain, Reason, Role, Segment, Split, Version, VersionRun
+from protocol.messages.base import (
+    Count,
+    GroupSampling,
+    Message,
+    Name,
+    Plain,
+    Reason,
+    Role,
+    Segment,
+    Split,
+    TrainingValues,
+    Version,
+    VersionRun,
+)
 from protocol.messages.batch import (
     Batch,
     BatchFailed,
     BatchItem,
+    BatchPart,
+    BatchPartRequest,
     BatchPending,
     BatchRequest,
     Checkpointed,
@@ -55,7 +70,7 @@ from protocol.messages.work import (
 AnyMessage = (
     Hello | Goodbye | Welcome | Refused | Ack
     | LeaseRequest | Lease | NoLease | Chunk | Journal | Finish | Release | LeaseEnded | Heartbeat | Pulse
-    | BatchRequest | BatchPending | Batch | SkipBatch | EndOfRun | Evaluated
+    | BatchRequest | BatchPending | Batch | BatchPartRequest | BatchPart | SkipBatch | EndOfRun | Evaluated
     | Published | Trained | BatchFailed | Checkpointed | Resume
     | ManifestRequest | Manifest | WeightRequest | WeightChunk | WeightGone | Loaded
     | ProcessGroupRequest | ProcessGroup | BroadcastRequest
@@ -79,6 +94,8 @@ __all__ = [
     "Batch",
     "BatchFailed",
     "BatchItem",
+    "BatchPart",
+    "BatchPartRequest",
     "BatchPending",
     "BatchRequest",
     "BroadcastRequest",
@@ -90,6 +107,7 @@ __all__ = [
     "Evaluated",
     "Finish",
     "Goodbye",
+    "GroupSampling",
     "Heartbeat",
     "Hello",
     "Journal",
@@ -123,6 +141,7 @@ __all__ = [
     "StopRequest",
     "TensorInfo",
     "Trained",
+    "TrainingValues",
     "Version",
     "VersionRun",
     "VersionScore",

@@ -66,6 +66,33 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     as they begin, and may alternate."""
 
 
+class GroupSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """How the trajectories of one group are sampled. The broker decides it when the group begins, and it stays: members of a
+    group are compared, and the learner divides its logits by the same temperature.
+    """
+
+    temperature: Annotated[float, Meta(ge=0, le=limits.MAX_TEMPERATURE)]
+    """Divides the logits. 0, which takes the likeliest token, is for evaluations only."""
+    max_turn_tokens: Annotated[int, Meta(ge=1, le=2**53)]
+    """The most tokens of one action turn."""
+    max_tokens: Annotated[int, Meta(ge=2, le=2**53)]
+    """The most tokens of a sequence, prompt and observations included."""
+    max_episode_tokens: Annotated[int, Meta(ge=2, le=2**53)]
+    """The most tokens of a trajectory, over all its sequences."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Below 1 the least likely tokens are left out: in evaluations only, because such tokens cannot be trained on."""
+    top_k: Annotated[int, Meta(ge=-1, le=limits.MAX_VOCABULARY)] = -1
+    """How many of the likeliest tokens are left in; -1: all. In evaluations only."""
+
+
+class TrainingValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What the schedules give a batch's optimizer steps. None: not scheduled, and the learner's own setting holds."""
+
+    learning_rate: Annotated[float, Meta(gt=0)] | None = None
+    eps_low: Annotated[float, Meta(gt=0)] | None = None
+    eps_high: Annotated[float, Meta(gt=0)] | None = None
+
+
 def shortened(text: str) -> str:
     """``text`` as a Reason: its beginning, where it is too long for one."""
     most = limits.MAX_REASON_CHARS

@@ -13,10 +13,11 @@ from protocol.messages.base import (
     Message,
     Name,
     Reason,
+    TrainingValues,
     Version,
     check_tokens,
 )
-from protocol.messages.pieces import PIECE_ARRAYS, check_pieces
+from protocol.messages.pieces import SPAN_ARRAYS, check_rewards, check_spans
 
 
 class BatchRequest(Message, frozen=True, tag="batch_request"):
@@ -38,57 +39,118 @@ class BatchPending(Message, frozen=True, tag="batch_pending"):
 
 
 class BatchItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """One trajectory of a batch: how much of each of the batch's arrays is its own, next."""
+    """One trajectory of a batch: how many of the batch's tokens are its own, next, and of each array's rows."""
 
     trajectory_id: Count
     group_id: Count
-    num_tokens: Count
-    num_segments: Count
-    num_runs: Count
+    num_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_BATCH_TOKENS)]
+    num_sequences: Annotated[int, Meta(ge=0, le=limits.MAX_SEQUENCES)]
+    """Sequences that are trained: one without an action is not, unless it is the trajectory's only one."""
     num_turns: Count
+    oldest_version: Version
+    """Of an action token that is trained; 0 without any."""
     reason: Literal["done", "length"]
+    temperature: Annotated[float, Meta(gt=0, le=limits.MAX_TEMPERATURE)]
+    """At which its group was sampled."""
+    max_tokens: Annotated[int, Meta(ge=2, le=2**53)]
+    """The most tokens that a sequence of its group could have."""
 
 
 class Batch(Message, frozen=True, tag="batch"):
-    """Broker -> learner: whole groups for one policy version, in a recorded order.
+    """Broker -> learner: what whole groups for one policy version consist of, in a recorded order, without their tokens.
 
+    The tokens follow in parts, as one row of the items' tokens that is cut every ``part_tokens`` tokens; the first part
+    comes unasked. What a rank trains on is decided from this message alone.
     ``policy_version`` is the version for which the batch was first assembled: lag is counted from it, also when the batch
     is delivered again after a restart of the learner.
+
+    Arrays, end to end over the items: ``turn_rewards`` float64 [turns]; ``sequences`` int32 [sequences, 2]: tokens, and
+    action tokens among them.
     """
 
     LARGE_HEADER: ClassVar[bool] = True
 
-    ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32", "logprobs": "float32", **PIECE_ARRAYS}
+    ARRAYS: ClassVar[dict[str, str]] = {"turn_rewards": "float64", "sequences": "int32"}
 
     index: Count
     policy_version: Version
-    temperature: float
+    part_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_PART_TOKENS)]
     items: Annotated[list[BatchItem], Meta(min_length=1, max_length=limits.MAX_TRAJECTORIES_PER_BATCH)]
+    values: TrainingValues = TrainingValues()
+    """Recorded when the batch was assembled."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(item.num_tokens for item in self.items)
+
+    @property
+    def num_parts(self) -> int:
+        return -(-self.num_tokens // self.part_tokens)
+
+    def tokens_of(self, part: int) -> int:
+        """How many tokens a part has. Raises: ValueError for a part that the batch has not."""
+        if not 0 <= part < self.num_parts:
+            raise ValueError(f"part is {part}: batch {self.index} has {self.num_parts} parts, counted from 0")
+        return min(self.part_tokens, self.num_tokens - part * self.part_tokens)
 
     def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        num_tokens = sum(item.num_tokens for item in self.items)
-        check_tokens(arrays, num_tokens)
-        check_pieces(arrays, num_tokens)
+        if self.num_tokens > limits.MAX_BATCH_TOKENS:
+            raise ValueError(f"items have {self.num_tokens} tokens, {limits.MAX_BATCH_TOKENS} allowed (MAX_BATCH_TOKENS)")
+        check_rewards(arrays["turn_rewards"])
+        sequences = arrays["sequences"]
+        if sequences.ndim != 2 or sequences.shape[1] != 2:
+            raise ValueError(f"array sequences has shape {sequences.shape}, expected rows of 2")
         for name, counted in (
-            ("segments", sum(item.num_segments for item in self.items)),
-            ("version_runs", sum(item.num_runs for item in self.items)),
             ("turn_rewards", sum(item.num_turns for item in self.items)),
+            ("sequences", sum(item.num_sequences for item in self.items)),
         ):
             if len(arrays[name]) != counted:
                 raise ValueError(f"array {name} has {len(arrays[name])} rows, the items {counted}")
+        if ((sequences[:, 0] < 1) | (sequences[:, 1] < 0) | (sequences[:, 1] > sequences[:, 0])).any():
+            raise ValueError("array sequences holds a sequence without tokens, or with more action tokens than tokens")
 
     def split(
         self, arrays: Mapping[str, np.ndarray[Any, Any]]
-    ) -> Iterator[tuple[BatchItem, dict[str, np.ndarray[Any, Any]]]]:
-        """Each item with its parts of the arrays."""
-        at = dict.fromkeys(self.ARRAYS, 0)
+    ) -> Iterator[tuple[BatchItem, np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+        """Each item with its turn rewards and its sequences."""
+        turn = sequence = 0
         for item in self.items:
-            sizes = (item.num_tokens, item.num_tokens, item.num_segments, item.num_runs, item.num_turns)
-            parts = {}
-            for name, size in zip(self.ARRAYS, sizes, strict=True):
-                parts[name] = arrays[name][at[name] : at[name] + size]
-                at[name] += size
-            yield item, parts
+            rewards = arrays["turn_rewards"][turn : turn + item.num_turns]
+            yield item, rewards, arrays["sequences"][sequence : sequence + item.num_sequences]
+            turn, sequence = turn + item.num_turns, sequence + item.num_sequences
+
+
+class BatchPartRequest(Message, frozen=True, tag="batch_part_request"):
+    """Learner -> broker: wants ``count`` parts of batch ``index``, from ``part`` on; it has room for no more of them. What
+    does not come is asked for again: the same part is always the same bytes.
+    """
+
+    index: Count
+    part: Count
+    count: Annotated[int, Meta(ge=1, le=limits.MAX_PARTS_AHEAD)]
+
+
+class BatchPart(Message, frozen=True, tag="batch_part"):
+    """Broker -> learner: the tokens of batch ``index`` from ``part * part_tokens`` on, ``part_tokens`` of them or the rest.
+
+    Segments and version runs end where the part ends: the next part goes on with them. ``digest`` is that of the arrays and
+    of their place in the run (``protocol.digests.part_digest``).
+    """
+
+    ARRAYS: ClassVar[dict[str, str]] = {"token_ids": "int32", "logprobs": "float32", **SPAN_ARRAYS}
+
+    index: Count
+    part: Count
+    digest: Name
+
+    def check_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        num_tokens = arrays["token_ids"].size
+        if not 1 <= num_tokens <= limits.MAX_PART_TOKENS:
+            raise ValueError(
+                f"array token_ids has {num_tokens} tokens, 1 to {limits.MAX_PART_TOKENS} allowed (MAX_PART_TOKENS)"
+            )
+        check_tokens(arrays, num_tokens)
+        check_spans(arrays, num_tokens)
 
 
 class SkipBatch(Message, frozen=True, tag="skip_batch"):

@@ -14,7 +14,8 @@ import numpy as np
 
 from protocol.messages.base import Segment, SegmentKind, VersionRun
 
-PIECE_ARRAYS: Final[dict[str, str]] = {"segments": "int32", "version_runs": "int64", "turn_rewards": "float64"}
+SPAN_ARRAYS: Final[dict[str, str]] = {"segments": "int32", "version_runs": "int64"}
+PIECE_ARRAYS: Final[dict[str, str]] = {**SPAN_ARRAYS, "turn_rewards": "float64"}
 KINDS: Final[tuple[SegmentKind, ...]] = get_args(SegmentKind)
 ACTION: Final = KINDS.index("action")
 _WIDTHS: Final = {"segments": 4, "version_runs": 2}
@@ -57,6 +58,18 @@ def pieces_in(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Pieces:
 
 def check_pieces(arrays: Mapping[str, np.ndarray[Any, Any]], num_tokens: int) -> None:
     """Raises: ValueError with the array's name when it has another shape, impossible values, or covers other tokens."""
+    check_spans(arrays, num_tokens)
+    check_rewards(arrays["turn_rewards"])
+
+
+def check_rewards(turn_rewards: np.ndarray[Any, Any]) -> None:
+    """Raises: ValueError when this is not a list of finite numbers."""
+    if turn_rewards.ndim != 1 or not np.isfinite(turn_rewards).all():
+        raise ValueError("array turn_rewards is not a list of finite numbers")
+
+
+def check_spans(arrays: Mapping[str, np.ndarray[Any, Any]], num_tokens: int) -> None:
+    """The same for the arrays that cover tokens: segments and version runs."""
     for name, width in _WIDTHS.items():
         array = arrays[name]
         if array.ndim != 2 or array.shape[1] != width:
@@ -69,5 +82,3 @@ def check_pieces(arrays: Mapping[str, np.ndarray[Any, Any]], num_tokens: int) ->
         raise ValueError("array segments holds a kind, a turn or a sequence that does not exist")
     if (arrays["version_runs"][:, 0] < -1).any():
         raise ValueError("array version_runs holds a version below -1")
-    if arrays["turn_rewards"].ndim != 1 or not np.isfinite(arrays["turn_rewards"]).all():
-        raise ValueError("array turn_rewards is not a list of finite numbers")

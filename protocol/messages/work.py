@@ -11,6 +11,7 @@ from protocol import limits
 from protocol.messages.base import (
     ComponentName,
     Count,
+    GroupSampling,
     Message,
     Plain,
     Reason,
@@ -62,6 +63,7 @@ class Lease(Message, frozen=True, tag="lease"):
     split: Split
     task: Plain
     seed: Count
+    sampling: GroupSampling
     lease_s: float
     num_tokens: Count
     state: Plain | None
@@ -70,6 +72,8 @@ class Lease(Message, frozen=True, tag="lease"):
     """The last action segment is complete: the environment steps next."""
     num_entries: Count = 0
     """Of the journal."""
+    evaluation_set: Annotated[str, Meta(max_length=limits.MAX_SET_NAME)] = ""
+    """The named set whose environment and sampling it has; empty for those of training."""
 
     def check_plain(self) -> None:
         require_plain("task", self.task, limits.MAX_TASK_BYTES)

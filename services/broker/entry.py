@@ -1,7 +1,10 @@
 """Wiring of the broker process: settings -> parts -> run."""
 
 import asyncio
+import math
 import uuid
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -11,21 +14,25 @@ from prometheus_client import CollectorRegistry
 
 from gspo.environments import TaskSource
 from protocol.channels import BATCH, WORK
-from protocol.limits import MAX_FRAME_BYTES, MAX_HEADER_BYTES, MAX_TRAJECTORIES_PER_BATCH
-from services.broker.ledger import Ledger, LedgerConfig
+from protocol.limits import MAX_BATCH_TOKENS, MAX_HEADER_BYTES, MAX_TRAJECTORIES_PER_BATCH
+from services.broker.evaluation_sets import open_sets
+from services.broker.ledger import Ledger, LedgerConfig, SamplingRules, SetTerms, SourceShare
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
 from services.broker.quotas import MIN_PATIENCE_S
+from services.broker.refresh import Refresh, read_additions
 from services.broker.retention import Retention
+from services.broker.rows import LedgerContents
 from services.broker.service import BrokerService
 from services.broker.store import LEDGER_FILE, Store, StoreMismatch, StoreUnavailable
 from services.broker.upkeep import Upkeep
-from services.environments import create_environment, create_task_set
+from services.environments import MixedTasks, create_environment, create_task_set
 from services.runtime.clock import Clock, MonotonicClock
 from services.runtime.errors import ConfigurationError
 from services.runtime.net import Authenticator, RouterChannel, Security
 from services.runtime.settings import Settings, run_fingerprint, write_run_settings
 from services.runtime.telemetry import Health, TelemetryServer
+from services.schedules import RunSchedules
 
 log = structlog.get_logger()
 
@@ -38,8 +45,9 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
 
     Raises: ConfigurationError, EndpointError, ServiceError; each names the value and the way out.
     """
-    _check_batch_fits(settings)
+    require_batch_fits(settings)
     tasks = tasks_of(settings)
+    set_tasks, sets = open_sets(settings)
     security = Security.load(settings.security, "broker")
     directory = settings.run.directory
     clock = MonotonicClock()
@@ -58,27 +66,30 @@ async def run_broker(settings: Settings, stop: asyncio.Event) -> None:
         TelemetryServer(settings.security.metrics_host, settings.broker.metrics_port, registry, health) as telemetry,
     ):
         _write_settings(settings)
-        config = ledger_config(settings, tasks, store.run_id, fingerprint)
-        ledger = Ledger(config, store.contents(), clock.now())
+        config = replace(ledger_config(settings, tasks, store.run_id, fingerprint), evaluation_sets=sets)
+        contents = store.contents()
+        refresh = refresh_of(settings, tasks["train"], contents, config.data_digest)
+        ledger = Ledger(config, contents, clock.now())
         context = zmq.asyncio.Context()
         authenticator = Authenticator(context, security, clock, metrics.authenticator_counters)
         try:
-            largest = MAX_HEADER_BYTES + 2 * TOKEN_BYTES * settings.sampling.episode_tokens
+            largest = MAX_HEADER_BYTES + 2 * TOKEN_BYTES * _longest_episode(settings, contents, sets)
             work = RouterChannel(context, WORK, settings.broker.work_endpoint, authenticator, max_message_bytes=largest)
             batch = RouterChannel(context, BATCH, settings.broker.batch_endpoint, authenticator)
             broker = BrokerService(
                 ledger,
                 store,
                 {WORK: work, BATCH: batch},
-                tasks,
+                {**tasks, **set_tasks},
                 metrics_file,
                 metrics,
                 health,
                 clock,
                 lambda: datetime.now(tz=UTC).timestamp(),
                 commit_interval_s=settings.broker.commit_interval_s,
-                temperature=settings.sampling.temperature,
+                part_tokens=settings.broker.batch_part_tokens,
                 retention=retention_of(settings, metrics, clock),
+                refresh=refresh,
             )
             log.info(
                 "broker_started",
@@ -128,7 +139,7 @@ def retention_of(settings: Settings, metrics: BrokerMetrics, clock: Clock) -> Re
 
 def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str, fingerprint: str) -> LedgerConfig:
     """The ledger's rules, from the settings."""
-    num_eval_tasks = tasks["eval"].num_tasks
+    num_eval_tasks = tasks["eval"].num_tasks if "eval" in tasks else 0
     wanted = settings.evaluation.num_tasks
     return LedgerConfig(
         run_id=run_id,
@@ -138,26 +149,71 @@ def ledger_config(settings: Settings, tasks: dict[str, TaskSource], run_id: str,
         group_size=settings.batch.group_size,
         groups_per_batch=settings.batch.groups_per_batch,
         max_lag=settings.batch.max_lag,
-        max_tokens=settings.sampling.max_tokens,
-        max_episode_tokens=settings.sampling.episode_tokens,
+        schedules=RunSchedules(settings),
         lease_s=settings.broker.lease_s,
         idle_lease_s=settings.broker.idle_lease_s,
         max_attempts=settings.broker.max_attempts,
         failure_budget=settings.broker.failure_budget,
         evaluate_every_batches=settings.evaluation.every_batches,
         num_eval_tasks=wanted if num_eval_tasks is None else min(wanted, num_eval_tasks),
+        evaluation_share=settings.evaluation.max_share,
         num_train_tasks=tasks["train"].num_tasks,
         # An agent may be busy without us until its deadline.
         min_patience_s=max(MIN_PATIENCE_S, settings.agent.deadline_s if settings.agent.is_used else 0.0),
+        sampling=sampling_rules(settings),
+        sources=sources_of(tasks["train"]),
+        data_digest=tasks["train"].digest if isinstance(tasks["train"], MixedTasks) else "",
+    )
+
+
+def refresh_of(settings: Settings, tasks: TaskSource, contents: LedgerContents, digest: str) -> Refresh | None:
+    """What takes further tasks, with those that were added before; None where none can be added.
+
+    Raises: ConfigurationError when the training tasks are not those that the run began with.
+    """
+    if not isinstance(tasks, MixedTasks):
+        return None
+    if contents.run.data_digest not in ("", digest):
+        raise ConfigurationError(
+            f"the training tasks are not those that the run in {settings.run.directory} began with: a resumed run would "
+            "give other tasks to the same prompts. Put the files back as they were; more tasks are added by `gspo data add`"
+        )
+    read_additions(settings.run.directory, tasks, contents.additions)
+    return Refresh(settings.run.directory, tasks, contents.additions)
+
+
+def sources_of(tasks: TaskSource) -> tuple[SourceShare, ...]:
+    """The sources of the training tasks with their weights; none where they are one list, or have no end."""
+    if not isinstance(tasks, MixedTasks):
+        return ()
+    return tuple(SourceShare(name=name, weight=weight, num_tasks=number) for name, weight, number in tasks.parts)
+
+
+def sampling_rules(settings: Settings) -> SamplingRules:
+    """What becomes of groups without signal, from the settings."""
+    data, objective = settings.data, settings.objective
+    buffer_tokens = objective.overlong_buffer_tokens
+    most = math.ceil(data.max_left_out * settings.batch.groups_per_batch)
+    return SamplingRules(
+        max_left_out=most if data.dynamic_sampling else 0,
+        by_turn=objective.advantage == "turn",
+        shaped_from_tokens=None if buffer_tokens is None else settings.sampling.max_tokens - buffer_tokens,
+        rest_after_groups=data.rest_after_groups,
+        rest_batches=data.rest_batches,
     )
 
 
 def tasks_of(settings: Settings) -> dict[str, TaskSource]:
-    """The tasks of both splits. Raises: ConfigurationError when the environment cannot give them."""
+    """The tasks to train on, and the held-out ones if no named set takes their place.
+
+    Raises: ConfigurationError when the environment cannot give them.
+    """
     create = create_task_set if settings.agent.is_used else create_environment
     try:
         source = create(settings.environment.name, settings.environment.options)
-        tasks = {"train": source.tasks("train"), "eval": source.tasks("eval")}
+        tasks = {"train": source.tasks("train")}
+        if not settings.evaluation.sets:
+            tasks["eval"] = source.tasks("eval")
     except (ValueError, OSError) as error:
         raise ConfigurationError(f"environment: {error}") from error
     if tasks["train"].num_tasks == 0:
@@ -167,7 +223,10 @@ def tasks_of(settings: Settings) -> dict[str, TaskSource]:
 
 def _open_store(settings: Settings, fingerprint: str) -> Store:
     try:
-        return Store(settings.run.directory / LEDGER_FILE, fingerprint=fingerprint, run_id=uuid.uuid4().hex[:12])
+        store = Store(settings.run.directory / LEDGER_FILE, fingerprint=fingerprint, run_id=uuid.uuid4().hex[:12])
+        if store.kept is not None:
+            log.warning("ledger_brought_forward", kept=str(store.kept))
+        return store
     except (StoreMismatch, StoreUnavailable) as error:
         raise ConfigurationError(f"run.directory is {settings.run.directory}: {error}") from error
 
@@ -180,20 +239,41 @@ def _write_settings(settings: Settings) -> None:
         raise ConfigurationError(f"run.directory is {settings.run.directory}: cannot be used: {error}") from error
 
 
-def _check_batch_fits(settings: Settings) -> None:
-    """A batch travels as one message, so its longest possible form must fit one. Turns fit by their own limit
-    (``protocol.limits.trajectory_limits``).
+def _longest_episode(settings: Settings, contents: LedgerContents, sets: Sequence[SetTerms]) -> int:
+    """The most tokens of a trajectory that a rollout may send: those of groups under way began under what was set then.
+
+    Raises: ConfigurationError when rollouts could no longer hold one of these.
+    """
+    room = settings.rollout.max_total_tokens
+    for group in contents.groups:
+        if group.sampling.max_tokens > room:
+            raise ConfigurationError(
+                f"rollout.max_total_tokens is {room}, and group {group.group_id}, which is under way, may have "
+                f"{group.sampling.max_tokens} tokens: it began under a larger sampling.max_tokens. Raise the first "
+                "until its batch is trained"
+            )
+    own = [terms.sampling for terms in sets if terms.sampling is not None]
+    samplings = [*own, *(group.sampling for group in contents.groups)]
+    longest = max((sampling.max_episode_tokens for sampling in samplings), default=0)
+    return max(longest, settings.largest_sampling.episode_tokens)
+
+
+def require_batch_fits(settings: Settings) -> None:
+    """A batch travels in parts, but what it consists of is one message: its trajectories must fit that, and its turns do by
+    their own limit (``protocol.limits.trajectory_limits``).
+
+    Raises: ConfigurationError with the values and the way out.
     """
     num_trajectories = settings.batch.groups_per_batch * settings.batch.group_size
     if num_trajectories > MAX_TRAJECTORIES_PER_BATCH:
         raise ConfigurationError(
             f"batch.groups_per_batch * batch.group_size is {num_trajectories}: {MAX_TRAJECTORIES_PER_BATCH} allowed"
         )
-    sampling = settings.sampling
-    num_bytes = num_trajectories * sampling.episode_tokens * TOKEN_BYTES
-    if num_bytes > MAX_FRAME_BYTES:
+    sampling = settings.largest_sampling
+    num_tokens = num_trajectories * sampling.episode_tokens
+    if num_tokens > MAX_BATCH_TOKENS:
         name = "max_tokens" if sampling.max_episode_tokens is None else "max_episode_tokens"
         raise ConfigurationError(
             f"a batch of {num_trajectories} trajectories of sampling.{name} = {sampling.episode_tokens} could have "
-            f"{num_bytes} bytes of token ids, {MAX_FRAME_BYTES} fit a message: use smaller batches or shorter trajectories"
+            f"{num_tokens} tokens, {MAX_BATCH_TOKENS} allowed: use smaller batches or shorter trajectories"
         )

@@ -6,11 +6,14 @@ from typing import Final, Literal
 
 import msgspec
 
-from protocol.messages import Split
+from protocol.messages import GroupSampling, Split, TrainingValues
 
-GroupStatus = Literal["open", "complete", "batched", "dropped", "evaluated", "set_aside", "released", "resampled"]
-"""set_aside: its batch ended the learner again and again; released: an operator gave it back, and it waits for room;
-resampled: it was too old by then, and another group has its prompt."""
+GroupStatus = Literal[
+    "open", "complete", "batched", "dropped", "evaluated", "left_out", "set_aside", "released", "resampled"
+]  # fmt: skip
+"""left_out: its rewards were all equal, and another prompt took its place (dynamic sampling); set_aside: its batch ended the
+learner again and again; released: an operator gave it back, and it waits for room; resampled: it was too old by then, and
+another group has its prompt."""
 TrajectoryStatus = Literal["free", "leased", "finished", "failed"]
 DropReason = Literal["stale", "failed"]
 NO_TURN: Final = -1
@@ -31,6 +34,8 @@ class GroupRow(Row, frozen=True, kw_only=True):
     evaluation: int | None
     """The evaluation it belongs to; None for training."""
     status: GroupStatus
+    sampling: GroupSampling
+    """How all its trajectories are sampled, whatever the schedules say later."""
     batch: int | None = None
     """The batch it went into, also when that was set aside; None before, and for dropped and held-out groups."""
     drop_reason: DropReason | None = None
@@ -139,6 +144,12 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     """Mean of each component of the rewards, over the trajectories that have it."""
     lengths: LengthStats | None = None
     """None in batches that an earlier release assembled."""
+    num_left_out_groups: int = 0
+    """Groups without signal that were left out while the batch filled..."""
+    num_left_out_tokens: int = 0
+    """...and their tokens."""
+    pass_rates: dict[str, float] = {}
+    """Share of trajectories with a positive reward, by how the group's task did before; see ``Difficulty``."""
 
 
 class BatchRow(Row, frozen=True, kw_only=True):
@@ -148,6 +159,10 @@ class BatchRow(Row, frozen=True, kw_only=True):
     policy_version: int
     group_ids: tuple[int, ...]
     stats: BatchStats
+    samplings: tuple[GroupSampling, ...]
+    """Of each group, as it was sampled."""
+    values: TrainingValues = TrainingValues()
+    """What the schedules gave its optimizer steps when it was assembled."""
 
 
 class VersionRow(Row, frozen=True, kw_only=True):
@@ -195,7 +210,7 @@ class SetAsideRow(Row, frozen=True, kw_only=True):
 
 
 class EvaluationRow(Row, frozen=True, kw_only=True):
-    """One pass over the held-out tasks. ``reward`` is the mean over finished trajectories; None while open or if none."""
+    """One pass over the tasks of a set. ``reward`` is the mean over finished trajectories; None while open or if none."""
 
     evaluation_id: int
     policy_version: int
@@ -206,6 +221,44 @@ class EvaluationRow(Row, frozen=True, kw_only=True):
     reward: float | None = None
     num_finished: int = 0
     num_failed: int = 0
+    name: str = ""
+    """Of the set; empty for the run's own held-out tasks."""
+    samples: int = 1
+    """Trajectories of each task."""
+    score: float | None = None
+    """What the best checkpoint is chosen by (evaluation.best_by); None for a set that does not decide it."""
+
+
+class TaskRow(Row, frozen=True, kw_only=True):
+    """A task of the training set whose last group had no signal, or that rests."""
+
+    task_index: int
+    num_silent: int = 0
+    """Groups without signal in a row."""
+    rests_until: int = 0
+    """It is passed over until this many batches are assembled."""
+
+
+ADDED_DIRECTORY: Final = "data/added"
+"""The files of added tasks, in the run's directory."""
+
+
+class AdditionRow(Row, frozen=True, kw_only=True):
+    """Tasks that were added to the training set while the run went on."""
+
+    number: int
+    """From 1."""
+    source: str
+    """To which source."""
+    name: str
+    """The file's name in the run's ``data/added/``."""
+    digest: str
+    """Of the file, in hexadecimal."""
+    first_task: int
+    """Index of the first of them; the others follow it."""
+    num_tasks: int
+    at_draw: int
+    """They may be drawn from this draw on."""
 
 
 class CheckpointedRow(Row, frozen=True, kw_only=True):
@@ -255,6 +308,14 @@ class RunRow(Row, frozen=True, kw_only=True):
     learner_session: str = ""
     learner_batch: int | None = None
     """The batch that was delivered to this learner last, until there is a sign that it was trained."""
+    left_out_groups: int = 0
+    """Groups without signal left out since the last batch was assembled..."""
+    left_out_tokens: int = 0
+    """...and their tokens."""
+    num_passed_over: int = 0
+    """Draws that no prompt took, because their tasks rested."""
+    data_digest: str = ""
+    """Of the identities of the training tasks at the first start; empty where they have none."""
 
 
 class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,5 +345,12 @@ class LedgerContents(msgspec.Struct, frozen=True, kw_only=True):
     next_trajectory_id: int = 0
     next_prompt: int = 0
     num_batched_groups: int = 0
+    task_passes: dict[int, float] = {}
+    """By training task: the share of its last batched group that passed. Empty where no task comes twice."""
     num_dropped: dict[str, int] = {}
     """Groups by drop reason."""
+    num_left_out_groups: int = 0
+    tasks: tuple[TaskRow, ...] = ()
+    """Those of which there is something to know, by index."""
+    additions: tuple[AdditionRow, ...] = ()
+    """By number."""

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from gspo.environments import TaskSource
 from protocol.channels import ChannelSpec
 from protocol.codec import Array, decode, encode, message_type
-from protocol.errors import ProtocolError
 from protocol.limits import MAX_QUEUED, MAX_QUEUED_BYTES, MAX_REASON_CHARS, MAX_TASK_BYTES, MAX_UNSEQUENCED
 from protocol.messages import FOR_ONE_LIFE, Ack, Chunk, LeaseEnded, Message, Pulse, Refused
 from protocol.messages.base import require_plain
@@ -21,6 +20,7 @@ from services.broker.ledger import (
     Announce,
     AppendChunk,
     DeliverBatch,
+    DeliverParts,
     GrantLease,
     Ledger,
     Note,
@@ -33,9 +33,11 @@ from services.broker.ledger import (
 )
 from services.broker.metrics import BrokerMetrics
 from services.broker.metrics_file import MetricsFile
-from services.broker.outgoing import NO_TOKENS, batch_message, lease_message
+from services.broker.outgoing import NO_TOKENS, lease_message
+from services.broker.refresh import Refresh
 from services.broker.retention import Retention
-from services.broker.rows import CheckpointedRow, TrajectoryRow
+from services.broker.rows import AdditionRow, CheckpointedRow, TrajectoryRow
+from services.broker.sending import BatchSender
 from services.broker.sessions import Answer, Arrival, Sessions
 from services.broker.store import RowChanges, Store, StoreCorrupt, StoredChunk, StoreUnavailable, stored_chunk
 from services.runtime.clock import Clock
@@ -76,8 +78,9 @@ class BrokerService:
         wall_s: Callable[[], float],
         *,
         commit_interval_s: float,
-        temperature: float,
+        part_tokens: int,
         retention: Retention | None = None,
+        refresh: Refresh | None = None,
     ) -> None:
         self._ledger = ledger
         self._store = store
@@ -89,8 +92,8 @@ class BrokerService:
         self._clock = clock
         self._wall_s = wall_s
         self._commit_interval_s = commit_interval_s
-        self._temperature = temperature
         self._retention = retention
+        self._refresh = refresh
         self._started = clock.now() - store.elapsed_s()
         self._last_tick = clock.now()
         self._arrivals: FairQueue[Arrival] = FairQueue(max_messages=MAX_QUEUED, max_bytes=MAX_QUEUED_BYTES)
@@ -98,10 +101,10 @@ class BrokerService:
         self._sessions = Sessions(ledger, channels, metrics, clock)
         self._notes = OccasionalLog(log, clock, burst=NOTES_AT_ONCE, max_keys=MAX_NOTE_KEYS)
         self._undelivered: list[tuple[GrantLease, str]] = []
-        self._unreadable: list[tuple[SessionKey, int, str]] = []
         self._metrics_file_is_behind = True
         # The store has one connection, used by this one thread.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        self._batches = BatchSender(store, self._in_thread, self._send, part_tokens=part_tokens)
         metrics.last_batch.set(wall_s())
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -114,6 +117,8 @@ class BrokerService:
                 ]
                 if self._retention is not None:
                     receivers.append(tasks.create_task(self._retention.run(self._commit_archived), name="retention"))
+                if self._refresh is not None:
+                    receivers.append(tasks.create_task(self._refresh.run(), name="refresh"))
                 await self._rounds(stop)
                 for receiver in receivers:
                     receiver.cancel()
@@ -145,7 +150,7 @@ class BrokerService:
     async def _rounds(self, stop: asyncio.Event) -> None:
         """Gather what arrived, decide, commit once, answer.
 
-        produces:     rows, replies, leases, batches
+        produces:     rows, replies, leases, batches; of a batch's parts one in each round
         waits for:    arrivals, at most a tick; a commit, however long the disk refuses
         unblocked by: the receivers; space on the disk; ``stop``
         """
@@ -161,14 +166,17 @@ class BrokerService:
                 return
             if self._retention is not None and any(isinstance(row, CheckpointedRow) for row in changes.rows):
                 self._retention.wake()
+            if self._refresh is not None and any(isinstance(row, AdditionRow) for row in changes.rows):
+                self._refresh.is_durable()
             await self._carry_out(effects)
+            await self._batches.send_next()
             # Only now: a peer that was refused for good must hear it first.
             self._sessions.forget_gone()
             await self._bring_metrics_file_up_to_date()
             self._health.progress()
 
     async def _gather(self) -> list[Arrival]:
-        if not self._arrivals:
+        if not self._arrivals and not self._batches.has_parts:
             self._arrived.clear()
             try:
                 async with asyncio.timeout(TICK_S):
@@ -177,7 +185,7 @@ class BrokerService:
                 return []
         else:
             await asyncio.sleep(0)  # The receivers read in each round, however much is waiting.
-        if self._commit_interval_s:
+        if self._commit_interval_s and self._arrivals:
             await asyncio.sleep(self._commit_interval_s)
         return [self._arrivals.take() for _ in range(min(MAX_EVENTS_PER_COMMIT, len(self._arrivals)))]
 
@@ -190,9 +198,11 @@ class BrokerService:
         for grant, reason in self._undelivered:
             self._sort(self._ledger.on_undelivered(grant.trajectory_id, grant.epoch, reason, now), {}, changes, effects)
         self._undelivered.clear()
-        for sender, index, reason in self._unreadable:
+        for sender, index, reason in self._batches.unreadable:
             self._sort(self._ledger.on_unreadable_batch(sender, index, reason, now), {}, changes, effects)
-        self._unreadable.clear()
+        self._batches.unreadable.clear()
+        if self._refresh is not None and (added := self._refresh.take()) is not None:
+            self._sort(self._ledger.on_tasks_added(added), {}, changes, effects)
         for arrival in arrivals:
             received = arrival.incoming.received
             arrays = {} if received is None else received.arrays
@@ -217,19 +227,9 @@ class BrokerService:
                 case WriteMetrics(line=line):
                     changes.lines.append({**line, "time": self._wall_s(), "time_s": self._clock.now() - self._started})
                     self._metrics_file_is_behind = True
-                    self._count_line(line)
+                    self._metrics.count(line, self._wall_s())
                 case _:
                     effects.append(action)
-
-    def _count_line(self, line: dict[str, Any]) -> None:
-        if line["event"] == "batch":
-            self._metrics.last_batch.set(self._wall_s())
-        elif line["event"] == "set_aside":
-            self._metrics.set_aside.inc()
-        elif line["event"] == "dropped":
-            self._metrics.dropped.labels(line["reason"]).inc()
-            for num_tokens in line["num_tokens"]:
-                self._metrics.trajectory_tokens.labels(line["reason"]).observe(num_tokens)
 
     # --- make durable ----------------------------------------------------------------------------------------------
 
@@ -295,7 +295,9 @@ class BrokerService:
                 case GrantLease():
                     await self._send_lease(action)
                 case DeliverBatch(to=sender, index=index):
-                    await self._send_batch(sender, index)
+                    await self._batches.announce(sender, index)
+                case DeliverParts():
+                    self._batches.want(action)
                 case Reshelve():
                     self._ledger.reshelve(await self._in_thread(self._store.contents))
                 case Note(event=event, fields=fields, level=level):
@@ -357,11 +359,11 @@ class BrokerService:
         except StoreCorrupt as error:
             return self._give_up_lease(grant, error)
         try:
-            task = dict(self._tasks[grant.split].task(grant.task_index))
+            task = dict(self._tasks[grant.source].task(grant.task_index))
             require_plain("task", task, MAX_TASK_BYTES)  # A lease that resumes has to carry a state beside it.
         # The environment is the user's own code: whatever it raises concerns this task only.
         except Exception as error:
-            log.exception("task_failed", split=grant.split, task_index=grant.task_index)
+            log.exception("task_failed", source=grant.source, task_index=grant.task_index)
             self._give_up_lease(grant, error)
             return
         message, arrays = lease_message(grant, task, payload, journal, self._ledger.state.config.lease_s)
@@ -377,17 +379,8 @@ class BrokerService:
 
     def _give_up_lease(self, grant: GrantLease, error: Exception) -> None:
         """The next round counts the attempt as failed; its log line and the group's give the reason."""
-        reason = f"task {grant.task_index} ({grant.split}) cannot be leased: {type(error).__name__}: {error}"
+        reason = f"task {grant.task_index} ({grant.source}) cannot be leased: {type(error).__name__}: {error}"
         self._undelivered.append((grant, reason))
-
-    async def _send_batch(self, sender: SessionKey, index: int) -> None:
-        try:
-            row, items = await self._in_thread(lambda: self._store.batch(index))
-            message, arrays = batch_message(row, items, self._temperature)
-            sent = await self._send(sender, message, arrays)
-            log.info("batch_sent" if sent else "batch_not_sent", batch=index, num_trajectories=len(items), peer=sender.peer)
-        except (StoreCorrupt, ProtocolError, TypeError, ValueError, OverflowError) as error:
-            self._unreadable.append((sender, index, f"{type(error).__name__}: {error}"))
 
     def _count_reply(self, sender: SessionKey, message: Message) -> None:
         if isinstance(message, LeaseEnded):

@@ -17,10 +17,11 @@ from services.checking.memory import memory_findings
 from services.checking.model import model_findings, read_model
 from services.checking.objective import objective_findings
 from services.checking.report import as_json, show
+from services.checking.sampling import sampling_findings
 from services.checking.situation import ReadModel, Situation, is_for_several_hosts
 from services.checking.speed import speed_findings
 from services.checking.tasks import code_findings, prompt_tokens
-from services.checking.unused import slow_findings, unused_findings
+from services.checking.unused import schedule_findings, slow_findings, unused_findings
 from services.cli.check import check_command
 from services.cli.console import PlainConsole
 from services.runtime.config_arguments import add_configuration_arguments
@@ -54,6 +55,8 @@ A run whose broker is reached over a network is taken to be elsewhere. Its files
   gspo check my.toml --explain batch.max_lag             one key
   gspo check my.toml --explain objective rollout         the keys of some sections
 
+  gspo check --kubernetes DIR                            rendered manifests, on a model of a cluster; --help says more
+
 Status 0: it can work; 1: it cannot; 2: the configuration cannot be read.
 """
 
@@ -61,6 +64,9 @@ Status 0: it can work; 1: it cannot; 2: the configuration cannot be read.
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and check. Returns the exit status."""
     protect_result()
+    words = sys.argv[1:] if argv is None else argv
+    if any(word.partition("=")[0] == "--kubernetes" for word in words):
+        return _check_kubernetes(words)
     arguments = _parser().parse_args(argv)
     try:
         if arguments.explain is not None or arguments.settings:
@@ -74,6 +80,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.write(as_json([broken], str(arguments.config), "") + "\n")
         else:
             sys.stderr.write(indented_lines(f"gspo check: {error}") + "\n")
+        return EXIT_CONFIGURATION
+
+
+def _check_kubernetes(words: Sequence[str]) -> int:
+    from services.cluster_check import check_cluster
+
+    try:
+        return check_cluster(words)
+    except (ConfigurationError, OSError) as error:
+        sys.stderr.write(indented_lines(f"gspo check: {error}") + "\n")
         return EXIT_CONFIGURATION
 
 
@@ -177,11 +193,12 @@ def all_findings(situation: Situation, report: Callable[[], CodeReport] | None) 
     model, findings = read_model(situation)
     findings += model_findings(situation, model)
     findings += objective_findings(situation, model)
+    said = None if report is None else report()
     mean = None
-    if report is not None:
-        said = report()
+    if said is not None:
         findings += code_findings(situation, said)
         mean = prompt_tokens(said)
+    findings += sampling_findings(situation, said)
     return [*findings, *_of_the_machine(situation, model, mean)]
 
 
@@ -193,6 +210,7 @@ def _of_the_machine(situation: Situation, model: ReadModel, mean_prompt: float |
         *machine_findings(situation, model),
         *memory_findings(situation, model, prompt),
         *speed_findings(situation, model, prompt),
+        *schedule_findings(situation),
         *unused_findings(situation),
         *slow_findings(situation, model, prompt),
     ]

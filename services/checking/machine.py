@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
@@ -17,8 +18,12 @@ from services.cli.run import port_ranges
 from services.estimates import gib
 from services.runtime.errors import ConfigurationError
 from services.runtime.net import Security
-from services.runtime.settings import EXPOSED, is_private, read_run_settings, run_fingerprint
+from services.runtime.plain_text import one_line
+from services.runtime.settings import EXPOSED, SandboxSection, is_private, read_run_settings, run_fingerprint
+from services.sandbox import SandboxError, SandboxLimits, open_configured
 
+PATIENCE_S: Final = 0.5
+"""For servers of sandboxes, which should be there by now."""
 TOKEN_BYTES: Final = 24
 """Of one token in the ledger: id, log-prob, index and what a page wastes."""
 
@@ -27,9 +32,39 @@ def machine_findings(situation: Situation, model: ReadModel) -> Iterator[Finding
     """Everything that must be free, writable or there when the run starts."""
     yield from _ports(situation)
     yield from _keys(situation)
+    yield from _sandbox(situation)
     if not situation.elsewhere:
         yield from _directory(situation)
         yield from _room(situation, model)
+
+
+def _sandbox(situation: Situation) -> Iterator[Finding]:
+    """Whether a program runs where the section ``[sandbox]`` says; nothing for a configuration that does not say it."""
+    section = situation.settings.sandbox
+    if section == SandboxSection():
+        return
+    where = ", ".join(section.urls) or "bubblewrap on this machine"
+    if situation.elsewhere:
+        yield Finding(check="sandbox", status="note", text=f"{where}: not tried, the run will be on other machines")
+        return
+    try:
+        said = asyncio.run(_program(section.model_copy(update={"patience_s": PATIENCE_S, "spare": 0})))
+    except (ConfigurationError, SandboxError) as error:
+        text, _, out = str(error).partition("\n")
+        yield Finding(
+            check="sandbox", status="fail", text=text, basis="tried",
+            way_out=out or "correct sandbox.urls, or start `gspo sandbox` there; `gspo sandbox CONFIG --try` says more",
+        )  # fmt: skip
+        return
+    yield Finding(check="sandbox", status="ok", text=f"{where} runs Python {said}", basis="tried")
+
+
+async def _program(section: SandboxSection) -> str:
+    """What a small program prints in the sandbox. Raises: ConfigurationError; SandboxError."""
+    async with open_configured(section) as sandbox, sandbox.box() as box:
+        await box.put({"version.py": b"import sys\nprint(sys.version.split()[0])\n"})
+        outcome = await box.run(["python", "version.py"], SandboxLimits())
+        return one_line(outcome.stdout.decode(errors="replace").strip(), 40)
 
 
 def nearest_folder(path: Path) -> Path:
@@ -62,7 +97,7 @@ def _directory(situation: Situation) -> Iterator[Finding]:
         yield Finding(check="run directory", status="fail", text=str(error), way_out="choose another run.directory")
         return
     if run_fingerprint(before) != run_fingerprint(settings):
-        sections = ("run", "model", "environment", "reward", "agent", "sampling", "batch")
+        sections = ("run", "model", "environment", "reward", "agent", "batch")
         different = [name for name in sections if getattr(before, name) != getattr(settings, name)]
         yield Finding(
             check="run directory", status="fail",
@@ -86,7 +121,7 @@ def _room(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     if shape is None:
         return
     size = 2 if settings.model.dtype == "bfloat16" else 4
-    tokens = settings.batch.groups_per_batch * settings.batch.group_size * settings.sampling.max_tokens
+    tokens = settings.batch.groups_per_batch * settings.batch.group_size * settings.largest_sampling.max_tokens
     batches = min(settings.run.num_batches, settings.broker.keep_batches or settings.run.num_batches)
     kept = 12.0 * shape.parameters * (settings.learner.keep_checkpoints + 1) + size * shape.parameters
     ledger = float(TOKEN_BYTES * tokens * batches)

@@ -90,8 +90,8 @@ def _smaller(situation: Situation) -> str:
         ways.append("learner.activation_checkpointing = true")
     if situation.num_ranks > 1 and learner.zero_stage < 3:
         ways.append("learner.zero_stage = 3")
-    if learner.token_budget > situation.settings.sampling.max_tokens:
-        ways.append(f"learner.token_budget = {situation.settings.sampling.max_tokens}")
+    if learner.token_budget > situation.settings.largest_sampling.max_tokens:
+        ways.append(f"learner.token_budget = {situation.settings.largest_sampling.max_tokens}")
     if learner.dtype == "float32":
         ways.append('learner.dtype = "bfloat16"')
     ways.append("more ranks")
@@ -131,7 +131,7 @@ def _on_devices(situation: Situation, learner: LearnerMemory, engine: EngineMemo
 def _cache(situation: Situation, engine: EngineMemory, prompt_tokens: float) -> Iterator[Finding]:
     """Whether the engine can hold the requests that it is given."""
     settings = situation.settings
-    sampling, running = settings.sampling, settings.rollout.max_running
+    sampling, running = settings.largest_sampling, settings.rollout.max_running
     mean = min(float(sampling.max_tokens), prompt_tokens + sampling.max_turn_tokens / 2)
     fitting = engine.running(mean)
     text = (

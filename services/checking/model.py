@@ -17,6 +17,7 @@ from services.checking.findings import Finding
 from services.checking.situation import ReadModel, Situation
 from services.estimates import ShapeError, shape_of
 from services.learner.start import parallelism_of, read_model_config, require_supported
+from services.runtime.settings import Scheduled, critical_batches
 
 TRIED: Final = frozenset({"qwen3", "qwen3_moe"})
 """Families whose weights were compared with a real engine's, bit by bit."""
@@ -266,10 +267,15 @@ def _is_shape(value: Any) -> bool:
 
 def _positions(situation: Situation, model: ReadModel) -> Iterator[Finding]:
     most = None if model.shape is None else model.shape.max_positions
-    wanted = situation.settings.sampling.max_tokens
+    settings = situation.settings
+    wanted = settings.largest_sampling.max_tokens
     if most is not None and wanted > most:
+        too_long = (at for at in critical_batches(settings) if Scheduled.of(settings, at).max_tokens > most)
+        where = (
+            "" if settings.schedule.max_tokens is None else f" (schedule.max_tokens, above that from batch {next(too_long)})"
+        )
         yield Finding(
             check="positions", status="warn",
-            text=f"sampling.max_tokens is {wanted}; the engine ends a sequence at the model's {most} positions",
-            way_out=f"lower sampling.max_tokens to at most {most}",
+            text=f"sampling.max_tokens is {wanted}{where}; the engine ends a sequence at the model's {most} positions",
+            way_out=f"lower {'sampling' if not where else 'schedule'}.max_tokens to at most {most}",
         )  # fmt: skip

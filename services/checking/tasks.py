@@ -91,12 +91,28 @@ def _tasks(situation: Situation, report: CodeReport) -> Iterator[Finding]:
                 yield Finding(check=f"{split} tasks", status="fail", text=text, way_out=way_out, basis="tried")
             continue
         yield from _number(situation, split, part["num_tasks"], environment.name)
+    yield from _sets(situation, report)
     overlap = report.part("overlap")
     if overlap is not None and overlap["both"]:
         yield Finding(
             check="eval tasks", status="warn", text=f"{overlap['both']} of {overlap['eval']} are training tasks, too",
             basis="tried", way_out="take them out of one of the files: evaluation would show what was learnt by heart",
         )  # fmt: skip
+
+
+def _sets(situation: Situation, report: CodeReport) -> Iterator[Finding]:
+    """The named evaluation sets."""
+    for name, terms in situation.settings.evaluation.sets.items():
+        part = report.part("set", set=name)
+        if part is None:
+            continue
+        check = f"set {name}"
+        if "error" in part:
+            way_out = f"correct evaluation.sets.{name}, its files or its code"
+            yield Finding(check=check, status="fail", text=str(part["error"]), way_out=way_out, basis="tried")
+            continue
+        text = f"{part['num_tasks']:,} tasks, {terms.samples} samples of each: {', '.join(part['metrics'])}"
+        yield Finding(check=check, status="ok", text=text, basis="tried")
 
 
 def _number(situation: Situation, split: str, number: int | None, name: str) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from typing import Final
 from services.checking.findings import Finding
 from services.checking.situation import ReadModel, Situation, is_for_several_hosts
 from services.estimates import work_of
+from services.runtime.settings import SCHEDULED, Evaluation, Scheduled, curves
 
 MANY_MICRO_BATCHES: Final = 64
 MUCH_EVALUATION: Final = 0.5
@@ -27,6 +28,26 @@ def unused_findings(situation: Situation) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def schedule_findings(situation: Situation) -> Iterator[Finding]:
+    """What the schedules do in this run, and what of them no batch reaches. Values were checked with the settings."""
+    settings, num_batches = situation.settings, situation.settings.run.num_batches
+    first, last = Scheduled.of(settings, 0), Scheduled.of(settings, num_batches - 1)
+    spans = []
+    for name, curve in curves(settings).items():
+        spans.append(f"{SCHEDULED[name]} {getattr(first, name):g} to {getattr(last, name):g}")
+        places = [("a step at batch", batch) for batch, _ in curve.steps] + [("its start at batch", curve.start or 0)]
+        late = [(what, batch) for what, batch in places if batch >= num_batches]
+        if late:
+            yield Finding(
+                check="schedule", status="warn",
+                text=f"schedule.{name} has {late[0][0]} {late[0][1]}, which none of run.num_batches = {num_batches} reaches",
+                way_out="raise run.num_batches, or lower that batch; batches count from 0",
+            )  # fmt: skip
+    if spans:
+        text = f"in {num_batches} batches {'; '.join(spans)}"
+        yield Finding(check="schedule", status="ok", text=text)
+
+
 def _rules(situation: Situation) -> Iterator[tuple[list[str], str]]:
     settings = situation.settings
     objective = settings.objective
@@ -35,7 +56,7 @@ def _rules(situation: Situation) -> Iterator[tuple[list[str], str]]:
         yield of_behaviour, 'for objective.anchor = "behaviour" only'
     mode = "off" if objective.anchor == "behaviour" else objective.mismatch_mode or "truncate"
     for key, modes in (
-        ("mismatch_cap", ("truncate", "reject")), ("mismatch_z", ("truncate_by_lag",)),
+        ("mismatch_cap", ("truncate", "reject")),
         ("mismatch_token_cap", ("truncate_tokens",)), ("mismatch_product_cap", ("truncate_product",)),
     ):  # fmt: skip
         if mode not in modes:
@@ -48,7 +69,7 @@ def _rules(situation: Situation) -> Iterator[tuple[list[str], str]]:
         yield ["objective.aggregation_tokens"], 'for objective.aggregation = "constant"'
     if settings.batch.mini_batches == 1 and objective.routing_replay:
         yield ["objective.routing_replay"], "batch.mini_batches is 1, so experts are never replayed"
-    if not settings.evaluation.every_batches:
+    if not settings.evaluation.every_batches and not settings.evaluation.sets:
         yield ["evaluation.num_tasks"], "evaluation.every_batches is 0"
     of_agents = [key for key in situation.sources if key.startswith("agent.")]
     of_rewards = [key for key in situation.sources if key.startswith("reward.")]
@@ -100,14 +121,22 @@ def slow_findings(situation: Situation, model: ReadModel, prompt_tokens: float) 
             f"(max_lag + 1) x groups_per_batch x group_size",
         )  # fmt: skip
     evaluation = settings.evaluation
-    if evaluation.every_batches:
-        share = evaluation.num_tasks / (evaluation.every_batches * work.sequences)
+    if evaluation.every_batches or evaluation.sets:
+        share = evaluated_per_batch(evaluation) / work.sequences
         if share > MUCH_EVALUATION:
             yield Finding(
                 check="slow", status="note",
-                text=f"evaluation samples {share:.0%} of what training does; evaluation.num_tasks may be lower",
+                text=f"evaluation samples {share:.0%} of what training does; num_tasks or samples may be lower",
             )  # fmt: skip
     yield from _crowded(situation)
+
+
+def evaluated_per_batch(evaluation: Evaluation) -> float:
+    """Trajectories that evaluations sample for each batch."""
+    if not evaluation.sets:
+        return evaluation.num_tasks / evaluation.every_batches
+    sets = evaluation.in_runs().values()
+    return sum(each.samples * (each.num_tasks or evaluation.num_tasks) / evaluation.interval(each) for each in sets)
 
 
 def _crowded(situation: Situation) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from gspo.environments import TaskSource
 from services.environments import create_environment, create_task_set
+from services.evaluating.sets import open_set
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.opening import open_user_code
 from services.rollout.tokenizer import SENTINEL, ChatTokenizer, TokenizerError
@@ -126,7 +127,9 @@ def _tell_tasks(settings: Settings, tokenizer: ChatTokenizer | None, tell: Tell)
     """Whether there are tasks to train on."""
     name, options = settings.environment.name, settings.environment.options
     known: dict[Split, set[bytes]] = {}
-    splits: tuple[Split, ...] = ("train", "eval") if settings.evaluation.every_batches else ("train",)
+    sets = settings.evaluation.sets
+    has_own = settings.evaluation.every_batches and not sets
+    splits: tuple[Split, ...] = ("train", "eval") if has_own else ("train",)
     for split in splits:
         try:
             with of_the_configuration(f'environment "{name}"'):
@@ -141,13 +144,21 @@ def _tell_tasks(settings: Settings, tokenizer: ChatTokenizer | None, tell: Tell)
             return False
     if len(known) == len(("train", "eval")):
         tell({"part": "overlap", "both": len(known["train"] & known["eval"]), "eval": len(known["eval"])})
+    for set_name, terms in sets.items():
+        try:
+            opened = open_set(settings, set_name, terms)
+            tell({"part": "set", "set": set_name, "num_tasks": len(opened.tasks), "metrics": list(opened.metrics)})
+        except ConfigurationError as error:
+            tell({"part": "set", "set": set_name, "error": str(error)})
     return True
 
 
 def _digests(source: TaskSource) -> set[bytes]:
     number = min(MOST_COMPARED, source.num_tasks or 0)
-    tasks = (json.dumps(source.task(index), sort_keys=True, default=str) for index in range(number))
-    return {hashlib.blake2b(task.encode(errors="replace"), digest_size=16).digest() for task in tasks}
+    # Where a task comes from is not what it is.
+    tasks = ({**source.task(index), "place": None} for index in range(number))
+    texts = (json.dumps(task, sort_keys=True, default=str) for task in tasks)
+    return {hashlib.blake2b(text.encode(errors="replace"), digest_size=16).digest() for text in texts}
 
 
 def _prompts(settings: Settings, source: TaskSource, tokenizer: ChatTokenizer) -> dict[str, Any]:

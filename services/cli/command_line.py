@@ -11,6 +11,7 @@ PROCESSES: Final = {
     "broker": "start the broker: the durable queue between rollouts and learner",
     "rollout": "start one rollout: an SGLang server (or the one at rollout.server_url) and its agent loop",
     "learner": "start the learner: DeepSpeed, on learner.num_ranks ranks",
+    "sandbox": "serve sandboxes for programs of the policy, which rollouts on other machines use",
 }
 
 DESCRIPTION: Final = """\
@@ -36,9 +37,11 @@ Watch and check a run:
   gspo doctor runs/arithmetic          say what it waits for, what is wrong, and what to do
   gspo stop runs/arithmetic            finish the current batch, save, and end
   gspo release runs/arithmetic         list batches that were set aside, and why; give them back
+  gspo data add runs/sums more.jsonl   give it more training tasks, also while it goes on
   gspo audit runs/arithmetic           prove that each trajectory was trained once or dropped for a stated reason
   gspo compare runs/a runs/b           show settings that differ and what came of it; --png FILE draws curves
   gspo replay runs/arithmetic          train its batches again and compare the weights bit by bit
+  gspo eval my.toml --checkpoint all   score checkpoints or models: avg@k, pass@k, maj@k, Elo, with intervals
   gspo export runs/arithmetic          write a checkpoint as a Hugging Face model, with a card; --checkpoint best
   gspo backup runs/arithmetic DEST     copy it, also while it goes on; gspo restore DEST RUN_DIR puts it back
 
@@ -190,6 +193,7 @@ def command_line() -> argparse.ArgumentParser:
         commands, "completion", "print a script that completes gspo's commands in a shell", COMPLETION_DESCRIPTION
     )
     completion.add_argument("shell", choices=SHELLS)
+    commands.add_parser("data", help="add training tasks to a run, also while it goes on", add_help=False)
     commands.add_parser("tasks", help="write the tasks of another project's environment to a file", add_help=False)
     return parser
 
@@ -265,4 +269,5 @@ def _add_directory_commands(commands: Commands) -> None:
     commands.add_parser("track", help="send a run to TensorBoard, Weights & Biases, MLflow or Trackio", add_help=False)
     commands.add_parser("replay", help="train a recorded run again and compare its weights bit by bit", add_help=False)
     commands.add_parser("compare", help="show runs beside each other: settings, measures, curves", add_help=False)
+    commands.add_parser("eval", help="score models and checkpoints on evaluation sets, with real SGLang", add_help=False)
     commands.add_parser("export", help="write a run's checkpoint as a Hugging Face model, with a card", add_help=False)

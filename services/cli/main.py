@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 OWN_PROCESSES: Final = {
     ("check",): "services.checking.command",
     ("env", "try"): "services.trying.command",
+    ("eval",): "services.evaluating.command",
     ("export",): "services.runs.export",
     ("init",): "services.starting.command",
     ("model", "tiny"): "services.models.command",
     ("replay",): "services.runs.replay",
+    ("sandbox",): "services.sandbox_server",
     ("track",): "services.tracking.command",
 }
 """Commands that parse their own arguments, and load what the others do not need."""
@@ -35,11 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         protect_result()  # Those two go on whoever reads them: their result is the run.
     if words[:1] == ["rollout"] and any(word.partition("=")[0] == "--record" for word in words):
         words = ["record", *(word.replace("--record", "--out", 1) for word in words[1:])]
-    if words and words[0] in PROCESSES:
-        return _become(f"services.{words[0]}", words[1:])
     for named, module in OWN_PROCESSES.items():
         if words[: len(named)] == list(named):
             return _become(module, words[len(named) :])
+    if words and words[0] in PROCESSES:
+        return _become(f"services.{words[0]}", words[1:])
     try:
         if words[:1] == ["--version"]:
             return _version()
@@ -47,6 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from services.cli.tasks import tasks_command
 
             return tasks_command(words[1:])
+        if words[:1] == ["data"]:
+            from services.cli.data import data_command
+
+            return data_command(words[1:])
         if words[:1] == ["compare"]:
             from services.cli.compare import compare_command
 

@@ -72,7 +72,7 @@ def release_command(directory: Path, batches: Sequence[str], *, only_list: bool)
 
     Raises: ConfigurationError when there is no such run, ValueError for a batch that is not set aside.
     """
-    configure_logging("release")
+    configure_logging("release", usual_level="warning")
     settings = read_run_settings(directory)
     try:
         found = read_set_aside(directory)

@@ -18,7 +18,7 @@ def stop_command(directory: Path, reason: str) -> int:
 
     Raises: ConfigurationError when there is no such run.
     """
-    configure_logging("stop")
+    configure_logging("stop", usual_level="warning")
     settings = read_run_settings(directory)
     try:
         text = asyncio.run(_stop(settings, reason))

@@ -98,7 +98,7 @@ def _activations(shape: ModelShape, settings: Settings) -> Span:
     learner = settings.learner
     size = BYTES[learner.dtype]
     # A sequence that is longer than the budget travels alone.
-    tokens = max(learner.token_budget, settings.sampling.max_tokens)
+    tokens = max(learner.token_budget, settings.largest_sampling.max_tokens)
     layer = activation_bytes_per_token(shape, size)
     layers = size * shape.hidden * shape.layers + layer if learner.activation_checkpointing else layer * shape.layers
     rows = min(learner.logprob_chunk_tokens, max(1, LOGIT_CHUNK_BYTES // (4 * shape.vocabulary)))

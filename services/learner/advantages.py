@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gspo.advantages import group_advantages, turn_advantages
-from gspo.model.packing import TrainGroup, TrainSequence, episode_ids
+from gspo.model.packing import BatchGroup, BatchSequence, TrainSequence, episode_ids
 from gspo.options.overlong import overlong, overlong_penalties
 from gspo.settings import Baseline, StdOver
 from services.runtime.settings import Settings
@@ -31,7 +31,7 @@ class AdvantageSettings:
     std_over: StdOver = "group"
     """Whose deviation it is: the group's or the batch's."""
     max_tokens: int | None = None
-    """The most tokens of a sequence; needed by the two below."""
+    """The most tokens of a sequence, where a group does not say its own; needed by the two below."""
     overlong_buffer_tokens: int | None = None
     """The last tokens before the limit, over which rewards fall; None: they do not."""
     overlong_penalty: float = 1.0
@@ -48,51 +48,92 @@ class AdvantageSettings:
             normalise_by_std=objective.normalise_by_std,
             baseline=objective.advantage_baseline,
             std_over=objective.std_over,
-            max_tokens=settings.sampling.max_tokens,
+            max_tokens=settings.largest_sampling.max_tokens,
             overlong_buffer_tokens=objective.overlong_buffer_tokens,
             overlong_penalty=objective.overlong_penalty,
             overlong_filter_tokens=objective.overlong_filter_tokens,
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class AdvantageTable:
+    """The advantages of a batch, from rewards and lengths alone: they reach a sequence's tokens when it is trained."""
+
+    sequences: tuple[BatchSequence, ...]
+    """[M]; those of the groups in order."""
+    group_ids: Tensor
+    """int64 [M]; the index of each sequence's group."""
+    episodes: NDArray[np.int64]
+    """[M]; the episode of each sequence."""
+    values: Sequence[NDArray[np.float32]]
+    """For each episode: [1], its advantage, or that of each of its turns."""
+    by_turn: bool
+
+    @classmethod
+    def of(cls, groups: Sequence[BatchGroup], settings: AdvantageSettings) -> AdvantageTable:
+        """All sequences of an episode share its advantage, or those of its turns. An episode is as long as its longest
+        sequence.
+
+        Raises: ValueError when turns get credit and a group has no turn rewards.
+        """
+        sequences = tuple(sequence for group in groups for sequence in group.sequences)
+        episode_of = episode_ids(groups)
+        group_ids = np.repeat(np.arange(len(groups)), [group.num_episodes for group in groups])
+        lengths = np.zeros(len(group_ids), dtype=np.int64)
+        np.maximum.at(lengths, episode_of, [sequence.num_tokens for sequence in sequences])
+        limits = _limits(groups, settings)
+        penalties = _penalties(lengths, limits, settings)
+        scaling: _Scaling = {
+            "baseline": settings.baseline,
+            "normalise_std": settings.normalise_by_std,
+            "std_over": settings.std_over,
+        }
+        if settings.advantage == "sequence":
+            rewards = np.concatenate([group.rewards for group in groups]) + penalties
+            by_episode = group_advantages(rewards, group_ids, **scaling)
+            values = [np.full(1, value, dtype=np.float32) for value in by_episode.advantages_M.tolist()]
+        else:
+            of_turns = [rewards for group in groups for rewards in _turn_rewards(group)]
+            by_turn = turn_advantages([_less(*pair) for pair in zip(of_turns, penalties, strict=True)], group_ids, **scaling)
+            values = [advantages.numpy() for advantages in by_turn.advantages]
+        if settings.overlong_filter_tokens is not None:
+            # The limit may grow within a run: what a later batch can reach is no mistake, and filters nothing before.
+            limit = max(int(limits.max()), _require_max_tokens(settings))
+            filtered = overlong(lengths, max_tokens=limit, filter_tokens=settings.overlong_filter_tokens)
+            values = [np.zeros_like(value) if out else value for value, out in zip(values, filtered, strict=True)]
+        return cls(
+            sequences=sequences,
+            group_ids=torch.from_numpy(group_ids[episode_of]),
+            episodes=episode_of,
+            values=values,
+            by_turn=settings.advantage == "turn",
+        )
+
+    def with_advantages(self, row: int) -> TrainSequence:
+        """The sequence at ``row``, with the advantages of its tokens.
+
+        Raises: ValueError when this rank does not have its tokens, or they have more turns than the episode has rewards.
+        """
+        sequence, values = self.sequences[row].loaded(), self.values[self.episodes[row]]
+        if not self.by_turn:
+            return sequence.with_advantages(_to_tokens(values, np.where(sequence.action_mask, 0, -1)))
+        num_turns = sequence.turn_ids.max() + 1
+        if num_turns > len(values):
+            raise ValueError(
+                f"episode {self.episodes[row]} of the batch: a sequence has {num_turns} turns and {len(values)} turn rewards"
+            )
+        return sequence.with_advantages(_to_tokens(values, sequence.turn_ids))
+
+
 def sequences_with_advantages(
-    groups: Sequence[TrainGroup], settings: AdvantageSettings
+    groups: Sequence[BatchGroup], settings: AdvantageSettings
 ) -> tuple[list[TrainSequence], Tensor]:
     """The groups' sequences in order, with their advantages, and the index of each one's group (int64 [M]).
 
-    All sequences of an episode share its advantage, or those of its turns. An episode is as long as its longest sequence.
-    Raises: ValueError when turns get credit and a group has no turn rewards.
+    Raises: ValueError when turns get credit and a group has no turn rewards, or too few.
     """
-    members = [sequence for group in groups for sequence in group.sequences]
-    episode_of = episode_ids(groups)
-    group_ids = np.repeat(np.arange(len(groups)), [group.num_episodes for group in groups])
-    lengths = np.zeros(len(group_ids), dtype=np.int64)
-    np.maximum.at(lengths, episode_of, [sequence.num_tokens for sequence in members])
-    penalties = _penalties(lengths, settings)
-    scaling: _Scaling = {
-        "baseline": settings.baseline,
-        "normalise_std": settings.normalise_by_std,
-        "std_over": settings.std_over,
-    }
-    if settings.advantage == "sequence":
-        rewards = np.concatenate([group.rewards for group in groups]) + penalties
-        by_episode = group_advantages(rewards, group_ids, **scaling)
-        values = [np.full(1, value, dtype=np.float32) for value in by_episode.advantages_M.tolist()]
-        turns = [np.where(sequence.action_mask, 0, -1) for sequence in members]
-    else:
-        of_turns = [rewards for group in groups for rewards in _turn_rewards(group)]
-        by_turn = turn_advantages([_less(*pair) for pair in zip(of_turns, penalties, strict=True)], group_ids, **scaling)
-        values = [advantages.numpy() for advantages in by_turn.advantages]
-        turns = [sequence.turn_ids for sequence in members]
-    if settings.overlong_filter_tokens is not None:
-        limit = _require_max_tokens(settings)
-        filtered = overlong(lengths, max_tokens=limit, filter_tokens=settings.overlong_filter_tokens)
-        values = [np.zeros_like(value) if out else value for value, out in zip(values, filtered, strict=True)]
-    trained = [
-        sequence.with_advantages(_to_tokens(values[episode], turn))
-        for sequence, episode, turn in zip(members, episode_of.tolist(), turns, strict=True)
-    ]
-    return trained, torch.from_numpy(group_ids[episode_of])
+    table = AdvantageTable.of(groups, settings)
+    return [table.with_advantages(row) for row in range(len(table.sequences))], table.group_ids
 
 
 class _Scaling(TypedDict):
@@ -101,12 +142,20 @@ class _Scaling(TypedDict):
     std_over: StdOver
 
 
-def _penalties(lengths: NDArray[np.integer], settings: AdvantageSettings) -> NDArray[np.float64]:
+def _limits(groups: Sequence[BatchGroup], settings: AdvantageSettings) -> NDArray[np.int64]:
+    """The most tokens of a sequence, for each episode; 0 where nothing is known and nothing asks for it."""
+    is_needed = settings.overlong_buffer_tokens is not None or settings.overlong_filter_tokens is not None
+    unknown = _require_max_tokens(settings) if is_needed and any(group.max_tokens is None for group in groups) else 0
+    limits = [unknown if group.max_tokens is None else group.max_tokens for group in groups]
+    return np.repeat(np.asarray(limits, dtype=np.int64), [group.num_episodes for group in groups])
+
+
+def _penalties(lengths: NDArray[np.integer], limits: NDArray[np.int64], settings: AdvantageSettings) -> NDArray[np.float64]:
     """What is added to the reward of each episode."""
     if settings.overlong_buffer_tokens is None:
         return np.zeros(lengths.shape[0])
     return settings.overlong_penalty * overlong_penalties(
-        lengths, max_tokens=_require_max_tokens(settings), buffer_tokens=settings.overlong_buffer_tokens
+        lengths, max_tokens=limits, buffer_tokens=settings.overlong_buffer_tokens
     )
 
 
@@ -123,15 +172,9 @@ def _less(rewards: NDArray[np.float64], penalty: float) -> NDArray[np.float64]:
     return np.append(rewards[:-1], rewards[-1] + penalty)
 
 
-def _turn_rewards(group: TrainGroup) -> Sequence[NDArray[np.float64]]:
+def _turn_rewards(group: BatchGroup) -> Sequence[NDArray[np.float64]]:
     if group.turn_rewards is None:
         raise ValueError(f"group {group.group_id} has no turn_rewards; give them, or set advantage = 'sequence'")
-    for sequence, episode in zip(group.sequences, episode_ids([group]).tolist(), strict=True):
-        rewards = group.turn_rewards[episode]
-        if sequence.turn_ids.max() >= len(rewards):
-            raise ValueError(
-                f"group {group.group_id}: a sequence has {sequence.turn_ids.max() + 1} turns and {len(rewards)} turn rewards"
-            )
     return group.turn_rewards
 
 

@@ -13,46 +13,33 @@ from torch import Tensor
 
 from gspo.inputs.validation import trusted_values
 from gspo.model.logprobs import TokenLogProbs
-from gspo.model.packing import PackedBatch, TrainGroup, episode_ids, pack, plan_micro_batches
+from gspo.model.packing import BatchGroup, PackedBatch, episode_ids, pack
 from gspo.options.penalties import sequence_kl
 from gspo.settings import Objective
 from services.learner.engine import NonFiniteLossError
+from services.learner.plan import RankBudget, own_micro_batches
 
 
-class ReferenceEngine(Protocol):
+class ReferenceEngine(RankBudget, Protocol):
     """The methods of an engine that the penalty needs."""
 
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def token_budget(self) -> int: ...
-    @property
-    def max_sequence_tokens(self) -> int | None: ...
     def logprobs(self, packed: PackedBatch, *, with_entropy: bool = False) -> TokenLogProbs: ...
     def reference_logprobs(self, packed: PackedBatch) -> Tensor: ...
     def sum_over_ranks(self, tensor: Tensor) -> Tensor: ...
 
 
 def with_kl_rewards(
-    engine: ReferenceEngine, groups: Sequence[TrainGroup], objective: Objective, *, policy_version: int
-) -> list[TrainGroup]:
+    engine: ReferenceEngine, groups: Sequence[BatchGroup], objective: Objective, *, policy_version: int
+) -> list[BatchGroup]:
     """Return the groups with rewards r_i - kl_coefficient * sum of k_t, under the engine's present weights. Collective.
 
     It costs a forward pass of both models over the whole batch. Raises: NonFiniteLossError, on all ranks alike.
     """
     members = [sequence for group in groups for sequence in group.sequences]
-    plan = plan_micro_batches(
-        [sequence.num_tokens for sequence in members],
-        engine.token_budget,
-        engine.world_size,
-        max_sequence_tokens=engine.max_sequence_tokens,
-    )
     # One rank fills the row of each sequence, so that a sum gathers the table.
     table = torch.zeros(len(members), dtype=torch.float64)
-    for indices in plan[engine.rank]:
-        unweighted = [members[index].with_advantages(_zeros(members[index].num_tokens)) for index in indices]
+    for indices in own_micro_batches(engine, [sequence.num_tokens for sequence in members]):
+        unweighted = [members[index].loaded().with_advantages(_zeros(members[index].num_tokens)) for index in indices]
         packed = pack(unweighted, policy_version=policy_version, sequence_indices=indices)
         logprobs_T = engine.logprobs(packed).logprobs_T
         if packed.is_empty:

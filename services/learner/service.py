@@ -2,9 +2,9 @@
 
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 import torch
@@ -12,12 +12,10 @@ import torch
 from gspo.adaptive import AdaptiveClip
 from gspo.calibration import LagCalibration
 from gspo.mismatch import MismatchTracker
-from gspo.model.packing import TrainGroup
-from gspo.settings import Objective
 from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Resume, SkipBatch, Trained
 from services.learner.advantages import AdvantageSettings
 from services.learner.batch_failures import BatchFailures
-from services.learner.broker import Answer, BatchArrived, BrokerPort, groups_of
+from services.learner.broker import Answer, AssembledBatch, BatchAnnounced, BrokerPort, assemble
 from services.learner.checkpoints import (
     Background,
     CheckpointSaver,
@@ -30,10 +28,12 @@ from services.learner.checkpoints import (
 from services.learner.engine import LearnerEngine
 from services.learner.export import export_model
 from services.learner.metrics import LearnerMetrics
+from services.learner.plan import rows_of_rank
 from services.learner.profiling import NO_PROFILE, Phases
+from services.learner.scheduled import scheduled_objective
 from services.learner.share import share, stop_anywhere
 from services.learner.token_recorder import TokenRecorder
-from services.learner.trainer import BatchReport, train_batch
+from services.learner.trainer import TrainBatch, train_batch
 from services.learner.weights import DTYPES, copy_weights
 from services.runtime.clock import Clock
 from services.runtime.errors import ServiceError
@@ -48,26 +48,6 @@ FLUSH_S: Final = 10.0
 NOT_YET: Final = -1
 STOPPED: Final = -2
 GIVEN_UP: Final = 1
-
-
-class TrainBatch(Protocol):
-    """``train_batch``, or what stands in for it where there is no model."""
-
-    def __call__(
-        self,
-        engine: LearnerEngine,
-        groups: Sequence[TrainGroup],
-        *,
-        objective: Objective,
-        policy_version: int,
-        num_mini_batches: int,
-        mismatch: MismatchTracker,
-        adaptive_clip: AdaptiveClip | None = None,
-        calibration: LagCalibration | None = None,
-        max_lag: int | None = None,
-        advantages: AdvantageSettings | None = None,
-        recorder: TokenRecorder | None = None,
-    ) -> BatchReport: ...
 
 
 class LearnerService:
@@ -127,11 +107,11 @@ class LearnerService:
         self._failures, self._saved_batch = BatchFailures(broker, settings.run.directory), 0
         """The batch position of the newest checkpoint, also while it is being saved."""
         self._saving_since = 0.0
-        self._objective: Objective = settings.objective
-        target = self._objective.adaptive_clip_target
+        target = settings.objective.adaptive_clip_target
         self._calibration = LagCalibration()
         self._adaptive_clip = None if target is None else AdaptiveClip(target=target)
         self._advantages = AdvantageSettings.of(settings)
+        self._rows_of_rank = partial(rows_of_rank, engine, settings)
 
     def run(self) -> None:
         """Train until the run ends, or ``stop`` is set on any rank. Raises: ServiceError; what the engine raises."""
@@ -146,7 +126,9 @@ class LearnerService:
         self._publish()
         while True:
             with self._profile.phase("wait"):
-                directive = self._next()
+                directive: Answer | AssembledBatch | None = self._next()
+                if isinstance(directive, BatchAnnounced):
+                    directive = assemble(directive, self._rows_of_rank, self._arrival, self._failures.of)
             if directive is None:
                 log.info("stopping", next_batch=self._next_batch)
                 self._checkpoint()
@@ -158,7 +140,7 @@ class LearnerService:
                 return
             if isinstance(directive, SkipBatch):
                 self._skip(directive)
-            else:
+            elif isinstance(directive, AssembledBatch):
                 self._train(directive)
 
     def _resume(self) -> None:
@@ -202,9 +184,13 @@ class LearnerService:
             self._health.not_ready("rank 0 waits for the broker" if self._broker is None else self._broker.reason_to_wait)
 
     def _next(self) -> Answer | None:
-        """The next batch, or that it is to be skipped, or the end of the run, on every rank; None: stop."""
+        """What the next batch consists of, or that it is to be skipped, or the end of the run, on every rank; None: stop."""
         if self._broker is not None:
             self._broker.tell(BatchRequest(index=self._next_batch, policy_version=self._policy_version))
+        return self._arrival()
+
+    def _arrival(self) -> Answer | None:
+        """What rank 0 receives next, on every rank; None: stop. Collective."""
         waited_until = last_log = self._clock.now()
         while True:
             arrived = self._broker.take(POLL_S) if self._broker is not None else None
@@ -219,16 +205,14 @@ class LearnerService:
                 log.info("waiting_for_batch", batch=self._next_batch, waiting_for=self._broker.reason_to_wait)
                 last_log = now
 
-    def _train(self, arrived: BatchArrived) -> None:
-        batch = arrived.batch
+    def _train(self, assembled: AssembledBatch) -> None:
+        batch, groups = assembled.batch, assembled.groups
         begin = self._clock.now()
         with self._failures.of(batch.index):
-            with self._profile.phase("prepare"):
-                groups = groups_of(batch, arrived.arrays)
             report = self._train_batch(
                 self._engine,
                 groups,
-                objective=self._objective,
+                objective=scheduled_objective(self._engine, batch, self._settings),
                 policy_version=batch.policy_version,
                 num_mini_batches=self._settings.batch.mini_batches,
                 mismatch=self._mismatch,
@@ -242,7 +226,7 @@ class LearnerService:
         self._next_batch = batch.index + 1
         self._publish()
         metrics = {**report.metrics, "train_s": trained - begin, "publish_s": self._clock.now() - trained}
-        self._report(batch.index, metrics, num_tokens=int(arrived.arrays["token_ids"].shape[0]), items=len(batch.items))
+        self._report(batch.index, metrics, num_tokens=batch.num_tokens, items=len(batch.items))
         with self._profile.phase("checkpoint"):
             self._save_if_due()
         self._profile.end_batch(batch.index, self._engine.sum_over_ranks)

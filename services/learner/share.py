@@ -1,4 +1,4 @@
-"""Shares what rank 0 received with every rank: broadcasts a few numbers, then the encoded batch. No pickle."""
+"""Shares what rank 0 received with every rank: broadcasts a few numbers, then the encoded message. No pickle."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -7,15 +7,16 @@ import numpy as np
 import torch
 
 from protocol.codec import decode, encode
-from protocol.messages import Batch, EndOfRun, SkipBatch
-from services.learner.broker import Answer, BatchArrived
+from protocol.messages import Batch, BatchPart, EndOfRun, SkipBatch
+from services.learner.broker import Answer, BatchAnnounced, PartArrived
 
 WAIT: Final = 0
 BATCH: Final = 1
 END: Final = 2
 STOP: Final = 3
 SKIP: Final = 4
-MAX_SHARED_FRAMES: Final = 1 + len(Batch.ARRAYS)
+PART: Final = 5
+MAX_SHARED_FRAMES: Final = 1 + max(len(Batch.ARRAYS), len(BatchPart.ARRAYS))
 NO_FRAME: Final = -1
 
 Directive = Answer | None
@@ -71,8 +72,10 @@ def _kind(arrived: Directive) -> int:
     match arrived:
         case None:
             return WAIT
-        case BatchArrived():
+        case BatchAnnounced():
             return BATCH
+        case PartArrived():
+            return PART
         case SkipBatch():
             return SKIP
         case EndOfRun():
@@ -82,7 +85,13 @@ def _kind(arrived: Directive) -> int:
 def _frames(arrived: Directive) -> Sequence[bytes]:
     if arrived is None:
         return []
-    encoded = encode(arrived.batch, arrived.arrays) if isinstance(arrived, BatchArrived) else encode(arrived)
+    match arrived:
+        case BatchAnnounced(batch=batch, arrays=arrays):
+            encoded = encode(batch, arrays)
+        case PartArrived(part=part, arrays=arrays):
+            encoded = encode(part, arrays)
+        case _:
+            encoded = encode(arrived)
     return [bytes(frame) for frame in encoded]
 
 
@@ -93,6 +102,8 @@ def _decode(data: bytes, sizes: Sequence[int]) -> Directive:
         offset += size
     received = decode(frames)
     if isinstance(received.message, Batch):
-        return BatchArrived(batch=received.message, arrays=received.arrays)
+        return BatchAnnounced(batch=received.message, arrays=received.arrays)
+    if isinstance(received.message, BatchPart):
+        return PartArrived(part=received.message, arrays=received.arrays)
     assert isinstance(received.message, SkipBatch | EndOfRun)
     return received.message

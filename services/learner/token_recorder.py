@@ -15,7 +15,7 @@ from torch import Tensor
 from gspo.diagnostics import SequenceStats
 from gspo.loss import LossOutput
 from gspo.model.logprobs import TokenLogProbs
-from gspo.model.packing import PackedBatch, TrainGroup
+from gspo.model.packing import BatchGroup, PackedBatch
 from protocol.messages import Batch
 from services.runtime.settings import Settings
 from services.token_record import TokenPart, write_part
@@ -48,7 +48,7 @@ class TokenRecorder:
     """One batch on one rank: told of each micro-batch in its training, then written."""
 
     def __init__(
-        self, run_directory: Path, batch: Batch, groups: Sequence[TrainGroup], *, rank: int, world_size: int
+        self, run_directory: Path, batch: Batch, groups: Sequence[BatchGroup], *, rank: int, world_size: int
     ) -> None:
         """``groups``: those of the whole batch, whose sequences are numbered in their order."""
         self._run_directory = run_directory
@@ -56,7 +56,7 @@ class TokenRecorder:
         self._rank = rank
         self._world_size = world_size
         sizes = [size for group in groups for size in group.sequences_per_episode or [1] * len(group.sequences)]
-        # Items keep a group's members together and in order, as ``groups_of`` does.
+        # Items keep a group's members together and in order, as ``Assembly`` does.
         by_group: dict[int, list[int]] = {}
         for item in batch.items:
             by_group.setdefault(item.group_id, []).append(item.trajectory_id)
@@ -66,7 +66,7 @@ class TokenRecorder:
         self._kept: list[_MicroBatch] = []
 
     @classmethod
-    def wanted(cls, settings: Settings, ranks: Ranks, batch: Batch, groups: Sequence[TrainGroup]) -> TokenRecorder | None:
+    def wanted(cls, settings: Settings, ranks: Ranks, batch: Batch, groups: Sequence[BatchGroup]) -> TokenRecorder | None:
         """A recorder if the run wants one."""
         if not settings.learner.record_tokens:
             return None

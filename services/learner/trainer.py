@@ -1,7 +1,7 @@
 """One batch of whole groups becomes optimizer steps: mini-batches, loss, mismatch and diagnostics.
 
-Every rank receives the same full batch and takes its share by a plan that all ranks compute alike. Only gradients and a
-table of statistics cross between ranks.
+Every rank knows rewards and lengths of the whole batch, and has the tokens of its share of it, by a plan that all ranks
+compute alike. Only gradients and a table of statistics cross between ranks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -23,13 +22,14 @@ from gspo.inputs.validation import trusted_values
 from gspo.loss import objective_loss
 from gspo.mismatch import MismatchMoments, MismatchTracker, mismatch_sums
 from gspo.model.logprobs import TokenLogProbs
-from gspo.model.packing import PackedBatch, TrainGroup, TrainSequence, episode_ids, pack, plan_micro_batches
+from gspo.model.packing import BatchGroup, BatchSequence, PackedBatch, episode_ids
 from gspo.moe.experts import ExpertPicks, ExpertTally
 from gspo.settings import Objective
 from gspo.staleness import sequence_lag
-from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.engine import LossFn, NonFiniteLossError, ReplayFn, StepResult
+from services.learner.advantages import AdvantageSettings, AdvantageTable
+from services.learner.engine import LearnerEngine, LossFn, NonFiniteLossError, ReplayFn, StepResult
 from services.learner.kl_rewards import ReferenceEngine, with_kl_rewards
+from services.learner.plan import MiniBatch, planned_mini_batches
 from services.learner.profiling import NO_PROFILE, Phases
 from services.learner.token_recorder import TokenRecorder
 
@@ -54,24 +54,29 @@ class BatchReport:
     """By name; those of ``gspo.diagnostics.summarise`` and ``gspo.moe.experts`` by "name/bucket"."""
 
 
-@dataclass(frozen=True)
-class _MiniBatch:
-    """One optimizer step: this rank's share of it, and the place of its rows in the batch's table of statistics."""
+class TrainBatch(Protocol):
+    """``train_batch``, or what stands in for it where there is no model."""
 
-    micro_batches: list[PackedBatch]
-    num_sequences: int
-    num_episodes: int
-    """N of the loss, over all ranks."""
-    num_action_tokens: int
-    """Over all ranks; at least 1."""
-    num_tokens: int
-    """All tokens, over all ranks."""
-    first_row: int
+    def __call__(
+        self,
+        engine: LearnerEngine,
+        groups: Sequence[BatchGroup],
+        *,
+        objective: Objective,
+        policy_version: int,
+        num_mini_batches: int,
+        mismatch: MismatchTracker,
+        adaptive_clip: AdaptiveClip | None = None,
+        calibration: LagCalibration | None = None,
+        max_lag: int | None = None,
+        advantages: AdvantageSettings | None = None,
+        recorder: TokenRecorder | None = None,
+    ) -> BatchReport: ...
 
 
 def train_batch(
     engine: TrainingEngine,
-    groups: Sequence[TrainGroup],
+    groups: Sequence[BatchGroup],
     *,
     objective: Objective,
     policy_version: int,
@@ -89,7 +94,7 @@ def train_batch(
     With an engine that replays routing, every forward pass of the batch uses the experts chosen at its start.
 
     Args:
-        groups: the same on every rank.
+        groups: the same on every rank, which has the tokens of the sequences at ``rows_of_rank``.
         policy_version: the version of the engine's weights before the batch; lags are counted from it.
         num_mini_batches: at most the number of groups; mini-batches hold consecutive whole groups.
         mismatch: updated from the first forward pass of the batch, the same on every rank.
@@ -113,15 +118,21 @@ def train_batch(
             groups = with_kl_rewards(engine, groups, objective, policy_version=policy_version)
         kl_metrics["kl_penalty"] = float((rewards - np.concatenate([group.rewards for group in groups])).mean())
     with profile.phase("prepare"):
-        sequences, group_ids = sequences_with_advantages(groups, AdvantageSettings() if advantages is None else advantages)
-        mini_batches = _plan(engine, groups, sequences, policy_version, num_mini_batches)
+        credit = AdvantageTable.of(groups, AdvantageSettings() if advantages is None else advantages)
+        sequences = credit.sequences
+        mini_batches = planned_mini_batches(engine, groups, credit, policy_version, num_mini_batches)
     clip_scale = 1.0 if adaptive_clip is None else adaptive_clip.scale
     calibration = LagCalibration() if calibration is None else calibration
     episodes = _episodes(groups, sequences)
     run = _BatchRun(
-        engine, objective, policy_version, mismatch, clip_scale, calibration.current, group_ids, episodes, recorder
+        engine, objective, policy_version, mismatch, clip_scale, calibration.current, credit.group_ids, episodes, recorder
     )
-    profile.planned(sequences, [part.micro_batches for part in mini_batches], first_pass=run.needs_first_pass)
+    profile.planned(
+        [sequence.num_tokens for sequence in sequences],
+        own_tokens=sum(part.own_tokens for part in mini_batches),
+        num_micro_batches=sum(len(part.micro_batches) for part in mini_batches),
+        first_pass=run.needs_first_pass,
+    )
     if run.needs_first_pass:
         with profile.phase("first_pass"):
             run.first_pass(mini_batches)
@@ -153,57 +164,16 @@ def train_batch(
         return BatchReport(metrics=metrics | summary | run.expert_metrics() | run.auxiliary_metrics(len(steps)))
 
 
-def split_groups(num_groups: int, num_mini_batches: int) -> list[range]:
-    """Consecutive groups of each mini-batch; sizes differ by at most one, the larger ones first.
-
-    Raises: ValueError when there are fewer groups than mini-batches.
-    """
-    if not 1 <= num_mini_batches <= num_groups:
-        raise ValueError(f"num_mini_batches is {num_mini_batches} for a batch of {num_groups} groups; each needs one group")
-    size, larger = divmod(num_groups, num_mini_batches)
-    starts = [index * size + min(index, larger) for index in range(num_mini_batches + 1)]
-    return [range(start, end) for start, end in pairwise(starts)]
-
-
-def _require_max_lag(groups: Sequence[TrainGroup], policy_version: int, max_lag: int) -> None:
+def _require_max_lag(groups: Sequence[BatchGroup], policy_version: int, max_lag: int) -> None:
     # Over the whole batch, so that all ranks raise together: one alone would leave the others waiting.
     for group in groups:
         for index, sequence in enumerate(group.sequences):
-            oldest = min(sequence.versions[sequence.action_mask].tolist(), default=policy_version)
-            if policy_version - oldest > max_lag:
+            oldest = sequence.oldest_version
+            if oldest is not None and policy_version - oldest > max_lag:
                 raise ValueError(
                     f"group {group.group_id}: sequence {index} has a token of version {oldest}, which is "
                     f"{policy_version - oldest} versions old, and max_lag is {max_lag}: the broker must not assemble it"
                 )
-
-
-def _plan(
-    engine: TrainingEngine,
-    groups: Sequence[TrainGroup],
-    sequences: Sequence[TrainSequence],
-    policy_version: int,
-    num_mini_batches: int,
-) -> list[_MiniBatch]:
-    first_rows = np.concatenate([[0], np.cumsum([len(group.sequences) for group in groups])]).tolist()
-    mini_batches = []
-    for chosen in split_groups(len(groups), num_mini_batches):
-        start, end = first_rows[chosen.start], first_rows[chosen.stop]
-        members = sequences[start:end]
-        plan = plan_micro_batches(
-            [sequence.num_tokens for sequence in members],
-            engine.token_budget,
-            engine.world_size,
-            max_sequence_tokens=engine.max_sequence_tokens,
-        )
-        packed = [
-            pack([members[index] for index in indices], policy_version=policy_version, sequence_indices=indices)
-            for indices in plan[engine.rank]
-        ]
-        num_action_tokens = max(1, sum(sequence.num_action_tokens for sequence in members))
-        num_tokens = sum(sequence.num_tokens for sequence in members)
-        num_episodes = sum(groups[index].num_episodes for index in chosen)
-        mini_batches.append(_MiniBatch(packed, len(members), num_episodes, num_action_tokens, num_tokens, start))
-    return mini_batches
 
 
 @dataclass(frozen=True)
@@ -216,7 +186,7 @@ class _Episodes:
     """Some episode has several sequences; otherwise the loss counts by itself."""
 
 
-def _episodes(groups: Sequence[TrainGroup], sequences: Sequence[TrainSequence]) -> _Episodes:
+def _episodes(groups: Sequence[BatchGroup], sequences: Sequence[BatchSequence]) -> _Episodes:
     ids = episode_ids(groups)
     per_episode = np.bincount(ids, weights=[sequence.num_action_tokens for sequence in sequences])
     several = len(per_episode) < len(sequences)
@@ -262,7 +232,7 @@ class _BatchRun:
         """Whether log-probs or experts of the batch's starting weights are used after the first step."""
         return self._objective.needs_proximal_logprobs or self._engine.replays_routing
 
-    def first_pass(self, mini_batches: Sequence[_MiniBatch]) -> None:
+    def first_pass(self, mini_batches: Sequence[MiniBatch]) -> None:
         """Compute the learner's own log-probs and experts at the start of the batch, on the code path of the update.
 
         Raises: ValueError, on all ranks alike, when experts are to be replayed and the model's cannot be recorded.
@@ -287,7 +257,7 @@ class _BatchRun:
                 sums.append(self._mismatch_sums(packed.to(logprobs_T.device), logprobs_T))
         self._update_mismatch(sums)
 
-    def step(self, mini_batch: _MiniBatch, *, is_first: bool) -> StepResult:
+    def step(self, mini_batch: MiniBatch, *, is_first: bool) -> StepResult:
         sigma = self._mismatch.sigma
         measures_mismatch = is_first and not self.needs_first_pass
         sums: list[Tensor] = []
@@ -326,7 +296,7 @@ class _BatchRun:
         """Load and changes of the experts over the whole batch; empty for a dense model. Collective."""
         return self._experts.metrics(self._engine.sum_over_ranks)
 
-    def _loss(self, mini_batch: _MiniBatch, packed: PackedBatch, result: TokenLogProbs, sigma: float) -> Tensor:
+    def _loss(self, mini_batch: MiniBatch, packed: PackedBatch, result: TokenLogProbs, sigma: float) -> Tensor:
         rows = _rows(mini_batch, packed)
         chosen = torch.tensor(rows)
         several = self._episodes.have_several
@@ -392,5 +362,5 @@ class _BatchRun:
         self._mismatch.update(moments)
 
 
-def _rows(mini_batch: _MiniBatch, packed: PackedBatch) -> tuple[int, ...]:
+def _rows(mini_batch: MiniBatch, packed: PackedBatch) -> tuple[int, ...]:
     return tuple(mini_batch.first_row + index for index in packed.sequence_indices)

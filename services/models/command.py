@@ -30,6 +30,9 @@ def main() -> int:
     learning.add_argument(
         "--tools", action="store_true", help="a model for agents: it knows tools, and learns to use those of a small shop"
     )
+    learning.add_argument(
+        "--programs", action="store_true", help="a model that writes small programs; their problems go to DIR/tasks"
+    )
     parser.add_argument("--if-missing", action="store_true", help="do nothing when the directory holds a model already")
     arguments = parser.parse_args()
     if arguments.if_missing and (arguments.directory / "config.json").is_file():
@@ -41,6 +44,7 @@ def main() -> int:
             seed=arguments.seed,
             environments=environments,
             tools=arguments.tools,
+            programs=arguments.programs,
             progress=_show_progress,
         )
     except (ValueError, OSError) as error:

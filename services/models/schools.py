@@ -13,14 +13,16 @@ import torch
 from transformers import PreTrainedTokenizerFast, Qwen3MoeForCausalLM
 
 from gspo.environments import DemonstratingEnvironment, RewardJob
-from services.environments import TOOLS, Shop, tool_result
+from services.environments import TOOLS, Shop, draw_problem, tool_result
 from services.models.lessons import Lesson, encode, encode_conversations
+from services.models.small_programs import draw_small_problem, right_answer, small_demonstration
 from services.models.tokenizer import UNUSED_IDS
 from services.rollout.rendering import Renderer, create_renderer
 from services.rollout.tokenizer import ChatTokenizer
 
 MAX_NEW_TOKENS = 16
 MAX_CALL_TOKENS = 32
+MAX_PROGRAM_TOKENS = 48
 MAX_TURNS = 4
 """Turns of an episode with tools."""
 
@@ -118,6 +120,36 @@ class ToolSchool:
             for episode, turn in zip(unfinished, _generate(model, contexts, MAX_CALL_TOKENS, greedy=greedy), strict=True):
                 episode.take(turn)
         return sum(episode.reward or 0.0 for episode in episodes) / num_episodes
+
+
+class ProgramSchool:
+    """Small programs; their problems are tasks of the environment ``code``."""
+
+    batch_tokens = 2_500
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+
+    def lessons(self, number: int, rng: random.Random, *, careful: bool) -> list[Lesson]:
+        """See ``School.lessons``."""
+        return encode(self._tokenizer, [small_demonstration(rng, careful=careful) for _ in range(number)])
+
+    @torch.no_grad()
+    def reward(self, model: Qwen3MoeForCausalLM, num_episodes: int, *, greedy: bool) -> float:
+        """See ``School.reward``. An answer is right when it is the careful teacher's: no program runs here."""
+        rng = random.Random("measured")
+        problems = [draw_problem(draw_small_problem, "eval", rng) for _ in range(num_episodes)]
+        texts = [
+            self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": problem}], tokenize=False, add_generation_prompt=True
+            )
+            for problem in problems
+        ]
+        contexts = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        turns = _generate(model, contexts, MAX_PROGRAM_TOKENS, greedy=greedy)
+        answers = [self._tokenizer.decode(turn, skip_special_tokens=True) for turn in turns]
+        pairs = zip(answers, problems, strict=True)
+        return sum(1.0 for answer, problem in pairs if answer == right_answer(problem)) / num_episodes
 
 
 class _ToolEpisode:

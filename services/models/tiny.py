@@ -5,7 +5,8 @@ imitation from the environments' own demonstrations: first from a careful teache
 about a third of the time. The result has the skill and a bad policy. Its sampled reward on held-out problems starts
 near 0.3, its greedy reward even lower, and everything above that is the work of reinforcement learning.
 
-A model for agents learns from conversations with tools instead, and its chat template knows tools.
+A model for agents learns from conversations with tools instead, and its chat template knows tools. A model for programs
+learns from small programs, and its folder holds tasks of the environment ``code``.
 
 The seed determines everything. It takes one minute on one core.
 """
@@ -28,11 +29,13 @@ from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCau
 from gspo.environments import DemonstratingEnvironment
 from services.environments import Shop, ShopOptions, create_environment
 from services.models.imitation import TinyProgress, imitate
-from services.models.schools import EnvironmentSchool, School, ToolSchool
+from services.models.schools import EnvironmentSchool, ProgramSchool, School, ToolSchool
+from services.models.small_programs import PROGRAM_PIECES, write_small_problems
 from services.models.tokenizer import UNUSED_IDS, build_tokenizer
 
 DEFAULT_ENVIRONMENTS = ("arithmetic", "calculator")
 TOOLS_TASK_SET = "shop"
+PROGRAMS = "programs"
 DEFAULT_NUM_STEPS = 600
 RECORD_FILE = "tiny_model.json"
 
@@ -56,24 +59,28 @@ def make_tiny_model(
     seed: int = 0,
     environments: Sequence[str] = DEFAULT_ENVIRONMENTS,
     tools: bool = False,
+    programs: bool = False,
     num_steps: int = DEFAULT_NUM_STEPS,
     num_eval_episodes: int = 256,
     progress: Callable[[TinyProgress], None],
 ) -> TinyReport:
     """Make a tiny model and its tokenizer in ``directory``, as an ordinary Hugging Face checkpoint in float32.
 
-    It learns from ``environments``, or with ``tools`` from the shop's conversations, for agents.
+    It learns from ``environments``; with ``tools`` from the shop's conversations, for agents; with ``programs`` from small
+    programs, whose problems are written to ``tasks`` below ``directory``.
     ``directory`` appears complete or not at all; an earlier tiny model there is replaced.
     Raises: ValueError when it holds anything else, or an environment has no demonstrations.
     """
     refuse_foreign_directory(directory)
     started = time.monotonic()
-    tokenizer = build_tokenizer(tools=tools)
-    schools: Mapping[str, School] = (
-        {TOOLS_TASK_SET: ToolSchool(tokenizer, Shop(ShopOptions()))}
-        if tools
-        else {name: EnvironmentSchool(tokenizer, _demonstrating(name)) for name in environments}
-    )
+    tokenizer = build_tokenizer(tools=tools, pieces=PROGRAM_PIECES if programs else ())
+    schools: Mapping[str, School]
+    if tools:
+        schools = {TOOLS_TASK_SET: ToolSchool(tokenizer, Shop(ShopOptions()))}
+    elif programs:
+        schools = {PROGRAMS: ProgramSchool(tokenizer)}
+    else:
+        schools = {name: EnvironmentSchool(tokenizer, _demonstrating(name)) for name in environments}
     if not schools:
         raise ValueError("no environment to learn from: name at least one")
     with _one_deterministic_thread(seed):
@@ -89,7 +96,7 @@ def make_tiny_model(
         sampled_rewards=sampled,
         greedy_rewards=greedy,
     )
-    _save(model, tokenizer, report, seed)
+    _save(model, tokenizer, report, seed, programs=programs)
     return report
 
 
@@ -160,7 +167,9 @@ def _one_deterministic_thread(seed: int) -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def _save(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, report: TinyReport, seed: int) -> None:
+def _save(
+    model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, report: TinyReport, seed: int, *, programs: bool
+) -> None:
     """Write everything beside the directory, then rename it into place."""
     directory = report.directory
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -170,6 +179,8 @@ def _save(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, report
     try:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
+        if programs:
+            write_small_problems(unfinished / "tasks")
         record = {
             "seed": seed,
             "num_steps": report.num_steps,

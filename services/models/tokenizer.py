@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -37,12 +39,12 @@ TOOLS_TEMPLATE = (
 )
 
 
-def build_tokenizer(*, tools: bool = False) -> PreTrainedTokenizerFast:
-    """A token for each byte and each marker; any text survives the round trip unchanged.
+def build_tokenizer(*, tools: bool = False, pieces: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """A token for each byte, each marker and each of ``pieces``; any text survives the round trip unchanged.
 
     With ``tools`` the chat template knows OpenAI's tools, and the fixed parts of a call are tokens too.
     """
-    pieces = CALL_PIECES if tools else ()
+    pieces = (*CALL_PIECES, *pieces) if tools else pieces
     characters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *MARKERS, *pieces]
     vocabulary = {character: index for index, character in enumerate(characters)}
     bytes_only = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from protocol.channels import WORK
 from protocol.sessions import new_session
 from services.rollout.metrics import RolloutMetrics
-from services.rollout.opening import Policy, open_episodes, open_user_code
+from services.rollout.opening import Policy, open_all_episodes, open_user_code
 from services.rollout.service import RolloutService
 from services.rollout.sglang import (
     Engine,
@@ -158,7 +158,7 @@ async def _generate(
                 tokenizer=tokenizer, engine=engine, broker=broker, may_generate=sync.may_generate, metrics=metrics,
                 clock=clock, wall_s=lambda: datetime.now(tz=UTC).timestamp(),
             )  # fmt: skip
-            episodes = await stack.enter_async_context(open_episodes(settings, policy, player, registry))
+            episodes = await stack.enter_async_context(open_all_episodes(settings, arguments.name, policy, player, registry))
             service = RolloutService(
                 episodes=episodes,
                 broker=broker,
@@ -169,6 +169,7 @@ async def _generate(
                 metrics=metrics,
             )
             started.set()
+            health.opened()
             return await service.run(stop)
     except (ServerError, EngineError) as error:
         raise ServiceError(str(error)) from error

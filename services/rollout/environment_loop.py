@@ -24,7 +24,6 @@ from services.rollout.sglang import EngineError, EngineRefused, GenerateRequest,
 from services.rollout.tokenizer import ChatTokenizer, Messages, TokenizerError
 from services.rollout.trajectory import Trajectory
 from services.rollout.work import EpisodeFailed, EpisodeIntake, PolicyEngine
-from services.runtime.settings import Sampling
 
 log = structlog.get_logger()
 
@@ -45,7 +44,6 @@ class EnvironmentLoop:
     broker: EpisodeIntake
     may_generate: asyncio.Event
     """Cleared while the engine's weights are replaced: a new request waits, a request under way continues afterwards."""
-    sampling: Sampling
     max_turns: int
     """Turns that the broker takes of one trajectory (``protocol.limits.trajectory_limits``)."""
     chunk_tokens: int
@@ -73,7 +71,7 @@ class EnvironmentLoop:
             await self.send_chunk(trajectory)
             cut = trajectory.token_ids[-1] not in self.tokenizer.stop_ids
             step, reward = await self._step(lease, trajectory)
-            observation = [] if step.done or cut else self._observation(trajectory, step)
+            observation = [] if step.done or cut else self._observation(lease, trajectory, step)
             if not observation:
                 break
             trajectory.end_turn(reward)
@@ -112,10 +110,10 @@ class EnvironmentLoop:
         with _user_code("start", trajectory):
             start = self.environment.start(lease.task, lease.seed)
         prompt = self._encoded(self.tokenizer.prompt_ids, start.messages)
-        if len(prompt) >= self.sampling.max_tokens:
+        if len(prompt) >= lease.sampling.max_tokens:
             raise EpisodeFailed(
-                f"the prompt has {len(prompt)} tokens, sampling.max_tokens is {self.sampling.max_tokens}: raise it or leave "
-                "such prompts out"
+                f"the prompt has {len(prompt)} tokens, sampling.max_tokens is {lease.sampling.max_tokens}: raise it or "
+                "leave such prompts out"
             )
         trajectory.state = _as_it_travels(start.state)
         trajectory.observe(prompt)
@@ -126,7 +124,8 @@ class EnvironmentLoop:
         action = trajectory.action_ids
         # A turn that was handed over after its stop token is complete: nothing may follow.
         complete = bool(action) and action[-1] in self.tokenizer.stop_ids
-        room = min(self.sampling.max_turn_tokens - len(action), self.sampling.max_tokens - trajectory.num_tokens)
+        limits = lease.sampling
+        room = min(limits.max_turn_tokens - len(action), limits.max_tokens - trajectory.num_tokens)
         if not complete and room > 0:
             await self._generate(lease, trajectory, room)
         trajectory.turn_done = True
@@ -134,7 +133,9 @@ class EnvironmentLoop:
     async def _generate(self, lease: Lease, trajectory: Trajectory, room: int) -> None:
         sampling = SamplingParameters(
             max_new_tokens=room,
-            temperature=self.sampling.temperature,
+            temperature=lease.sampling.temperature,
+            top_p=lease.sampling.top_p,
+            top_k=lease.sampling.top_k,
             stop_token_ids=tuple(sorted(self.tokenizer.stop_ids)),
             seed=lease.seed,
         )
@@ -199,12 +200,12 @@ class EnvironmentLoop:
             raise EpisodeFailed(f"no reward: environment step returned {shown}: {error}") from error
         return value
 
-    def _observation(self, trajectory: Trajectory, step: Step) -> list[int]:
+    def _observation(self, lease: Lease, trajectory: Trajectory, step: Step) -> list[int]:
         """Tokens of the environment's messages; empty when they and an answer do not fit."""
         if trajectory.turn + 1 >= self.max_turns:
             return []
         tokens = self._encoded(self.tokenizer.observation_ids, step.messages)
-        return tokens if trajectory.num_tokens + len(tokens) < self.sampling.max_tokens else []
+        return tokens if trajectory.num_tokens + len(tokens) < lease.sampling.max_tokens else []
 
     def _encoded(self, encode: Callable[[Messages], list[int]], messages: Messages) -> list[int]:
         try:

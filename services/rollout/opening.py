@@ -2,14 +2,16 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
 from gspo.environments import Environment
+from protocol.codec import Array
 from protocol.limits import trajectory_limits
+from protocol.messages import Lease
 from services.environments import RewardPool, create_environment
 from services.rollout.agents import Solve, open_agents, open_solver
 from services.rollout.environment_loop import EnvironmentLoop
@@ -17,8 +19,9 @@ from services.rollout.episodes import EpisodeShared
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.rendering import Renderer, RenderingError, create_renderer
 from services.rollout.reward_options import reward_pool_options
+from services.rollout.sandboxes import open_sandbox
 from services.rollout.tokenizer import ChatTokenizer
-from services.rollout.work import EpisodeIntake, EpisodeRunner, PolicyEngine
+from services.rollout.work import EpisodeFailed, EpisodeIntake, EpisodeRunner, EpisodeWork, PolicyEngine
 from services.runtime.clock import Clock
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings import Settings
@@ -64,8 +67,76 @@ async def open_user_code(settings: Settings, name: str, metrics: RolloutMetrics)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
     options = reward_pool_options(settings.reward, os.environ)
-    async with RewardPool(options, environment.reward_functions, metrics.reward_took) as rewards:
+    async with (
+        open_sandbox(settings.sandbox, environment) as sandbox,
+        RewardPool(
+            options, environment.reward_functions, metrics.reward_took, sandbox=sandbox, probes=environment.reward_probes
+        ) as rewards,
+    ):
         yield GradedEnvironment(environment=environment, rewards=rewards)
+
+
+class EpisodesBySet:
+    """The ``EpisodeRunner`` of training and of the evaluation sets: each lease says which plays it."""
+
+    def __init__(self, training: EpisodeRunner, by_set: Mapping[str, EpisodeRunner]) -> None:
+        self._training = training
+        self._by_set = by_set
+
+    def begin(self, lease: Lease, arrays: Mapping[str, Array], tasks: asyncio.TaskGroup) -> EpisodeWork:
+        """See ``EpisodeRunner.begin``."""
+        if not lease.evaluation_set:
+            return self._training.begin(lease, arrays, tasks)
+        runner = self._by_set.get(lease.evaluation_set)
+        return UnknownSet(lease.evaluation_set) if runner is None else runner.begin(lease, arrays, tasks)
+
+    async def stop_generating(self) -> None:
+        """See ``EpisodeRunner.stop_generating``."""
+        for runner in (self._training, *self._by_set.values()):
+            await runner.stop_generating()
+
+
+@dataclass(frozen=True)
+class UnknownSet:
+    """The ``EpisodeWork`` of a set that this rollout's configuration does not have."""
+
+    name: str
+    num_tokens = 0
+    is_in_user_code = False
+
+    async def run(self) -> None:
+        """Raises: EpisodeFailed."""
+        raise EpisodeFailed(
+            f"this rollout has no evaluation.sets.{self.name}, and the broker has: start both with the same configuration"
+        )
+
+    async def send_rest(self) -> None:
+        """There is nothing."""
+
+
+@asynccontextmanager
+async def open_all_episodes(
+    settings: Settings, name: str, policy: Policy, player: Solve | GradedEnvironment, registry: CollectorRegistry
+) -> AsyncIterator[EpisodeRunner]:
+    """The episodes of the rollout called ``name``: of training, which ``player`` plays, and of each set that it evaluates.
+
+    Raises: as ``open_episodes`` and ``open_user_code``.
+    """
+    async with AsyncExitStack() as stack:
+        training = await stack.enter_async_context(open_episodes(settings, policy, player, registry))
+        by_set = {}
+        for set_name, chosen in settings.evaluation.in_runs().items():
+            of_set = settings.for_set(chosen)
+            if of_set.agent.is_used:
+                # The port of training is taken; agents are told which one is theirs.
+                of_set = of_set.model_copy(update={"agent": of_set.agent.model_copy(update={"port": 0})})
+            of_player = player
+            if of_set.environment != settings.environment and isinstance(player, GradedEnvironment):
+                of_player = await stack.enter_async_context(open_user_code(of_set, name, policy.metrics))
+            # Its own registry: the metrics of agents' endpoints have one name each.
+            opened = open_episodes(of_set, policy, of_player, CollectorRegistry())
+            by_set[set_name] = await stack.enter_async_context(opened)
+        yield EpisodesBySet(training, by_set) if by_set else training
 
 
 @asynccontextmanager
@@ -89,7 +160,6 @@ async def open_episodes(
         engine=policy.engine,
         broker=policy.broker,
         may_generate=policy.may_generate,
-        sampling=settings.sampling,
         limits=limits,
         chunk_tokens=settings.rollout.chunk_tokens,
         metrics=policy.metrics,
@@ -108,7 +178,6 @@ def _environment_loop(settings: Settings, policy: Policy, player: GradedEnvironm
         rewards=player.rewards,
         broker=policy.broker,
         may_generate=policy.may_generate,
-        sampling=settings.sampling,
         max_turns=max_turns,
         chunk_tokens=settings.rollout.chunk_tokens,
         metrics=policy.metrics,

@@ -150,14 +150,14 @@ class _CurrentError:
         sys.stderr.flush()
 
 
-def configure_logging(service: str) -> None:
-    """Set up structlog for this process, at the level GSPO_LOG_LEVEL: debug, info (default), warning or error.
+def configure_logging(service: str, usual_level: str = "info") -> None:
+    """Set up structlog for this process, at the level GSPO_LOG_LEVEL: debug, info, warning or error; else ``usual_level``.
 
     From here on a full disk costs lines of the log, and never the process or its exit status.
 
     Raises: ValueError for another level.
     """
-    level = os.environ.get("GSPO_LOG_LEVEL", "info").lower()
+    level = os.environ.get("GSPO_LOG_LEVEL", usual_level).lower()
     if level not in LEVELS:
         raise ValueError(f"GSPO_LOG_LEVEL is {level!r}: use one of {', '.join(LEVELS)}")
     forgive_output()

@@ -1,7 +1,8 @@
-"""/metrics, /healthz and /readyz of one process, served by a thread of its own.
+"""/metrics, /startupz, /healthz and /readyz of one process, served by a thread of its own.
 
-/healthz is 200 while the process's event loop runs. /readyz is 200 only while the process can really work and has made
-progress lately. Otherwise both are 503 and say why.
+/startupz is 200 once the process has opened all that it needs, such as SGLang with its model, and stays so. /healthz is 200
+while the process's event loop runs. /readyz is 200 only while the process can really work and has made progress lately.
+Otherwise they are 503 and say why.
 """
 
 import io
@@ -31,7 +32,7 @@ SILENT_S: Final = 5.0
 
 
 class Health:
-    """What /healthz and /readyz answer. Thread-safe: the service sets it, the HTTP threads read it.
+    """What /startupz, /healthz and /readyz answer. Thread-safe: the service sets it, the HTTP threads read it.
 
     The process is not ready after ``max_quiet_s`` without ``progress``, and not alive after ``max_stall_s`` without a
     ``beat``. A process without an event loop has an infinite ``max_stall_s``: it is alive if it answers at all.
@@ -43,6 +44,7 @@ class Health:
         self._max_stall_s = max_stall_s
         self._lock = threading.Lock()
         self._not_ready = "starting"
+        self._has_started = False
         self._last_beat = clock.now()
         self._last_progress = clock.now()
 
@@ -51,9 +53,15 @@ class Health:
         with self._lock:
             self._last_beat = self._clock.now()
 
+    def opened(self) -> None:
+        """All that the process needs is there: what is missing from now on is no part of its start."""
+        with self._lock:
+            self._has_started = True
+
     def progress(self) -> None:
         """Something useful was done, such as a message handled or a batch trained: the process is ready."""
         with self._lock:
+            self._has_started = True
             self._last_progress = self._last_beat = self._clock.now()
             self._not_ready = ""
 
@@ -61,6 +69,10 @@ class Health:
         """The process cannot work, because of ``reason``, until the next ``progress``."""
         with self._lock:
             self._not_ready = reason
+
+    def started(self) -> tuple[bool, str]:
+        with self._lock:
+            return (True, "started") if self._has_started else (False, self._not_ready)
 
     def alive(self) -> tuple[bool, str]:
         with self._lock:
@@ -80,7 +92,7 @@ class Health:
 
 
 class TelemetryServer:
-    """Answers GET of three paths, nothing else. Use as a context manager; ``port`` is the bound one."""
+    """Answers GET of four paths, nothing else. Use as a context manager; ``port`` is the bound one."""
 
     def __init__(
         self, host: str, port: int, registry: CollectorRegistry, health: Health, *, silent_s: float = SILENT_S
@@ -112,6 +124,7 @@ class TelemetryServer:
 
 def _application(registry: CollectorRegistry, health: Health) -> WSGIApplication:
     metrics = make_wsgi_app(registry)
+    answers = {"/startupz": health.started, "/healthz": health.alive, "/readyz": health.ready}
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
@@ -125,11 +138,11 @@ def _application(registry: CollectorRegistry, health: Health) -> WSGIApplication
                 status, text = "500 Internal Server Error", "a metric cannot be read; the log of this process says why"
         elif method != "GET":
             status, text = "405 Method Not Allowed", "GET only"
-        elif path in ("/healthz", "/readyz"):
-            ok, text = health.alive() if path == "/healthz" else health.ready()
+        elif path in answers:
+            ok, text = answers[path]()
             status = "200 OK" if ok else "503 Service Unavailable"
         else:
-            status, text = "404 Not Found", "try /metrics, /healthz or /readyz"
+            status, text = "404 Not Found", "try /metrics, /startupz, /healthz or /readyz"
         allow = [("Allow", "GET")] if method != "GET" else []
         start_response(status, [("Content-Type", "text/plain; charset=utf-8"), *allow])
         return [] if method == "HEAD" else [f"{text}\n".encode()]

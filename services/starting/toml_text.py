@@ -27,7 +27,7 @@ def quoted(text: str) -> str:
 def run_toml(answers: Answers, plan: ProjectPlan, rows: TaskRows | None) -> str:
     """The file's text."""
     lines = [
-        *_head(answers, plan), *_tasks(answers, plan, rows), *_lengths(plan), *_objective(plan), *_evaluation(plan),
+        *_head(answers, plan), *_tasks(answers, plan, rows), *_lengths(plan), *_objective(), *_evaluation(plan),
         *_broker(answers), *_rollout(answers, plan), *_learner(answers, plan), *_security(answers),
     ]  # fmt: skip
     return "\n".join(_aligned(line) for line in lines) + "\n"
@@ -110,13 +110,9 @@ def _lengths(plan: ProjectPlan) -> Iterator[str]:
     yield ""
 
 
-def _objective(plan: ProjectPlan) -> Iterator[str]:
+def _objective() -> Iterator[str]:
     yield "[objective]"
-    yield 'anchor = "proximal"'
-    if plan.max_turn_tokens <= 32:
-        yield "mismatch_cap = 2.0            # answers of a few tokens: the mean over them is noisy"
-    if plan.dtype == "bfloat16":
-        yield "adaptive_clip_target = 0.15   # bfloat16 rounds by more than the paper's clip range, which is widened"
+    yield 'ratio_unit = "sequence"       # GSPO: the paper\'s clip range, wider by the drift and noise measured for each lag'
     yield ""
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from services.runtime.durable import replace_file
-from services.runtime.errors import OccupiedError
+from services.runtime.errors import OccupiedError, ServiceError
 
 DIRECTORY: Final = "trackers"
 
@@ -41,9 +41,12 @@ class CursorFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold it alone. Raises: OccupiedError when another process does; OSError."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        """Hold it alone. Raises: OccupiedError when another process does; ServiceError when it cannot be written."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise self._unwritable(error) from error
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,6 +70,12 @@ class CursorFile:
     def write(self, cursor: Cursor) -> None:
         """Replace it, durably. Raises: OSError."""
         replace_file(self.path, json.dumps(msgspec.to_builtins(cursor), indent=2) + "\n")
+
+    def _unwritable(self, error: OSError) -> ServiceError:
+        return ServiceError(
+            f"{self.path.parent} cannot be written ({error.strerror}), and the notes of what was sent are kept there: make "
+            "it writable and make room, or send a copy of the run's directory"
+        )
 
     def put_away(self) -> Path:
         """Rename a damaged one, for whoever wants to see it."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 MOST_CHARACTERS: Final = 200
-_WHOLE: Final = frozenset({"train", "eval", "length", "lag", "events"})
+_WHOLE: Final = frozenset({"train", "eval", "length", "lag", "pass_rate", "sampling", "clip", "events"})
 """Groups that names of metrics.jsonl have already."""
 _GROUPS: Final = (
     (re.compile(r"clip_(?P<rest>.*)"), "clip"),
@@ -27,7 +27,7 @@ _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9_\-. /]")
 def tracker_name(key: str, event: str) -> str:
     """The name of a measure. ``event``: the kind of its row; those of an evaluation are all in ``eval/``."""
     head = key.partition("/")[0]
-    if event == "eval":
+    if event in ("eval", "evaluation"):
         return key if head == "eval" else f"eval/{key}"
     if head in _WHOLE and "/" in key:
         return key

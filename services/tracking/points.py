@@ -23,7 +23,7 @@ class Point:
 
     record: int
     event: str
-    """batch or eval"""
+    """batch, eval, or evaluation: of a named set."""
     batch: int
     """The step. An evaluation has that of the batches that its weights were trained on."""
     time: float
@@ -35,7 +35,7 @@ class Translation:
     """Turns the rows of one run into points; rows must come in order, from the first one."""
 
     def __init__(self) -> None:
-        self._last: dict[str, int] = {"batch": -1, "eval": -1}
+        self._last: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
 
     def point(self, row: Mapping[str, Any]) -> Point | None:
@@ -43,17 +43,20 @@ class Translation:
         stays, so that no step is doubled.
         """
         event = row.get("event")
-        if event not in self._last:
+        if event not in ("batch", "eval", "evaluation"):
             self._count(str(event), row)
             return None
         batch, record = row.get("batch"), row.get("record")
         if type(batch) is not int or type(record) is not int:
             return None
-        if batch <= self._last[event]:
+        kind = f"evaluation/{row.get('set')}" if event == "evaluation" else event
+        if batch <= self._last.get(kind, -1):
             self._counts["events/trained_again"] += event == "batch"
             return None
-        self._last[event] = batch
-        values = {name: float(row[key]) for key, name in tracker_names(row, event).items() if is_number(row[key])}
+        self._last[kind] = batch
+        # What is not the set's own, such as the version, would come twice where several sets are evaluated.
+        keys = [key for key in row if event != "evaluation" or key.startswith("eval/")]
+        values = {name: float(row[key]) for key, name in tracker_names(keys, event).items() if is_number(row[key])}
         if event == "batch":
             values |= {name: float(number) for name, number in self._counts.items()}
         values[RECORD] = float(record)

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from services.runtime.settings import Settings
 
+CHECKOUT: Final = Path(__file__).parents[2]
+"""Where our own sources are, if this is a checkout and no installed wheel."""
 GIT_S: Final = 10.0
 HIDDEN: Final = "(hidden)"
 _SECRET: Final = re.compile(r"(^|_)(key|token|secret|password|credentials?)s?$", re.IGNORECASE)
@@ -36,7 +38,8 @@ def _flatten(prefix: str, values: dict[str, Any], flat: dict[str, str | float | 
 def code_version(directory: Path) -> dict[str, str]:
     """The release of gspo, and the commits of its sources and of ``directory`` where these are in git."""
     found = {"release": _release(), "python": platform.python_version(), "host": platform.node()}
-    sources = _commit(Path(__file__).parent)
+    # A wheel in an environment inside somebody's repository has no commit of its own, and theirs is not ours.
+    sources = _commit(CHECKOUT) if (CHECKOUT / ".git").exists() else ""
     if sources:
         found["commit"] = sources
     project = _commit(directory)

@@ -14,6 +14,7 @@ from services.runtime.errors import ConfigurationError
 _SERVICES: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THE_USERS: Final = (
     *(os.path.join(_SERVICES, room, "") for room in ("checking", "environments", "rollout", "runtime", "trying")),
+    os.path.join(_SERVICES, "evaluating", ""),
     os.path.join(os.path.dirname(os.path.abspath(limits.__file__)), ""),
     os.path.join(os.path.dirname(asyncio.__file__), ""),
     os.path.join(os.path.dirname(importlib.__file__), ""),

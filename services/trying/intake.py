@@ -12,6 +12,7 @@ from services.broker.ledger import TokenFacts, check_finish, grown_row, growth, 
 from services.broker.rows import TrajectoryRow, VersionRow
 from services.rollout.work import EpisodeFailed
 from services.runtime.settings import Settings
+from services.schedules import sampling_of
 
 VERSION: Final = 1
 """The policy version of everything that is tried."""
@@ -22,7 +23,7 @@ class LocalIntake:
 
     def __init__(self, settings: Settings, vocabulary: int) -> None:
         """``vocabulary``: tokens of the model."""
-        self._sampling = settings.sampling
+        self._sampling = sampling_of(settings.sampling)
         self._limits = trajectory_limits(settings.batch.groups_per_batch * settings.batch.group_size)
         self._newest = VersionRow(
             policy_version=VERSION, endpoint="", digest="", num_bytes=1, trained_batches=0, vocabulary=vocabulary
@@ -69,8 +70,7 @@ class LocalIntake:
                     TokenFacts(largest_token_id=int(arrays["token_ids"].max())),
                     newest=self._newest,
                     limits=self._limits,
-                    max_tokens=self._sampling.max_tokens,
-                    max_episode_tokens=self._sampling.episode_tokens,
+                    sampling=self._sampling,
                 )
                 self._row = grown_row(self._row, message, grown)
                 self.chunks.append((message, arrays))

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from gspo.environments import Split, Task, TaskSource
 from protocol.codec import Array, decode, encode
 from protocol.limits import MAX_TASK_BYTES
-from protocol.messages import Finish, Lease
+from protocol.messages import Finish, GroupSampling, Lease
 from protocol.messages.base import require_plain
 from protocol.messages.journal import journal_array
 from protocol.messages.pieces import NO_PIECES, piece_arrays
@@ -27,6 +27,7 @@ from services.rollout.work import EpisodeFailed, EpisodeRunner, PolicyEngine
 from services.runtime.clock import Clock
 from services.runtime.errors import ConfigurationError, ServiceError, flatten
 from services.runtime.settings import Settings
+from services.schedules import sampling_of
 from services.trying.failures import of_the_configuration, places_of, told
 from services.trying.intake import LocalIntake
 from services.trying.mask import Mask, mask_of
@@ -127,7 +128,7 @@ class EpisodePlayer:
             episode = PlayedEpisode(split=tasks.split, index=index, seed=trajectory_seed(self._settings.run.seed, index))
             try:
                 episode.task = tasks.task(index)
-                lease, arrays = _lease(episode)
+                lease, arrays = _lease(episode, sampling_of(self._settings.sampling))
             # The user's own code: whatever it raises concerns this task only.
             except Exception as error:  # noqa: BLE001
                 text = f"task {index} ({tasks.split}) cannot be leased: {type(error).__name__}: {error}"
@@ -215,7 +216,7 @@ async def open_player(
         yield EpisodePlayer(settings, runner, intake, watch, printed, clock)
 
 
-def _lease(episode: PlayedEpisode) -> tuple[Lease, Mapping[str, Array]]:
+def _lease(episode: PlayedEpisode, sampling: GroupSampling) -> tuple[Lease, Mapping[str, Array]]:
     """The lease of a new episode, as it arrives at a rollout. Raises: ProtocolError for a task that no message holds."""
     lease = Lease(
         trajectory_id=episode.index,
@@ -224,6 +225,7 @@ def _lease(episode: PlayedEpisode) -> tuple[Lease, Mapping[str, Array]]:
         split=episode.split,
         task=episode.task,
         seed=episode.seed,
+        sampling=sampling,
         lease_s=LEASE_S,
         num_tokens=0,
         state=None,

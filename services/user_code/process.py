@@ -19,6 +19,7 @@ log = structlog.get_logger(__name__)
 WORKER_FILE: Final = Path(services.user_worker.__file__).with_name("main.py")
 _TAIL_BYTES: Final = 2000
 _MOST_OUTPUT_BYTES: Final = 1024 * 1024
+_MOST_LINE_BYTES: Final = 64 * 1024
 _LAST_WORDS_S: Final = 1.0
 
 
@@ -91,26 +92,42 @@ class UserProcess:
 
 
 class _Printed(asyncio.Protocol):
-    """Reads all of what a process prints, so that it never blocks, and keeps the beginning and the end."""
+    """Reads all of what a process prints, so that it never blocks, and keeps the beginning and the end.
+
+    It is written line by line: a read may end within a line, and within a character.
+    """
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
         self._num_bytes = 0
+        self._unfinished = b""
         self._ended = asyncio.Event()
         self.tail = b""
 
     def data_received(self, data: bytes) -> None:
         self.tail = (self.tail + data)[-_TAIL_BYTES:]
         if self._num_bytes < _MOST_OUTPUT_BYTES:
-            self._write(data.decode(errors="replace"))
+            whole, newline, self._unfinished = (self._unfinished + data).rpartition(b"\n")
+            if newline:
+                self._write(whole.decode(errors="replace"))
+            if len(self._unfinished) > _MOST_LINE_BYTES:
+                self._write_unfinished()
             if self._num_bytes + len(data) >= _MOST_OUTPUT_BYTES:
+                self._write_unfinished()
                 self._write(f"(more than {_MOST_OUTPUT_BYTES} bytes: the rest is left out)")
         self._num_bytes += len(data)
 
+    def _write_unfinished(self) -> None:
+        if self._unfinished:
+            self._write(self._unfinished.decode(errors="replace"))
+        self._unfinished = b""
+
     def eof_received(self) -> None:
+        self._write_unfinished()
         self._ended.set()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._write_unfinished()
         self._ended.set()
 
     async def read_to_the_end(self) -> None:

@@ -24,6 +24,7 @@ from protocol.messages import (
     WeightRequest,
     Welcome,
 )
+from protocol.releases import other_release
 from protocol.sessions import shown_identity
 from services.runtime.net import UNKNOWN_SESSION, Incoming, RouterChannel
 
@@ -148,8 +149,7 @@ class ChunkServer(ABC):
             return Refused(reason=f"hello: {objection}", message_type="hello", fatal=True)
         if hello.protocol_version != PROTOCOL_VERSION:
             return Refused(
-                reason=f"protocol version {hello.protocol_version} of {hello.peer} does not match {PROTOCOL_VERSION} of the "
-                f"{self._spec.binds}: run the same release everywhere",
+                reason=f"hello: {other_release(hello.role, hello.peer, hello.protocol_version, self._spec.binds)}",
                 fatal=True,
             )
         if len(self._peers) >= MAX_PEERS:

@@ -60,7 +60,7 @@ async def test_a_conversation_with_tools_is_one_sequence_and_a_repetition_sample
     async with stage(function, home, calls=dialogue, **options) as at:
         for _ in range(2):
             broker = broker.resumed()
-            shared = shared_of(renderer, broker, engine, sampling)
+            shared = shared_of(renderer, broker, engine)
             async with an_episode(shared, broker.lease()) as calls:
                 dialogue["k1"] = calls
                 result = await at.play(row)

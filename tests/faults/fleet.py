@@ -226,11 +226,15 @@ class Fleet:
         self.wait_until(f"end of {name}", lambda: not member.look(), timeout_s)
         return time.monotonic() - begin
 
+    def leased(self, name: str) -> set[int]:
+        """The trajectories that a rollout has leased, by the ledger."""
+        query = "SELECT trajectory_id FROM trajectories WHERE status = 'leased' AND holder_peer = ?"
+        with closing(sqlite3.connect(f"file:{self.directory / LEDGER_FILE}?mode=ro", uri=True)) as connection:
+            return {row[0] for row in connection.execute(query, (name,))}
+
     def num_leases(self, name: str) -> int:
         """How many leases the ledger shows for a rollout."""
-        query = "SELECT count(*) FROM trajectories WHERE status = 'leased' AND holder_peer = ?"
-        with closing(sqlite3.connect(f"file:{self.directory / LEDGER_FILE}?mode=ro", uri=True)) as connection:
-            return int(connection.execute(query, (name,)).fetchone()[0])
+        return len(self.leased(name))
 
     def finished(self) -> set[int]:
         """The trajectories that have ended, by the ledger."""

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from services.broker.ledger.task_order import trajectory_seed
+from services.broker.ledger.sampling.task_order import trajectory_seed
 from services.broker.store.reader import LEDGER_FILE
 from tests.faults.fleet import Fleet
 from tests.support.broker.ledger_audit import audit

@@ -84,16 +84,15 @@ def test_a_server_that_hangs_for_a_while_recovers_and_one_that_hangs_for_ever_en
         assert sick.ends == []
 
         fleet.wait_until("leases", lambda: fleet.num_leases("rollout-1") > 4)
-        taken_back = count(fleet, "broker", "lease_taken_back")
         scheduler.send_signal(signal.SIGSTOP)
+        held = fleet.leased("rollout-1")
+        assert held
         fleet.wait_until("end of the rollout", lambda: sick.ends == [1])
         (ended,) = fleet.events("rollout-1", "stopped_by_error")
         assert "no answer in time" in ended["error"], ended
         assert is_gone(scheduler)
-        # The other rollout has taken them over as soon as it had room, with tokens or without.
-        lost = {row["trajectory_id"] for row in fleet.events("broker", "lease_taken_back")[taken_back:]}
-        assert lost
-        fleet.wait_until("its trajectories go on", lambda: lost <= fleet.finished())
+        # Taken back while the engine hung, or handed back at the end of the rollout: the other one goes on with them.
+        fleet.wait_until("its trajectories go on", lambda: held <= fleet.finished())
         fleet.finish()
         assert_the_right_weights_made_every_token(fleet)
     report = audit(tmp_path)

@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from protocol.channels import BATCH
 from protocol.messages import BatchFailed, BatchRequest, Hello, Message, Published, SkipBatch, Trained
-from tests.support.learner.scripted_broker import a_training_batch
+from tests.support.learner.scripted_broker import a_training_batch, send_batch
 from tests.support.wire.zmq_ends import ScriptedEnd, a_welcome, zmq_context
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
@@ -68,8 +68,7 @@ async def take(end: ScriptedEnd, kind: type[Message]) -> Message:
 
 
 async def test_a_learner_reports_the_batch_that_it_cannot_train_and_skips_it_when_told(tmp_path: Path) -> None:
-    batch, arrays = a_training_batch(0, 1)
-    arrays["token_ids"][7] = VOCABULARY + 1
+    batch = a_training_batch(0, 1, bad_token=VOCABULARY + 1)
     async with zmq_context() as context:
         end = ScriptedEnd(context, BATCH)
         config = write_run(tmp_path, end.endpoint)
@@ -80,7 +79,7 @@ async def test_a_learner_reports_the_batch_that_it_cannot_train_and_skips_it_whe
                 assert isinstance(published, Published)
                 digests.add(published.digest)
                 await take(end, BatchRequest)
-                await end.reply(batch, arrays)
+                await send_batch(end, batch)
                 failed = await take(end, BatchFailed)
                 assert isinstance(failed, BatchFailed)
                 assert (failed.index, failed.raised) == (0, True)
@@ -99,7 +98,7 @@ async def test_a_learner_reports_the_batch_that_it_cannot_train_and_skips_it_whe
             report = await take(end, Trained)
             assert report == Trained(index=0, policy_version=skipped.policy_version, metrics={}, skipped=True)
             await take(end, BatchRequest)
-            await end.reply(*a_training_batch(1, skipped.policy_version))
+            await send_batch(end, a_training_batch(1, skipped.policy_version))
             trained = await take(end, Published)
             assert isinstance(trained, Published)
             assert trained.trained_batches == 2

@@ -25,7 +25,7 @@ from protocol.messages import BatchRequest, Checkpointed, EndOfRun, Hello, Messa
 from services.learner.checkpoints.format import find_latest, read_metadata
 from services.learner.checkpoints.state_files import TensorDirectory
 from services.rollout.weights.fetch import fetch_newest, write_for_engine
-from tests.support.learner.scripted_broker import a_training_batch
+from tests.support.learner.scripted_broker import a_training_batch, send_batch
 from tests.support.learner.tiny_model import save_tiny_model
 from tests.support.processes.ports import free_ports
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, a_welcome, in_background, zmq_context
@@ -83,7 +83,7 @@ class Broker:
                 await self._end.acknowledge(incoming.received)
             elif isinstance(message, BatchRequest) and message.index <= self.last and message.index not in self._given:
                 self._given.add(message.index)
-                await self._end.reply(*a_training_batch(message.index, message.policy_version))
+                await send_batch(self._end, a_training_batch(message.index, message.policy_version))
             elif isinstance(message, BatchRequest) and message.index > self.last and self.ends:
                 await self._end.reply(EndOfRun(index=message.index, reason="enough"))
             async with self._news:

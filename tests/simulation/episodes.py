@@ -37,6 +37,7 @@ def version_in(logprob: float) -> int:
 class SimOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_turns: int
     slow_rewards: bool
+    num_tasks: int | None = None
 
 
 class SimEnvironment(Environment):
@@ -48,7 +49,7 @@ class SimEnvironment(Environment):
         self._options = options
 
     def tasks(self, split: Split) -> "SimTasks":
-        return SimTasks(split)
+        return SimTasks(split, self._options.num_tasks)
 
     def start(self, task: Task, seed: int) -> Start:
         number = task["number"]
@@ -91,12 +92,11 @@ def expected_components(rewards: Sequence[float], options: SimOptions) -> dict[s
 
 
 class SimTasks:
-    """An endless sequence of numbered tasks."""
+    """Numbered tasks; without end if no number is given."""
 
-    num_tasks = None
-
-    def __init__(self, split: Split) -> None:
+    def __init__(self, split: Split, num_tasks: int | None = None) -> None:
         self._first = 0 if split == "train" else 500
+        self.num_tasks = num_tasks if split == "train" else None
 
     def task(self, index: int) -> Task:
         return {"number": self._first + index}

@@ -12,19 +12,21 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from gspo.model.packing import TrainGroup
+from gspo.model.packing import BatchGroup
 from protocol.messages import Trained
 from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.broker.batches import Answer, BatchArrived
+from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from services.learner.broker.client import BrokerClient
 from services.learner.broker.loop import BrokerLoop
 from services.learner.broker.port import ToBroker
 from services.learner.engine.engine import LearnerEngine
 from services.learner.trainer import BatchReport
 from services.learner.weights.snapshot import WeightCopy
+from services.runtime.settings import Learner
 from tests.simulation.audit.audit import Audit
 from tests.simulation.episodes import VOCABULARY, tables_after, weights_after
 from tests.simulation.loop import NOBODY, Process
+from tests.support.broker.made_batches import spans_of
 
 T = TypeVar("T")
 
@@ -110,7 +112,9 @@ class SimBrokerClient(BrokerClient):
         self._audit = audit
         self.turns: Turns
         self.trainer: SimTrainer
-        self.taken: BatchArrived | None = None
+        self.taken: BatchAnnounced | None = None
+        self.parts: list[PartArrived] = []
+        """Of the batch that was taken last."""
 
     def tell(self, message: ToBroker) -> None:
         if isinstance(message, Trained) and message.skipped:
@@ -118,12 +122,15 @@ class SimBrokerClient(BrokerClient):
             self.trainer.history.append(())
         super().tell(message)
 
-    def take(self, timeout_s: float) -> Answer | None:
+    def _next_arrival(self, timeout_s: float) -> Answer | None:
         try:
             taken = self._call(self._arrived.get(), timeout_s)
         except TimeoutError:
             return None
-        self.taken = taken if isinstance(taken, BatchArrived) else None
+        if isinstance(taken, PartArrived):
+            self.parts.append(taken)
+        else:
+            self.taken, self.parts = taken if isinstance(taken, BatchAnnounced) else None, []
         return taken
 
     def publish(
@@ -236,6 +243,8 @@ class SimTrainer:
     world_size = 1
     model = _Model()
     vocabulary = VOCABULARY
+    token_budget = 4096
+    max_sequence_tokens = None
 
     def __init__(
         self,
@@ -258,7 +267,10 @@ class SimTrainer:
         """The rounding of each step, where the same batch does not give the same weights twice."""
         self.broker: SimBrokerClient
 
-    def train(self, engine: LearnerEngine, groups: Sequence[TrainGroup], **_: Any) -> BatchReport:
+    def set_learning_rate(self, value: float) -> None:
+        self._learning_rate = value
+
+    def train(self, engine: LearnerEngine, groups: Sequence[BatchGroup], **_: Any) -> BatchReport:
         arrived = self.broker.taken
         assert arrived is not None
         assert sum(len(group.sequences_per_episode or ()) for group in groups) == len(arrived.batch.items)
@@ -269,15 +281,18 @@ class SimTrainer:
         if poison == "raises":
             raise Poisoned(f"batch {arrived.batch.index} is poison")
         self._choke(groups)
-        self._audit.trains(self.history, arrived.batch, arrived.arrays, groups)
+        self._audit.trains_with(arrived.batch, self._learning_rate, Learner().learning_rate)
+        spans = spans_of(arrived.batch, [part.arrays for part in self.broker.parts])
+        self._audit.happened["batch in several parts"] += len(self.broker.parts) > 1
+        self._audit.trains(self.history, arrived.batch, arrived.arrays, spans, groups)
         self.history.append(tuple(item.trajectory_id for item in arrived.batch.items))
         if not self._is_deterministic:
             self.noise.append(self._rng.randrange(2**32))
         return BatchReport(metrics={"loss": 0.0})
 
-    def _choke(self, groups: Sequence[TrainGroup]) -> None:
+    def _choke(self, groups: Sequence[BatchGroup]) -> None:
         """What a model, its packing or its loss would raise."""
-        largest = max(int(sequence.token_ids.max()) for group in groups for sequence in group.sequences)
+        largest = max(int(sequence.loaded().token_ids.max()) for group in groups for sequence in group.sequences)
         if largest >= self.vocabulary:
             raise IndexError(f"index out of range in self: token {largest}")
         for advantage in ("sequence", "turn"):

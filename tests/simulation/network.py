@@ -41,7 +41,7 @@ class Network:
         self.loss = 0.0
         self.duplication = 0.0
         self.corruption: dict[str, float] = {}
-        """By process: the probability that one bit is wrong in a chunk of weights that it sends."""
+        """By process: the probability that one bit is wrong in a chunk of weights, or a part of a batch, that it sends."""
 
     def cut(self, one: Process, other: Process) -> bool:
         """Whether no message passes between the two."""
@@ -121,15 +121,20 @@ class Direction:
             self._put(frames)
 
     def _corrupted(self, frames: Frames) -> Frames:
-        """The frames, maybe with one bit of the weights wrong before they are sent, which ZeroMQ, TCP and CURVE deliver."""
+        """The frames, maybe with one bit of weights or of a batch wrong before they are sent, which ZeroMQ, TCP and CURVE
+        deliver."""
         network = self.connection.network
         probability = network.corruption.get(self._source.process.name, 0.0)
-        if not probability or b"weight_chunk" not in frames[0] or network.rng.random() >= probability:
+        what = (
+            "chunk of weights" if b"weight_chunk" in frames[0] else "part of a batch" if b"batch_part" in frames[0] else ""
+        )
+        if not probability or not what or len(frames) == 1 or network.rng.random() >= probability:
             return frames
-        network.happened["chunk of weights damaged"] += 1
-        data = bytearray(frames[-1])
+        network.happened[f"{what} damaged"] += 1
+        place = len(frames) - 1 if what == "chunk of weights" else network.rng.randrange(1, len(frames))
+        data = bytearray(frames[place])
         data[network.rng.randrange(len(data))] ^= 1 << network.rng.randrange(8)
-        return [*frames[:-1], bytes(data)]
+        return [*frames[:place], bytes(data), *frames[place + 1 :]]
 
     def _put(self, frames: Frames) -> None:
         network = self.connection.network

@@ -44,6 +44,7 @@ Point = Literal[
     "committed",
     "lease sent",
     "batch sent",
+    "part sent",
     "acknowledged",
     "publishing",
     "saving",
@@ -114,6 +115,16 @@ class Plan:
     """Whether agents play the episodes; then, what becomes of what they have asked before (``agent.on_replay``)."""
     reads_clock: bool = False
     """Whether agents do something else when they run again."""
+    schedules: bool = False
+    """Whether lengths, temperature and learning rate change with each batch."""
+    max_left_out: float = 0.0
+    """With dynamic sampling: ``data.max_left_out``; 0: without."""
+    num_tasks: int | None = None
+    """Training tasks; None: without end."""
+    rest_after_groups: int = 0
+    """``data.rest_after_groups``"""
+    part_tokens: int = 2**18
+    """Tokens of a batch's parts."""
     archives: bool = False
     """Whether tokens move from the ledger into archive files."""
     events: tuple[Event, ...] = field(default=())

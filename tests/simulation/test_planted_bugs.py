@@ -4,6 +4,7 @@ import pytest
 
 from tests.simulation.audit.agents import ANSWERS, COUNTED, GOES_ON, SAMPLED_ONCE, SEEN, STEP_DURABLE, STEP_ONCE
 from tests.simulation.audit.books import SAME_CONTEXT
+from tests.simulation.audit.schedules import ALIKE, RECORDED
 from tests.simulation.bugs import BUGS, Bug, planted
 from tests.simulation.world import simulate
 
@@ -31,6 +32,14 @@ PROMISES = (
     STEP_DURABLE,
     SEEN,
     COUNTED,
+    ALIKE,
+    RECORDED,
+    "sampling: what is left out has no signal",
+    "sampling: a batch leaves out",
+    "sampling: what has no signal",
+    "sampling: what is left out is counted",
+    "sampling: a prompt has the next task",
+    "sampling: a task rests after",
 )
 
 

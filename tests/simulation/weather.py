@@ -76,10 +76,22 @@ def plan_of(seed: int, *, may_have_agents: bool = True) -> Plan:
     if may_have_agents:
         plan, kills = _agents(random.Random(f"agents play {seed}"), plan, storm_s)
         more += kills
+    plan = replace(plan, schedules=random.Random(f"schedules {seed}").random() < 0.5)
+    plan = _sampling(random.Random(f"sampling {seed}"), plan)
+    plan, strikes = _parts(random.Random(f"parts {seed}"), plan, storm_s)
+    more += strikes
     if seed % 4 == 3:
         plan = replace(plan, archives=True)
         more += _archive(random.Random(f"archive {seed}"))
     return plan.with_events(tuple(sorted((*events, *more), key=lambda event: event.at)))
+
+
+def _sampling(rng: random.Random, plan: Plan) -> Plan:
+    """In half of the runs groups without signal are left out; in a third there are few tasks, which may rest."""
+    plan = replace(plan, max_left_out=rng.choice([0.0, 0.0, 0.3, 4.0]))
+    if rng.random() < 2 / 3:
+        return plan
+    return replace(plan, num_tasks=rng.randint(1, 4), rest_after_groups=rng.choice([0, 1, 1, 2]))
 
 
 def _weights(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list[Event]]:
@@ -122,6 +134,25 @@ def _agents(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list[
         for _ in range(rng.randint(1, 4))
     ]
     return plan, kills
+
+
+def _parts(rng: random.Random, plan: Plan, storm_s: float) -> tuple[Plan, list[Event]]:
+    """In half of the runs batches travel in many parts; there some come damaged, and ends die between two of them."""
+    if rng.random() < 0.5:
+        return plan, []
+    kills = [
+        Event(
+            at=rng.uniform(0.0, storm_s),
+            kind="kill_when",
+            target=(rng.choice(["broker", "learner"]),),
+            seconds=rng.uniform(0.2, 3.0),
+            amount=rng.choice([0.0, 0.001, 0.005]),
+            point="part sent",
+        )
+        for _ in range(rng.randint(0, 2))
+    ]
+    damage = Event(at=rng.uniform(0.0, 0.6 * storm_s), kind="corrupt", target=("broker",), seconds=8.0, amount=0.2)
+    return replace(plan, part_tokens=rng.choice([4, 16, 64])), [*kills, damage]
 
 
 def _restore(rng: random.Random, storm_s: float, *, earlier: bool) -> list[Event]:

@@ -82,7 +82,7 @@ class World(Storm):
         loop.set_exception_handler(self._on_loop_error)
         self._broken = asyncio.Event()
         settings = settings_of(plan, directory)
-        options = SimOptions(max_turns=plan.max_turns, slow_rewards=plan.slow_rewards)
+        options = SimOptions(max_turns=plan.max_turns, slow_rewards=plan.slow_rewards, num_tasks=plan.num_tasks)
         self.audit = Audit(rules_of(plan, settings.run.seed, options), happened, self._on_violation)
         self.audit.now = loop.time
         self.audit.dies = self._dies

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from protocol.codec import Array, decode, encode
 from protocol.limits import TrajectoryLimits, trajectory_limits
-from protocol.messages import Chunk, Finish, Journal, Lease, Message
+from protocol.messages import Chunk, Finish, GroupSampling, Journal, Lease, Message
 from protocol.messages.journal import journal_array, pack_entry
 from protocol.messages.pieces import Pieces, piece_arrays
 from services.broker.ledger.intake import TokenFacts, check_finish, grown_row, growth, journal_entry
@@ -21,7 +21,6 @@ from services.rollout.endpoint import CallAnswer, CallDelta, CallRequest
 from services.rollout.episodes import EpisodeCalls, EpisodeShared
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.rendering import Renderer
-from services.runtime.settings.sections import Sampling
 from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.episodes import a_new_lease
 
@@ -32,7 +31,7 @@ NOW = 1_700_000_000
 class LedgerBroker:
     """Takes an episode's messages in order, as the broker's intake does. ``keeps`` bounds how many of them are durable."""
 
-    def __init__(self, sampling: Sampling, limits: TrajectoryLimits | None = None, keeps: int | None = None) -> None:
+    def __init__(self, sampling: GroupSampling, limits: TrajectoryLimits | None = None, keeps: int | None = None) -> None:
         self._sampling = sampling
         self._limits = limits or trajectory_limits(1)
         self._keeps = keeps
@@ -85,8 +84,7 @@ class LedgerBroker:
             TokenFacts(largest_token_id=int(arrays["token_ids"].max())),
             newest=NEWEST,
             limits=self._limits,
-            max_tokens=self._sampling.max_tokens,
-            max_episode_tokens=self._sampling.episode_tokens,
+            sampling=self._sampling,
         )
         self.chunks.append((chunk, arrays))
         self.row = grown_row(self.row, chunk, found)
@@ -102,7 +100,13 @@ class LedgerBroker:
         arrays |= piece_arrays([Pieces(c.segments, c.version_runs, c.turn_rewards) for c, _ in self.chunks])
         arrays |= journal_array([pack_entry(entry) for entry in self.entries])
         state: dict[str, Any] | None = {} if self.chunks else None
-        lease = a_new_lease(epoch=self.row.epoch, num_tokens=self.row.num_tokens, num_entries=len(self.entries), state=state)
+        lease = a_new_lease(
+            epoch=self.row.epoch,
+            num_tokens=self.row.num_tokens,
+            num_entries=len(self.entries),
+            state=state,
+            sampling=self._sampling,
+        )
         received = decode([bytes(frame) for frame in encode(lease, arrays)])
         return received.message, received.arrays  # type: ignore[return-value]
 
@@ -124,18 +128,18 @@ class LedgerBroker:
         return found
 
 
-def sampling_of(**changes: Any) -> Sampling:
+def sampling_of(**changes: Any) -> GroupSampling:
     fields: dict[str, Any] = {
         "temperature": 0.7, "max_turn_tokens": 12, "max_tokens": 512, "max_episode_tokens": 4096,
     }  # fmt: skip
-    return Sampling(**{**fields, **changes})
+    return GroupSampling(**{**fields, **changes})
 
 
-def shared_of(renderer: Renderer, broker: LedgerBroker, engine: ScriptedEngine, sampling: Sampling, **changes: Any) -> Any:
+def shared_of(renderer: Renderer, broker: LedgerBroker, engine: ScriptedEngine, **changes: Any) -> Any:
     may_generate = asyncio.Event()
     may_generate.set()
     fields: dict[str, Any] = {
-        "renderer": renderer, "engine": engine, "broker": broker, "may_generate": may_generate, "sampling": sampling,
+        "renderer": renderer, "engine": engine, "broker": broker, "may_generate": may_generate,
         "limits": trajectory_limits(1), "chunk_tokens": 4, "metrics": RolloutMetrics(CollectorRegistry()),
         "wall_s": lambda: NOW,
     }  # fmt: skip

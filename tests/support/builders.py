@@ -6,11 +6,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from protocol.digests import part_digest
 from protocol.messages import (
     Ack,
     Batch,
     BatchFailed,
     BatchItem,
+    BatchPart,
+    BatchPartRequest,
     BatchPending,
     BatchRequest,
     BroadcastRequest,
@@ -21,6 +24,7 @@ from protocol.messages import (
     Evaluated,
     Finish,
     Goodbye,
+    GroupSampling,
     Heartbeat,
     Hello,
     Journal,
@@ -49,6 +53,7 @@ from protocol.messages import (
     StopRequest,
     TensorInfo,
     Trained,
+    TrainingValues,
     VersionRun,
     VersionScore,
     WeightChunk,
@@ -57,7 +62,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.messages.journal import journal_array, pack_entry
-from protocol.messages.pieces import NO_PIECES, Pieces, piece_arrays
+from protocol.messages.pieces import NO_PIECES, SPAN_ARRAYS, Pieces, piece_arrays
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -96,6 +101,7 @@ def a_lease(**changes: Any) -> Lease:
         "split": "train",
         "task": {"question": "1+1="},
         "seed": 99,
+        "sampling": GroupSampling(0.7, 12, 512, 512),
         "lease_s": 15.0,
         "num_tokens": 5,
         "state": chunk.state,
@@ -105,11 +111,11 @@ def a_lease(**changes: Any) -> Lease:
 
 
 def a_batch() -> Batch:
-    """Two trajectories of five tokens."""
-    chunk = a_chunk()
-    item = BatchItem(7, 1, 5, len(chunk.segments), len(chunk.version_runs), 1, "done")
-    other = BatchItem(8, 1, 5, len(chunk.segments), len(chunk.version_runs), 1, "length")
-    return Batch(index=4, policy_version=5, temperature=1.0, items=[item, other])
+    """Two trajectories of five tokens, in one part."""
+    item = BatchItem(7, 1, 5, 1, 1, 3, "done", 1.0, 64)
+    other = BatchItem(8, 1, 5, 1, 1, 3, "length", 1.0, 64)
+    values = TrainingValues(learning_rate=1e-6, eps_high=4e-4)
+    return Batch(index=4, policy_version=5, part_tokens=16, items=[item, other], values=values)
 
 
 def lease_arrays(num_tokens: int = 5, turn_rewards: Sequence[float] = (), num_entries: int = 0) -> Arrays:
@@ -126,12 +132,23 @@ def packed_entries(num_entries: int) -> list[bytes]:
 
 def batch_arrays() -> Arrays:
     """Those of ``a_batch``."""
-    chunk = a_chunk()
-    rewards = (1.0, 0.0)
+    num_actions = sum(segment.num_tokens for segment in a_chunk().segments if segment.kind == "action")
     return {
-        **token_arrays(10),
-        **piece_arrays([Pieces(chunk.segments, chunk.version_runs, [reward]) for reward in rewards]),
+        "turn_rewards": np.array([1.0, 0.0]),
+        "sequences": np.array([[5, num_actions], [5, num_actions]], np.int32),
     }
+
+
+def a_part(index: int = 4, part: int = 0) -> BatchPart:
+    """The only part of ``a_batch``."""
+    return BatchPart(index=index, part=part, digest=part_digest(index, part, part_arrays()))
+
+
+def part_arrays() -> Arrays:
+    """Those of ``a_part``."""
+    chunk = a_chunk()
+    pieces = piece_arrays([Pieces(chunk.segments, chunk.version_runs, [])] * 2)
+    return {**token_arrays(10), **{name: pieces[name] for name in SPAN_ARRAYS}}
 
 
 def a_manifest() -> Manifest:
@@ -183,6 +200,8 @@ def one_of_each() -> list[tuple[Message, Arrays]]:
         (BatchRequest(index=4, policy_version=5), {}),
         (BatchPending(index=4, groups_ready=3, groups_needed=8, waiting_for="group 9"), {}),
         (a_batch(), batch_arrays()),
+        (BatchPartRequest(index=4, part=1, count=3), {}),
+        (a_part(), part_arrays()),
         (SkipBatch(index=4, reason="2 learners could not train it: the loss is nan"), {}),
         (EndOfRun(index=60, reason="complete"), {}),
         (Evaluated(scores=[VersionScore(7, True, None), VersionScore(3, False, 0.5)]), {}),

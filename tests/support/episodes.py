@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from gspo.environments import Environment, RewardJob, Start, Step
 from protocol.codec import Array, decode, encode
 from protocol.limits import MAX_TURNS
-from protocol.messages import SEQUENCED, Chunk, Finish, Lease, Message, Plain, Segment
+from protocol.messages import SEQUENCED, Chunk, Finish, GroupSampling, Lease, Message, Plain, Segment
 from protocol.messages.journal import journal_array, pack_entry
 from protocol.messages.pieces import Pieces, piece_arrays, pieces_in
 from services.environments.generated import GeneratedTasks
@@ -20,7 +20,6 @@ from services.rollout.environment_loop import EnvironmentLoop
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.tokenizer import ChatTokenizer
 from services.rollout.trajectory import Trajectory
-from services.runtime.settings.sections import Sampling
 from tests.support.engines.scripted_engine import ScriptedEngine
 
 
@@ -121,11 +120,13 @@ class RecordingBroker:
         return self.messages[-1]
 
 
-def a_new_lease(**changes: Any) -> Lease:
+def a_new_lease(*, max_turn_tokens: int = 12, max_tokens: int = 512, **changes: Any) -> Lease:
     """A lease of a new trajectory."""
+    sampling = GroupSampling(0.7, max_turn_tokens, max_tokens, max_tokens)
     fields: dict[str, Any] = {
         "trajectory_id": 7, "epoch": 1, "group_id": 3, "split": "train", "task": {"question": "What is 12 + 30?"},
-        "seed": 99, "lease_s": 15.0, "num_tokens": 0, "state": None, "turn_done": False,
+        "seed": 99, "sampling": sampling, "lease_s": 15.0, "num_tokens": 0, "state": None,
+        "turn_done": False,
     }  # fmt: skip
     return Lease(**{**fields, **changes})
 
@@ -190,8 +191,6 @@ def an_environment_loop(
     broker: Any = None,
     rewards: ScriptedRewards | None = None,
     chunk_tokens: int = 4,
-    max_turn_tokens: int = 12,
-    max_tokens: int = 512,
     max_turns: int = MAX_TURNS,
     may_generate: asyncio.Event | None = None,
     metrics: RolloutMetrics | None = None,
@@ -208,7 +207,6 @@ def an_environment_loop(
         rewards=ScriptedRewards() if rewards is None else rewards,  # type: ignore[arg-type]
         broker=RecordingBroker() if broker is None else broker,
         may_generate=may_generate,
-        sampling=Sampling(temperature=0.7, max_turn_tokens=max_turn_tokens, max_tokens=max_tokens),
         max_turns=max_turns,
         chunk_tokens=chunk_tokens,
         metrics=RolloutMetrics(CollectorRegistry()) if metrics is None else metrics,

@@ -43,6 +43,8 @@ Step = CallDelta | CallAnswer | asyncio.Event | Exception
 class ScriptedCalls:
     """Answers every call with the same steps."""
 
+    temperature: float = 1.0
+
     def __init__(self, *steps: Step) -> None:
         self.steps: tuple[Step, ...] = steps or (answer(),)
         self.requests: list[CallRequest] = []

@@ -31,7 +31,8 @@ STATUS_TIMEOUT_S: Final = 3.0
 
 def run_command(config: Path, overrides: Sequence[str], *, look: Look) -> int:
     """Run all processes that ``config`` asks for. Returns the exit status."""
-    configure_logging("run")
+    # What its own connection to the broker logs would stand between the lines for people.
+    configure_logging("run", usual_level="warning")
     settings, overrides = with_free_ports(config, overrides, look)
     require_model(settings.model.path)
     forwarded = forwarded_arguments(config, overrides)

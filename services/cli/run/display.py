@@ -12,7 +12,7 @@ from rich.text import Text
 from services.cli.console import PlainConsole
 from services.cli.run.happenings import Happening
 from services.cli.run.processes import TRACKER_PREFIX
-from services.cli.run.progress import RunProgress, duration
+from services.cli.run.progress import RunProgress, duration, pass_rates
 from services.cli.run.supervisor import Child
 from services.runtime.plain_text import one_line
 from services.tracking import Cursor, Sample
@@ -130,13 +130,16 @@ class Display:
         grid.add_row("reward", f"{number(status['train_reward'])} training", held_out)
         lengths, _, cut_off = self.progress.lengths().partition("; ")
         grid.add_row("answers", lengths or "-", cut_off)
+        rates = pass_rates(self.progress.last_batch)
+        if rates:
+            grid.add_row("solved", rates, "by how the tasks did before")
         grid.add_row("lag", f"{number(status['lag_mean'], 2)} mean", f"{status['lag_max']} largest")
         grid.add_row("speed", f"{number(status['tokens_per_s'], 0)} tokens/s", f"policy version {status['policy_version']}")
         groups = status["groups"]
         grid.add_row(
             "groups",
             f"{groups['open']} open, {groups['complete']} ready",
-            f"{groups['dropped']} dropped, {groups['set_aside']} set aside",
+            f"{groups['dropped']} dropped, {groups['left_out']} left out, {groups['set_aside']} set aside",
         )
         end = one_line(status["stopping"] or status["error"] or "", MOST_CHARACTERS)
         grid.add_row("waiting", one_line(status["waiting_for"] or "-", MOST_CHARACTERS), end)

@@ -9,6 +9,7 @@ from typing import Any
 from services.cli.run.metrics_reader import Row, column
 from services.cli.run.smoothing import half_interval
 from services.cli.run.supervisor import Child
+from services.runs.record import set_scores_of_line
 from services.tracking import Cursor
 
 
@@ -44,10 +45,16 @@ class Happenings:
         dropped: Counter[str] = Counter()
         for row in rows:
             match row.get("event"):
+                case "eval" if isinstance(row.get("set"), str):
+                    found += self._best_of_set(row)
                 case "eval":
                     found.append(self._evaluation(row))
+                case "evaluation":
+                    found += _set_evaluated(row)
                 case "dropped":
                     dropped[str(row.get("reason"))] += 1
+                case "left_out_limit":
+                    found.append(self._limit_reached(row))
                 case "set_aside":
                     text = f"batch {row.get('batch')} was set aside: {row.get('reason')}; `gspo release` lists such batches"
                     found.append(Happening(text=text, is_problem=True))
@@ -60,6 +67,13 @@ class Happenings:
             groups = "1 group was" if number == 1 else f"{number} groups were"
             found.append(Happening(text=f"{groups} dropped: {reason} ({self._dropped} in all)", is_problem=True))
         return found
+
+    def _limit_reached(self, row: Row) -> Happening:
+        text = (
+            f"{row.get('num_groups')} groups without signal were left out for batch {row.get('batch')}, the most that "
+            "data.max_left_out allows, and it takes what there is: are the tasks too easy, or too hard?"
+        )
+        return Happening(text=text, is_problem=True)
 
     def _evaluation(self, row: Row) -> Happening:
         (reward,), (error,), (finished,) = (
@@ -75,6 +89,15 @@ class Happenings:
         best, self._best = reward > self._best, max(reward, self._best)
         mark = ", the best so far" if best and self._best > -math.inf else ""
         return Happening(text=f"evaluation after {row.get('batch')} batches: {reward:.3f} ± {half:.3f}{mark}{lost}")
+
+    def _best_of_set(self, row: Row) -> list[Happening]:
+        """The score by which the best checkpoint is chosen, if it is the best so far; the set's own line says the rest."""
+        (score,) = column([row], "eval/score")
+        if math.isnan(score) or score <= self._best:
+            return []
+        self._best = score
+        name = f"{row['set']}/{row.get('metric')}"
+        return [Happening(text=f"{name} after {row.get('batch')} batches is the best so far: {score:.4g}")]
 
     def of_processes(self, children: Sequence[Child]) -> list[Happening]:
         """Restarts, and processes that are given up."""
@@ -120,3 +143,25 @@ class Happenings:
         if before and not error:
             return [Happening(text=f"tracker {name} takes the run again")]
         return []
+
+
+def _set_evaluated(row: Row) -> list[Happening]:
+    """The result of a named set."""
+    scores = set_scores_of_line(row)
+    if scores is None:
+        return []
+    parts = []
+    for metric, (value, low, high) in scores.metrics.items():
+        known = [_shown(end) for end in (low, high) if not math.isnan(end)]
+        interval = f" ({' to '.join(known)})" if len(known) == 2 else f" (beyond {known[0]})" if known else ""
+        parts.append(f"{metric} {'-' if math.isnan(value) else _shown(value)}{interval}")
+    (tokens,) = column([row], f"eval/{scores.name}/num_action_tokens")
+    cost = "" if math.isnan(tokens) else f"; {tokens:,.0f} tokens sampled"
+    lost = f"; {scores.num_failed} samples failed" if scores.num_failed else ""
+    text = f"{scores.name} after {scores.batch} batches: {', '.join(parts) or 'nothing measured'}{cost}{lost}"
+    return [Happening(text=text, is_problem=not parts)]
+
+
+def _shown(value: float) -> str:
+    """A share, or a rating."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3f}"

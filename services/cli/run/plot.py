@@ -8,10 +8,13 @@ from typing import Any, Final
 
 from services.cli.run.metrics_reader import Row, batch_rows, column, read_rows
 from services.cli.run.smoothing import half_interval, mean, quantile, rolling, window
+from services.runs.record import set_scores_of_line
 from services.runtime.plain_text import one_line
 
 PLOT_FILE: Final = "plot.png"
 SIZE: Final = (16.0, 9.0)
+MOST_SETS: Final = 5
+"""Curves of named evaluation sets in one panel."""
 DPI: Final = 200
 """Twice that of a screen of 1,600 points."""
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#8E5AA8", "#6B7280"
@@ -26,10 +29,17 @@ LAGS: Final = (
     ("lag_0", "lag 0", BLUE), ("lag_1", "lag up to 1", GREEN), ("lag_2", "lag 1 to 2", ORANGE),
     ("lag_3_4", "lag 2 to 4", RED), ("lag_5_up", "lag over 4", PURPLE),
 )  # fmt: skip
+DIFFICULTIES: Final = (("seldom", "tasks seldom solved before", ORANGE), ("often", "tasks often solved before", GREEN))
+"""Whose pass rates are drawn beside the reward: those of the others are near 0 and 1 by what they are."""
 EVENTS: Final = (
     ("dropped", "groups dropped", "v", ORANGE), ("set_aside", "batch set aside", "X", RED),
     ("again", "batch trained again", "o", PURPLE), ("released", "batches released", "^", GREEN),
 )  # fmt: skip
+
+
+def colour_of(place: int) -> str:
+    """The colour of the curve at ``place``; after the sixth they begin anew."""
+    return (BLUE, ORANGE, GREEN, RED, PURPLE, GREY)[place % 6]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +48,8 @@ class RecordedCurves:
 
     batches: list[Row]
     evals: list[Row]
+    sets: list[Row]
+    """Results of named evaluation sets."""
     events: dict[str, list[float]]
     """The batches at which something happened, by kind."""
 
@@ -84,7 +96,9 @@ def read_recorded(path: Path) -> RecordedCurves:
         elif kind in events:
             # A drop belongs to no batch: it shows where the run was then.
             events[kind].append(batch if math.isnan(at) else at)
-    return RecordedCurves(batches=batch_rows(path), evals=read_rows(path, "eval"), events=events)
+    return RecordedCurves(
+        batches=batch_rows(path), evals=read_rows(path, "eval"), sets=read_rows(path, "evaluation"), events=events
+    )
 
 
 def _draw(figure: Any, recorded: RecordedCurves, directory: Path) -> None:
@@ -141,9 +155,34 @@ def _reward(axes: Any, recorded: RecordedCurves) -> None:
             column(shown, "batch"), rewards, yerr=errors, color=RED, marker="o", markersize=6, elinewidth=1.6, capsize=3,
             label="held out, 95 % interval" if any(errors) else "held out",
         )  # fmt: skip
-    if all(0 <= value <= 1 for value in [*_known(training), *rewards]):
+    values = _set_curves(axes, recorded.sets)
+    for name, label, colour in DIFFICULTIES:
+        passed = rolling(column(recorded.batches, f"pass_rate/{name}"), mean)
+        if _known(passed):
+            _line(axes, recorded.index, passed, colour, label, linewidth=1.4, linestyle=(0, (4, 2)))
+    if all(0 <= value <= 1 for value in [*_known(training), *rewards, *values]):
         axes.set_ylim(-0.03, 1.03)
     _legend(axes, "lower right")
+
+
+def _set_curves(axes: Any, rows: list[Row]) -> list[float]:
+    """The metrics of named sets that are shares, with their intervals. Returns the values; ratings have another scale."""
+    found: dict[str, list[tuple[float, tuple[float, float, float]]]] = {}
+    for row in rows:
+        scores = set_scores_of_line(row)
+        for metric, values in ({} if scores is None else scores.metrics).items():
+            if metric not in ("elo", "reward") and not any(map(math.isnan, values)):
+                found.setdefault(f"{row['set']} {metric}", []).append((float(row["batch"]), values))
+    for place, (name, points) in enumerate(list(found.items())[:MOST_SETS]):
+        points.sort()
+        shown = [values for _, values in points]
+        axes.errorbar(
+            [batch for batch, _ in points], [value for value, _, _ in shown],
+            yerr=[[value - low for value, low, _ in shown], [high - value for value, _, high in shown]],
+            color=(GREEN, ORANGE, PURPLE, GREY, BLUE)[place], marker="s", markersize=4, linewidth=1.4, elinewidth=1.0,
+            capsize=2, label=one_line(name, 40),
+        )  # fmt: skip
+    return [value for points in found.values() for _, (value, _, _) in points]
 
 
 def _length(axes: Any, recorded: RecordedCurves) -> None:
@@ -160,6 +199,9 @@ def _length(axes: Any, recorded: RecordedCurves) -> None:
     if _known(longest):
         axes.plot(index, rolling(longest, max), color=GREY, linewidth=1.2, linestyle=(0, (1, 1.5)), label="longest")
     _line(axes, index, rolling(means, mean), BLUE, "mean")
+    limits = column(batches, "sampling/max_turn_tokens")
+    if len(set(_known(limits))) > 1:
+        axes.step(index, limits, where="post", color=PURPLE, linewidth=1.4, label="limit of a turn")
     if axes.has_data():
         axes.set_ylim(bottom=0)
     cut = column(batches, "length/cut_off")
@@ -197,7 +239,23 @@ def _clip(axes: Any, recorded: RecordedCurves) -> None:
         _line(axes, recorded.index, rolling(every, mean), "#1F2937", "all", linewidth=2.8)
     if axes.has_data():
         axes.set_ylim(bottom=0)
+        _clip_widths(axes, recorded)
     _legend(axes, "best", columns=2)
+
+
+def _clip_widths(axes: Any, recorded: RecordedCurves) -> None:
+    """How wide the clip range was for each lag, on a scale of its own: it follows what was measured."""
+    widths = {colour: column(recorded.batches, f"clip_range_high/{bucket}") for bucket, _, colour in LAGS}
+    if len({value for values in widths.values() for value in _known(values) if value > 0}) < 2:
+        return  # One fixed range is a number of the configuration, not a curve.
+    right = axes.twinx()
+    right.grid(visible=False)
+    for colour, values in widths.items():
+        right.plot(recorded.index, rolling(values, mean), color=colour, linewidth=1.2, linestyle=(0, (2, 1.5)), alpha=0.8)
+    right.set_yscale("log")
+    right.spines["right"].set_visible(False)
+    right.tick_params(axis="y", which="both", length=0, labelsize=10)
+    axes.plot([], [], color=GREY, linewidth=1.2, linestyle=(0, (2, 1.5)), label="upper bound (nats, right)")
 
 
 def _lag(axes: Any, recorded: RecordedCurves) -> None:

@@ -55,6 +55,12 @@ class RunProgress:
         return f"{average:.0f} mean, {p95:.0f} p95, {longest:.0f} longest; {100 * cut_off:.0f} % cut off"
 
 
+def pass_rates(batch: Row) -> str:
+    """How the last batch's tasks did, by how they did before; empty where nothing is known."""
+    found = [(name, column([batch], f"pass_rate/{name}")[0]) for name in ("new", "never", "seldom", "often", "always")]
+    return ", ".join(f"{name} {100 * rate:.0f} %" for name, rate in found if not math.isnan(rate))
+
+
 def duration(seconds: float) -> str:
     """A duration in the unit that people would use."""
     if seconds < 100:

@@ -29,6 +29,9 @@ def summary_table(directory: Path) -> Table:
     table.add_row("optimizer steps", "", f"{sum(_known(column(batches, 'optimizer_steps'))):.0f}", "")
     dropped = read_rows(directory / "metrics.jsonl", "dropped")
     table.add_row("groups dropped", "", str(len(dropped)), "")
+    left_out = sum(_known(column(batches, "num_left_out_groups")))
+    if left_out:
+        table.add_row("groups left out (no signal)", "", f"{left_out:.0f}", "")
     table.add_row("batches set aside", "", str(len(read_rows(directory / "metrics.jsonl", "set_aside"))), "")
     if batches:
         table.add_row("seconds", "", f"{column(batches, 'time_s')[-1]:.0f}", "")

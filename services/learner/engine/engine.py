@@ -178,6 +178,12 @@ class LearnerEngine:
             grad_norm = self._step()
         return StepResult(loss=loss_sum, grad_norm=grad_norm, learning_rate=learning_rate, num_tokens=int(num_tokens))
 
+    def set_learning_rate(self, value: float) -> None:
+        """AdamW's learning rate from the next step on, to which the warm-up by steps is applied. The same on every rank."""
+        scheduler = self._engine.lr_scheduler
+        scheduler.base_lrs = [value] * len(scheduler.base_lrs)
+        self._resume_schedule(scheduler.last_epoch)
+
     def _replaying(self, picks: ExpertPicks | None) -> AbstractContextManager[None]:
         if picks is None:
             return nullcontext()

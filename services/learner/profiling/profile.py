@@ -16,7 +16,6 @@ from typing import Final, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from gspo.model.packing import PackedBatch, TrainSequence
 from services.learner.profiling.flops import ModelCost
 from services.runtime.clock import Clock
 
@@ -49,10 +48,8 @@ class Phases(Protocol):
     def phase(self, name: Phase) -> AbstractContextManager[None]:
         """The time inside is this phase's, except what an inner phase takes."""
 
-    def planned(
-        self, sequences: Sequence[TrainSequence], micro_batches: Sequence[Sequence[PackedBatch]], *, first_pass: bool
-    ) -> None:
-        """The batch has these sequences on all ranks, and this rank has these micro-batches of each mini-batch."""
+    def planned(self, lengths: Sequence[int], *, own_tokens: int, num_micro_batches: int, first_pass: bool) -> None:
+        """The batch has sequences of these lengths on all ranks, and this rank has so many tokens and micro-batches."""
 
     def end_batch(self, index: int, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """The batch is over. Collective."""
@@ -67,9 +64,7 @@ class NoProfile:
     def phase(self, name: Phase) -> AbstractContextManager[None]:
         return _NOTHING
 
-    def planned(
-        self, sequences: Sequence[TrainSequence], micro_batches: Sequence[Sequence[PackedBatch]], *, first_pass: bool
-    ) -> None:
+    def planned(self, lengths: Sequence[int], *, own_tokens: int, num_micro_batches: int, first_pass: bool) -> None:
         return
 
     def end_batch(self, index: int, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
@@ -203,7 +198,7 @@ class StepProfile:
         self._inside: list[Phase] = ["other"]
         self._begun: list[Phase] = []
         """The phase that began at each mark but the last."""
-        self._lengths: list[int] = []
+        self._lengths: Sequence[int] = []
         self._own_tokens = 0
         self._num_micro_batches = 0
         self._first_pass = False
@@ -223,13 +218,11 @@ class StepProfile:
         self._timeline.mark()
         self._begun.append(ended)
 
-    def planned(
-        self, sequences: Sequence[TrainSequence], micro_batches: Sequence[Sequence[PackedBatch]], *, first_pass: bool
-    ) -> None:
-        """The batch has these sequences on all ranks, and this rank has these micro-batches of each mini-batch."""
-        self._lengths = [sequence.num_tokens for sequence in sequences]
-        self._own_tokens = sum(packed.num_tokens for part in micro_batches for packed in part)
-        self._num_micro_batches = sum(len(part) for part in micro_batches)
+    def planned(self, lengths: Sequence[int], *, own_tokens: int, num_micro_batches: int, first_pass: bool) -> None:
+        """The batch has sequences of these lengths on all ranks, and this rank has so many tokens and micro-batches."""
+        self._lengths = lengths
+        self._own_tokens = own_tokens
+        self._num_micro_batches = num_micro_batches
         self._first_pass = first_pass
 
     def end_batch(self, index: int, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:

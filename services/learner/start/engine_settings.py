@@ -37,7 +37,8 @@ def engine_settings_of(settings: Settings, device: Device) -> EngineSettings:
     return EngineSettings(
         learner=settings.learner,
         device=device,
-        max_sequence_tokens=settings.sampling.max_tokens,
+        # The limit may change within a run, and each trajectory comes with its own.
+        max_sequence_tokens=None,
         routing_replay=settings.objective.routing_replay,
         seed=settings.run.seed,
         load_balance_coefficient=settings.objective.load_balance_coefficient,

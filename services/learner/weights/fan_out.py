@@ -4,6 +4,10 @@ Pure. The learner serves the first rollouts that ask. Each later one is referred
 others and has room for one more: a tree in the order of the requests. A rollout passes a version on once it has checked it,
 so that a version reaches n rollouts in log n steps. Each also gets a second source, in case the first one fails. When both
 fail, the rollout comes back to the learner.
+
+A rollout waits without limit for a source that is fetching, so nobody may wait for itself over others. Sources asked
+earlier, so there is no circle, except by restarts: whoever waits for an address may then meet a rollout that asked later. A
+rollout that took over an address is therefore served by the learner, and waits for nobody.
 """
 
 from collections import OrderedDict
@@ -55,7 +59,7 @@ class FanOut:
         first; empty: the learner.
 
         ``direct``: it wants only the learner, because its source sent damaged weights. A peer that asks for an item a second
-        time is also served by the learner: its source may be the reason.
+        time is also served by the learner: its source may be the reason. So is one at an address that another one had.
         """
         if direct:
             for other in list(self._trees):
@@ -68,6 +72,7 @@ class FanOut:
         if known is not None:
             self.came_back(item, peer)
             return []
+        direct = self._takes_over(item[0], peer, source) or direct
         parents = [] if direct or tree.num_direct < self._direct else self._parents(tree)
         tree.nodes[peer] = _Node(source=source, parents=parents)
         if not parents:
@@ -85,6 +90,19 @@ class FanOut:
                 tree.nodes[parent].usable = False
         node.parents = []
         self.num_failed += 1
+
+    def _takes_over(self, version: int, peer: bytes, source: Source | None) -> bool:
+        """Whether somebody who fetches this version may wait for ``peer`` by an earlier request: its own, or that of a
+        process which had its address and has ended. Nobody else is referred to such a process.
+        """
+        earlier = False
+        for tree in (tree for item, tree in self._trees.items() if item[0] == version):
+            for other, node in tree.nodes.items():
+                if other == peer:
+                    earlier = True
+                elif source is not None and node.source is not None and node.source.endpoint == source.endpoint:
+                    earlier, node.usable = True, False
+        return earlier
 
     def _parents(self, tree: _Tree) -> list[bytes]:
         """The first peer that has room for one more, and the one that is least often a second choice."""

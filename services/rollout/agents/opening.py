@@ -35,14 +35,14 @@ async def open_agents(
     settings: Settings, shared: EpisodeShared, solve: Solve, *, registry: CollectorRegistry, clock: Clock
 ) -> AsyncIterator[AgentEpisodes]:
     """The episodes of agents on one rollout, until the context ends. Raises: EndpointError when it cannot listen."""
-    agent, sampling = settings.agent, settings.sampling
+    agent = settings.agent
     episodes = EpisodeRegistry(settings.model.path.name)
     server = EndpointServer(
         episodes,
         EndpointMetrics(registry),
         host=agent.host,
         port=agent.port,
-        sampling=RunSampling(temperature=sampling.temperature, strict=agent.strict),
+        sampling=RunSampling(strict=agent.strict),
         limits=EndpointLimits(max_connections=max(1024, CALLS_PER_EPISODE * settings.rollout.max_running)),
         clock=clock,
     )

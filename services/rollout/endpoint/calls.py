@@ -85,6 +85,11 @@ class CallRefused(Exception):
 class Calls(Protocol):
     """The calls of one episode."""
 
+    @property
+    def temperature(self) -> float:
+        """At which the episode is sampled, whatever the agent asks for."""
+        ...
+
     def call(self, request: CallRequest) -> AsyncGenerator[CallDelta | CallAnswer, None]:
         """Answer one call: deltas, then exactly one CallAnswer. Calls of one episode may run at the same time.
 

@@ -13,11 +13,11 @@ from aiohttp import web
 
 from services.rollout.endpoint.calls import CallAnswer, CallDelta, CallRefused, Calls, Episodes
 from services.rollout.endpoint.exchange import OVERRIDDEN_HEADER, AgentGone, Exchange
-from services.rollout.endpoint.listener import listen
 from services.rollout.endpoint.metrics import EndpointMetrics
 from services.rollout.endpoint.requests import AgentCall, RunSampling, read_call
 from services.rollout.endpoint.responses import ChunkWriter, completion, model_page, models_page
 from services.runtime.clock import Clock, MonotonicClock
+from services.runtime.http import listen
 from services.runtime.plain_text import one_line
 
 log = structlog.get_logger()
@@ -185,7 +185,8 @@ class EndpointServer:
         calls = self._episodes.calls_of(key)
         with self._place(key):
             body = await exchange.body(self._limits.max_body_bytes)
-            asked = read_call(body, self._sampling, self._episodes.model)
+            sampling = msgspec.structs.replace(self._sampling, temperature=calls.temperature)
+            asked = read_call(body, sampling, self._episodes.model)
             del body
             self._count(asked)
             if asked.overridden:

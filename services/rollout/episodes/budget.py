@@ -3,9 +3,9 @@
 from typing import Final
 
 from protocol.limits import MAX_SEQUENCES, RUNS_PER_TURN, SEGMENTS_PER_TURN, TrajectoryLimits
+from protocol.messages import GroupSampling
 from services.rollout.endpoint import CallRefused
 from services.rollout.episodes.log import EpisodeLog
-from services.runtime.settings import Sampling
 
 RUNS_PER_PART: Final = 2
 """Version runs of a part of an answer, during which the engine's version may change."""
@@ -14,7 +14,7 @@ RUNS_PER_PART: Final = 2
 class Budget:
     """What is left of an episode, with what is promised to the calls under way."""
 
-    def __init__(self, log: EpisodeLog, sampling: Sampling, limits: TrajectoryLimits) -> None:
+    def __init__(self, log: EpisodeLog, sampling: GroupSampling, limits: TrajectoryLimits) -> None:
         self._log = log
         self._sampling = sampling
         self._limits = limits
@@ -77,12 +77,12 @@ class Budget:
                 param="messages",
             )
         taken = self._log.num_tokens + sum(self._promised.values())
-        left = self._sampling.episode_tokens - taken - num_observed
+        left = self._sampling.max_episode_tokens - taken - num_observed
         if left < 1:
             raise CallRefused(
                 400,
                 "context_length_exceeded",
-                f"the calls of this episode may have {self._sampling.episode_tokens} tokens together "
+                f"the calls of this episode may have {self._sampling.max_episode_tokens} tokens together "
                 f"(sampling.max_episode_tokens), {taken} are taken and this call adds {num_observed}: end the episode here",
                 param="messages",
             )

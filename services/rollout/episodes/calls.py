@@ -53,13 +53,15 @@ class EpisodeCalls:
         entries = entries_in(arrays)
         self.log = EpisodeLog(lease, arrays)
         recorded = read_journal(entries, self.log)
+        self.temperature = lease.sampling.temperature
         self._shared = shared
         self._tasks = tasks
         self._writer = EpisodeWriter(self.log, entries, shared.broker, shared.metrics)
         self._replays = shared.on_replay == "replay"
-        self.steps = EpisodeSteps(self._writer, recorded.steps if self._replays else [], shared.metrics)
-        self._budget = Budget(self.log, shared.sampling, shared.limits)
-        self._sampler = CallSampler(shared, self.log, self._writer, self._budget, lease.seed)
+        steps = recorded.steps if self._replays else []
+        self.steps = EpisodeSteps(self.log.trajectory_id, self._writer, steps, shared.metrics)
+        self._budget = Budget(self.log, lease.sampling, shared.limits)
+        self._sampler = CallSampler(shared, self.log, self._writer, self._budget, lease)
         self._histories = Histories()
         self._unrepeated = recorded.calls
         self._num_calls = len(recorded.calls)

@@ -6,6 +6,7 @@ from hashlib import sha256
 
 import msgspec
 
+from protocol.messages import Lease
 from services.rollout.endpoint import CallRefused
 from services.rollout.episodes.budget import Budget
 from services.rollout.episodes.live import LiveCall
@@ -19,13 +20,14 @@ from services.rollout.sglang import EngineError, EngineRefused, GenerateRequest,
 class CallSampler:
     """Of one episode. Calls that run side by side share its log, where their tokens alternate in parts of chunk_tokens."""
 
-    def __init__(self, shared: EpisodeShared, log: EpisodeLog, writer: EpisodeWriter, budget: Budget, seed: int) -> None:
+    def __init__(self, shared: EpisodeShared, log: EpisodeLog, writer: EpisodeWriter, budget: Budget, lease: Lease) -> None:
         """``seed``: of the episode."""
         self._shared = shared
         self._log = log
         self._writer = writer
         self._budget = budget
-        self._seed = seed
+        self._seed = lease.seed
+        self._sampling = lease.sampling
 
     async def sample(self, live: LiveCall, record: CallRecord, part: Round) -> bool:
         """Sample what ``part`` has not yet, and send it. Returns whether the answer was cut by its length.
@@ -53,7 +55,9 @@ class CallSampler:
         shared = self._shared
         sampling = SamplingParameters(
             max_new_tokens=record.max_tokens - answer.num_tokens,
-            temperature=shared.sampling.temperature,
+            temperature=self._sampling.temperature,
+            top_p=self._sampling.top_p,
+            top_k=self._sampling.top_k,
             stop_token_ids=tuple(sorted(answer.stop_ids)),
             seed=_seed_of(self._seed, record.ordinal),
         )

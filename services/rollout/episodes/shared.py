@@ -9,7 +9,6 @@ from protocol.limits import TrajectoryLimits
 from services.rollout.metrics import RolloutMetrics
 from services.rollout.rendering import Renderer
 from services.rollout.work import EpisodeIntake, PolicyEngine
-from services.runtime.settings import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +20,6 @@ class EpisodeShared:
     broker: EpisodeIntake
     may_generate: asyncio.Event
     """Cleared while the engine's weights are replaced: a new request waits, a request under way continues afterwards."""
-    sampling: Sampling
     limits: TrajectoryLimits
     """What the broker takes of one trajectory (``protocol.limits.trajectory_limits``)."""
     chunk_tokens: int

@@ -15,7 +15,10 @@ log = structlog.get_logger()
 class EpisodeSteps:
     """The ``StepJournal`` of an episode that a broker keeps."""
 
-    def __init__(self, writer: EpisodeWriter, recorded: Sequence[RecordedStep], metrics: RolloutMetrics) -> None:
+    def __init__(
+        self, trajectory_id: int, writer: EpisodeWriter, recorded: Sequence[RecordedStep], metrics: RolloutMetrics
+    ) -> None:
+        self._trajectory_id = trajectory_id
         self._writer = writer
         self._metrics = metrics
         self.recorded = recorded
@@ -34,4 +37,4 @@ class EpisodeSteps:
     async def diverged(self, ordinal: int, recorded: str, name: str) -> None:
         """The agent goes another way from this step on; the journal says so with the step's own record."""
         self._metrics.divergences.inc()
-        log.warning("agent_diverged", step=ordinal, recorded=recorded, name=name)
+        log.warning("agent_diverged", trajectory_id=self._trajectory_id, step=ordinal, recorded=recorded, name=name)

@@ -16,10 +16,12 @@ from services.broker.store import (
     read_evidence,
     reading,
 )
+from services.runs.audit.additions import audit_additions
 from services.runs.audit.archives import ArchiveAudit
 from services.runs.audit.findings import Audit, Findings, Outcome, Rules
 from services.runs.audit.groups import audit_groups
 from services.runs.audit.groups import outcomes as read_outcomes
+from services.runs.audit.left_out import audit_left_out
 from services.runs.audit.missing import audit_losses, audit_missing, audit_rows, audit_without_ledger
 from services.runs.audit.order import Order, audit_batches, audit_set_aside, audit_versions, read_order
 from services.runs.audit.record import Checkpoint, audit_checkpoints, audit_record, read_checkpoints
@@ -73,6 +75,8 @@ def _audit_ledger(directory: Path, findings: Findings, evidence: Evidence, check
             order = read_order(connection)
             found = read_outcomes(connection)
             audit_groups(connection, findings, rules)
+            audit_left_out(connection, findings)
+            audit_additions(connection, findings, directory)
             audit_batches(connection, findings, rules, order)
             audit_set_aside(connection, findings, order)
             notes += audit_versions(findings, order)

@@ -79,6 +79,11 @@ class Audit:
         return {outcome.reason: outcome.groups for outcome in self.outcomes if outcome.status == "dropped"}
 
     @property
+    def left_out(self) -> int:
+        """Groups without signal that dynamic sampling left out."""
+        return sum(outcome.groups for outcome in self.outcomes if outcome.status == "left_out")
+
+    @property
     def problems(self) -> list[str]:
         """The violations whose texts are kept."""
         return [text for texts in self.findings.texts.values() for text in texts]

@@ -56,8 +56,14 @@ KINDS: Final[dict[str, dict[str, str]]] = {
     "set_aside": {**dict.fromkeys(("batch", "policy_version"), NUMBER), "reason": TEXT},
     "evaluations": {
         **dict.fromkeys(("evaluation_id", "policy_version", "batch", "num_tasks", "num_finished", "num_failed"), NUMBER),
-        "status": TEXT,
-        "reward": REAL_OR_NOTHING,
+        "samples": NUMBER,
+        **dict.fromkeys(("status", "name"), TEXT),
+        **dict.fromkeys(("reward", "score"), REAL_OR_NOTHING),
+    },
+    "tasks": dict.fromkeys(("task_index", "num_silent", "rests_until"), NUMBER),
+    "additions": {
+        **dict.fromkeys(("number", "first_task", "num_tasks", "at_draw"), NUMBER),
+        **dict.fromkeys(("source", "name", "digest"), TEXT),
     },
     "archives": {
         **dict.fromkeys(("archive", "num_bytes", "num_groups", "num_trajectories", "num_tokens"), NUMBER),

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from services.broker.metrics_file import METRICS_FILE, MetricsFile
-from services.broker.rows import ArchiveRow
+from services.broker.rows import ADDED_DIRECTORY, AdditionRow, ArchiveRow
 from services.broker.store import (
     ARCHIVE_DIRECTORY,
     LEDGER_FILE,
@@ -85,6 +85,8 @@ def _rest(directory: Path, partial: Path, name: str, copying: "_Copying", checkp
             path = f"{ARCHIVE_DIRECTORY}/{row.name}"
             if copying.add(path, directory / path).sha256 != row.sha256:
                 raise BackupDamaged(f"{directory / path} is damaged: `gspo audit {directory}` says what it held")
+        for addition in reader.rows(AdditionRow, "ORDER BY number"):
+            copying.add(f"{ADDED_DIRECTORY}/{addition.name}", directory / ADDED_DIRECTORY / addition.name)
         MetricsFile(partial / METRICS_FILE).append(reader.metrics_after(0))
         num_batches = reader.number("SELECT count(*) FROM batches")
         run_id = str(connection.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()[0])

@@ -56,7 +56,8 @@ def compare_runs(directories: Sequence[Path]) -> Comparison:
     groups = by_seed([open_compared(directory) for directory in directories])
     runs = [run for group in groups for run in group.runs]
     target = _target(runs)
-    measures = {name: [_measured(group, of) for group in groups] for name, of in _measures(target).items()}
+    found = {**_measures(target), **_of_sets(runs)}
+    measures = {name: [_measured(group, of) for group in groups] for name, of in found.items()}
     return Comparison(groups=tuple(groups), differences=differing(groups), measures=measures, target=target)
 
 
@@ -82,6 +83,20 @@ def _measures(target: float) -> dict[str, Callable[[ComparedRun], float]]:
         for axis in AXES:
             found[f"{axis} to a held-out reward of {target:.4g}"] = partial(_reached, axis=axis, target=target)
     return found
+
+
+def _of_sets(runs: Sequence[ComparedRun]) -> dict[str, Callable[[ComparedRun], float]]:
+    """The last value of each metric of each named set that any run has."""
+
+    def last_of(name: str, metric: str) -> Callable[[ComparedRun], float]:
+        def last(run: ComparedRun) -> float:
+            known = [each.metrics[metric][0] for each in run.record.sets if each.name == name and metric in each.metrics]
+            return known[-1] if known else math.nan
+
+        return last
+
+    pairs = dict.fromkeys((each.name, metric) for run in runs for each in run.record.sets for metric in each.metrics)
+    return {f"last {name}/{metric}": last_of(name, metric) for name, metric in pairs}
 
 
 def _measured(group: SeedGroup, of: Callable[[ComparedRun], float]) -> GroupMeasure:

@@ -11,16 +11,12 @@ from numpy.typing import NDArray
 
 from services.runs.compare.runs import ComparedRun
 from services.runs.record import number
+from services.scores import t_quantile
 
 Axis = Literal["batches", "tokens", "seconds"]
 AXES: Final[tuple[Axis, ...]] = ("batches", "tokens", "seconds")
 Floats = NDArray[np.float64]
 _POINTS: Final = 200
-_T_975: Final = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-"""The 0.975 quantile of Student's t with 1, 2, ... degrees of freedom; 1.96 above."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +53,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
         return mean, math.nan
     deviation = math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
     return mean, t_quantile(len(known) - 1) * deviation / math.sqrt(len(known))
-
-
-def t_quantile(degrees: int) -> float:
-    """The 0.975 quantile of Student's t."""
-    return _T_975[degrees - 1] if degrees <= len(_T_975) else 1.96
 
 
 def _held_out(run: ComparedRun, axis: Axis) -> tuple[Floats, Floats]:

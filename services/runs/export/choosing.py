@@ -71,7 +71,8 @@ def evaluation_of(checkpoint: Checkpoint, evaluations: Sequence[HeldOut]) -> Hel
 
 
 def _best(directory: Path, checkpoints: Sequence[Checkpoint], evaluations: Sequence[HeldOut]) -> ChosenCheckpoint:
-    """The highest ``eval/reward``, and of equal ones the earliest: it has moved least from the starting model."""
+    """The highest score (``evaluation.best_by``, or ``eval/reward``), and of equal ones the earliest: it has moved least
+    from the starting model."""
     judged = [(found, each) for each in checkpoints if (found := evaluation_of(each, evaluations)) is not None]
     if not judged:
         raise ConfigurationError(
@@ -79,13 +80,13 @@ def _best(directory: Path, checkpoints: Sequence[Checkpoint], evaluations: Seque
             f"{_positions(checkpoints)}; evaluated were the weights after these: {_batches(evaluations)}. Give a number. "
             "Checkpoints are evaluated where learner.checkpoint_every_batches is a multiple of evaluation.every_batches"
         )
-    evaluation, checkpoint = min(judged, key=lambda pair: (-pair[0].reward, pair[0].batch))
-    top = max(evaluations, key=lambda each: (each.reward, -each.batch))
+    evaluation, checkpoint = min(judged, key=lambda pair: (-pair[0].score, pair[0].batch))
+    top = max(evaluations, key=lambda each: (each.score, -each.batch))
     remark = ""
-    if top.reward > evaluation.reward:
+    if top.score > evaluation.score:
         remark = (
-            f"the best evaluation was {top.reward:.4g}, after {top.batch} batches, and no checkpoint is there of those "
-            f"weights: this is the best of {_positions(checkpoints)}"
+            f"the best evaluation ({top.metric}) was {top.score:.4g}, after {top.batch} batches, and no checkpoint is there "
+            f"of those weights: this is the best of {_positions(checkpoints)}"
         )
     return ChosenCheckpoint(checkpoint=checkpoint, evaluation=evaluation, remark=remark)
 

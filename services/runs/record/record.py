@@ -35,6 +35,23 @@ class HeldOut:
     num_failed: int
     time_s: float
     """Seconds since the run began, without those in which it did not run; NaN if the line does not say."""
+    score: float
+    """What the best checkpoint is chosen by: ``evaluation.best_by``, or the reward."""
+    metric: str = "eval/reward"
+    """The name of the score."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetScores:
+    """The result of one named set."""
+
+    name: str
+    policy_version: int
+    batch: int
+    num_failed: int
+    metrics: dict[str, tuple[float, float, float]]
+    """Value, and the ends of its 95 % interval, by name; NaN for what is not known."""
+    time_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +63,8 @@ class RunRecord:
     """One line for each trained batch, in their order; the last one where a batch was trained again."""
     evaluations: list[HeldOut]
     """By batches trained, then version. Evaluations in which no task finished are not among them."""
+    sets: list[SetScores]
+    """Of named sets, in the order of the file; the last one where a set was evaluated again after the same batches."""
     others: list[Row]
     """All other lines: dropped groups, batches set aside, and so on, in the order of the file."""
     num_damaged: int
@@ -69,6 +88,7 @@ def read_record(directory: Path) -> RunRecord:
     lines.pop()  # Empty, or a line that is cut or still being written.
     batches: dict[int, Row] = {}
     evaluations: dict[tuple[int, int], HeldOut] = {}
+    sets: dict[tuple[str, int], SetScores] = {}
     others: list[Row] = []
     num_damaged = 0
     for line in lines:
@@ -86,12 +106,15 @@ def read_record(directory: Path) -> RunRecord:
                 evaluations[found.batch, found.policy_version] = found
             elif row.get("eval/reward", 0) is not None:
                 num_damaged += 1
+        elif (of_set := set_scores_of_line(row)) is not None:
+            sets[of_set.name, of_set.batch] = of_set
         else:
             others.append(row)
     return RunRecord(
         path=path,
         batches=[batches[index] for index in sorted(batches)],
         evaluations=[evaluations[key] for key in sorted(evaluations)],
+        sets=list(sets.values()),
         others=others,
         num_damaged=num_damaged,
     )
@@ -124,6 +147,32 @@ def evaluation_of_line(row: Row) -> HeldOut | None:
         reward=reward,
         num_finished=_count(row.get("num_finished")) or 0,
         num_failed=_count(row.get("num_failed")) or 0,
+        time_s=number(row, "time_s"),
+        score=reward if math.isnan(score := number(row, "eval/score")) else score,
+        metric="eval/reward" if math.isnan(score) else f"eval/{row.get('set')}/{row.get('metric')}",
+    )
+
+
+def set_scores_of_line(row: Row) -> SetScores | None:
+    """The line of a named set; None for another, or when it lacks a number."""
+    batch, version, name = _count(row.get("batch")), _count(row.get("policy_version")), row.get("set")
+    if row.get("event") != "evaluation" or batch is None or version is None or not isinstance(name, str):
+        return None
+    prefix = f"eval/{name}/"
+    names = [key.removeprefix(prefix).removesuffix("_low") for key in row if key.startswith(prefix) and key.endswith("_low")]
+    return SetScores(
+        name=name,
+        policy_version=version,
+        batch=batch,
+        num_failed=_count(row.get("num_failed")) or 0,
+        metrics={
+            metric: (
+                number(row, prefix + metric),
+                number(row, f"{prefix}{metric}_low"),
+                number(row, f"{prefix}{metric}_high"),
+            )
+            for metric in names
+        },
         time_s=number(row, "time_s"),
     )
 

@@ -19,12 +19,14 @@ from services.runtime.errors import EXIT_CONFIGURATION, EXIT_FAILED, Configurati
 from services.runtime.logs import configure_logging
 from services.runtime.output import protect_result
 from services.runtime.plain_text import indented_lines
-from services.runtime.settings import Learner, Settings, override_settings, read_run_settings, require_model
+from services.runtime.settings import SCHEDULED, Learner, Settings, override_settings, read_run_settings, require_model
 
 RESULT_FILE: Final = "replay.json"
 RECORD_FILE: Final = "metrics.jsonl"
 WITHOUT_EFFECT: Final = ("model.path=", "learner.record_tokens=")
 """Settings that change no weight."""
+RESCHEDULES: Final = ("schedule.", "run.num_batches=", *(f"{setting}=" for setting in SCHEDULED.values()))
+"""Settings with which the recorded values of schedules are not those that are asked for."""
 DESCRIPTION: Final = """\
 Train the batches of a run again from its ledger, in their recorded order, without engines and without a broker. With the
 same settings, on the same machine and number of ranks, the weights after each batch are bit for bit those that the run
@@ -48,6 +50,8 @@ class Plan:
     first: int
     end: int
     changed: bool
+    rescheduled: bool
+    """The schedules are worked out again, because a setting that concerns them was changed."""
 
 
 def main() -> int:
@@ -137,7 +141,8 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     if first >= end:
         raise ConfigurationError(f"{source} has {num_batches} batches, and --from-checkpoint is {first}: none is left")
     changed = any(not override.startswith(WITHOUT_EFFECT) for override in arguments.overrides)
-    return Plan(source=source, out=out, settings=settings, first=first, end=end, changed=changed)
+    rescheduled = any(override.startswith(RESCHEDULES) for override in arguments.overrides)
+    return Plan(source=source, out=out, settings=settings, first=first, end=end, changed=changed, rescheduled=rescheduled)
 
 
 def _prepare(plan: Plan, from_checkpoint: int | None) -> None:
@@ -192,7 +197,7 @@ def _train(plan: Plan) -> None:
     clock = MonotonicClock()
     broker = None
     if os.environ.get("RANK", "0") == "0":
-        run = RecordedRun(plan.source, plan.settings)
+        run = RecordedRun(plan.source, plan.settings, rescheduled=plan.rescheduled)
         broker = RecordedBroker(run, plan.end, plan.out / RECORD_FILE, stop, _show)
     engine = LearnerEngine.create(
         plan.settings.model.path, engine_settings_of(plan.settings, "cuda" if torch.cuda.is_available() else "cpu")

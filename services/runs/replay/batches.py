@@ -2,19 +2,22 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from protocol.limits import PROTOCOL_VERSION
-from protocol.messages import BatchRequest, EndOfRun, SkipBatch, Trained, Welcome
+from protocol.messages import BatchRequest, EndOfRun, GroupSampling, SkipBatch, Trained, Welcome
 from services.broker.ledger import batch_stats
-from services.broker.outgoing import batch_message
-from services.broker.rows import BatchRow, TrajectoryRow
+from services.broker.rows import BatchRow, GroupRow, TrajectoryRow
+from services.broker.sending import StoredBatch, batch_of_groups, members_of
 from services.broker.store import LEDGER_FILE, Reader, reading, refusing_damage
-from services.learner.broker import Answer, BatchArrived, BrokerPort, ToBroker
+from services.learner.broker import Answer, BatchAnnounced, BrokerPort, PartArrived, ToBroker
 from services.learner.weights import WeightCopy, build_snapshot
 from services.runtime.settings import Settings
+from services.schedules import RunSchedules
 
 SAME: Final = "same"
 DIFFERENT: Final = "different"
@@ -24,10 +27,15 @@ UNKNOWN: Final = "not recorded"
 class RecordedRun:
     """What a run's ledger holds for training. ``digests``: those published, by the number of batches trained before."""
 
-    def __init__(self, directory: Path, settings: Settings) -> None:
-        """Raises: NoLedger, StoreCorrupt."""
+    def __init__(self, directory: Path, settings: Settings, *, rescheduled: bool = False) -> None:
+        """``rescheduled``: train with what the schedules of ``settings`` give each batch, and not with what was recorded.
+
+        Raises: NoLedger, StoreCorrupt.
+        """
+        self._rescheduled = rescheduled
         self._directory = directory
-        self._temperature = settings.sampling.temperature
+        self._schedules = RunSchedules(settings)
+        self._part_tokens = settings.broker.batch_part_tokens
         size = settings.batch.groups_per_batch
         self.digests: dict[int, set[str]] = {}
         with refusing_damage(directory / LEDGER_FILE), reading(directory) as connection:
@@ -48,8 +56,8 @@ class RecordedRun:
         """Batches that can be trained: the recorded ones or, if none was assembled, as many as complete groups make."""
         return self.num_assembled or len(self._unassembled)
 
-    def batch(self, index: int) -> BatchArrived | SkipBatch:
-        """The batch as the learner received it, or that it was set aside.
+    def answers(self, index: int) -> Iterator[Answer]:
+        """The batch as the learner received it, part by part, each read when it is asked for; or that it was set aside.
 
         Raises: StoreCorrupt when its tokens are not those that were recorded.
         """
@@ -57,21 +65,40 @@ class RecordedRun:
             reader = Reader(self._directory / LEDGER_FILE, connection)
             set_aside = reader.set_aside().get(index)
             if set_aside is not None:
-                return SkipBatch(index=index, reason=set_aside.reason)
-            if self.num_assembled:
-                row, items = reader.batch(index)
-            else:
-                group_ids = self._unassembled[index]
-                items = reader.members(group_ids)
-                # Each batch is one version later: it has lag, as it would have with a learner.
-                row = _assembled(index, self._newest + index, group_ids, [trajectory for trajectory, _ in items])
-            message, arrays = batch_message(row, items, self._temperature)
-        return BatchArrived(batch=message, arrays=arrays)
+                yield SkipBatch(index=index, reason=set_aside.reason)
+                return
+            batch = self._batch(reader, index)
+            message, arrays = batch.announcement()
+            yield BatchAnnounced(batch=message, arrays=arrays)
+            for number in range(batch.num_parts):
+                part, arrays = batch.part(number)
+                yield PartArrived(part=part, arrays=arrays)
+
+    def _batch(self, reader: Reader, index: int) -> StoredBatch:
+        row = reader.batch_row(index) if self.num_assembled else self._would_be(reader, index)
+        if self._rescheduled or not self.num_assembled:
+            row = replace(row, values=self._schedules.training_at(index))
+        return batch_of_groups(reader, row, part_tokens=self._part_tokens)
+
+    def _would_be(self, reader: Reader, index: int) -> BatchRow:
+        """Of complete groups that no batch was assembled from. Each is one version later: it has lag, as it would have with
+        a learner."""
+        group_ids = self._unassembled[index]
+        waiting = [reader.rows(GroupRow, "WHERE group_id = ?", (group_id,))[0] for group_id in group_ids]
+        samplings = tuple(group.sampling for group in waiting)
+        return _assembled(index, self._newest + index, group_ids, members_of(reader, group_ids), samplings)
 
 
-def _assembled(index: int, version: int, group_ids: tuple[int, ...], rows: list[TrajectoryRow]) -> BatchRow:
+def _assembled(
+    index: int,
+    version: int,
+    group_ids: tuple[int, ...],
+    rows: list[TrajectoryRow],
+    samplings: tuple[GroupSampling, ...],
+) -> BatchRow:
     groups = [[row for row in rows if row.group_id == group_id] for group_id in group_ids]
-    return BatchRow(index=index, policy_version=version, group_ids=group_ids, stats=batch_stats(version, groups))
+    stats = batch_stats(version, groups)
+    return BatchRow(index=index, policy_version=version, group_ids=group_ids, stats=stats, samplings=samplings)
 
 
 class RecordedBroker(BrokerPort):
@@ -89,7 +116,8 @@ class RecordedBroker(BrokerPort):
         self._record = record
         self._stop = stop
         self._report = report
-        self._wanted: int | None = None
+        self._answers: Iterator[Answer] | None = None
+        """Of the batch that was asked for last."""
         self._comparison = UNKNOWN
         self._digest = ""
         self.comparisons: dict[int, str] = {}
@@ -104,18 +132,16 @@ class RecordedBroker(BrokerPort):
 
     def tell(self, message: ToBroker) -> None:
         if isinstance(message, BatchRequest):
-            self._wanted = message.index
+            end = EndOfRun(index=message.index, reason="all recorded batches are trained")
+            self._answers = iter([end]) if message.index >= self._end else self._run.answers(message.index)
         elif isinstance(message, Trained):
             self._write(message)
 
     def take(self, timeout_s: float) -> Answer | None:
-        wanted, self._wanted = self._wanted, None
-        if wanted is None:
+        answer = None if self._answers is None else next(self._answers, None)
+        if answer is None:
             self._stop.set()  # Everything is trained, and nobody fetches the weights.
-            return None
-        if wanted >= self._end:
-            return EndOfRun(index=wanted, reason="all recorded batches are trained")
-        return self._run.batch(wanted)
+        return answer
 
     def publish(
         self,

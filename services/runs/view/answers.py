@@ -13,7 +13,7 @@ from services.runs.view.watched_run import WatchedRun
 
 NUMBERS: Final = ("evaluation", "task_index")
 WORDS: Final = {
-    "status": ("open", "complete", "batched", "dropped", "evaluated", "set_aside", "released", "resampled"),
+    "status": ("open", "complete", "batched", "dropped", "evaluated", "left_out", "set_aside", "released", "resampled"),
     "split": ("train", "eval"),
     "drop_reason": ("stale", "failed"),
 }

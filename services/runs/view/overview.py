@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from services.runs.reading import MetricsLines
+from services.runs.record import set_scores_of_line
 
 LAGS: Final = ("lag_0", "lag_1", "lag_2", "lag_3_4", "lag_5_up")
 MEASURES: Final = {
@@ -19,6 +20,7 @@ MEASURES: Final = {
     "loss": "loss",
     "grad_norm": "grad_norm",
     "silent_groups": "num_zero_variance_groups",
+    "left_out": "num_left_out_groups",
     "num_tokens": "num_tokens",
     "num_action_tokens": "num_action_tokens",
     "num_trajectories": "num_trajectories",
@@ -30,7 +32,7 @@ MEASURES: Final = {
 }
 """The columns, and their names in metrics.jsonl."""
 MOST_POINTS: Final = 1000
-EVENTS: Final = ("dropped", "set_aside", "released", "batch_skipped")
+EVENTS: Final = ("dropped", "left_out_limit", "set_aside", "released", "batch_skipped")
 MOST_EVENTS: Final = 2000
 
 
@@ -42,6 +44,8 @@ class Curves:
         self._columns: dict[int, list[float | None]] = {}
         self.evaluations: dict[int, dict[str, Any]] = {}
         """The finished ones, by batch."""
+        self.sets: dict[str, dict[str, Any]] = {}
+        """The newest result of each named evaluation set."""
         self.events: list[dict[str, Any]] = []
         """The newest drops and batches set aside, skipped or given back, oldest first."""
         self.dropped: dict[str, int] = {}
@@ -65,6 +69,12 @@ class Curves:
             elif event == "eval" and isinstance(batch, int):
                 names = ("batch", "policy_version", "eval/reward", "num_finished", "num_failed", "time")
                 self.evaluations[batch] = {name.rpartition("/")[2]: number(line.get(name)) for name in names}
+            elif event == "evaluation" and (scores := set_scores_of_line(dict(line))) is not None:
+                shown = {name: [number(each) for each in found] for name, found in scores.metrics.items()}
+                self.sets[scores.name] = {
+                    "set": scores.name, "batch": scores.batch, "policy_version": scores.policy_version, "metrics": shown,
+                    "num_action_tokens": number(line.get(f"eval/{scores.name}/num_action_tokens")),
+                }  # fmt: skip
             elif event in EVENTS:
                 self._event(str(event), line)
 
@@ -92,7 +102,12 @@ class Curves:
         columns: dict[str, list[float | None]] = {"batch": [float(each[0]) for each in bins]}
         for place, name in enumerate(MEASURES):
             columns[name] = [_mean([self._columns[batch][place] for batch in each]) for each in bins]
-        return {"columns": columns, "batches_per_point": width, "evaluations": list(self.evaluations.values())}
+        return {
+            "columns": columns,
+            "batches_per_point": width,
+            "evaluations": list(self.evaluations.values()),
+            "sets": list(self.sets.values()),
+        }
 
 
 def number(value: object) -> float | None:

@@ -271,7 +271,7 @@ class PeerClient:
         if self._fingerprint and welcome.fingerprint and welcome.fingerprint != self._fingerprint:
             raise ServiceError(
                 f"{self._spec.name} channel: {self._endpoint} runs other settings (fingerprint {welcome.fingerprint}, here "
-                f"{self._fingerprint}): run.seed, the model directory's name, [environment], [agent], [sampling] and "
+                f"{self._fingerprint}): run.seed, the model directory's name, [environment], [agent] and "
                 "[batch] must be the same in every process of a run"
             )
         if self.welcome is not None and welcome.run_id != self.welcome.run_id:

@@ -13,26 +13,39 @@ from services.runtime.settings.configuration import (
     require_model,
 )
 from services.runtime.settings.exposure import EXPOSED, is_private
-from services.runtime.settings.fingerprint import run_fingerprint
+from services.runtime.settings.fingerprint import fingerprint_of_plain, run_fingerprint
 from services.runtime.settings.keys import RENAMED, Key, all_keys, close_match, key_names, purpose, section_names, value_text
 from services.runtime.settings.run_settings import SETTINGS_FILE, read_run_settings, write_run_settings
 from services.runtime.settings.sections import (
+    ONLY_SET,
+    SCHEDULED,
     AgentSection,
+    Evaluation,
+    EvaluationSet,
     Learner,
     ObjectiveSettings,
     RewardSection,
     Rollout,
     Sampling,
+    SandboxSection,
+    Scheduled,
     SecuritySection,
     Settings,
+    critical_batches,
+    curves,
+    value_at,
 )
 
 __all__ = [
     "EXPOSED",
+    "ONLY_SET",
     "RENAMED",
+    "SCHEDULED",
     "SETTINGS_FILE",
     "AgentSection",
     "Configuration",
+    "Evaluation",
+    "EvaluationSet",
     "Key",
     "Learner",
     "ObjectiveSettings",
@@ -40,10 +53,15 @@ __all__ = [
     "RewardSection",
     "Rollout",
     "Sampling",
+    "SandboxSection",
+    "Scheduled",
     "SecuritySection",
     "Settings",
     "all_keys",
     "close_match",
+    "critical_batches",
+    "curves",
+    "fingerprint_of_plain",
     "forwarded_arguments",
     "is_private",
     "key_names",
@@ -56,6 +74,7 @@ __all__ = [
     "require_model",
     "run_fingerprint",
     "section_names",
+    "value_at",
     "value_text",
     "write_run_settings",
 ]

@@ -1,6 +1,7 @@
 """The command line that every process shares: a configuration file and overrides."""
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +27,11 @@ def parse_process_arguments(
     argv: Sequence[str] | None = None,
     *,
     shorthands: Mapping[str, tuple[str, str]] = {},
+    environment: Mapping[str, str] = os.environ,
 ) -> ProcessArguments:
     """Parse the command line of one process. Raises: ConfigurationError; SystemExit for --help and unknown arguments.
 
-    ``shorthands``: options that stand for one override each, with their help.
+    ``shorthands``: options that stand for one override each, with their help. ``environment``: where settings may be, too.
     """
     parser = argparse.ArgumentParser(prog=prog, description=description)
     add_configuration_arguments(parser)
@@ -40,7 +42,7 @@ def parse_process_arguments(
     parser.add_argument("--name", default=default_name, help="this process's name among its peers (default: %(default)s)")
     arguments = parser.parse_args(argv)
     return ProcessArguments(
-        settings=load_settings(arguments.config, arguments.overrides),
+        settings=load_settings(arguments.config, arguments.overrides, environment),
         name=arguments.name,
         forwarded=(*forwarded_arguments(arguments.config, arguments.overrides), "--name", arguments.name),
     )

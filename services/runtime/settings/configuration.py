@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from services.runtime.errors import ConfigurationError
-from services.runtime.settings.keys import RENAMED, close_match, key_names, section_names
+from services.runtime.settings.keys import RENAMED, close_match, names_in
 from services.runtime.settings.sections import Settings
 
 ENVIRONMENT_PREFIX: Final = "GSPO_"
 MAX_DEPTH: Final = 32
-RESERVED: Final = frozenset({"GSPO_DATA_DIR", "GSPO_LOG_LEVEL"})
+RESERVED: Final = frozenset({"GSPO_DATA_DIR", "GSPO_LOG_LEVEL", "GSPO_SANDBOX_KEY"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +169,7 @@ def _explain(details: ErrorDetails, origin: str, sources: Mapping[str, str]) -> 
     source = sources.get(".".join(location[:2]), origin)
     said_by = "" if source == origin else f" ({source[:200]})"
     if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = key_names(location[0]) if len(location) > 1 else section_names()
-        return f"  {name}: unknown key{said_by}; {close_match(location[-1], known)}"
+        return f"  {name}: unknown key{said_by}; {close_match(location[-1], names_in(location))}"
     message = details["msg"].removeprefix("Value error, ")
     if details["type"] == "value_error":
         return f"  {message}{said_by}"  # from a section's own check, which names its keys

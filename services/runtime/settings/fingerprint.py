@@ -2,27 +2,42 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any, Final
 
 from services.runtime.settings.sections import Settings
 
+_OF_AGENTS: Final = {"function", "command", "on_deadline", "on_replay", "weights", "renderer", "template_arguments"}
+
 
 def run_fingerprint(settings: Settings) -> str:
-    """Digest over tasks, sampling, batches, seed and the model's directory name; 32 hexadecimal characters.
+    """Digest over tasks, batches, seed and the model's directory name; 32 hexadecimal characters.
 
     It leaves out what processes may see differently (paths, ports), and what may change when a run is resumed (number of
-    batches, evaluation, objective, learning rate).
+    batches, evaluation, objective, learning rate, and sampling, which the broker records for each group and sends with its
+    leases: all rollouts sample a group alike, whatever their own files say).
+    """
+    return fingerprint_of_plain(settings.model_dump(mode="json"))
+
+
+def fingerprint_of_plain(plain: Mapping[str, Any], *, with_sampling: bool = False) -> str:
+    """``run_fingerprint`` of settings as JSON has them; with sampling it is that of releases whose ledger has schema 5.
+
+    Raises: KeyError, TypeError for what is not settings.
     """
     agreed = {
-        "seed": settings.run.seed,
-        "model": settings.model.path.name,
-        "environment": settings.environment.model_dump(mode="json"),
+        "seed": plain["run"]["seed"],
+        "model": PurePath(plain["model"]["path"]).name,
+        "environment": plain["environment"],
         # The members of a group are compared, and different rollouts may grade them.
-        "reward": {"on_deadline": settings.reward.on_deadline},
-        "sampling": settings.sampling.model_dump(mode="json"),
-        "batch": settings.batch.model_dump(mode="json"),
+        "reward": {"on_deadline": plain["reward"]["on_deadline"]},
+        "batch": plain["batch"],
     }
-    if settings.agent.is_used:
-        shared = {"function", "command", "on_deadline", "on_replay", "weights", "renderer", "template_arguments"}
-        agreed["agent"] = settings.agent.model_dump(mode="json", include=shared)
+    if with_sampling:
+        agreed["sampling"] = plain["sampling"]
+    agent = plain["agent"]
+    if agent["function"] or agent["command"] or agent["url"]:
+        agreed["agent"] = {key: value for key, value in agent.items() if key in _OF_AGENTS}
     canonical = json.dumps(agreed, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()

@@ -13,10 +13,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from gspo.settings import Range
-from services.runtime.settings.sections import Settings
+from services.runtime.settings.sections import EvaluationSet, Settings
 
 RENAMED: Final = {
     "objective.band_growth": "objective.clip_range_growth",
@@ -60,9 +61,42 @@ def defining_classes(section: str) -> tuple[type, ...]:
     )
 
 
+TABLES: Final[dict[str, type]] = {"evaluation.sets": EvaluationSet}
+"""Keys whose value is a table of tables with names that a user chooses, and the class of each."""
+
+
+def table_keys(table: str) -> dict[str, Key]:
+    """The keys of each inner table of one of TABLES, by their names below it."""
+    section = TABLES[table]
+    fields, meanings = _fields(section), _meanings_of(section)
+    return {
+        name: Key(
+            name=f"{table}.NAME.{name}",
+            type=_type_text(field.annotation, field.metadata),
+            default=field.default,
+            meaning=meanings.get(name, ""),
+        )
+        for name, field in fields.items()
+    }
+
+
 def key_names(section: str) -> tuple[str, ...]:
     """The keys of one section, in the order of the file; none for a section that does not exist."""
     return tuple(_fields(section_of(section))) if section in section_names() else ()
+
+
+def names_in(location: Sequence[str]) -> tuple[str, ...]:
+    """What may stand where ``location`` stands: sections, the keys of one, or those of a table that is a key's value."""
+    if len(location) < 2:
+        return section_names()
+    if len(location) > 3 and ".".join(location[:2]) in TABLES:
+        return tuple(table_keys(".".join(location[:2])))
+    if len(location) > 2 and location[1] in key_names(location[0]):
+        annotation = _fields(section_of(location[0]))[location[1]].annotation
+        for kind in (annotation, *get_args(annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                return tuple(kind.model_fields)
+    return key_names(location[0])
 
 
 @cache
@@ -105,8 +139,12 @@ def _fields(section: type) -> dict[str, FieldInfo]:
 
 def _meanings(section: str) -> dict[str, str]:
     """The text below each field, in the class and in those that it inherits from."""
+    return _meanings_of(*defining_classes(section))
+
+
+def _meanings_of(*classes: type) -> dict[str, str]:
     found: dict[str, str] = {}
-    for base in reversed(defining_classes(section)):
+    for base in reversed(classes):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(definition, ast.ClassDef)
         for field, text in zip(definition.body, definition.body[1:], strict=False):
@@ -132,6 +170,8 @@ def _type_text(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return f"list of {len(arguments)}: {_type_text(inner)}"
     if origin is dict:
         return "table"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "table of " + ", ".join(annotation.model_fields)
     bounds = ", ".join(bound for constraint in metadata for bound in _bounds(constraint))
     return f"{_NAMES[annotation]}{f', {bounds}' if bounds else ''}"
 

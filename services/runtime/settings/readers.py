@@ -19,7 +19,9 @@ PROCESSES: Final = {
     "services/rollout": "rollout",
     "services/learner": "learner",
     "services/tracking": "trackers",
+    "services/sandbox_server": "sandbox",
     "services/cli": "commands",
+    "services/evaluating": "commands",
     "services/runs": "commands",
 }
 """The process of each folder; the rest is shared."""

@@ -60,7 +60,7 @@ async def test_a_run_end_to_end(tmp_path: Path, context: zmq.asyncio.Context) ->
         assert [batch.index for batch, _ in learner.batches] == [0, 1, 2, 3]
         for batch, tokens in learner.batches:
             assert tokens == [token for item in batch.items for token in tokens_of(item.trajectory_id, item.num_tokens)]
-            assert batch.temperature == 1.0
+            assert {item.temperature for item in batch.items} == {1.0}
         assert await broker.http("/readyz") == (200, "ready\n")
         await scraped(broker, "gspo_broker_batches_assembled 4.0", 'gspo_broker_groups{state="batched"} 8.0')
         assert await broker.terminate() == 0
@@ -293,6 +293,9 @@ async def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
         with pytest.raises(BrokerDidNotStart, match="cannot bind"):
             await other.start()
         assert await broker.terminate() == 0
-    changed = BrokerProcess(tmp_path, {"sampling": {"temperature": 0.5}})
+    changed = BrokerProcess(tmp_path, {"batch": {"max_lag": 7}})
     with pytest.raises(BrokerDidNotStart, match="were changed"):
         await changed.start()
+    resumed = BrokerProcess(tmp_path, {"sampling": {"temperature": 0.5}})
+    await resumed.start()
+    assert await resumed.terminate() == 0

@@ -54,7 +54,7 @@ async def test_an_answer_that_no_receiver_could_take_is_refused_with_the_limit_a
         clock,
         clock.now,
         commit_interval_s=0.0,
-        temperature=1.0,
+        part_tokens=2**18,
     )
     operator = DealerChannel(context, BATCH, channels[BATCH].endpoint, "o")
     stop = asyncio.Event()

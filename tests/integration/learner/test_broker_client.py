@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from protocol.channels import BATCH, WEIGHTS
 from protocol.messages import (
     Ack,
+    BatchPartRequest,
     BatchPending,
     BatchRequest,
     Checkpointed,
@@ -24,9 +25,11 @@ from protocol.messages import (
     Published,
     Refused,
     Resume,
+    SkipBatch,
     Trained,
 )
-from services.learner.broker.batches import BatchArrived
+from services.learner.broker.batches import BatchAnnounced, PartArrived
+from services.learner.broker.parts import CREDIT
 from services.learner.broker.thread import BrokerThread
 from services.learner.metrics import LearnerMetrics
 from services.learner.weights.snapshot import WeightCopy, copy_weights
@@ -36,7 +39,8 @@ from services.runtime.errors import EndpointError, ServiceError, flatten
 from services.runtime.net.channel import RouterChannel
 from services.runtime.settings.sections import Broker, Learner, SecuritySection, Settings
 from services.runtime.telemetry import Health
-from tests.support.builders import a_batch, batch_arrays
+from tests.support.broker.made_batches import damaged, in_parts
+from tests.support.builders import a_batch, a_part, batch_arrays, part_arrays
 from tests.support.wire.snapshots import snapshot_of
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_client, in_background, sequenced, zmq_context
 
@@ -132,14 +136,18 @@ async def test_a_request_is_repeated_only_until_it_is_answered() -> None:
         for _ in range(3):
             assert await end.expect(BatchRequest) == BatchRequest(index=4, policy_version=9)
         await end.reply(a_batch(), batch_arrays())
-        arrived = await asyncio.to_thread(client.take, 20.0)
-        assert isinstance(arrived, BatchArrived)
-        assert arrived.batch == a_batch()
-        np.testing.assert_array_equal(arrived.arrays["token_ids"], batch_arrays()["token_ids"])
+        await end.reply(a_part(), part_arrays())
+        announced, arrived = [await asyncio.to_thread(client.take, 20.0) for _ in range(2)]
+        assert isinstance(announced, BatchAnnounced)
+        assert announced.batch == a_batch()
+        assert isinstance(arrived, PartArrived)
+        assert arrived.part == a_part()
+        np.testing.assert_array_equal(arrived.arrays["token_ids"], part_arrays()["token_ids"])
         await asyncio.to_thread(client.tell, BatchRequest(index=5, policy_version=10))
         while await end.expect(BatchRequest) != BatchRequest(index=5, policy_version=10):
             pass
         await end.reply(a_batch(), batch_arrays())  # the answer to a repetition of the first request
+        await end.reply(a_part(), part_arrays())
         await end.reply(EndOfRun(index=4, reason="another request's"))
         await end.reply(EndOfRun(index=5, reason="complete"))
         assert await asyncio.to_thread(client.take, 20.0) == EndOfRun(index=5, reason="complete")
@@ -327,3 +335,51 @@ async def test_a_weights_port_in_use_is_reported_when_the_client_is_opened() -> 
             await asyncio.to_thread(client.__enter__)
         await asyncio.to_thread(client._thread.join, 20.0)
         assert not client._thread.is_alive()
+
+
+async def test_parts_are_asked_for_as_they_are_taken_and_again_after_damage_or_a_new_handshake() -> None:
+    made = in_parts(8)
+    async with connected() as (end, client, _):
+        await asyncio.to_thread(client.tell, BatchRequest(index=4, policy_version=9))
+        await end.expect(BatchRequest)
+        await end.reply(made.batch, made.arrays)
+        assert await end.expect(BatchPartRequest) == BatchPartRequest(index=4, part=1, count=CREDIT - 1)
+        for part in (made.parts[0], made.parts[0], made.parts[1]):
+            await end.reply(*part)
+        assert isinstance(await asyncio.to_thread(client.take, 20.0), BatchAnnounced)
+        assert await taken_part(client) == 0
+        assert await end.expect(BatchPartRequest) == BatchPartRequest(index=4, part=CREDIT, count=1)
+        assert await taken_part(client) == 1
+        assert await end.expect(BatchPartRequest) == BatchPartRequest(index=4, part=CREDIT + 1, count=1)
+        await end.reply(*damaged(made.parts[2]))
+        assert await end.expect(BatchPartRequest) == BatchPartRequest(index=4, part=2, count=CREDIT)
+        await end.refuse_session()
+        await end.welcome(policy_version=7)
+        assert await end.expect(BatchPartRequest) == BatchPartRequest(index=4, part=2, count=CREDIT)
+        for number in range(2, 8):
+            await end.reply(*made.parts[number])
+            assert await taken_part(client) == number
+        assert await asyncio.to_thread(client.take, 0.05) is None
+
+
+async def test_a_batch_of_which_a_part_cannot_be_read_is_skipped_after_the_parts_that_came() -> None:
+    made = in_parts(8)
+    async with connected() as (end, client, _):
+        await asyncio.to_thread(client.tell, BatchRequest(index=4, policy_version=9))
+        await end.expect(BatchRequest)
+        await end.reply(made.batch, made.arrays)
+        await end.reply(*made.parts[0])
+        skip = SkipBatch(index=4, reason="it cannot be delivered")
+        await end.reply(SkipBatch(index=3, reason="of another request"))
+        await end.reply(skip)
+        await end.reply(*made.parts[1])
+        assert isinstance(await asyncio.to_thread(client.take, 20.0), BatchAnnounced)
+        assert await taken_part(client) == 0
+        assert await asyncio.to_thread(client.take, 20.0) == skip
+        assert await asyncio.to_thread(client.take, 0.05) is None
+
+
+async def taken_part(client: BrokerThread) -> int:
+    arrived = await asyncio.to_thread(client.take, 20.0)
+    assert isinstance(arrived, PartArrived), arrived
+    return arrived.part.part

@@ -21,7 +21,7 @@ from gspo.mismatch import MismatchTracker, mismatch_moments
 from gspo.model.packing import TrainGroup
 from gspo.staleness import sequence_lag
 from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.trainer import split_groups
+from services.learner.plan import split_groups
 from tests.support.learner.learner_worker import ADAM_EPS, NUM_MINI_BATCHES, OBJECTIVE, SETTINGS
 from tests.support.learner.ranks import Ranks
 from tests.support.learner.training_groups import padded_logprobs, write_model_and_groups

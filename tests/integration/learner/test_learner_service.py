@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
@@ -32,7 +31,7 @@ from services.learner.service import LearnerService
 from services.runtime.clock import MonotonicClock
 from services.runtime.settings.sections import BatchSection, Broker, Learner, ObjectiveSettings, Run, Settings
 from services.runtime.telemetry import Health
-from tests.support.learner.scripted_broker import a_training_batch
+from tests.support.learner.scripted_broker import a_training_batch, send_batch
 from tests.support.learner.serving_bigram import ServingBigram
 from tests.support.wire.zmq_ends import ANY_PORT, ScriptedEnd, a_welcome, in_background, zmq_context
 
@@ -99,7 +98,7 @@ class Training:
         """Answer the request for a batch."""
         while await self.take(BatchRequest) != BatchRequest(index=index, policy_version=policy_version):
             pass
-        await self.end.reply(*a_training_batch(index, policy_version))
+        await send_batch(self.end, a_training_batch(index, policy_version))
 
 
 @contextlib.asynccontextmanager
@@ -317,8 +316,7 @@ async def test_a_batch_keeps_the_version_for_which_it_was_assembled(tmp_path: Pa
         await learner.take(Resume)
         await learner.take(Published)
         await learner.take(BatchRequest)
-        batch, arrays = a_training_batch(0, 4)
-        await learner.end.reply(msgspec.structs.replace(batch, policy_version=5), arrays)
+        await send_batch(learner.end, a_training_batch(0, 5, oldest=4))
         await learner.take(Published)
         trained = await learner.take(Trained)
         assert isinstance(trained, Trained)
@@ -327,14 +325,12 @@ async def test_a_batch_keeps_the_version_for_which_it_was_assembled(tmp_path: Pa
 
 
 async def test_a_batch_that_training_raises_on_is_reported_before_the_learner_ends(tmp_path: Path) -> None:
-    batch, arrays = a_training_batch(0, 1)
-    arrays["token_ids"][5] = 60_000  # The table has no such row.
     with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012 - what is raised is known when the block ends
         async with training(tmp_path, broker_version=0) as learner:
             assert isinstance(await learner.take(Resume), Resume)
             await learner.take(Published)
             await learner.take(BatchRequest)
-            await learner.end.reply(batch, arrays)
+            await send_batch(learner.end, a_training_batch(0, 1, bad_token=60_000))  # The table has no such row.
             failed = await learner.take(BatchFailed)
     assert isinstance(failed, BatchFailed)
     assert (failed.index, failed.raised) == (0, True)

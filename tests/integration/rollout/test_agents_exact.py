@@ -60,7 +60,7 @@ async def play(renderer: Renderer, engine: Any, rng: random.Random) -> LedgerBro
         for _ in range(rng.randint(1, MOST_ACTS))
     ]  # fmt: skip
     lease, arrays = broker.lease()
-    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), (lease, arrays)) as calls:
+    async with an_episode(shared_of(renderer, broker, engine), (lease, arrays)) as calls:
         for each in acts:
             said = await calls.while_whole(act(calls, said, each))
         await calls.finish(1.0)

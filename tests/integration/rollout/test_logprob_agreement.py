@@ -18,6 +18,7 @@ from services.rollout.sglang.generation import GenerateRequest, SamplingParamete
 from services.rollout.weights.file import write_safetensors
 from tests.integration.conftest import SglangServer
 from tests.support.learner.tiny_model import TINY_VOCAB_SIZE, checkpoint_tensors
+from tests.support.policy.forward import logprobs_of
 
 TOLERANCE = 2e-5
 CAUGHT = 100 * TOLERANCE
@@ -68,15 +69,7 @@ def largest_difference(checkpoint: Path, sequences: list[TrainSequence]) -> floa
     model: Any = load_policy(checkpoint, torch.float32)
     prepare_policy(model, logprob_chunk_tokens=16)
     packed = pack(sequences, policy_version=0)
-    with torch.no_grad():
-        result = model(
-            input_ids=packed.input_ids,
-            position_ids=packed.position_ids,
-            cu_seqlens=packed.cu_seqlens,
-            targets_T=packed.targets_T,
-            temperatures_T=packed.temperatures_T,
-            with_entropy=False,
-        )
+    result = logprobs_of(model, packed)
     difference: NDArray[np.float32] = (result.logprobs_T - packed.behaviour_T)[packed.mask_T].abs().numpy()
     assert len(difference) == 40 * len(sequences)
     return float(difference.max())

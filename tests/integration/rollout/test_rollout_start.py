@@ -101,6 +101,7 @@ async def test_a_rollout_that_lingers_is_alive_and_not_ready_until_it_is_stopped
                 assert not running.done(), "it ended"
             assert answer[0] == HTTPStatus.SERVICE_UNAVAILABLE
             assert (await page(port, "/healthz"))[0] == HTTPStatus.OK
+            assert (await page(port, "/startupz"))[0] == HTTPStatus.OK
             stop.set()
             await running
 
@@ -124,6 +125,7 @@ async def test_a_rollout_is_alive_however_long_its_engine_loads(tmp_path: Path) 
         while (await page(port, "/healthz"))[0] != HTTPStatus.OK:
             pass
         assert (await page(port, "/readyz"))[0] == HTTPStatus.SERVICE_UNAVAILABLE
+        assert (await page(port, "/startupz"))[0] == HTTPStatus.SERVICE_UNAVAILABLE
         stop.set()
 
 

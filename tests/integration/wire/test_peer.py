@@ -407,7 +407,7 @@ async def test_a_run_with_other_settings_ends_the_connection_and_names_what_must
             error = await client_ends
         assert isinstance(error, ServiceError)
         assert "fingerprint bbbb, here aaaa" in str(error)
-        assert "[sampling]" in str(error)
+        assert "[batch]" in str(error)
 
 
 async def test_a_process_of_the_former_run_does_not_join_a_restored_one() -> None:

@@ -39,7 +39,6 @@ def open_agents(
         engine=engine,
         broker=broker,
         may_generate=may_generate,
-        sampling=settings.sampling,
         limits=trajectory_limits(settings.batch.groups_per_batch * settings.batch.group_size),
         chunk_tokens=settings.rollout.chunk_tokens,
         metrics=metrics,

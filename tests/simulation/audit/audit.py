@@ -35,6 +35,7 @@ class Audit(DiskAudit, MessageAudit, TrainingAudit):
     def generates(self, request: GenerateRequest) -> Generation:
         """An engine is asked for tokens."""
         trajectory_id, epoch, _ = (int(part) for part in request.rid.split("-"))
+        self.asked_to_sample(trajectory_id, epoch, request)
         return Generation(trajectory_id, epoch, [int(token) for token in request.input_ids], of_agent=self.rules.agents)
 
     def generated(self, process: Process, generation: Generation, piece: OutputPiece) -> None:

@@ -9,9 +9,18 @@ import msgpack
 import msgspec
 
 from protocol.codec import Array
-from protocol.messages import AnyMessage, Batch, Segment, VersionRun
-from services.broker.ledger.task_order import TaskOrder
-from services.broker.rows import BatchRow, GroupRow, SetAsideRow, TrainedRow, TrajectoryRow, VersionRow
+from protocol.messages import AnyMessage, Batch, BatchPart, GroupSampling, Segment, VersionRun
+from services.broker.ledger.sampling.task_order import TaskOrder
+from services.broker.rows import (
+    BatchRow,
+    GroupRow,
+    RunRow,
+    SetAsideRow,
+    TaskRow,
+    TrainedRow,
+    TrajectoryRow,
+    VersionRow,
+)
 from services.broker.store.payload import StoredChunk
 from tests.simulation.agents.chat import Conversation
 from tests.simulation.audit.runs import AgentRun
@@ -41,6 +50,13 @@ class Rules:
     groups_per_batch: int
     max_lag: int
     max_attempts: int
+    max_left_out: int
+    """Groups that one batch may leave out; 0: none."""
+    num_tasks: int | None
+    rest_after_groups: int
+    """A task rests after so many groups without signal in a row; 0: none does..."""
+    rest_batches: int
+    """...for so many batches."""
     is_deterministic: bool
     """Training a batch again gives the same weights."""
     options: SimOptions
@@ -68,8 +84,12 @@ class Durable:
     trained: list[TrainedRow] = field(default_factory=list)
     set_aside: dict[int, SetAsideRow] = field(default_factory=dict)
     next_batch_checkpointed: int = 0
-    learner_session: str = ""
-    """Which has the run; a broker that dies may have nobody told."""
+    run: RunRow = field(default_factory=RunRow)
+    tasks: dict[int, TaskRow] = field(default_factory=dict)
+    num_prompts: int = 0
+    """Prompts that were drawn..."""
+    num_passed_over: int = 0
+    """...and draws that none of them took."""
 
     @property
     def newest_version(self) -> int:
@@ -107,6 +127,8 @@ class Books:
         self.ended: defaultdict[int, defaultdict[Conversation, set[tuple[int, int]]]] = defaultdict(lambda: defaultdict(set))
         """By trajectory and conversation up to an answer that its agent got: the contexts after it, and its last token."""
         self.logs: dict[int, Sequences] = {}
+        self.samplings: dict[tuple[int, int], GroupSampling] = {}
+        """By trajectory and epoch: how the lease wants it sampled."""
         self.leased: dict[tuple[int, int], tuple[int, int]] = {}
         """By trajectory and epoch: how many tokens and entries of the journal the lease brought."""
         self.runs: defaultdict[tuple[int, int], list[AgentRun]] = defaultdict(list)
@@ -120,7 +142,11 @@ class Books:
         """By session: sequence numbers that a broker has received."""
         self.sessions: dict[bytes, str] = {}
         self.contents: dict[int, tuple[int, bytes]] = {}
-        """By batch: the version it was assembled for, and its whole content."""
+        """By batch: the version it was assembled for, and what it consists of."""
+        self.parts: dict[tuple[int, int], bytes] = {}
+        """By batch and part: its content."""
+        self.given_back: set[int] = set()
+        """Groups that an operator gave back, and that are complete again."""
         self.poison: dict[int, Poison] = {}
         """By batch: what it does to whoever handles it."""
         self.delivered_to: defaultdict[int, set[str]] = defaultdict(set)
@@ -140,7 +166,7 @@ class Books:
         self.now: Callable[[], float] = lambda: 0.0
         self.passes: Callable[[Point], None] = lambda _: None
         """Called at the moments at which the weather may strike."""
-        self.order = TaskOrder(rules.seed, None)
+        self.order = TaskOrder(rules.seed, rules.num_tasks)
 
     def require(self, holds: bool, invariant: str, text: Callable[[], str]) -> None:
         if not holds:
@@ -175,7 +201,7 @@ def spelt(segments: Sequence[Segment]) -> list[tuple[str, int]]:
     return [(segment.kind, segment.turn) for segment in segments for _ in range(segment.num_tokens)]
 
 
-def content_of(batch: Batch, arrays: Mapping[str, Array]) -> bytes:
-    """A batch and its arrays, as bytes."""
+def content_of(batch: Batch | BatchPart, arrays: Mapping[str, Array]) -> bytes:
+    """A batch or a part of it, with its arrays, as bytes."""
     described: dict[str, Any] = msgspec.to_builtins(batch)
     return bytes(msgpack.packb(described)) + b"".join(array.tobytes() for array in arrays.values())

@@ -26,17 +26,19 @@ from services.broker.store.reader import Reader, StoreCorrupt
 from services.broker.store.store import RowChanges
 from tests.simulation.audit.agents import AgentAudit
 from tests.simulation.audit.books import SAME_CONTEXT, Violation, header_of
+from tests.simulation.audit.sampling import SamplingAudit
 from tests.simulation.audit.sequences import Placed
 from tests.simulation.episodes import version_in
 
 GIVEN_BACK = {("batched", "set_aside"), ("set_aside", "released"), ("released", "complete"), ("released", "resampled")}
 
 
-class DiskAudit(AgentAudit):
+class DiskAudit(SamplingAudit, AgentAudit):
     """Checks every transaction."""
 
     def committed(self, changes: RowChanges) -> None:
         """A transaction is durable."""
+        before = self.num_left_out
         # Groups first: the checks of a trajectory's lease need its group.
         for row in changes.rows:
             if isinstance(row, GroupRow):
@@ -48,6 +50,7 @@ class DiskAudit(AgentAudit):
         for row in changes.rows:
             if isinstance(row, TrajectoryRow):
                 self._counts(self.durable.trajectories[row.trajectory_id])
+        self.sifted(changes.rows, self.num_left_out - before)
         self.passes("committed")
 
     def archived(self, reader: Reader, changes: RowChanges) -> None:
@@ -60,7 +63,7 @@ class DiskAudit(AgentAudit):
                 self.durable.journals.pop(member.trajectory_id, None)
             group = self.durable.groups[row.group_id]
             self.require(
-                group.status in ("dropped", "evaluated", "resampled")
+                group.status in ("dropped", "evaluated", "left_out", "resampled")
                 or (group.status == "batched" and (group.batch or 0) < self.durable.next_batch_checkpointed),
                 "retention: only what is over leaves the ledger",
                 lambda: f"{group} is archived; a checkpoint covers {self.durable.next_batch_checkpointed} batches",
@@ -89,7 +92,7 @@ class DiskAudit(AgentAudit):
             case TrajectoryRow():
                 self._trajectory(row)
             case RunRow():
-                self.durable.learner_session = row.learner_session
+                self.durable.run = row
             case VersionRow():
                 newest = durable.versions.get(durable.newest_version)
                 again = newest is not None and row == replace(newest, endpoint=row.endpoint)
@@ -137,7 +140,7 @@ class DiskAudit(AgentAudit):
             self.happened["prompt sampled again"] += int(replaced is not None)
             self.require(
                 row.prompt == expected
-                and row.task_index == self.order.task_index(row.prompt)
+                and (replaced is None or replaced.task_index == row.task_index)
                 and (replaced is None or replaced.status == "resampled"),
                 "G2 no prompt is skipped",
                 lambda: f"group {row.group_id} has prompt {row.prompt} (task {row.task_index}), {expected} is next",
@@ -148,7 +151,9 @@ class DiskAudit(AgentAudit):
                 "G2 exactly once",
                 lambda: f"group {row.group_id} was already {former.status} and becomes {row.status}",
             )
-            self.happened["group taken back"] += int((former.status, row.status) == ("released", "complete"))
+            if (former.status, row.status) == ("released", "complete"):
+                self.given_back.add(row.group_id)
+                self.happened["group taken back"] += 1
         if row.status == "dropped":
             self.happened[f"group dropped: {row.drop_reason}"] += 1
             self.require(

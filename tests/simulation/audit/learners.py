@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 
-from protocol.messages import Ack, AnyMessage, Batch, Goodbye, Hello, Message, Refused, Welcome
+from protocol.messages import Ack, AnyMessage, Batch, BatchPart, Goodbye, Hello, Message, Refused, Welcome
 from services.broker.ledger.fencing import LEARNER_LEASE_S, LISTENING_S
 from tests.simulation.audit.books import Books, Rules, Violation
 
@@ -57,7 +57,7 @@ class LearnerAudit(Books):
             case Welcome() if session != self.holder:
                 self._welcome(session, max((silent_s for holder, silent_s in asked if holder == self.holder), default=0.0))
                 asked.clear()
-            case Batch() | Ack():
+            case Batch() | BatchPart() | Ack():
                 self.require(
                     self.holder in (session, None),
                     ONE_LEARNER,

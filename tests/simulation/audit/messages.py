@@ -9,6 +9,7 @@ from protocol.messages import (
     AnyMessage,
     Batch,
     BatchFailed,
+    BatchPart,
     Checkpointed,
     Chunk,
     EndOfRun,
@@ -29,9 +30,10 @@ from services.broker.ledger.dead_letters import REPORTED_MOST
 from services.runtime.net.peer import REPLACED
 from tests.simulation.audit.books import Violation, content_of
 from tests.simulation.audit.learners import LearnerAudit
+from tests.simulation.audit.schedules import ScheduleAudit
 
 
-class MessageAudit(LearnerAudit):
+class MessageAudit(LearnerAudit, ScheduleAudit):
     """Hears what the broker hears and says."""
 
     def broker_received(self, peer: bytes, message: AnyMessage, seq: int | None) -> None:
@@ -55,12 +57,17 @@ class MessageAudit(LearnerAudit):
                 assert arrays is not None
                 self._leased(message, arrays)
                 self._journal_leased(message, arrays)
+                self.leased_to_sample(message)
                 self.passes("lease sent")
             case Batch():
                 assert arrays is not None
                 self._delivered(message, arrays)
                 self._may_be_trained(message.index, self.sessions[peer])
                 self.passes("batch sent")
+            case BatchPart():
+                assert arrays is not None
+                self._part_delivered(message, arrays)
+                self.passes("part sent")
             case SkipBatch(index=index):
                 self.happened["batch skipped"] += 1
                 self.require(
@@ -189,6 +196,20 @@ class MessageAudit(LearnerAudit):
                 lambda: f"batch {batch.index} is delivered with other content",
             )
         self.contents[batch.index] = content
+
+    def _part_delivered(self, part: BatchPart, arrays: Mapping[str, Array]) -> None:
+        self.require(
+            part.index in self.durable.batches,
+            "G2 said only when durable",
+            lambda: f"part {part.part} of batch {part.index} is delivered before the batch is durable",
+        )
+        content = content_of(part, arrays)
+        self.happened["part delivered again"] += (part.index, part.part) in self.parts
+        self.require(
+            self.parts.setdefault((part.index, part.part), content) == content,
+            "G2 a batch is delivered again as it was",
+            lambda: f"part {part.part} of batch {part.index} is delivered with other content",
+        )
 
     def _may_be_trained(self, index: int, session: str) -> None:
         self.require(

@@ -20,7 +20,7 @@ from tests.simulation.audit.audit import Audit
 from tests.simulation.audit.books import Durable
 
 RESTORED = ("metrics.jsonl", "settings.json", "checkpoints", "archive", f"{LEDGER_FILE}*", "ledger.mark*")
-KEPT = ("contents", "published", "delivered_to", "failed_at", "num_losses")
+KEPT = ("contents", "parts", "published", "delivered_to", "failed_at", "num_losses")
 """Books that go back with the run, besides ``durable``."""
 
 
@@ -132,6 +132,7 @@ class Restoring:
         if batch is not None:
             newest = found.newest_version
             audit.contents = {index: content for index, content in audit.contents.items() if index < batch}
+            audit.parts = {place: content for place, content in audit.parts.items() if place[0] < batch}
             audit.published = {version: content for version, content in audit.published.items() if version <= newest}
             for book in (audit.delivered_to, audit.failed_at):  # Later batches are made anew, of other groups.
                 for index in [index for index in book if index >= batch]:
@@ -142,6 +143,7 @@ def read_durable(directory: Path) -> Durable:
     """What a ledger holds."""
     with reading(directory) as connection, closing(connection):
         reader = Reader(directory / LEDGER_FILE, connection)
+        contents = reader.contents()
         trajectories = {row.trajectory_id: row for row in reader.rows(TrajectoryRow, "")}
         chunks = {each: found for each in trajectories if (found := reader.chunks(each))}
         journals = {each: journal for each in trajectories if (journal := reader.journal(each))}
@@ -155,4 +157,8 @@ def read_durable(directory: Path) -> Durable:
             trained=reader.rows(TrainedRow, "ORDER BY policy_version, batch"),
             set_aside={row.index: row for row in reader.rows(SetAsideRow, "")},
             next_batch_checkpointed=reader.number("SELECT max(next_batch) FROM checkpointed"),
+            run=contents.run,
+            tasks={row.task_index: row for row in contents.tasks},
+            num_prompts=contents.next_prompt,
+            num_passed_over=contents.run.num_passed_over,
         )

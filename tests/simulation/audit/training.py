@@ -4,13 +4,14 @@
 from collections.abc import Mapping, Sequence
 from itertools import groupby, islice
 
-from gspo.model.packing import TrainGroup, TrainSequence
+from gspo.model.packing import BatchGroup, TrainSequence
 from protocol.codec import Array
 from protocol.digests import tensor_digest
 from protocol.messages import Batch
 from protocol.messages.pieces import Pieces, pieces_in
-from services.broker.ledger.task_order import trajectory_seed
+from services.broker.ledger.sampling.task_order import trajectory_seed
 from services.broker.rows import TrajectoryRow
+from services.broker.sending import TokenSpan
 from tests.simulation.audit.agents import SEEN, AgentAudit
 from tests.simulation.audit.books import content_of, spelt
 from tests.simulation.episodes import SimTasks, expected_components, expected_turns, version_in
@@ -39,9 +40,11 @@ class TrainingAudit(AgentAudit):
         history: Sequence[tuple[int, ...]],
         batch: Batch,
         arrays: Mapping[str, Array],
-        groups: Sequence[TrainGroup],
+        spans: Sequence[TokenSpan],
+        groups: Sequence[BatchGroup],
     ) -> None:
-        """A learner trains a batch, which it reads as ``groups``; its weights have this history."""
+        """A learner trains a batch, which it reads as ``groups``; its weights have this history. ``spans``: what it received
+        of each trajectory."""
         self.require(
             batch.index == len(history),
             "G2 exactly once",
@@ -59,20 +62,20 @@ class TrainingAudit(AgentAudit):
             lambda: f"batch {batch.index} is trained with other content than was delivered",
         )
         seen = {trajectory_id for step in history for trajectory_id in step}
-        for item, parts in batch.split(arrays):
+        for (item, rewards, _), span in zip(batch.split(arrays), spans, strict=True):
             self.require(
                 item.trajectory_id not in seen,
                 "G2 exactly once",
                 lambda: f"trajectory {item.trajectory_id} is trained twice",
             )
             seen.add(item.trajectory_id)
-            pieces = pieces_in(parts)
-            self._episode(batch, item.trajectory_id, parts, pieces)
+            pieces = pieces_in({**span._asdict(), "turn_rewards": rewards})
+            self._episode(batch, item.trajectory_id, span, pieces)
             row = self.durable.trajectories[item.trajectory_id]
             if self.rules.agents:
                 self._agents_rewards(row, pieces)
             else:
-                self._rewards(row, pieces.turn_rewards, parts["token_ids"].tolist(), spelt(pieces.segments))
+                self._rewards(row, pieces.turn_rewards, span.token_ids.tolist(), spelt(pieces.segments))
         for item, sequences in zip(batch.items, _of_episodes(groups), strict=True):
             self.trains_sequences(item.trajectory_id, sequences)
 
@@ -80,11 +83,11 @@ class TrainingAudit(AgentAudit):
         self,
         batch: Batch,
         trajectory_id: int,
-        arrays: Mapping[str, Array],
+        span: TokenSpan,
         pieces: Pieces,
     ) -> None:
         chunks = self.durable.chunks[trajectory_id]
-        token_ids, logprobs = arrays["token_ids"], arrays["logprobs"]
+        token_ids, logprobs = span.token_ids, span.logprobs
         self.require(
             token_ids.tobytes() == b"".join(chunk.token_ids for chunk in chunks)
             and logprobs.tobytes() == b"".join(chunk.logprobs for chunk in chunks),
@@ -194,17 +197,17 @@ class TrainingAudit(AgentAudit):
         for group in durable.groups.values():
             if group.split == "train":
                 self.require(
-                    group.status in ("batched", "dropped", "set_aside", "released", "resampled"),
+                    group.status in ("batched", "dropped", "left_out", "set_aside", "released", "resampled"),
                     "G2 no prompt is skipped",
                     lambda: f"prompt {group.prompt} is {group.status} at the end",
                 )
 
 
-def _of_episodes(groups: Sequence[TrainGroup]) -> list[tuple[TrainSequence, ...]]:
+def _of_episodes(groups: Sequence[BatchGroup]) -> list[tuple[TrainSequence, ...]]:
     """The sequences of each episode."""
     found: list[tuple[TrainSequence, ...]] = []
     for group in groups:
-        rest = iter(group.sequences)
+        rest = (sequence.loaded() for sequence in group.sequences)
         assert group.sequences_per_episode is not None
         found += [tuple(islice(rest, number)) for number in group.sequences_per_episode]
     return found

@@ -96,9 +96,9 @@ AGENTS = (
     ),
     Bug(
         name="the learner mixes the sequences of an episode",
-        module="services.learner.broker.batches",
-        old="    if not sequence_ids.any():\n",
-        new="    if True:\n",
+        module="services.learner.broker.assembly",
+        old="arrays = self.token_ids[chosen], self",
+        new="arrays = self.token_ids[: chosen.sum()], self",
         invariants=(SAME_CONTEXT,),
         agents="replay",
     ),

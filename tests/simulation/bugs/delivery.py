@@ -43,12 +43,16 @@ DELIVERY = (
         "                return\n"
         "            if self._retention is not None and any(isinstance(row, CheckpointedRow) for row in changes.rows):\n"
         "                self._retention.wake()\n"
+        "            if self._refresh is not None and any(isinstance(row, AdditionRow) for row in changes.rows):\n"
+        "                self._refresh.is_durable()\n"
         "            await self._carry_out(effects)\n",
         new="            await self._carry_out(effects)\n"
         "            if changes and not await self._commit(changes, stop):\n"
         "                return\n"
         "            if self._retention is not None and any(isinstance(row, CheckpointedRow) for row in changes.rows):\n"
-        "                self._retention.wake()\n",
+        "                self._retention.wake()\n"
+        "            if self._refresh is not None and any(isinstance(row, AdditionRow) for row in changes.rows):\n"
+        "                self._refresh.is_durable()\n",
         invariants=("G1", "G2"),
     ),
     Bug(
@@ -148,15 +152,15 @@ DELIVERY = (
     Bug(
         name="a group is forgotten with the broker's memory",
         module="services.broker.ledger.state",
-        old="return group.group_id, [Save(row=group), *saves(self.groups.members(group.group_id))]",
-        new="return group.group_id, saves(self.groups.members(group.group_id))",
+        old="return group.group_id, [Save(row=group), *saves(self.groups.members(group.group_id)), *passed_over]",
+        new="return group.group_id, [*saves(self.groups.members(group.group_id)), *passed_over]",
         invariants=("G2", "no error", "no process"),
     ),
     Bug(
         name="a batch is delivered again in another order",
-        module="services.broker.store.reader",
-        old='for trajectory in self.rows(TrajectoryRow, "WHERE group_id = ? ORDER BY trajectory_id"',
-        new='for trajectory in self.rows(TrajectoryRow, "WHERE group_id = ? ORDER BY '
+        module="services.broker.sending.batches",
+        old='for trajectory in reader.rows(TrajectoryRow, "WHERE group_id = ? ORDER BY trajectory_id"',
+        new='for trajectory in reader.rows(TrajectoryRow, "WHERE group_id = ? ORDER BY '
         '(trajectory_id * 7919 + (SELECT count(*) FROM trained)) % 13"',
         invariants=("G2",),
         seed=1,
@@ -175,7 +179,7 @@ DELIVERY = (
         old="        if not self._unacked or now - self._last_progress < self._resend_s:\n            return ()\n",
         new="        if True:\n            return ()\n",
         invariants=("liveness",),
-        seed=16,
+        weather=(Event(at=0.0, kind="loss", seconds=40.0, amount=0.15),),
     ),
     Bug(
         name="processes of one name share a connection",

@@ -55,8 +55,8 @@ POISON = (
     Bug(
         name="a prompt that is sampled again loses its place",
         module="services.broker.ledger.state",
-        old='"train", former.prompt, former.task_index,',
-        new='"train", former.prompt + 1, former.task_index,',
+        old="                    former.prompt,\n",
+        new="                    former.prompt + 1,\n",
         invariants=("G2 no prompt",),
         weather=_poison("raises", *(Event(at=at, kind="release") for at in (8.0, 14.0, 20.0))),
     ),

@@ -1,5 +1,6 @@
 """Bugs in training, versions, checkpoints and the weights of engines."""
 
+from tests.simulation.audit.schedules import ALIKE, RECORDED
 from tests.simulation.bugs.planting import Bug
 from tests.simulation.plan import STANDBY, Event
 
@@ -40,11 +41,25 @@ def _a_learner_sleeps_until_its_successor_has_begun() -> tuple[Event, ...]:
 
 TRAINING = (
     Bug(
+        name="a lease is sampled as the schedule says now",
+        module="services.broker.ledger.leases.leases",
+        old="sampling=group.sampling,",
+        new="sampling=state.next_sampling,",
+        invariants=(ALIKE,),
+    ),
+    Bug(
+        name="a batch is trained at the settings' learning rate",
+        module="services.learner.scheduled",
+        old="values.learning_rate is None",
+        new="True",
+        invariants=(RECORDED,),
+    ),
+    Bug(
         name="a batch that comes twice is trained twice",
         module="services.learner.broker.loop",
-        old="if wanted is None or message.index != wanted.index:",
-        new="if False:",
-        invariants=("G2", "G6"),
+        old="if isinstance(message, Batch | SkipBatch | EndOfRun) and wanted is not None and message.index == wanted.index:",
+        new="if isinstance(message, Batch | SkipBatch | EndOfRun):",
+        invariants=("G2", "G6", "no process ends by itself"),
     ),
     Bug(
         name="a resumed learner starts one batch too late",
@@ -143,7 +158,7 @@ TRAINING = (
         new="            tensors[index] = structs.replace(tensors[index], digest=digest)\n        if False:\n",
         # The engine gets unchecked weights, so that either promise may be seen broken first.
         invariants=("G5 a replica is", "G4 only engines"),
-        seed=47,
+        seed=117,
     ),
     Bug(
         name="a snapshot's digests are not checked",

@@ -78,7 +78,7 @@ class BrokerProcess:
                 machinery.clock,
                 machinery.clock.now,
                 commit_interval_s=settings.broker.commit_interval_s,
-                temperature=settings.sampling.temperature,
+                part_tokens=settings.broker.batch_part_tokens,
                 retention=WatchedRetention(
                     directory / LEDGER_FILE, metrics, machinery.clock, settings=settings, audit=machinery.audit
                 ),

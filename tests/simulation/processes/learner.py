@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from services.learner.broker.batches import Answer
 from services.learner.broker.loop import BrokerLoop
+from services.learner.broker.parts import CREDIT
+from services.learner.broker.thread import MAX_ARRIVALS
 from services.learner.metrics import LearnerMetrics
 from services.learner.service import LearnerService
 from services.runtime.telemetry import Health
@@ -35,7 +37,7 @@ class LearnerProcess:
         self._machinery = machinery
         self._process = process
         self._weights_endpoint = weights_endpoint
-        self._arrived: asyncio.Queue[Answer] = asyncio.Queue(maxsize=4)
+        self._arrived: asyncio.Queue[Answer] = asyncio.Queue(maxsize=MAX_ARRIVALS)
         self.trainer = SimTrainer(
             process, rng, machinery.audit, batch_s=batch_s, has_tables=has_tables, is_deterministic=is_deterministic
         )
@@ -89,7 +91,9 @@ class LearnerProcess:
         """G6: every queue and table has a bound."""
         arrived = self._arrived.qsize()
         self._machinery.audit.require(
-            arrived <= 1, "G6 bounded", lambda: f"{arrived} batches wait in the learner, which requests one at a time"
+            arrived <= CREDIT + 2,
+            "G6 bounded",
+            lambda: f"{arrived} answers wait in the learner, which has room for few parts",
         )
 
 

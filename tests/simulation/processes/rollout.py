@@ -111,7 +111,6 @@ class RolloutProcess:
                 rewards=rewards,
                 broker=broker,
                 may_generate=sync.may_generate,
-                sampling=settings.sampling,
                 max_turns=MAX_TURNS,
                 chunk_tokens=settings.rollout.chunk_tokens,
                 metrics=metrics,

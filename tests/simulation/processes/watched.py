@@ -10,9 +10,9 @@ from protocol.codec import Array
 from protocol.messages import Message
 from services.broker.metrics import BrokerMetrics
 from services.broker.retention import Retention
-from services.broker.rows import ArchivedRow, ArchiveRow, BatchRow, LedgerContents, TrajectoryRow
+from services.broker.rows import ArchivedRow, ArchiveRow, LedgerContents
 from services.broker.store.commits import Commit
-from services.broker.store.payload import Payload
+from services.broker.store.payload import StoredChunk
 from services.broker.store.reader import StoreCorrupt
 from services.broker.store.store import RowChanges, Store
 from services.runtime.net.authenticator import Authenticator
@@ -56,12 +56,17 @@ class WatchedStore(Store):
             damage.forget()
         return contents
 
-    def batch(self, index: int) -> tuple[BatchRow, list[tuple[TrajectoryRow, Payload]]]:
-        if self._audit.poison.get(index) == "unreadable":
+    def chunks(self, trajectory_id: int, begin: int = 0, end: int = 2**62) -> list[StoredChunk]:
+        durable = self._audit.durable
+        group = durable.groups[durable.trajectories[trajectory_id].group_id]
+        index = group.batch if group.status == "batched" else None
+        # The last group, so that the learner may have a part of the batch already.
+        is_last = index is not None and durable.batches[index].group_ids[-1] == group.group_id
+        if index is not None and is_last and self._audit.poison.get(index) == "unreadable":
             # Audited as if it had been sent: the broker has tried.
             self._audit.delivered_to[index].add("nobody")
             raise StoreCorrupt(f"batch {index}: poison")
-        return super().batch(index)
+        return super().chunks(trajectory_id, begin, end)
 
     def commit(self, changes: RowChanges) -> None:
         super().commit(changes)

@@ -12,6 +12,7 @@ from protocol.channels import BATCH, WORK
 from protocol.messages import (
     Batch,
     BatchFailed,
+    BatchPart,
     BatchPending,
     BatchRequest,
     Checkpointed,
@@ -33,6 +34,7 @@ from protocol.messages import (
     VersionRun,
     Welcome,
 )
+from services.learner.broker.parts import PartStream
 from services.runtime.clock import MonotonicClock
 from services.runtime.net.peer import Delivered, PeerClient
 from services.runtime.net.security import PLAINTEXT, Security
@@ -217,6 +219,8 @@ class ScriptedLearner:
     security: Security = PLAINTEXT
     poison: frozenset[int] = frozenset()
     batches: list[tuple[Batch, list[int]]] = field(default_factory=list)
+    num_parts: int = 0
+    """Parts of batches that it has taken."""
     skipped: list[SkipBatch] = field(default_factory=list)
     pending: list[BatchPending] = field(default_factory=list)
     end: EndOfRun | None = None
@@ -266,6 +270,9 @@ class ScriptedLearner:
                     break
             await self.peer.flushed()
 
+    async def took_part(self, part: int) -> None:
+        """Called for each part of a batch; does nothing here."""
+
     async def _publish(self, version: int, trained_batches: int) -> None:
         await self.peer.send(
             Published(
@@ -279,16 +286,26 @@ class ScriptedLearner:
         )
 
     async def _batch(self, index: int, version: int) -> Batch | SkipBatch | None:
+        announced, parts, tokens = None, None, list[int]()
         while True:
-            await self.peer.send(BatchRequest(index=index, policy_version=version))
+            asked = BatchRequest(index=index, policy_version=version) if parts is None else parts.request()
+            if asked is not None:
+                await self.peer.send(asked)
             try:
                 async with asyncio.timeout(1.0):
                     while True:
                         delivered = await self.peer.inbox.get()
                         match delivered.message:
-                            case Batch() as batch if batch.index == index:
-                                self.batches.append((batch, [int(token) for token in delivered.arrays["token_ids"]]))
-                                return batch
+                            case Batch() as batch if batch.index == index and parts is None:
+                                announced, parts = batch, PartStream(batch)
+                            case BatchPart() as part if parts is not None and parts.offer(part, delivered.arrays):
+                                tokens += delivered.arrays["token_ids"].tolist()
+                                parts.took()
+                                self.num_parts += 1
+                                await self.took_part(part.part)
+                                if parts.complete and announced is not None:
+                                    self.batches.append((announced, tokens))
+                                    return announced
                             case SkipBatch() as skipped if skipped.index == index:
                                 self.skipped.append(skipped)
                                 return skipped
@@ -297,5 +314,9 @@ class ScriptedLearner:
                             case EndOfRun() as end:
                                 self.end = end
                                 return None
+                        if parts is not None and (request := parts.request()) is not None:
+                            await self.peer.send(request)
             except TimeoutError:
+                if parts is not None:
+                    parts.ask_again()
                 continue

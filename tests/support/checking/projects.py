@@ -61,7 +61,6 @@ class Project:
             "sampling.max_turn_tokens": 8,
             "sampling.max_tokens": 64,
             "batch.groups_per_batch": 8,
-            "objective.mismatch_cap": 2.0,
             "learner.learning_rate": 2e-4,
             "evaluation.num_tasks": 8,
             # Any free port: whatever runs beside the tests is nobody's mistake.

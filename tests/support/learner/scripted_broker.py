@@ -5,31 +5,51 @@ from collections.abc import Callable
 
 import numpy as np
 
-from protocol.messages import Batch, BatchItem, BatchRequest, Segment, VersionRun, Welcome
-from protocol.messages.pieces import Pieces, piece_arrays
-from services.learner.broker.batches import Answer, BatchArrived
+from protocol.messages import BatchRequest, Segment, VersionRun, Welcome
+from protocol.messages.pieces import Pieces
+from services.learner.broker.batches import Answer, BatchAnnounced, PartArrived
 from services.learner.broker.port import BrokerPort, ToBroker
 from services.learner.weights.snapshot import WeightCopy
-from tests.support.wire.zmq_ends import a_welcome
+from tests.support.broker.made_batches import Made, MadeBatch, made_batch
+from tests.support.wire.zmq_ends import ScriptedEnd, a_welcome
 
 
-def a_training_batch(index: int, policy_version: int) -> tuple[Batch, dict[str, np.ndarray]]:
-    """Four groups of two; one member of each is rewarded."""
-    items, tokens, pieces = [], [], []
+def a_training_batch(
+    index: int, policy_version: int, *, bad_token: int | None = None, oldest: int | None = None
+) -> MadeBatch:
+    """Four groups of two, in one part; one member of each is rewarded.
+
+    ``bad_token``: an id in place of one of them. ``oldest``: the version that made the tokens, if not ``policy_version``.
+    """
+    made = []
     random = np.random.default_rng(index)
     for group in range(4):
         for member in range(2):
-            tokens.append(random.integers(0, 16, 6))
+            token_ids = random.integers(0, 16, 6).astype(np.int32)
+            if bad_token is not None and not made:
+                token_ids[5] = bad_token
             segments = [Segment("observation", 0, 2), Segment("action", 0, 4)]
-            runs = [VersionRun(-1, 2), VersionRun(policy_version, 4)]
-            items.append(BatchItem(8 * index + 2 * group + member, 4 * index + group, 6, 2, 2, 1, "done"))
-            pieces.append(Pieces(segments, runs, [float(member)]))
-    arrays = {
-        "token_ids": np.concatenate(tokens).astype(np.int32),
-        "logprobs": np.full(48, -2.7, dtype=np.float32),
-        **piece_arrays(pieces),
-    }
-    return Batch(index=index, policy_version=policy_version, temperature=1.0, items=items), arrays
+            runs = [VersionRun(-1, 2), VersionRun(policy_version if oldest is None else oldest, 4)]
+            made.append(
+                Made(
+                    trajectory_id=8 * index + 2 * group + member, group_id=4 * index + group, token_ids=token_ids,
+                    logprobs=np.full(6, -2.7, dtype=np.float32), pieces=Pieces(segments, runs, [float(member)]),
+                )
+            )  # fmt: skip
+    return made_batch(made, index=index, policy_version=policy_version)
+
+
+async def send_batch(end: ScriptedEnd, made: MadeBatch) -> None:
+    """Answer a BatchRequest: the batch, and its only part."""
+    assert len(made.parts) == 1
+    for message, arrays in made.messages():
+        await end.reply(message, arrays)
+
+
+def answers_of(made: MadeBatch) -> list[Answer]:
+    """What rank 0 hands to the training loop."""
+    announced = BatchAnnounced(batch=made.batch, arrays=made.arrays)
+    return [announced, *(PartArrived(part=part, arrays=arrays) for part, arrays in made.parts)]
 
 
 class ScriptedBroker(BrokerPort):
@@ -40,22 +60,21 @@ class ScriptedBroker(BrokerPort):
     def __init__(self, stop: threading.Event, num_batches: int) -> None:
         self._stop = stop
         self._num_batches = num_batches
-        self._wanted: int | None = None
+        self._answers: list[Answer] = []
 
     def wait_welcome(self, timeout_s: float) -> Welcome | None:
         return a_welcome(policy_version=0)
 
     def tell(self, message: ToBroker) -> None:
         if isinstance(message, BatchRequest):
-            self._wanted = message.index
+            there_is_one = message.index < self._num_batches
+            self._answers = answers_of(a_training_batch(message.index, 1)) if there_is_one else []
 
     def take(self, timeout_s: float) -> Answer | None:
-        wanted, self._wanted = self._wanted, None
-        if wanted is None or wanted >= self._num_batches:
+        if not self._answers:
             self._stop.set()
             return None
-        batch, arrays = a_training_batch(wanted, 1)
-        return BatchArrived(batch=batch, arrays=arrays)
+        return self._answers.pop(0)
 
     def publish(
         self,

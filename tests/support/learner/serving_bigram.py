@@ -14,6 +14,9 @@ class ServingBigram(BigramEngine):
     def vocabulary(self) -> int:
         return int(self.table.shape[0])
 
+    def set_learning_rate(self, value: float) -> None:
+        self._learning_rate = value
+
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> torch.Tensor:
         return tensor.clone()
 

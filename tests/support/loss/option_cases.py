@@ -11,23 +11,26 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from gspo.calibration import Calibration
 from gspo.loss import LossOutput, objective_loss
 from gspo.settings import Objective
-from tests.support.loss.oracle import OracleResult, OracleSequence, oracle_loss
+from tests.support.loss.oracle import Measurement, OracleResult, OracleSequence, oracle_loss
 
 F64 = torch.float64
 EPISODES: Final = "episodes of several sequences"
+PROXIMAL: Final = "proximal anchor"
 
 OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "turn ratios": {"ratio_unit": "turn"},
     "token ratios": {"ratio_unit": "token", "eps_low": 0.2, "eps_high": 0.27},
-    "behaviour anchor": {"anchor": "behaviour", "mismatch_mode": "off", "clip_range_growth": -0.75, "noise_z": 0.5},
+    "range by lag and sigma": {"clip_range_growth": -0.75, "noise_z": 0.5},
     "clamp": {"log_ratio_clamp": 1e-3},
-    "reject": {"mismatch_mode": "reject", "mismatch_cap": 1.05},
-    "token weights": {"mismatch_mode": "truncate_tokens", "mismatch_token_cap": 1.05},
-    "product weights": {"mismatch_mode": "truncate_product", "mismatch_product_cap": 1.2},
+    PROXIMAL: {"anchor": "proximal"},
+    "reject": {"anchor": "proximal", "mismatch_mode": "reject", "mismatch_cap": 1.05},
+    "token weights": {"anchor": "proximal", "mismatch_mode": "truncate_tokens", "mismatch_token_cap": 1.05},
+    "product weights": {"anchor": "proximal", "mismatch_mode": "truncate_product", "mismatch_product_cap": 1.2},
     "dual clip": {"dual_clip": 1.0005},
-    "no mismatch weight": {"mismatch_mode": "off"},
+    "no mismatch weight": {"anchor": "proximal", "mismatch_mode": "off"},
     "token mean": {"aggregation": "token"},
     "constant length": {"aggregation": "constant", "aggregation_tokens": 9},
     EPISODES: {},
@@ -66,13 +69,26 @@ class Case:
     spare: int
     sigma: float
     clip_scale: float
+    measured: Measurement
 
     @property
     def num_sequences(self) -> int:
         return len({s.episode for s in self.sequences}) + self.spare
 
     def oracle(self, objective: Objective) -> OracleResult:
-        return oracle_loss(objective, self.sequences, spare=self.spare, sigma=self.sigma, clip_scale=self.clip_scale)
+        return oracle_loss(
+            objective,
+            self.sequences,
+            spare=self.spare,
+            sigma=self.sigma,
+            clip_scale=self.clip_scale,
+            measured=self.measured,
+        )
+
+    @property
+    def calibration(self) -> Calibration:
+        between_L, token_L = (torch.tensor(values, dtype=F64) for values in (self.measured.between, self.measured.token))
+        return Calibration(torch.full_like(between_L, 7.0), between_L, token_L)
 
 
 def random_case(choices: Random, objective: Objective, *, episodes: bool) -> Case:
@@ -100,7 +116,12 @@ def random_case(choices: Random, objective: Objective, *, episodes: bool) -> Cas
                 episode=choices.randint(0, 2) if episodes else index,
             )
         )
-    return Case(sequences, choices.randint(0, 2), choices.choice([0.0, 1e-3]), choices.choice([1.0, 0.5]))
+    lags = choices.randint(1, 4)
+    measured = Measurement(
+        between=[drawn.choice([0.0, spread**2]) * drawn.random() for _ in range(lags)],
+        token=[drawn.choice([0.0, spread**2]) * drawn.random() for _ in range(lags)],
+    )
+    return Case(sequences, choices.randint(0, 2), choices.choice([0.0, 1e-3]), choices.choice([1.0, 0.5]), measured)
 
 
 @dataclass(frozen=True)
@@ -148,6 +169,7 @@ def fast_loss(objective: Objective, case: Case, parts: Sequence[Sequence[int]], 
             lag_S=torch.tensor([s.lag for s in sequences], dtype=F64),
             sigma=case.sigma,
             clip_scale=case.clip_scale,
+            calibration=case.calibration if objective.is_calibrated else None,
             **{**optional, **changed},
         )
         loss += output.loss.item()

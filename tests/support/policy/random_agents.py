@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 
-from protocol.messages import Batch, BatchItem
-from services.learner.broker import groups_of
-from services.learner.trainer import TrainSequence
+from gspo.model.packing import TrainSequence
+from protocol.messages.pieces import pieces_in
 from services.rollout.episodes import EpisodeCalls
 from tests.support.agent_episodes import LedgerBroker, ask, echoed, user
+from tests.support.broker.ledger import SAMPLING
+from tests.support.broker.made_batches import Made, groups_of, made_batch
 
 TOOL: Final = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 TEXTS: Final = ("a", "Grüße\n", "<|im_end|>", '{"x": 1}', "", " \t two  spaces \r\n", "雪\u200d🏔", "<tool_call>", "</think>")
@@ -43,12 +45,11 @@ def learned(broker: LedgerBroker) -> tuple[TrainSequence, ...]:
     """The sequences that the learner makes of the episode."""
     assert broker.finish is not None
     _, arrays = broker.lease()
-    arrays = {name: arrays[name] for name in Batch.ARRAYS}
-    arrays["turn_rewards"] = np.asarray(broker.finish.turn_rewards)
-    item = BatchItem(
-        7, 3, broker.row.num_tokens, len(arrays["segments"]), len(arrays["version_runs"]), broker.row.num_turns, "done"
+    pieces = pieces_in({**arrays, "turn_rewards": np.asarray(broker.finish.turn_rewards)})
+    made = Made(
+        trajectory_id=7, group_id=3, token_ids=arrays["token_ids"], logprobs=arrays["logprobs"], pieces=pieces
+    )  # fmt: skip
+    (group,) = groups_of(
+        made_batch([made], policy_version=1, sampling=replace(SAMPLING, temperature=0.7, max_tokens=512 * 64))
     )
-    batch = Batch(index=0, policy_version=1, temperature=0.7, items=[item])
-    batch.check_arrays(arrays)
-    (group,) = groups_of(batch, arrays)
-    return group.sequences
+    return tuple(sequence.loaded() for sequence in group.sequences)

@@ -25,7 +25,7 @@ from tests.support.engines.scripted_engine import ScriptedEngine
 from tests.support.episodes import a_new_lease, an_environment_loop
 from tests.support.wire.zmq_ends import a_client, in_background, zmq_context
 
-TURN_TOKENS = 6
+TURN_TOKENS = 12
 
 
 class SteadySync:
@@ -80,7 +80,6 @@ class Running:
             engine=self.engine,
             broker=self.client,
             chunk_tokens=100,
-            max_turn_tokens=TURN_TOKENS,
             may_generate=self.sync.may_generate,
             metrics=self.metrics,
         )

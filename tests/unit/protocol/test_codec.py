@@ -16,7 +16,7 @@ from protocol import limits
 from protocol.codec import decode, encode, message_type
 from protocol.errors import ProtocolError
 from protocol.messages import AnyMessage, Chunk, Finish, Status
-from tests.support.builders import a_batch, a_chunk, a_lease, batch_arrays, lease_arrays, one_of_each, token_arrays
+from tests.support.builders import a_chunk, a_lease, a_part, lease_arrays, one_of_each, part_arrays, token_arrays
 
 GOLDEN = Path(__file__).parent / "golden" / "frames.json"
 ROOT = Path(__file__).parents[3]
@@ -131,7 +131,7 @@ def test_arrays_that_do_not_cover_the_tokens_are_refused() -> None:
 
 
 def test_a_frame_that_does_not_fit_its_shape_is_refused() -> None:
-    frames = encode(a_batch(), batch_arrays())
+    frames = encode(a_part(), part_arrays())
     with pytest.raises(ProtocolError, match=r"token_ids of shape \[10\].*does not fit 39 bytes"):
         decode([frames[0], bytes(frames[1])[:-1], *frames[2:]])
 

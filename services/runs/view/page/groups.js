@@ -23,7 +23,7 @@ const SHOWS = {
   cut: ["cut off at a limit", (group) => group.members.some((each) => each.finish === "length")],
   dropped: ["dropped", (group) => group.status === "dropped"],
 };
-const STATUSES = ["open", "complete", "batched", "dropped", "evaluated", "set_aside", "released", "resampled"];
+const STATUSES = ["open", "complete", "batched", "dropped", "evaluated", "left_out", "set_aside", "released", "resampled"];
 const AT_ONCE = 60;
 
 const known = (group, name) => group.members.map((each) => each[name]).filter((value) => value !== null && value !== undefined);
@@ -104,7 +104,7 @@ export function shade(value, low, high) {
 }
 
 export function card(group, base, here = null) {
-  const why = group.drop_reason === "stale" ? "dropped: too old for any batch" : group.drop_reason === "failed" ? "dropped: an episode failed too often" : group.status.replaceAll("_", " ");
+  const why = group.drop_reason === "stale" ? "dropped: too old for any batch" : group.drop_reason === "failed" ? "dropped: an episode failed too often" : group.status === "left_out" ? "left out: all rewards are equal" : group.status.replaceAll("_", " ");
   const size = Math.max(...group.members.map((each) => Math.abs(each.advantage || 0)), 1e-9);
   return h("section", { class: "card group" },
     h("header", {}, h("h2", {}, `Group ${group.group_id}`), h("span", { class: `badge ${group.status === "dropped" ? "bad" : group.status === "set_aside" ? "warm" : ""}` }, why),

@@ -12,7 +12,7 @@ const KINDS = {
   Starts: ["started", "restarted", "resumed", "goodbye", "run_stops"],
   "Leases lost": ["leases_lost"],
   Dropped: ["dropped"],
-  "Set aside": ["set_aside", "batch_set_aside", "batch_failed", "batch_skipped", "released", "commit_failed"],
+  "Set aside": ["left_out_limit", "set_aside", "batch_set_aside", "batch_failed", "batch_skipped", "released", "commit_failed"],
 };
 const COLOURS = { Kills: "var(--bad)", Starts: "var(--good)", "Leases lost": "var(--warm)", Dropped: "var(--violet)", "Set aside": "var(--c5)" };
 
@@ -51,7 +51,7 @@ function page(data, names, all, state, redraw) {
     facts && figures(first),
     controls(names, all, state, redraw),
   ];
-  return [...head, h("div", { class: "grid" }, charts(data, names, state, base)), events(data, names, state, base), evaluations(first, base)];
+  return [...head, h("div", { class: "grid" }, charts(data, names, state, base)), events(data, names, state, base), evaluations(first, base), sets(first)];
 }
 
 function figures({ facts, columns, evaluations: held, dropped }) {
@@ -117,7 +117,7 @@ function charts(data, names, state, base) {
     plain("Entropy, nats a token", [["entropy", "entropy"]], { zero: true }),
     plain("Learner against engine, KL", [["mismatch", "nats a token"]], {}),
     plain("Gradient norm", [["grad_norm", "mean of the batch's steps"]], { zero: true }),
-    plain("Groups without a signal", [["silent_groups", "all rewards equal"]], { zero: true }),
+    plain("Groups without a signal", [["silent_groups", "trained"], ["left_out", "left out"]], { zero: true }),
   ];
 }
 
@@ -157,6 +157,14 @@ function events(data, names, state, base) {
   return h("div", { style: { marginTop: "14px" } }, lanes(rows, { range, go }),
     last.length > 0 && h("details", { class: "card", style: { marginTop: "14px" } }, h("summary", {}, "The last events"),
       h("table", {}, h("tbody", {}, last.map((event) => h("tr", {}, h("td", { class: "soft" }, clock(event.time)), h("td", {}, told(event))))))));
+}
+
+function sets({ sets: found }) {
+  if (!found || !found.length) return null;
+  const rows = found.flatMap((each) => Object.entries(each.metrics).map(([metric, [value, low, high]]) => [each.set, metric, each.batch, each.policy_version, value, low, high, each.num_action_tokens]));
+  return h("section", { class: "card scroll", style: { marginTop: "14px" } }, h("h2", {}, "Evaluation sets"), h("table", {},
+    h("thead", {}, h("tr", {}, ["set", "metric", "after batch", "version", "value", "from", "to (95 %)", "sampled tokens"].map((name, place) => h("th", { class: place < 2 ? "" : "num" }, name)))),
+    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((value, place) => h("td", { class: place < 2 ? "" : "num" }, place < 2 ? value : number(value))))))));
 }
 
 function evaluations(first, base) {

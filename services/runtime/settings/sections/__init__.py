@@ -7,22 +7,38 @@ and ``gspo check --explain`` are made from it.
 
 from services.runtime.settings.sections.agent import AgentSection
 from services.runtime.settings.sections.broker import Broker
+from services.runtime.settings.sections.data import DataSection
+from services.runtime.settings.sections.evaluation import ONLY_SET, Evaluation, EvaluationSet
 from services.runtime.settings.sections.learner import Learner
 from services.runtime.settings.sections.objective import ObjectiveSettings
 from services.runtime.settings.sections.reward import RewardSection
 from services.runtime.settings.sections.rollout import Rollout
-from services.runtime.settings.sections.run import BatchSection, EnvironmentSection, Evaluation, Model, Run, Sampling
+from services.runtime.settings.sections.run import BatchSection, EnvironmentSection, Model, Run, Sampling
+from services.runtime.settings.sections.sandbox import SandboxSection
+from services.runtime.settings.sections.schedule import (
+    SCHEDULED,
+    Schedule,
+    Scheduled,
+    ScheduleSection,
+    critical_batches,
+    curves,
+    value_at,
+)
 from services.runtime.settings.sections.section import Section
 from services.runtime.settings.sections.security import SecuritySection
 from services.runtime.settings.sections.settings import Settings
 from services.runtime.settings.sections.trackers import TrackersSection
 
 __all__ = [
+    "ONLY_SET",
+    "SCHEDULED",
     "AgentSection",
     "BatchSection",
     "Broker",
+    "DataSection",
     "EnvironmentSection",
     "Evaluation",
+    "EvaluationSet",
     "Learner",
     "Model",
     "ObjectiveSettings",
@@ -30,8 +46,15 @@ __all__ = [
     "Rollout",
     "Run",
     "Sampling",
+    "SandboxSection",
+    "Schedule",
+    "ScheduleSection",
+    "Scheduled",
     "Section",
     "SecuritySection",
     "Settings",
     "TrackersSection",
+    "critical_batches",
+    "curves",
+    "value_at",
 ]

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from protocol.limits import MAX_PART_TOKENS
 from services.runtime.settings.sections.section import Port, PositiveSeconds, Section
 
 
@@ -26,6 +27,9 @@ class Broker(Section):
     not a failure."""
     commit_interval_s: Annotated[float, Field(ge=0, le=1)] = 0.005
     """How long messages are gathered before one commit and its acknowledgements."""
+    batch_part_tokens: int = Field(262_144, ge=1, le=MAX_PART_TOKENS)
+    """A batch goes to the learner in parts of this many tokens, of 8 bytes each. The broker has one of them in memory at a
+    time, and serves rollouts between two of them."""
     keep_batches: int = Field(64, ge=0)
     """The tokens of this many of the newest batches stay in the ledger. Those of older ones that a checkpoint covers move to
     compressed files in the run's archive/; audit, replay and learner read both. 0: all stay."""

@@ -35,7 +35,7 @@ class Learner(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the forward and backward pass; master weights are float32."""
     learning_rate: float = Field(1e-6, gt=0)
-    """AdamW's learning rate. It is constant after warmup_steps."""
+    """AdamW's learning rate. It is constant after warmup_steps; schedule.learning_rate changes it within a run."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps over which the learning rate rises linearly from learning_rate / warmup_steps."""
     weight_decay: float = Field(0.0, ge=0)
@@ -71,7 +71,7 @@ class Learner(Section):
     keep_checkpoints: int = Field(2, ge=1)
     """How many of the newest checkpoints are kept; older ones are removed."""
     keep_best_checkpoint: bool = True
-    """true: the checkpoint whose weights did best on the held-out tasks (``eval/reward``; of equal ones the earliest) is
+    """true: the checkpoint whose weights did best (``evaluation.best_by``; of equal ones the earliest) is
     kept, too, which takes the room of one more, and of two more while one is evaluated. Only weights that were evaluated
     count, so let checkpoint_every_batches be a multiple of evaluation.every_batches. ``gspo export --checkpoint best``
     writes it as a model. false: only the newest are kept."""

@@ -45,7 +45,8 @@ class EnvironmentSection(Section):
 
 
 class Sampling(Section):
-    """How the policy is sampled. Recorded with every batch, because the learner applies the same temperature."""
+    """How the policy is sampled. Recorded with every group, because the learner applies the same temperature. ``[schedule]``
+    changes temperature and lengths within a run."""
 
     temperature: float = Field(1.0, ge=0, le=10)
     """Divides the logits, in the engine and in the learner. 0 is refused: greedy tokens have no behaviour log-prob."""
@@ -107,12 +108,3 @@ class BatchSection(Section):
                 "mini-batch holds whole groups, so the first must be a multiple of the second"
             )
         return self
-
-
-class Evaluation(Section):
-    """Held-out problems, sampled as in training, never trained on."""
-
-    every_batches: int = Field(5, ge=0)
-    """Evaluate the newest version once every this many batches, and at the start and end. 0: never."""
-    num_tasks: int = Field(64, ge=1)
-    """Held-out tasks per evaluation, the same each time."""

@@ -6,11 +6,21 @@ from protocol.endpoints import require_endpoint
 from services.runtime.settings.exposure import EVERY_ADDRESS, EXPOSED, is_private
 from services.runtime.settings.sections.agent import AgentSection
 from services.runtime.settings.sections.broker import Broker
+from services.runtime.settings.sections.data import DataSection
+from services.runtime.settings.sections.evaluation import Evaluation, EvaluationSet
 from services.runtime.settings.sections.learner import Learner
 from services.runtime.settings.sections.objective import ObjectiveSettings
 from services.runtime.settings.sections.reward import RewardSection
 from services.runtime.settings.sections.rollout import Rollout
-from services.runtime.settings.sections.run import BatchSection, EnvironmentSection, Evaluation, Model, Run, Sampling
+from services.runtime.settings.sections.run import BatchSection, EnvironmentSection, Model, Run, Sampling
+from services.runtime.settings.sections.sandbox import SandboxSection
+from services.runtime.settings.sections.schedule import (
+    Scheduled,
+    ScheduleSection,
+    critical_batches,
+    curves,
+    require_schedules,
+)
 from services.runtime.settings.sections.security import SecuritySection
 from services.runtime.settings.sections.trackers import TrackersSection
 
@@ -25,8 +35,11 @@ class Settings(BaseModel):
     environment: EnvironmentSection = EnvironmentSection()
     reward: RewardSection = RewardSection()
     agent: AgentSection = AgentSection()
+    sandbox: SandboxSection = SandboxSection()
     sampling: Sampling = Sampling()
+    schedule: ScheduleSection = ScheduleSection()
     batch: BatchSection = BatchSection()
+    data: DataSection = DataSection()
     objective: ObjectiveSettings = ObjectiveSettings()
     evaluation: Evaluation = Evaluation()
     broker: Broker = Broker()
@@ -35,18 +48,72 @@ class Settings(BaseModel):
     security: SecuritySection = SecuritySection()
     trackers: TrackersSection = TrackersSection()
 
+    def for_set(self, chosen: EvaluationSet) -> "Settings":
+        """These settings with the environment and the sampling of an evaluation set. Its sampling may be one that cannot be
+        trained on."""
+        name = chosen.environment or self.environment.name
+        own = name == self.environment.name
+        options = {**(self.environment.options if own else {}), **chosen.options}
+        keys = ("temperature", "top_p", "top_k", "max_turn_tokens", "max_tokens")
+        changed = {key: value for key in keys if (value := getattr(chosen, key)) is not None}
+        if "max_tokens" in changed:
+            changed["max_episode_tokens"] = max(self.sampling.max_episode_tokens or 0, changed["max_tokens"])
+        return self.model_copy(
+            update={
+                "environment": self.environment.model_copy(update={"name": name, "options": options}),
+                "sampling": self.sampling.model_copy(update=changed),
+            }
+        )
+
+    @model_validator(mode="after")
+    def _sets_fit_cache(self) -> "Settings":
+        for name, each in self.evaluation.sets.items():
+            sampling = self.for_set(each).sampling
+            if sampling.max_turn_tokens >= sampling.max_tokens:
+                raise ValueError(
+                    f"evaluation.sets.{name}: max_turn_tokens is {sampling.max_turn_tokens} and max_tokens is "
+                    f"{sampling.max_tokens}, with those of [sampling] where the set has none: a turn must be shorter than "
+                    "the whole sequence"
+                )
+            if self.agent.is_used and self.agent.advertised_url and self.evaluation.interval(each):
+                raise ValueError(
+                    f"agent.advertised_url is {self.agent.advertised_url!r} and evaluation.sets.{name} is evaluated in the "
+                    "run: its agents need an endpoint of their own; set every_batches = 0 there and use `gspo eval`"
+                )
+            if self.rollout.max_total_tokens < sampling.max_tokens:
+                raise ValueError(
+                    f"rollout.max_total_tokens is {self.rollout.max_total_tokens} and evaluation.sets.{name}.max_tokens is "
+                    f"{sampling.max_tokens}: a server could not hold one trajectory; raise the first or lower the second"
+                )
+        return self
+
+    @property
+    def largest_sampling(self) -> Sampling:
+        """The section sampling with each limit at its largest of all batches."""
+        if not curves(self):
+            return self.sampling
+        batches = [Scheduled.of(self, batch) for batch in critical_batches(self)]
+        largest = {name: max(getattr(each, name) for each in batches) for name in ("max_turn_tokens", "max_tokens")}
+        return self.sampling.model_copy(update=largest)
+
+    @model_validator(mode="after")
+    def _schedules_hold(self) -> "Settings":
+        require_schedules(self)
+        return self
+
     @model_validator(mode="after")
     def _trajectory_fits_cache(self) -> "Settings":
-        if self.rollout.max_total_tokens < self.sampling.max_tokens:
+        most = self.largest_sampling.max_tokens
+        if self.rollout.max_total_tokens < most:
             raise ValueError(
                 f"rollout.max_total_tokens is {self.rollout.max_total_tokens} and sampling.max_tokens is "
-                f"{self.sampling.max_tokens}: a server could not hold one trajectory; raise the first or lower the second"
+                f"{most}: a server could not hold one trajectory; raise the first or lower the second"
             )
         return self
 
     @model_validator(mode="after")
     def _trajectories_can_be_overlong(self) -> "Settings":
-        limit = self.sampling.max_tokens
+        limit = self.largest_sampling.max_tokens
         for name in ("overlong_filter_tokens", "overlong_buffer_tokens"):
             tokens = getattr(self.objective, name)
             if tokens is not None and tokens > limit:
@@ -54,6 +121,16 @@ class Settings(BaseModel):
                     f"objective.{name} is {tokens} and sampling.max_tokens is {limit}: no trajectory has that many tokens; "
                     "lower the first or raise the second"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_are_known_before_a_batch(self) -> "Settings":
+        if self.data.dynamic_sampling and self.objective.kl_coefficient > 0 and self.objective.kl_in == "reward":
+            raise ValueError(
+                'data.dynamic_sampling is true and objective.kl_in is "reward": the learner then changes every reward, so '
+                "that groups with equal rewards have a signal too, and none may be left out; leave dynamic_sampling out, or "
+                'set kl_in = "loss"'
+            )
         return self
 
     @model_validator(mode="after")

@@ -1,10 +1,10 @@
-"""Where the broker's tasks come from."""
+"""What the broker refuses before it begins, and where its tasks come from."""
 
 from typing import Any
 
 import pytest
 
-from services.broker.entry import tasks_of
+from services.broker.entry import require_batch_fits, tasks_of
 from services.runtime.errors import ConfigurationError
 from services.runtime.settings.configuration import validated
 
@@ -22,3 +22,23 @@ def test_without_an_agent_tasks_alone_are_refused_before_anything_is_written() -
     assert set(tasks_of(settings_of("arithmetic"))) == {"train", "eval"}
     with pytest.raises(ConfigurationError, match=r'"shop" has tasks and nothing that plays them: name an agent'):
         tasks_of(settings_of("shop"))
+
+
+def a_run_of(groups: int, size: int, tokens: int) -> Any:
+    plain = {
+        "batch": {"groups_per_batch": groups, "group_size": size, "mini_batches": 1},
+        "sampling": {"max_tokens": tokens, "max_turn_tokens": tokens - 1},
+        "rollout": {"max_total_tokens": max(256, 2 * tokens)},
+    }
+    return validated(plain, "test")
+
+
+def test_a_batch_of_any_size_that_its_description_can_name_is_taken() -> None:
+    require_batch_fits(a_run_of(128, 16, 32_768))
+    require_batch_fits(a_run_of(4096, 16, 65_536))
+    with pytest.raises(ConfigurationError, match=r"is 65552: 65536 allowed"):
+        require_batch_fits(a_run_of(4097, 16, 64))
+    with pytest.raises(
+        ConfigurationError, match=r"65536 trajectories of sampling.max_tokens = 65537 .* use smaller batches"
+    ):
+        require_batch_fits(a_run_of(4096, 16, 65_537))

@@ -15,16 +15,18 @@ from gspo.mismatch import MismatchTracker
 from gspo.settings import Objective
 from protocol.codec import decode, encode
 from protocol.errors import ProtocolError
-from protocol.messages import Batch, Published, Refused, Status
+from protocol.messages import Batch, BatchPart, Published, Refused, Status
 from services.broker.ledger import LedgerConfig
 from services.broker.ledger.actions import SessionKey
-from services.broker.outgoing import batch_message, lease_message
+from services.broker.outgoing import lease_message
+from services.broker.sending import recorded_batch
 from services.broker.sessions import token_facts
 from services.learner.advantages import AdvantageSettings
-from services.learner.broker.batches import groups_of
+from services.learner.broker.assembly import Assembly
 from services.learner.trainer import train_batch
 from tests.support.broker.hostile import HostileRollout
 from tests.support.broker.ledger import LEARNER, LedgerHarness, config_with, delivered, replies
+from tests.support.broker.made_batches import all_rows
 from tests.support.engines.bigram_engine import BigramEngine
 
 VOCABULARY = 16
@@ -36,7 +38,7 @@ OBJECTIVES = (
     Objective(),
     replace(Objective.grpo(), anchor="behaviour"),
     Objective(ratio_unit="turn", anchor="behaviour", noise_z=3.0),
-    Objective(mismatch_mode="reject"),
+    Objective(anchor="proximal", mismatch_mode="reject"),
 )
 SEEN: Counter[str] = Counter()
 
@@ -103,12 +105,17 @@ class Intake:
         """Train a batch, if there is one, with every objective."""
         if not delivered(self.world.request_batch(0, NEWEST)):
             return False
-        row, items = self.world.store.batch(0)
-        message, arrays = batch_message(row, items, 1.0)
-        received = decode(encode(message, arrays))
+        _, items = self.world.store.batch(0)
+        recorded = recorded_batch(self.world.store, 0, part_tokens=self.rng.choice([1, 7, 2**18]))
+        received = decode(encode(*recorded.announcement()))
         assert isinstance(received.message, Batch)
         chosen = self.rng.choice(OBJECTIVES)
-        groups = groups_of(received.message, received.arrays)
+        assembly = Assembly(received.message, received.arrays, all_rows)
+        for number in range(recorded.num_parts):
+            part = decode(encode(*recorded.part(number)))
+            assert isinstance(part.message, BatchPart)
+            assembly.add(part.message, part.arrays)
+        groups = assembly.assembled().groups
         for credit in (AdvantageSettings(), AdvantageSettings(advantage="turn", normalise_by_std=False)):
             engine = BigramEngine(VOCABULARY)
             report = train_batch(

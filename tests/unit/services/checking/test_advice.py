@@ -6,8 +6,10 @@ import pytest
 
 from services.checking.findings import Finding
 from services.checking.speed import lag_span
+from services.checking.unused import evaluated_per_batch
 from services.estimates import RunPace, Span
 from services.rollout.tokenizer import ChatTokenizer
+from services.runtime.settings import Evaluation, EvaluationSet
 from tests.support.checking.projects import LAPTOP, Project, gpus, write_weights
 from tests.support.checking.shapes import QWEN3_06B, QWEN3_8B
 
@@ -24,11 +26,17 @@ def by_check(findings: list[Finding], status: str) -> dict[str, Finding]:
 @pytest.mark.parametrize(
     ("keys", "check", "way_out"),
     [
-        ({"objective.mismatch_cap": 1.1}, "mismatch cap", "mismatch_cap = 2.0"),
+        ({"objective.anchor": "proximal", "objective.mismatch_cap": 1.1}, "mismatch cap", "mismatch_cap = 2.0"),
         ({"learner.learning_rate": 1e-6}, "learning rate", "2e-4"),
         ({"rollout.max_total_tokens": 400}, "KV cache", "raise rollout.max_total_tokens"),
         ({"learner.num_ranks": 16, "batch.mini_batches": 8}, "slow", "raise batch.groups_per_batch"),
         ({"sampling.max_tokens": 4096}, "positions", "to at most 1024"),
+        (
+            {"sampling.max_tokens": 512, "schedule.max_tokens": {"steps": [[2, 4096]]}},
+            "positions",
+            "lower schedule.max_tokens to at most 1024",
+        ),
+        ({"schedule.temperature": {"steps": [[99999, 0.5]]}}, "schedule", "raise run.num_batches, or lower that batch"),
         ({"rollout.weights_path": "group"}, "unused", "learner.weights_group_backend"),
         ({"learner.dtype": "bfloat16"}, "types", 'model.dtype = "bfloat16"'),
         ({"batch.groups_per_batch": 64}, "train tasks", "batch.groups_per_batch"),
@@ -46,11 +54,11 @@ def test_what_runs_badly_is_a_warning_with_the_way_out(
     ("keys", "text"),
     [
         (
-            {"objective.noise_z": 2.0, "objective.clip_range_growth": 0.5},
+            {"objective.anchor": "proximal", "objective.noise_z": 2.0, "objective.clip_range_growth": 0.5},
             "objective.clip_range_growth, objective.noise_z: for",
         ),
-        ({"objective.mismatch_token_cap": 3.0}, 'mismatch_mode = "truncate_tokens", and it is "truncate"'),
-        ({"objective.anchor": "behaviour"}, 'objective.mismatch_cap: for mismatch_mode = "truncate", and it is "off"'),
+        ({"objective.mismatch_token_cap": 3.0}, 'mismatch_mode = "truncate_tokens", and it is "off"'),
+        ({"objective.mismatch_cap": 1.2}, 'objective.mismatch_cap: for mismatch_mode = "truncate", and it is "off"'),
         ({"objective.kl_in": "loss"}, "objective.kl_coefficient is 0"),
         ({"agent.workers": 3}, "agent.workers: no agent.function"),
         ({"agent.url": "http://127.0.0.1:1", "reward.workers": 3}, "reward.workers: an agent returns its reward itself"),
@@ -67,6 +75,15 @@ def test_a_setting_that_nothing_uses_is_noted(keys: dict[str, Any], text: str, p
     assert any(text in line for line in unused), unused
 
 
+def test_a_schedule_is_shown_with_what_it_does_and_the_batch_at_which_it_grows_too_long(project: Project) -> None:
+    assert "schedule" not in by_check(project.findings(code=False), "ok")
+    project.keys |= {"run.num_batches": 10, "schedule.max_tokens": {"steps": [[3, 512], [7, 4096]]}}
+    found = project.findings(code=False)
+    assert by_check(found, "ok")["schedule"].text == "in 10 batches sampling.max_tokens 64 to 4096"
+    text = by_check(found, "warn")["positions"].text
+    assert text.startswith("sampling.max_tokens is 4096 (schedule.max_tokens, above that from batch 7); the engine")
+
+
 def test_a_cache_size_is_unused_on_a_gpu_only(project: Project) -> None:
     on_gpu = [finding.text for finding in project.findings(gpus("H100", 2), code=False) if finding.check == "unused"]
     assert on_gpu == ["rollout.max_total_tokens: on a GPU SGLang measures the room for its cache"]
@@ -74,6 +91,8 @@ def test_a_cache_size_is_unused_on_a_gpu_only(project: Project) -> None:
 
 def test_bfloat16_against_the_papers_clip_range_is_a_warning_until_it_is_steered(project: Project) -> None:
     project.keys |= BF16
+    assert by_check(project.findings(gpus("H100", 2), code=False), "ok")["objective"].text.startswith("behaviour anchor")
+    project.keys["objective.anchor"] = "proximal"
     assert "adaptive_clip_target" in by_check(project.findings(gpus("H100", 2), code=False), "warn")["objective"].way_out
     project.keys["objective.adaptive_clip_target"] = 0.15
     assert by_check(project.findings(gpus("H100", 2), code=False), "ok")["objective"].text.endswith("adaptive_clip_target")
@@ -108,10 +127,19 @@ def test_tasks_of_both_splits_are_noticed(project: Project) -> None:
     assert found.text == "1 of 2 are training tasks, too"
 
 
+def test_a_task_of_both_splits_is_noticed_although_it_stands_in_two_files(project: Project) -> None:
+    project.write_rows("eval.jsonl", [{"question": "3+1=", "answer": "4"}, {"question": "99+1=", "answer": "100"}])
+    kept = {"train_path", "eval_path", "system_prompt"}
+    options = {key: value for key, value in project.keys["environment.options"].items() if key in kept}
+    project.keys |= {"environment.name": "math", "environment.options": {**options, "kind": "integer"}}
+    assert by_check(project.findings(), "warn")["eval tasks"].text == "1 of 2 are training tasks, too"
+
+
 def test_a_prompt_that_leaves_little_room_is_a_warning(project: Project) -> None:
     question = "One pen costs 7 coins. What do 9 cost?"
     tokens = len(ChatTokenizer(project.model).prompt_ids([{"role": "user", "content": question}]))
-    project.write_rows("train.jsonl", [*({"question": "1+1=", "answer": "2"},) * 9, {"question": question, "answer": "63"}])
+    sums = [{"question": f"{number}+1=", "answer": str(number + 1)} for number in range(9)]
+    project.write_rows("train.jsonl", [*sums, {"question": question, "answer": "63"}])
     project.keys |= {"sampling.max_tokens": tokens + 5}
     found = next(finding for finding in project.findings() if finding.check == "train prompts")
     assert (found.status, "an answer has 5 tokens of" in found.text) == ("warn", True)
@@ -126,3 +154,24 @@ def test_lag_counts_the_versions_that_pass_while_one_is_served_and_an_answer_sam
     lag = lag_span(pace(Span(10, 20), Span(5, 40), Span(10, 20)), Span(20, 80))
     # A batch takes 10 to 40 s. The answer takes 10/10 or 20/40 of it; the version at least 20/40, at most 80/10.
     assert (lag.low, lag.high) == (0.5 + 0.5, 1.0 + 8.0)
+
+
+def test_each_evaluation_set_is_opened_and_counted(project: Project) -> None:
+    project.write_rows("few.jsonl", [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(3)])
+    few = {"options": {"eval_path": str(project.folder / "few.jsonl")}, "samples": 4, "metrics": ["pass@2"]}
+    project.keys |= {"evaluation.sets": {"few": few, "rated": {**few, "metrics": ["elo"]}}}
+    found = {finding.check: finding for finding in project.findings()}
+    assert (found["set few"].status, found["set few"].text) == ("ok", "3 tasks, 4 samples of each: pass@2")
+    assert (found["set rated"].status, "has no elo" in found["set rated"].text) == ("fail", True)
+    assert "eval tasks" not in found
+
+
+def test_what_evaluations_sample_is_counted_over_all_sets() -> None:
+    one = Evaluation(every_batches=4, num_tasks=20)
+    sets = {
+        "a": EvaluationSet(num_tasks=10, samples=8),
+        "b": EvaluationSet(every_batches=0),
+        "c": EvaluationSet(every_batches=1),
+    }
+    assert evaluated_per_batch(one) == 5.0
+    assert evaluated_per_batch(Evaluation(every_batches=4, num_tasks=20, sets=sets)) == 10 * 8 / 4 + 20

@@ -172,7 +172,8 @@ def no_such_environment(project: Project) -> None:
 
 def prompts_that_are_too_long(project: Project) -> None:
     project.write_rows(
-        "train.jsonl", [*({"question": "1+1=", "answer": "2"},) * 9, {"question": "word " * 90, "answer": "1"}]
+        "train.jsonl",
+        [*({"question": f"{n}+1=", "answer": "2"} for n in range(9)), {"question": "word " * 90, "answer": "1"}],
     )
 
 

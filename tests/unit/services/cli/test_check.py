@@ -24,7 +24,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_values_are_json(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(config), "--settings", "--set", "batch.group_size=3"]) == 0
     values = json.loads(capsys.readouterr().out)
-    assert (values["run"]["seed"], values["batch"]["group_size"], values["objective"]["anchor"]) == (3, 3, "proximal")
+    assert (values["run"]["seed"], values["batch"]["group_size"], values["objective"]["anchor"]) == (3, 3, "behaviour")
 
 
 def test_a_key_is_explained_with_value_source_default_type_and_meaning(

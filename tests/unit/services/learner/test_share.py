@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.messages import EndOfRun
-from services.learner.broker.batches import BatchArrived
+from protocol.messages import Batch, BatchPart, EndOfRun
+from services.learner.broker.batches import BatchAnnounced, PartArrived
 from services.learner.share import Directive, share
-from tests.support.builders import a_batch, batch_arrays
+from tests.support.builders import a_batch, a_part, batch_arrays, part_arrays
 
 
 class ThreadedRank:
@@ -62,15 +62,22 @@ def shared(arrived: Directive, stop: bool, num_ranks: int = 3, asked: int = 0) -
     return outcomes
 
 
-def test_a_batch_reaches_every_rank_with_its_arrays() -> None:
-    arrived = BatchArrived(batch=a_batch(), arrays=batch_arrays())
+@pytest.mark.parametrize(
+    "arrived",
+    [BatchAnnounced(batch=a_batch(), arrays=batch_arrays()), PartArrived(part=a_part(), arrays=part_arrays())],
+)
+def test_a_batch_and_its_parts_reach_every_rank_with_their_arrays(arrived: BatchAnnounced | PartArrived) -> None:
     for directive, stop in shared(arrived, False):
-        assert isinstance(directive, BatchArrived)
+        assert isinstance(directive, BatchAnnounced | PartArrived)
         assert not stop
-        assert directive.batch == arrived.batch
+        assert _message(directive) == _message(arrived)
         assert directive.arrays.keys() == arrived.arrays.keys()
         for name, array in arrived.arrays.items():
             np.testing.assert_array_equal(directive.arrays[name], array)
+
+
+def _message(directive: BatchAnnounced | PartArrived) -> Batch | BatchPart:
+    return directive.batch if isinstance(directive, BatchAnnounced) else directive.part
 
 
 def test_the_end_of_the_run_reaches_every_rank() -> None:
@@ -81,7 +88,7 @@ def test_the_end_of_the_run_reaches_every_rank() -> None:
 @pytest.mark.parametrize("asked", [0, 2])
 def test_any_rank_that_is_asked_to_stop_stops_all_and_a_stop_wins_over_a_batch(asked: int) -> None:
     assert shared(None, True, asked=asked) == [(None, True)] * 3
-    assert shared(BatchArrived(batch=a_batch(), arrays=batch_arrays()), True, asked=asked) == [(None, True)] * 3
+    assert shared(BatchAnnounced(batch=a_batch(), arrays=batch_arrays()), True, asked=asked) == [(None, True)] * 3
 
 
 def test_while_nothing_has_arrived_no_rank_has_anything_to_do() -> None:
@@ -90,6 +97,6 @@ def test_while_nothing_has_arrived_no_rank_has_anything_to_do() -> None:
 
 def test_a_single_rank_needs_no_collective() -> None:
     rank = ThreadedRank(0, [queue.Queue()], threading.Barrier(1))
-    arrived = BatchArrived(batch=a_batch(), arrays=batch_arrays())
+    arrived = BatchAnnounced(batch=a_batch(), arrays=batch_arrays())
     assert share(rank, arrived, False) == (arrived, False)
     assert rank.num_broadcasts == 0

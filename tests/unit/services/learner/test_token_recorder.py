@@ -23,9 +23,9 @@ def batch_of(groups: list[TrainGroup]) -> Batch:
     items, trajectory = [], 100
     for number, group in enumerate(groups):
         for _ in group.sequences:
-            items.append(BatchItem(trajectory, number, 1, 1, 1, 1, "done"))
+            items.append(BatchItem(trajectory, number, 1, 1, 1, 1, "done", 1.0, 64))
             trajectory += 1
-    return Batch(index=7, policy_version=3, temperature=1.0, items=items)
+    return Batch(index=7, policy_version=3, part_tokens=1, items=items)
 
 
 def train(directory: Path, groups: list[TrainGroup], **changes: Any) -> tuple[TokenPart, dict[str, float]]:

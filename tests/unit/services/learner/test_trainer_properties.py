@@ -16,7 +16,8 @@ from gspo.mismatch import MismatchTracker
 from gspo.model.packing import TrainGroup, TrainSequence, pack
 from gspo.settings import Anchor, Objective
 from services.learner.advantages import AdvantageSettings, sequences_with_advantages
-from services.learner.trainer import split_groups, train_batch
+from services.learner.plan import split_groups
+from services.learner.trainer import train_batch
 from tests.support.engines.bigram_engine import BigramEngine
 from tests.support.loss.sequences import random_groups, random_sequence
 from tests.unit.services.learner.test_trainer import WIDE, own_logprobs

@@ -110,8 +110,8 @@ async def test_the_engine_is_asked_with_all_tokens_so_far_and_the_room_that_is_l
     tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
     engine = an_engine(tokenizer, stop_id)
-    loop = an_environment_loop(tokenizer, engine=engine, turns=2, max_turn_tokens=50, max_tokens=100)
-    await run_episode(loop, a_new_lease())
+    loop = an_environment_loop(tokenizer, engine=engine, turns=2)
+    await run_episode(loop, a_new_lease(max_turn_tokens=50, max_tokens=100))
     sent = whole(loop.broker.chunks)  # type: ignore[attr-defined]
     first, second = engine.requests
     assert list(second.input_ids) == sent.token_ids[: len(second.input_ids)]
@@ -148,8 +148,8 @@ async def test_no_request_is_made_while_weights_are_replaced(tokenizer: ChatToke
 
 
 async def test_a_turn_that_does_not_stop_is_cut_and_ends_the_episode_by_length(tokenizer: ChatTokenizer) -> None:
-    loop = an_environment_loop(tokenizer, turns=3, max_turn_tokens=5)
-    await run_episode(loop, a_new_lease())
+    loop = an_environment_loop(tokenizer, turns=3)
+    await run_episode(loop, a_new_lease(max_turn_tokens=5))
     broker = loop.broker
     assert isinstance(broker, RecordingBroker)
     assert whole(broker.chunks).kinds[-5:] == [("action", 0)] * 5
@@ -158,8 +158,8 @@ async def test_a_turn_that_does_not_stop_is_cut_and_ends_the_episode_by_length(t
 
 
 async def test_a_cut_last_turn_counts_as_length_although_the_environment_is_done(tokenizer: ChatTokenizer) -> None:
-    loop = an_environment_loop(tokenizer, turns=1, max_turn_tokens=5)
-    await run_episode(loop, a_new_lease())
+    loop = an_environment_loop(tokenizer, turns=1)
+    await run_episode(loop, a_new_lease(max_turn_tokens=5))
     assert loop.broker.finish.reason == "length"  # type: ignore[attr-defined]
 
 
@@ -171,8 +171,8 @@ async def test_an_episode_ends_when_an_observation_leaves_no_room_for_an_answer(
     kinds = whole(unbounded.broker.chunks).kinds  # type: ignore[attr-defined]
     second_answer = kinds.index(("action", 1))
     for max_tokens, turns in ((second_answer, 1), (second_answer + 1, 2)):
-        loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4, max_tokens=max_tokens)
-        await run_episode(loop, a_new_lease())
+        loop = an_environment_loop(tokenizer, engine=an_engine(tokenizer, stop_id), turns=4)
+        await run_episode(loop, a_new_lease(max_tokens=max_tokens))
         finish = loop.broker.finish  # type: ignore[attr-defined]
         assert (finish.reason, len(finish.turn_rewards)) == ("length", turns)
         assert finish.num_tokens <= max_tokens
@@ -187,10 +187,10 @@ async def test_an_episode_ends_with_the_last_turn_that_a_message_can_name(tokeni
 
 async def test_a_prompt_that_leaves_no_room_is_a_failure_of_the_episode(tokenizer: ChatTokenizer) -> None:
     size = len(tokenizer.prompt_ids([{"role": "user", "content": "What is 12 + 30?"}]))
-    loop = an_environment_loop(tokenizer, max_tokens=size, max_turn_tokens=2)
+    loop = an_environment_loop(tokenizer)
     with pytest.raises(EpisodeFailed, match=f"the prompt has {size} tokens, sampling.max_tokens is {size}"):
-        await run_episode(loop, a_new_lease())
-    await run_episode(an_environment_loop(tokenizer, max_tokens=size + 1, max_turn_tokens=2), a_new_lease())
+        await run_episode(loop, a_new_lease(max_tokens=size, max_turn_tokens=2))
+    await run_episode(an_environment_loop(tokenizer), a_new_lease(max_tokens=size + 1, max_turn_tokens=2))
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------------
@@ -210,19 +210,22 @@ EPISODES: dict[str, dict[str, Any]] = {
 async def test_an_episode_resumed_after_any_acknowledged_chunk_ends_the_same(
     name: str, tokenizer: ChatTokenizer, stop_id: int
 ) -> None:
+    limits = {name: value for name, value in EPISODES[name].items() if name in ("max_turn_tokens", "max_tokens")}
+    options = {name: value for name, value in EPISODES[name].items() if name not in limits}
+
     def loop() -> EnvironmentLoop:
         return an_environment_loop(
-            tokenizer, engine=an_engine(tokenizer, stop_id, piece_tokens=2), **{"chunk_tokens": 2, **EPISODES[name]}
+            tokenizer, engine=an_engine(tokenizer, stop_id, piece_tokens=2), **{"chunk_tokens": 2, **options}
         )
 
     uninterrupted = loop()
-    await run_episode(uninterrupted, a_new_lease())
+    await run_episode(uninterrupted, a_new_lease(**limits))
     reference = uninterrupted.broker
     assert isinstance(reference, RecordingBroker)
     assert len(reference.chunks) >= 3
     for num_chunks in range(len(reference.chunks) + 1):
         elsewhere = loop()
-        lease, arrays = resumed(a_new_lease(), reference.chunks[:num_chunks])
+        lease, arrays = resumed(a_new_lease(**limits), reference.chunks[:num_chunks])
         await run_episode(elsewhere, lease, arrays)
         broker = elsewhere.broker
         assert isinstance(broker, RecordingBroker)

@@ -22,7 +22,7 @@ from services.runs.backup.manifest import MANIFEST, BackupDamaged, list_backups
 from services.runs.backup.restore import restore
 from services.runtime.errors import ConfigurationError, ServiceError
 from services.runtime.settings import read_run_settings
-from tests.support.broker.ledger import LEARNER, LedgerHarness
+from tests.support.broker.ledger import LEARNER, SAMPLING, LedgerHarness
 from tests.support.processes.small_run import FIRST, _fill, write_checkpoint, write_small_run
 from tests.unit.services.broker.test_retention import Archiving, archived, content, same
 
@@ -104,7 +104,7 @@ def test_a_backup_comes_back_in_another_directory_and_trains_on(run: Path, tmp_p
 
 def test_the_ledger_may_be_written_while_it_is_copied(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = harness(run)
-    group = GroupRow(group_id=900, split="train", prompt=11, task_index=1, evaluation=None, status="open")
+    group = GroupRow(group_id=900, split="train", prompt=11, task_index=1, evaluation=None, status="open", sampling=SAMPLING)
     members = [TrajectoryRow(trajectory_id=900 + place, group_id=900) for place in range(2)]
     monkeypatch.setattr("services.runs.backup.backup._PAGES", 1)
     monkeypatch.setattr("services.runs.backup.backup._SAID_FROM", 0)

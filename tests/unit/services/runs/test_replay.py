@@ -4,22 +4,27 @@ import json
 import shutil
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from protocol.messages import BatchRequest, EndOfRun, Trained, VersionRun
-from protocol.messages.pieces import pieces_in
+from protocol.messages import Batch, BatchRequest, EndOfRun, Trained
+from services.broker.rows import BatchRow, GroupRow, Row
+from services.broker.sending import TokenSpan
 from services.broker.store.reader import LEDGER_FILE, StoreCorrupt
-from services.learner.broker.batches import BatchArrived
+from services.broker.store.schema import TABLES, row_checksum
+from services.learner.broker.batches import BatchAnnounced, PartArrived
 from services.learner.weights.snapshot import Snapshot, copy_weights
 from services.runs.replay.__main__ import ranks_of, replay_command
 from services.runs.replay.batches import RecordedBroker, RecordedRun
 from services.runtime.errors import ConfigurationError
+from services.runtime.settings import override_settings
 from services.runtime.settings.run_settings import read_run_settings
 from services.runtime.settings.sections import Learner
+from tests.support.broker.made_batches import spans_of
 from tests.support.broker.peers import tokens_of
 from tests.support.processes.small_run import write_checkpoint, write_small_run
 from tests.support.wire.snapshots import snapshot_of
@@ -49,6 +54,13 @@ def recorded(directory: Path) -> RecordedRun:
     return RecordedRun(directory, read_run_settings(directory))
 
 
+def taken(source: RecordedRun, index: int) -> tuple[Batch, list[TokenSpan]]:
+    """A recorded batch, and the tokens of its trajectories."""
+    announced, *parts = source.answers(index)
+    assert isinstance(announced, BatchAnnounced)
+    return announced.batch, spans_of(announced.batch, [part.arrays for part in parts if isinstance(part, PartArrived)])
+
+
 def snapshot(version: int, value: float) -> Snapshot:
     return snapshot_of(version, [("weight", torch.full((2,), value))])
 
@@ -75,20 +87,20 @@ def test_a_damaged_page_of_tokens_is_found_by_the_batch_that_needs_it(run: Path)
     source = recorded(run)
     overwrite_root_page(run, "chunks")
     with pytest.raises(StoreCorrupt, match="is damaged"):
-        source.batch(0)
+        list(source.answers(0))
 
 
 def test_a_recorded_batch_is_the_one_that_the_learner_received(run: Path) -> None:
     source = recorded(run)
     assert source.num_batches == 3
-    arrived = source.batch(1)
-    batch = arrived.batch
-    assert (batch.index, batch.policy_version, batch.temperature) == (1, 2, 1.0)
+    batch, trajectories = taken(source, 1)
+    assert (batch.index, batch.policy_version) == (1, 2)
+    assert {(item.temperature, item.max_tokens) for item in batch.items} == {(1.0, 64)}
     assert [item.group_id for item in batch.items] == [3, 3, 4, 4]
-    for item, parts in batch.split(arrived.arrays):
-        assert parts["token_ids"].tolist() == tokens_of(item.trajectory_id, item.num_tokens).tolist()
-        assert pieces_in(parts).version_runs[1].version in (1, 2)
-    assert sum(item.num_tokens for item in batch.items) == len(arrived.arrays["token_ids"])
+    for item, span in zip(batch.items, trajectories, strict=True):
+        assert span.token_ids.tolist() == tokens_of(item.trajectory_id, item.num_tokens).tolist()
+        assert span.version_runs[1, 0] in (1, 2)
+    assert all(span.segments[:, -1].sum() == item.num_tokens for item, span in zip(batch.items, trajectories, strict=True))
 
 
 def test_complete_groups_without_batches_become_batches_in_their_order_each_one_version_later(run: Path) -> None:
@@ -99,14 +111,36 @@ def test_complete_groups_without_batches_become_batches_in_their_order_each_one_
         "DELETE FROM batches",
         "DELETE FROM versions WHERE policy_version > 1",
     )
+    _renew_checksums(run, GroupRow)
     source = recorded(run)
     assert source.num_batches == 4
-    arrived = [source.batch(index) for index in range(4)]
-    batches = [each.batch for each in arrived]
+    found = [taken(source, index) for index in range(4)]
+    batches = [batch for batch, _ in found]
     assert [[item.group_id for item in batch.items][::2] for batch in batches] == [[1, 2], [3, 4], [7, 8], [9, 10]]
     assert [batch.policy_version for batch in batches] == [1, 2, 3, 4]
-    _, parts = next(batches[0].split(arrived[0].arrays))
-    assert pieces_in(parts).version_runs == [VersionRun(-1, 1), VersionRun(1, 4)]
+    assert found[0][1][0].version_runs.tolist() == [[-1, 1], [1, 4]]
+
+
+def test_a_batch_is_replayed_with_what_was_recorded_unless_its_schedule_was_changed(run: Path) -> None:
+    change(run, "UPDATE batches SET vals = json_set(vals, '$.learning_rate', 0.5) WHERE batch = 1")
+    _renew_checksums(run, BatchRow)
+    changed = override_settings(read_run_settings(run), ["schedule.learning_rate={shape = 'linear', to = 1e-9}"])
+    for settings in (read_run_settings(run), changed):
+        batch, _ = taken(RecordedRun(run, settings), 1)
+        assert batch.values.learning_rate == 0.5
+    batch, _ = taken(RecordedRun(run, changed, rescheduled=True), 1)
+    rate = changed.learner.learning_rate
+    assert batch.values.learning_rate == pytest.approx(rate + (1e-9 - rate) / 3)
+
+
+def _renew_checksums(directory: Path, row_type: type[Row]) -> None:
+    table, path = TABLES[row_type], directory / LEDGER_FILE
+    key = table.columns[0]
+    with closing(sqlite3.connect(path)) as connection:
+        for values in connection.execute(f"SELECT {', '.join(table.columns)} FROM {table.name}").fetchall():
+            checksum = row_checksum(table.name, values)
+            connection.execute(f"UPDATE {table.name} SET checksum = ? WHERE {key} = ?", (checksum, values[0]))
+        connection.commit()
 
 
 class Driven:
@@ -120,9 +154,11 @@ class Driven:
 
     def train(self, index: int, value: float) -> None:
         self.broker.tell(BatchRequest(index=index, policy_version=index + 1))
-        arrived = self.broker.take(1.0)
-        assert isinstance(arrived, BatchArrived)
-        assert arrived.batch.index == index
+        announced = self.broker.take(1.0)
+        assert isinstance(announced, BatchAnnounced)
+        assert announced.batch.index == index
+        parts = [self.broker.take(1.0) for _ in range(announced.batch.num_parts)]
+        assert [part.part.part for part in parts if isinstance(part, PartArrived)] == list(range(announced.batch.num_parts))
         self.broker.publish(index + 2, copy_weights([("weight", torch.full((2,), value))]), index + 1, 16, lambda _: None)
         self.broker.tell(Trained(index=index, policy_version=index + 2, metrics={"loss": value, "reward_mean": 0.5}))
 

@@ -137,3 +137,24 @@ def test_lines_go_to_standard_error_as_it_is_then_so_that_a_live_table_can_show_
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
     assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["before", "after"]
+
+
+LEVELS_PROGRAM = """
+import structlog
+from services.runtime.logs import configure_logging
+configure_logging("run", usual_level="warning")
+structlog.get_logger().info("connected")
+structlog.get_logger().warning("silent")
+"""
+
+
+def test_a_command_for_people_shows_warnings_alone_unless_more_is_asked_for() -> None:
+    def shown(**variables: str) -> list[str]:
+        environment = {name: value for name, value in os.environ.items() if name != "GSPO_LOG_LEVEL"} | variables
+        done = subprocess.run(
+            [sys.executable, "-c", LEVELS_PROGRAM], capture_output=True, text=True, check=True, env=environment
+        )
+        return [json.loads(line)["event"] for line in done.stderr.splitlines()]
+
+    assert shown() == ["silent"]
+    assert shown(GSPO_LOG_LEVEL="info") == ["connected", "silent"]

@@ -35,6 +35,16 @@ def test_a_starting_process_is_alive_and_not_ready(health: Health) -> None:
     assert health.ready() == (False, "starting")
 
 
+def test_a_process_has_started_once_all_is_open_and_then_for_good(health: Health) -> None:
+    assert health.started() == (False, "starting")
+    health.beat()
+    assert not health.started()[0], "a beat says only that the event loop runs"
+    health.opened()
+    health.not_ready("the broker is away")
+    assert health.started() == (True, "started")
+    assert health.ready() == (False, "the broker is away")
+
+
 def test_progress_makes_a_process_ready_until_it_has_been_quiet_too_long(health: Health, clock: VirtualClock) -> None:
     health.progress()
     assert health.ready() == (True, "ready")

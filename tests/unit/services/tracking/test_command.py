@@ -135,3 +135,15 @@ def test_names_of_trackers_are_those_of_the_settings() -> None:
         override_settings(Settings(), ["trackers.to=['neptune']"])
     with pytest.raises(ConfigurationError, match="name each tracker once"):
         override_settings(Settings(), ["trackers.to=['mlflow', 'mlflow']"])
+
+
+def test_a_run_that_cannot_be_written_is_named_with_the_way_out_and_stays_as_it_is(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_evaluated_run(run)
+    (run / "trackers").write_text("in the way, as a read-only disk would be")
+    done = track(run, "--to", "tensorboard")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert f"{run / 'trackers'} cannot be written (File exists)" in done.stderr
+    assert "send a copy of the run's directory" in done.stderr
+    assert not (run / "sent.jsonl").exists()

@@ -3,7 +3,10 @@
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from services.runtime.settings import Settings, override_settings
+from services.tracking import provenance
 from services.tracking.provenance import HIDDEN, code_version, flat_settings
 
 
@@ -41,3 +44,29 @@ def test_the_commit_of_the_users_project_is_recorded_and_whether_it_was_changed(
     assert code_version(tmp_path)["project_commit"] == git("rev-parse", "HEAD")
     (tmp_path / "reward.py").write_text("2\n")
     assert code_version(tmp_path)["project_commit"] == git("rev-parse", "HEAD") + "+changes"
+
+
+def test_a_wheel_inside_the_users_repository_does_not_take_its_commit_for_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    command = [
+        "git",
+        "-C",
+        str(tmp_path),
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=b@c",
+        "commit",
+        "--allow-empty",
+        "-qm",
+        "x",
+    ]
+    subprocess.run(command, check=True)
+    site_packages = tmp_path / ".venv" / "site-packages"
+    site_packages.mkdir(parents=True)
+    monkeypatch.setattr(provenance, "CHECKOUT", site_packages)
+    found = code_version(tmp_path)
+    assert "commit" not in found
+    assert len(found["project_commit"]) == 40

@@ -31,7 +31,8 @@ def a_status(**changes: Any) -> dict[str, Any]:
     return {
         "batches_trained": 3, "batches_assembled": 3, "batches_total": 60, "policy_version": 4, "stopping": "", "error": "",
         "finished": False, "waiting_for": "20 more complete groups: 12 of 32 are ready, 128 trajectories under way, 4 free",
-        "groups": {"open": 3, "complete": 12, "dropped": 0, "set_aside": 0}, "dropped": {}, "learner": "learner",
+        "groups": {"open": 3, "complete": 12, "dropped": 0, "left_out": 0, "set_aside": 0}, "dropped": {},
+        "left_out": {"groups": 0, "limit": 0}, "learner": "learner",
         "rollouts": [a_rollout("rollout-0"), a_rollout("rollout-1")], "lag_mean": 0.5, "lag_max": 1, "quiet_s": 10.0,
     } | changes  # fmt: skip
 
@@ -181,6 +182,16 @@ def test_a_start_or_an_end_is_nothing_wrong() -> None:
     assert [remark.text for remark in diagnose(complete)] == [
         "the run is complete: 60 of 60 batches are trained, and no process is running"
     ]
+
+
+def test_groups_left_out_are_counted_and_their_limit_is_a_remark() -> None:
+    groups = HEALTHY.status["groups"] | {"left_out": 40} if HEALTHY.status is not None else {}
+    some = replace(HEALTHY, status=a_status(groups=groups, left_out={"groups": 3, "limit": 256}))
+    assert [remark.wrong for remark in diagnose(some) if "without signal" in remark.text] == [False]
+    most = replace(HEALTHY, status=a_status(groups=groups, left_out={"groups": 256, "limit": 256}))
+    texts = [remark.text for remark in diagnose(most) if remark.wrong]
+    assert len(texts) == 1
+    assert texts[0].startswith("batch 3 has left out 256 groups without signal, the most that data.max_left_out = 8 allows")
 
 
 def test_drops_are_explained() -> None:

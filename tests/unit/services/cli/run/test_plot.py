@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from services.cli.run import plot
 from services.cli.run.plot import read_recorded, write_plot
@@ -96,3 +97,15 @@ def test_the_interval_of_an_evaluation_is_measured_or_that_of_a_coin_or_none() -
     assert half_interval(0.5, math.nan, 100) == pytest.approx(0.098)
     assert half_interval(-3.0, math.nan, 100) == 0.0
     assert half_interval(0.5, math.nan, math.nan) == 0.0
+
+
+@pytest.mark.parametrize(("widths", "drawn"), [([4e-4, 2e-2, 9e-3], True), ([4e-4, 4e-4, 4e-4], False)])
+def test_a_clip_range_that_changes_is_a_curve_for_each_lag(widths: list[float], drawn: bool, tmp_path: Path) -> None:
+    rows = [a_batch(i, **{"clip_fraction/lag_1": 0.1, "clip_range_high/lag_1": width}) for i, width in enumerate(widths)]
+    recorded_curves = read_recorded(recorded(tmp_path, *rows) / "metrics.jsonl")
+    figure = Figure()
+    plot._clip(figure.add_subplot(), recorded_curves)
+    curves = [line.get_ydata().tolist() for axes in figure.axes[1:] for line in axes.lines]
+    assert (widths in curves) is drawn
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert ("upper bound (nats, right)" in labels) is drawn

@@ -24,7 +24,7 @@ from services.learner.profiling.report import LINES_FILE, TABLE_FILE, ProfileFil
 from services.learner.service import LearnerService
 from services.learner.trainer import train_batch
 from services.runtime.clock import MonotonicClock
-from services.runtime.settings.sections import BatchSection, Learner, Run, Settings
+from services.runtime.settings.sections import BatchSection, Learner, ObjectiveSettings, Run, Settings
 from services.runtime.telemetry import Health
 from tests.support.clocks import VirtualClock
 from tests.support.engines.bigram_engine import BigramEngine
@@ -61,7 +61,8 @@ def live_through(profile: StepProfile, clock: VirtualClock, *, forward_s: float,
     with profile.phase("prepare"):
         clock.advance(0.25)
     packed = pack([members[index] for index in chosen], policy_version=5)
-    profile.planned(members, [[packed], [pack([], policy_version=5)]], first_pass=True)
+    lengths = [member.num_tokens for member in members]
+    profile.planned(lengths, own_tokens=packed.num_tokens, num_micro_batches=2, first_pass=True)
     clock.advance(0.125)
     with profile.phase("first_pass"):
         clock.advance(0.5)
@@ -254,6 +255,7 @@ def test_the_learner_reports_every_phase_of_a_batch_but_those_of_deepspeed(tmp_p
         run=Run(directory=tmp_path),
         batch=BatchSection(group_size=2, groups_per_batch=4, mini_batches=2),
         learner=Learner(checkpoint_every_batches=1),
+        objective=ObjectiveSettings(anchor="proximal"),
     )
     clock, stop, reports = MonotonicClock(), threading.Event(), []
     engine = ServingBigram()

@@ -91,3 +91,50 @@ def test_the_learner_serves_a_constant_number_of_peers_and_none_wait_in_a_ring(n
     for index, parent in enumerate(parents):
         assert not parent or names.index(parent) < index
         assert not parent or parents.count(parent) <= children
+
+
+def join_at(fan_out: FanOut, process: str, address: str, item: tuple[int, int] = ITEM) -> list[str]:
+    return [source.endpoint for source in fan_out.join(item, process.encode(), a_source(address))]
+
+
+def test_a_process_at_the_address_of_another_waits_for_nobody_and_nobody_is_sent_to_the_other() -> None:
+    fan_out = FanOut(direct=1, children=3)
+    assert join(fan_out, *"abc") == ["", "a", "a"]
+    # b and c end, start again at their addresses, and ask again: b, if sent to c, would be waited for by it, and c by b.
+    assert join_at(fan_out, "b2", "b") == []
+    assert join_at(fan_out, "c2", "c") == []
+    assert choices(fan_out, "d") == [["a", "b"]]
+    usable = [peer for peer, node in fan_out._trees[ITEM].nodes.items() if node.usable]
+    assert usable == [b"a", b"b2", b"c2", b"d"]
+
+
+def test_the_rule_holds_for_a_version_and_not_for_each_way_to_it() -> None:
+    fan_out = FanOut(direct=1, children=3)
+    delta, snapshot = (5, 4), (5, 0)
+    assert join_at(fan_out, "a", "a", delta) == []
+    assert join_at(fan_out, "b", "b", delta) == ["tcp://a:7004"]
+    assert join_at(fan_out, "c", "c", snapshot) == []
+    assert join_at(fan_out, "a2", "a", snapshot) == [], "b may wait for its address"
+    assert join_at(fan_out, "b", "b", snapshot) == [], "others may wait for it"
+    assert join_at(fan_out, "d", "d", (6, 0)) == []
+    assert join_at(fan_out, "c3", "c", (6, 0)) == ["tcp://d:7004"], "another version"
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.sampled_from([(5, 0), (5, 4)])), max_size=40))
+def test_nobody_waits_for_itself_whoever_starts_again_at_its_address(
+    requests: list[tuple[int, bool, tuple[int, int]]],
+) -> None:
+    fan_out = FanOut(direct=1, children=2)
+    lives: dict[int, int] = {}
+    waits_for: dict[int, list[int]] = {}
+    for place, starts_again, item in requests:
+        lives[place] = lives.get(place, 0) + starts_again
+        sources = fan_out.join(item, f"{place}-{lives[place]}".encode(), a_source(str(place)))
+        waits_for[place] = [int(source.endpoint.removeprefix("tcp://").removesuffix(":7004")) for source in sources]
+        reached, ahead = set[int](), list(waits_for[place])
+        while ahead:
+            other = ahead.pop()
+            if other not in reached:
+                reached.add(other)
+                ahead += waits_for.get(other, [])
+        assert place not in reached

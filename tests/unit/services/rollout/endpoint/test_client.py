@@ -170,6 +170,17 @@ async def test_an_overridden_parameter_is_said_in_a_header_and_counted(serve: Se
             await client.chat.completions.create(model="org/tiny", messages=[USER], temperature=0.3)
 
 
+async def test_each_episode_has_its_own_temperature(serve: Serve) -> None:
+    """It changes within a run, and a group under way keeps the one that it began with."""
+    cool = ScriptedCalls()
+    cool.temperature = 0.3
+    async with serve(k1=cool) as endpoint, endpoint.client() as client:
+        same = await client.chat.completions.with_raw_response.create(model="org/tiny", messages=[USER], temperature=0.3)
+        assert "x-gspo-overridden" not in same.headers
+        other = await client.chat.completions.with_raw_response.create(model="org/tiny", messages=[USER], temperature=1.0)
+        assert other.headers["x-gspo-overridden"] == "temperature"
+
+
 async def test_a_request_keeps_its_id_and_one_without_gets_one(serve: Serve) -> None:
     async with serve() as endpoint, endpoint.client() as client:
         own = await client.chat.completions.create(model="org/tiny", messages=[USER], extra_headers={"x-request-id": "r-7"})

@@ -215,7 +215,7 @@ async def test_connections_beyond_the_limit_are_closed_at_once(serve: Serve) -> 
         with capture_logs() as logs:
             async with wire(endpoint) as second:
                 assert await second.num_left() == 0
-        assert [line["event"] for line in logs] == ["endpoint_connection_refused"]
+        assert [line["event"] for line in logs] == ["http_connection_refused"]
         first.send()
         assert (await first.answer())[0] == 200
 

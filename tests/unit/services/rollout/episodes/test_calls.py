@@ -39,7 +39,7 @@ def setup(renderer: Renderer, engine: ScriptedEngine, limits: TrajectoryLimits |
     sampling = sampling_of(**{name: changes.pop(name) for name in list(changes) if name.startswith("max_")})
     broker = LedgerBroker(sampling, limits)
     extra = {} if limits is None else {"limits": limits}
-    return broker, shared_of(renderer, broker, engine, sampling, **extra, **changes)
+    return broker, shared_of(renderer, broker, engine, **extra, **changes)
 
 
 def require_contexts(broker: LedgerBroker, engine: ScriptedEngine) -> None:
@@ -67,6 +67,7 @@ async def test_a_conversation_is_one_sequence_of_prompt_answers_and_bridges(
     require_contexts(broker, engine)
     assert broker.finish is not None
     assert broker.finish.turn_rewards == [0.0, 0.0, 0.5]
+    assert {request.sampling.temperature for request in engine.requests} == {0.7}, "the lease's"
     assert [reward for chunk, _ in broker.chunks for reward in chunk.turn_rewards] == [0.0, 0.0]
 
 

@@ -35,7 +35,7 @@ def test_each_sampled_token_has_the_context_that_the_engine_was_given(
 
     async def play() -> None:
         said: list[dict[str, Any]] = []
-        async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+        async with an_episode(shared_of(renderer, broker, engine), broker.lease()) as calls:
             for each in acts:
                 said = await act(calls, said, each)
             await calls.finish(1.0)

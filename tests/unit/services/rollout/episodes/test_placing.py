@@ -33,7 +33,7 @@ async def test_other_episodes_go_on_while_long_messages_are_rendered(renderer: R
     slow: Any = SlowRenderer(renderer)
     sampling = sampling_of(max_tokens=100_000, max_episode_tokens=200_000)
     broker = LedgerBroker(sampling)
-    shared = shared_of(slow, broker, engine, sampling)
+    shared = shared_of(slow, broker, engine)
     async with an_episode(shared, broker.lease()) as calls, asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(ask(calls, [user("a" * (LONG_TEXT + 1))]))
         await asyncio.to_thread(slow.begun.wait, 10)
@@ -47,7 +47,7 @@ async def test_an_episode_that_ends_meanwhile_takes_no_call(renderer: Renderer, 
     slow: Any = SlowRenderer(renderer)
     sampling = sampling_of(max_tokens=100_000, max_episode_tokens=200_000)
     broker = LedgerBroker(sampling)
-    shared = shared_of(slow, broker, engine, sampling)
+    shared = shared_of(slow, broker, engine)
     async with an_episode(shared, broker.lease()) as calls, asyncio.TaskGroup() as tasks:
 
         async def is_refused() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from protocol.messages import Journal
 from services.rollout.endpoint import CallAnswer
@@ -47,7 +48,7 @@ async def an_agent(calls: EpisodeCalls, recorded: list[Any]) -> list[CallAnswer]
 
 async def run(broker: LedgerBroker, renderer: Renderer, engine: ScriptedEngine) -> list[CallAnswer] | None:
     """None when the broker keeps no more: then this process is killed."""
-    shared = shared_of(renderer, broker, engine, SAMPLING)
+    shared = shared_of(renderer, broker, engine)
     async with an_episode(shared, broker.lease()) as calls:
         async with asyncio.TaskGroup() as tasks:
             agent = tasks.create_task(an_agent(calls, list(calls.steps.recorded)))
@@ -98,7 +99,7 @@ async def test_a_killed_episode_ends_as_one_that_was_not(renderer: Renderer, eng
 
 async def test_recorded_answers_are_the_same_and_need_no_engine(renderer: Renderer, engine: ScriptedEngine) -> None:
     whole = LedgerBroker(SAMPLING)
-    shared = shared_of(renderer, whole, engine, SAMPLING)
+    shared = shared_of(renderer, whole, engine)
     async with an_episode(shared, whole.lease()) as calls:
         answers = await an_agent(calls, [])
     resumed, second = whole.resumed(), an_engine(engine)
@@ -109,12 +110,12 @@ async def test_recorded_answers_are_the_same_and_need_no_engine(renderer: Render
 
 async def test_what_an_agent_does_not_repeat_is_discarded_and_counted(renderer: Renderer, engine: ScriptedEngine) -> None:
     broker = LedgerBroker(SAMPLING)
-    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+    async with an_episode(shared_of(renderer, broker, engine), broker.lease()) as calls:
         first = await ask(calls, [user("a")])
         await ask(calls, [user("a"), echoed(first), user("it is noon")])
         third = await ask(calls, [user("side question")])
     broker, second = broker.resumed(), an_engine(engine)
-    shared = shared_of(renderer, broker, second, SAMPLING)
+    shared = shared_of(renderer, broker, second)
     async with an_episode(shared, broker.lease()) as calls:
         assert await ask(calls, [user("a")]) == first
         other = await ask(calls, [user("a"), echoed(first), user("it is one o'clock")])
@@ -132,7 +133,7 @@ async def test_what_an_agent_does_not_repeat_is_discarded_and_counted(renderer: 
 async def test_an_agent_may_diverge_again_and_again(renderer: Renderer, engine: ScriptedEngine) -> None:
     broker = LedgerBroker(SAMPLING)
     for clock in range(4):
-        shared = shared_of(renderer, broker, an_engine(engine), SAMPLING)
+        shared = shared_of(renderer, broker, an_engine(engine))
         async with an_episode(shared, broker.lease()) as calls:
             first = await ask(calls, [user("a")])
             await ask(calls, [user("a"), echoed(first), user(f"it is {clock}")])
@@ -145,10 +146,10 @@ async def test_an_agent_may_diverge_again_and_again(renderer: Renderer, engine: 
 
 async def test_an_agent_that_repeats_nothing_must_do_something_else(renderer: Renderer, engine: ScriptedEngine) -> None:
     broker = LedgerBroker(SAMPLING)
-    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+    async with an_episode(shared_of(renderer, broker, engine), broker.lease()) as calls:
         await ask(calls, [user("a")])
     broker = broker.resumed()
-    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+    async with an_episode(shared_of(renderer, broker, engine), broker.lease()) as calls:
         with pytest.raises(EpisodeFailed, match="made no call"):
             await calls.finish(1.0)
     assert broker.finish is None
@@ -156,10 +157,10 @@ async def test_an_agent_that_repeats_nothing_must_do_something_else(renderer: Re
 
 async def test_equal_calls_are_answered_in_their_order(renderer: Renderer, engine: ScriptedEngine) -> None:
     broker = LedgerBroker(SAMPLING)
-    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+    async with an_episode(shared_of(renderer, broker, engine), broker.lease()) as calls:
         recorded = [await ask(calls, [user("a")]) for _ in range(3)]
     broker, second = broker.resumed(), an_engine(engine)
-    async with an_episode(shared_of(renderer, broker, second, SAMPLING), broker.lease()) as calls:
+    async with an_episode(shared_of(renderer, broker, second), broker.lease()) as calls:
         assert [await ask(calls, [user("a")]) for _ in range(3)] == recorded
         await calls.finish(1.0)
     assert second.requests == []
@@ -167,11 +168,11 @@ async def test_equal_calls_are_answered_in_their_order(renderer: Renderer, engin
 
 async def test_a_restarted_agent_gets_nothing_of_before(renderer: Renderer, engine: ScriptedEngine) -> None:
     broker = LedgerBroker(SAMPLING)
-    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+    async with an_episode(shared_of(renderer, broker, engine), broker.lease()) as calls:
         recorded = await ask(calls, [user("a")])
         await calls.steps.record(RecordedStep("search", "d", 1), 0)
     broker, second = broker.resumed(), an_engine(engine)
-    shared = shared_of(renderer, broker, second, SAMPLING, on_replay="restart")
+    shared = shared_of(renderer, broker, second, on_replay="restart")
     async with an_episode(shared, broker.lease()) as calls:
         assert calls.steps.recorded == []
         assert (await ask(calls, [user("a")])).id != recorded.id
@@ -186,29 +187,31 @@ async def test_a_step_that_differs_replaces_what_was_recorded_from_there_on(
     renderer: Renderer, engine: ScriptedEngine
 ) -> None:
     broker = LedgerBroker(SAMPLING)
-    shared = shared_of(renderer, broker, engine, SAMPLING)
+    shared = shared_of(renderer, broker, engine)
     steps = [RecordedStep(name, name, ord(name)) for name in "abcd"]
     async with an_episode(shared, broker.lease()) as calls:
         for ordinal, step in enumerate(steps):
             await calls.steps.record(step, ordinal)
     broker = broker.resumed()
-    shared = shared_of(renderer, broker, engine, SAMPLING)
+    shared = shared_of(renderer, broker, engine)
     other = RecordedStep("x", "", 0)
     async with an_episode(shared, broker.lease()) as calls:
         assert calls.steps.recorded == steps
-        await calls.steps.diverged(1, "b", "x")
+        with capture_logs() as logged:
+            await calls.steps.diverged(1, "b", "x")
+        assert [(line["event"], line["trajectory_id"]) for line in logged] == [("agent_diverged", calls.log.trajectory_id)]
         await calls.steps.record(other, 1)
     assert counted(shared.metrics.divergences) == 1
-    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.resumed().lease()) as calls:
+    async with an_episode(shared_of(renderer, broker, engine), broker.resumed().lease()) as calls:
         assert calls.steps.recorded == [steps[0], other]
 
 
 async def test_calls_side_by_side_may_come_in_another_order(renderer: Renderer, engine: ScriptedEngine) -> None:
     broker = LedgerBroker(SAMPLING)
-    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+    async with an_episode(shared_of(renderer, broker, engine), broker.lease()) as calls:
         recorded = await ask(calls, [user("b")])
     broker = broker.resumed()
-    async with an_episode(shared_of(renderer, broker, an_engine(engine), SAMPLING), broker.lease()) as calls:
+    async with an_episode(shared_of(renderer, broker, an_engine(engine)), broker.lease()) as calls:
         new = await ask(calls, [user("a")])
         assert await ask(calls, [user("b")]) == recorded
         assert new.id != recorded.id
@@ -220,7 +223,7 @@ async def test_calls_side_by_side_may_come_in_another_order(renderer: Renderer, 
 
 async def test_a_step_that_fits_no_entry_breaks_the_episode(renderer: Renderer, engine: ScriptedEngine) -> None:
     broker = LedgerBroker(SAMPLING)
-    async with an_episode(shared_of(renderer, broker, engine, SAMPLING), broker.lease()) as calls:
+    async with an_episode(shared_of(renderer, broker, engine), broker.lease()) as calls:
         with pytest.raises(EpisodeFailed, match="keep large results of steps in files"):
             await calls.steps.record(RecordedStep("read", "", {"x": "y" * 300_000}), 0)
     assert broker.entries == []
@@ -242,11 +245,11 @@ async def test_an_answer_that_the_engine_ended_early_is_not_asked_for_again(
     # Only the first is ended early: its second record comes after that of the other call.
     asked = (("a", None), ("b", 2))
     short = ShortEngine(stopping(renderer, one_in=10**9), piece_tokens=3)
-    async with an_episode(shared_of(renderer, broker, short, SAMPLING), broker.lease()) as calls:
+    async with an_episode(shared_of(renderer, broker, short), broker.lease()) as calls:
         answers = await asyncio.gather(*(ask(calls, [user(text)], max_tokens=most) for text, most in asked))
     assert [(each.finish_reason, len(each.token_ids)) for each in answers] == [("length", 3), ("length", 2)]
     resumed, second = broker.resumed(), an_engine(engine)
-    async with an_episode(shared_of(renderer, resumed, second, SAMPLING), resumed.lease()) as calls:
+    async with an_episode(shared_of(renderer, resumed, second), resumed.lease()) as calls:
         again = await asyncio.gather(*(ask(calls, [user(text)], max_tokens=most) for text, most in asked))
         assert again == answers
         await calls.finish(1)

@@ -18,7 +18,9 @@ def checkpoint(version: int, batch: int) -> Checkpoint:
 
 
 def evaluated(version: int, batch: int, reward: float) -> HeldOut:
-    return HeldOut(policy_version=version, batch=batch, reward=reward, num_finished=8, num_failed=0, time_s=math.nan)
+    return HeldOut(
+        policy_version=version, batch=batch, reward=reward, num_finished=8, num_failed=0, time_s=math.nan, score=reward
+    )
 
 
 CHECKPOINTS = [checkpoint(11, 10), checkpoint(21, 20), checkpoint(31, 30)]

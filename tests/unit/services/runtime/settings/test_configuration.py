@@ -66,7 +66,7 @@ def test_overrides_read_values_as_toml_does_and_words_need_no_quotes(tmp_path: P
     [
         ("[batch]\nmaxlag = 2\n", ["batch.maxlag: unknown key", "did you mean 'max_lag'?"]),
         ("[bacth]\nmax_lag = 2\n", ["bacth: unknown key", "did you mean 'batch'?"]),
-        ("[evaluation]\nxyz = 2\n", ["evaluation.xyz: unknown key", "known: every_batches, num_tasks"]),
+        ("[evaluation]\nxyz = 2\n", ["evaluation.xyz: unknown key", "known: best_by, every_batches"]),
         ("[sampling]\ntemperature = 0\n", ["sampling.temperature is 0", "use a value such as 1.0"]),
         ("[sampling]\ntemperature = -1\n", ["sampling.temperature is -1", "greater than or equal to 0"]),
         ("[sampling]\ntop_p = 0.9\n", ["sampling.top_p is 0.9", "use top_p = 1.0 and top_k = -1"]),
@@ -226,7 +226,7 @@ def test_the_section_is_the_librarys_objective_with_the_files_values(tmp_path: P
     text = '[objective]\nclip_range_growth = -0.5\nadaptive_clip_target = 0.15\nanchor = "proximal"\nmismatch_cap = 1.3\n'
     objective = load_settings(written(tmp_path, text), (), {}).objective
     assert isinstance(objective, Objective)
-    expected = Objective(clip_range_growth=-0.5, adaptive_clip_target=0.15, mismatch_cap=1.3)
+    expected = Objective(anchor="proximal", clip_range_growth=-0.5, adaptive_clip_target=0.15, mismatch_cap=1.3)
     assert {each.name: getattr(objective, each.name) for each in fields(Objective)} == asdict(expected)
 
 

@@ -20,8 +20,6 @@ def fingerprint(*overrides: str) -> str:
         "environment.name=calculator",
         "environment.options={digits = 3}",
         "reward.on_deadline=zero",
-        "sampling.temperature=0.5",
-        "sampling.max_tokens=999",
         "batch.group_size=3",
         "batch.max_lag=7",
     ],
@@ -40,6 +38,10 @@ def test_what_changes_the_data_changes_the_fingerprint(override: str) -> None:
         "reward.workers=3",
         "learner.learning_rate=1e-5",
         "evaluation.num_tasks=3",
+        # Recorded for each group, and sent with each lease.
+        "sampling.temperature=0.5",
+        "sampling.max_tokens=999",
+        "schedule.max_tokens={steps = [[20, 999]]}",
     ],
 )
 def test_what_may_differ_or_be_continued_with_does_not(override: str) -> None:

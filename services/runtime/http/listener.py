@@ -1,4 +1,4 @@
-"""aiohttp's server as the endpoint runs it: a bounded number of connections, and a log that strangers cannot fill."""
+"""aiohttp's server: a bounded number of connections, and a log that strangers cannot fill."""
 
 import asyncio
 import logging
@@ -54,16 +54,16 @@ class _Server(web.Server):
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         if len(self._connections) > self._max_connections:
-            log.warning("endpoint_connection_refused", connections=self._max_connections)
+            log.warning("http_connection_refused", connections=self._max_connections)
             transport.abort()
 
 
 def _http_log() -> logging.Logger:
     """aiohttp's log of the server, without a traceback for whoever does not speak HTTP."""
     logger = logging.getLogger(__name__)
-    logger.addFilter(_is_not_about_the_agent)
+    logger.addFilter(_is_not_about_the_client)
     return logger
 
 
-def _is_not_about_the_agent(record: logging.LogRecord) -> bool:
+def _is_not_about_the_client(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)

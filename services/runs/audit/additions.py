@@ -1,0 +1,36 @@
+"""Checks the tasks that were added while a run went on: their files are what was added, and no prompt had one before."""
+
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from services.broker.rows import ADDED_DIRECTORY
+from services.broker.store import file_digest
+from services.runs.audit.findings import Findings
+
+ADDITIONS: Final = "SELECT number, name, digest, first_task, num_tasks FROM additions ORDER BY number"
+BEYOND: Final = "SELECT group_id, task_index FROM groups WHERE split = 'train' AND task_index >= ?"
+UNRECORDED: Final = """
+SELECT number FROM additions EXCEPT
+SELECT json_extract(line, '$.number') FROM records WHERE json_extract(line, '$.event') = 'data_added'
+"""
+
+
+def audit_additions(connection: sqlite3.Connection, findings: Findings, directory: Path) -> None:
+    """Check each addition and its file. Raises: sqlite3.DatabaseError."""
+    expected, end = 1, None
+    for number, name, digest, first_task, num_tasks in connection.execute(ADDITIONS):
+        where = f"addition {number} ({name})"
+        if number != expected or (end is not None and first_task != end):
+            findings.add("added tasks missing", f"{where} begins at task {first_task}; addition {expected} at {end} is next")
+        expected, end = number + 1, first_task + num_tasks
+        path = directory / ADDED_DIRECTORY / name
+        try:
+            if file_digest(path) != digest:
+                findings.add("added tasks missing", f"{where}: {path} was changed since")
+        except OSError as error:
+            findings.add("added tasks missing", f"{where}: {error}")
+    for group_id, task_index in connection.execute(BEYOND, (end,)) if end is not None else ():
+        findings.add("task of no file", f"group {group_id} has task {task_index}, and there are {end}")
+    for (number,) in connection.execute(UNRECORDED):
+        findings.add("not in the record", f"addition {number} of tasks")

@@ -1,0 +1,40 @@
+"""Checks the groups that dynamic sampling left out: they had no signal, and each is recorded and counted."""
+
+import json
+import sqlite3
+from typing import Final
+
+from services.runs.audit.findings import Findings
+
+LEFT_OUT: Final = """
+SELECT g.group_id, g.split, g.batch, json_group_array(json(t.turn_rewards))
+FROM groups g LEFT JOIN trajectories t ON t.group_id = g.group_id WHERE g.status = 'left_out' GROUP BY g.group_id
+"""
+UNRECORDED: Final = """
+SELECT group_id FROM groups WHERE status = 'left_out' EXCEPT
+SELECT json_extract(line, '$.group_id') FROM records WHERE json_extract(line, '$.event') = 'left_out'
+"""
+COUNTED: Final = """
+SELECT (SELECT total(coalesce(json_extract(stats, '$.num_left_out_groups'), 0)) FROM batches)
+     + (SELECT total(coalesce(json_extract(value, '$.left_out_groups'), 0)) FROM meta WHERE key = 'run'),
+       (SELECT count(*) FROM records WHERE json_extract(line, '$.event') = 'left_out')
+"""
+"""By the batches and in the record: of a run that was restored to an earlier batch the record has more than the groups."""
+
+
+def audit_left_out(connection: sqlite3.Connection, findings: Findings) -> None:
+    """Check each group that was left out, and their number. Raises: sqlite3.DatabaseError."""
+    for group_id, split, batch, turn_rewards in connection.execute(LEFT_OUT):
+        where = f"group {group_id}"
+        if split != "train" or batch is not None:
+            findings.add("left out without a reason", f"{where} is left out, of split {split} and of batch {batch}")
+        rewards = sorted({sum(rewards) for rewards in json.loads(turn_rewards)})
+        if len(rewards) > 1:
+            text = f"{where} is left out, and has a signal: its rewards go from {rewards[0]:g} to {rewards[-1]:g}"
+            findings.add("left out without a reason", text)
+    for (group_id,) in connection.execute(UNRECORDED):
+        findings.add("not in the record", f"group {group_id} was left out")
+    counted, recorded = connection.execute(COUNTED).fetchone()
+    if counted != recorded:
+        text = f"the batches counted {counted:.0f} groups that were left out while they filled, {recorded} are recorded"
+        findings.add("not in the record", text)
